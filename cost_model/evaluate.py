@@ -24,7 +24,7 @@ from partitioner.cost_model.schedule.task_list import Schedule, UnequalWorkError
 from partitioner.cost_model.schedule.traffic import sent_bytes
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import rules_of
+from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import OBJECTIVES, Pipeline, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Rule
 
@@ -174,12 +174,10 @@ def one_device(
     one after the other.
     """
     mesh = DeviceMesh.single(device)
-    rules = rules_of(graph)
-    placed = []
+    placed, pipeline = [], None
     for node in graph.nodes:
-        rule = rules[node.name]
+        rule = rule_of(graph, node)
         placed.append(place(graph, node, mesh, {}, rule if isinstance(rule, Rule) else None))
-    pipeline = None
     if micro_batches is not None:
         pipeline = Pipeline("1f1b" if graph.backward else "forward", micro_batches, (0,))
     return evaluate_placed(graph, placed, cluster, pipeline)

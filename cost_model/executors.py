@@ -9,29 +9,20 @@ from partitioner.ir.graph import Graph
 
 @dataclass(frozen=True)
 class Executor:
-    """An executor of programs.
-
-    Attributes:
-        name: Its name.
-        domain: `Graph.domain` of the graphs that it runs.
-        holder: In words, what holds bytes in it beside a graph's tensors.
-        in_sessions: Whether the nodes between two communications are one session, which takes
-            seconds to enter, and whose tensors share memory. Else each kernel takes memory.
-        fuses: Whether one kernel computes several operators.
-        joins: Whether small collectives travel together, in buckets.
-        loads_blocks: Whether a block's constants are loaded when it runs, and dropped after. Else
-            all constants are there throughout.
-        copies_parts: Whether a part of a tensor is a copy, no view.
-    """
+    """An executor of programs."""
 
     name: str
-    domain: str
-    holder: str
+    domain: str  #: `Graph.domain` of the graphs that it runs.
+    holder: str  #: In words, what holds bytes in it beside a graph's tensors.
+    #: Whether the nodes between two communications are one session, which takes seconds to enter,
+    #: and whose tensors share memory. Else each kernel takes memory.
     in_sessions: bool
-    fuses: bool
-    joins: bool
+    fuses: bool  #: Whether one kernel computes several operators.
+    joins: bool  #: Whether small collectives travel together, in buckets.
+    #: Whether a block's constants are loaded when it runs, and dropped after. Else all constants
+    #: are there throughout.
     loads_blocks: bool
-    copies_parts: bool
+    copies_parts: bool  #: Whether a part of a tensor is a copy, no view.
 
 
 ONNX_RUNTIME = Executor(

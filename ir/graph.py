@@ -32,16 +32,11 @@ LOADS = "loads"
 
 @dataclass(frozen=True)
 class Opaque:
-    """A serialized attribute that only a backend can read, such as a subgraph body.
+    """A serialized attribute that only a backend can read, such as a subgraph body."""
 
-    Attributes:
-        kind: The message's type.
-        data: The message.
-        flops: FLOPs of all runs of a body in one run of its node. No part of the digest.
-    """
-
-    kind: str
-    data: bytes
+    kind: str  #: The message's type.
+    data: bytes  #: The message.
+    #: FLOPs of all runs of a body in one run of its node. No part of the digest.
     flops: float = 0.0
 
 
@@ -70,12 +65,8 @@ class Constant:
         name = array.dtype.name
         small = {"float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"}
         return cls(
-            TensorType.of(dtype or small.get(name, name), array.shape), partial(_same, array)
+            TensorType.of(dtype or small.get(name, name), array.shape), partial(np.asarray, array)
         )
-
-
-def _same(array: np.ndarray) -> np.ndarray:
-    return array
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,9 @@ def _attr(data: Any, depth: int) -> Any:
         return _array(_text(dtype), tuple(map(_whole, shape)), elements)
     if kind == "opaque":
         name, content, flops = value
-        return Opaque(_text(name), _bytes(content), _flops(flops))
+        if type(flops) not in (int, float) or not 0 <= flops < math.inf:
+            raise ValueError(f"{_shown(flops)} is not a number of FLOPs")
+        return Opaque(_text(name), _bytes(content), float(flops))
     if kind == "graph":
         return _graph(value, depth + 1)
     raise ValueError(f"an attribute of kind {kind!r}")
@@ -212,12 +214,6 @@ def _whole(data: Any) -> int:
     if type(data) is not int or not 0 <= data < 2**63:
         raise ValueError(f"{_shown(data)} is not a whole number of at least 0")
     return data
-
-
-def _flops(data: Any) -> float:
-    if type(data) not in (int, float) or not 0 <= data < math.inf:
-        raise ValueError(f"{_shown(data)} is not a number of FLOPs")
-    return float(data)
 
 
 def _list(data: Any) -> list[Any]:

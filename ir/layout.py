@@ -99,9 +99,8 @@ def loaded_cut(
     >>> loaded_cut((5, 4, 1, 1, 1, 0), (1, 1))
     ((1, 1), (1, 3))
     """
-    parts = range(len(speeds))
     sizes = even_cut(len(loads), len(speeds))
-    owners = [part for part, size in zip(parts, sizes, strict=True) for _ in range(size)]
+    owners = [part for part, size in enumerate(sizes) for _ in range(size)]
     segments = _owned(owners, len(speeds))
     while (better := _better(owners, loads, speeds, equal=equal)) is not None:
         try:

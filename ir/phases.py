@@ -52,15 +52,10 @@ class Part(StrEnum):
 
 @dataclass(frozen=True)
 class Phases:
-    """The numbers of the phases, ascending in an order in which one micro-batch could run.
+    """The numbers of the phases, ascending in an order in which one micro-batch could run."""
 
-    Attributes:
-        stages: Number of stages.
-        splits: Whether backward passes are split.
-    """
-
-    stages: int
-    splits: bool = False
+    stages: int  #: Number of stages.
+    splits: bool = False  #: Whether backward passes are split.
 
     def number(self, part: Part, stage: int = 0) -> int:
         """The phase of a part of a stage."""
@@ -101,17 +96,11 @@ class Phases:
 
 @dataclass(frozen=True)
 class RunOrder:
-    """The order in which ranks run the phases of a step, each with its micro-batch.
+    """The order in which ranks run the phases of a step, each with its micro-batch."""
 
-    Attributes:
-        table: The schedule of the stages.
-        lanes: Devices of each lane of the schedule, ascending.
-        is_whole: Whether it is that of a plan without a schedule.
-    """
-
-    table: PipelineSchedule
-    lanes: tuple[tuple[int, ...], ...]
-    is_whole: bool = False
+    table: PipelineSchedule  #: The schedule of the stages.
+    lanes: tuple[tuple[int, ...], ...]  #: Devices of each lane of the schedule, ascending.
+    is_whole: bool = False  #: Whether it is that of a plan without a schedule.
 
     @cached_property
     def phases(self) -> Phases:
@@ -179,12 +168,7 @@ class RunOrder:
 
 @lru_cache(maxsize=64)
 def whole_batch_order(devices: int, *, trains: bool = False) -> RunOrder:
-    """The order of a plan without a schedule: all devices run one stage, for the whole batch.
-
-    Args:
-        devices: Number of devices.
-        trains: Whether there is a backward pass.
-    """
+    """The order of a plan without a schedule: all devices run one stage, for the whole batch."""
     kinds = (ActionKind.FORWARD, *((ActionKind.FULL_BACKWARD,) if trains else ()))
     actions = tuple(Action(0, kind, 0) for kind in kinds)
     table = PipelineSchedule("whole batch", (0,), 1, (actions,))
@@ -193,15 +177,11 @@ def whole_batch_order(devices: int, *, trains: bool = False) -> RunOrder:
 
 @dataclass(frozen=True)
 class StepOrder(RunOrder):
-    """The order of a step of a plan in stages.
+    """The order of a step of a plan in stages."""
 
-    Attributes:
-        numbers: Phase of each node, by name.
-        before: The phases that run before each phase, of the same micro-batch, in every order that
-            the data allow.
-    """
-
-    numbers: Mapping[str, int] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)  #: Phase of each node, by name.
+    #: The phases that run before each phase, of the same micro-batch, in every order that the data
+    #: allow.
     before: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     def is_before(self, phase: int, later: int, device: int) -> bool:
@@ -227,9 +207,6 @@ def step_order(
     """The order of a step of a plan in stages.
 
     Args:
-        graph: The graph.
-        placed: Its nodes.
-        pipeline: The pipeline of the plan.
         units: Of every node, the number of the unit that it goes with, if backward passes are to be
             split as if each unit were a stage; None for the stages of the plan.
 
@@ -260,7 +237,6 @@ def step_order(
 
 
 def _stage_devices(placed: Sequence[PlacedNode]) -> tuple[tuple[int, ...], ...]:
-    """Devices of each stage, ascending."""
     devices: dict[int, set[int]] = {}
     for p in placed:
         devices.setdefault(p.stage, set()).update(p.mesh.devices)
@@ -277,7 +253,6 @@ def _table(
     lane_of: tuple[int, ...],
     edges: tuple[tuple[int, int], ...],
 ) -> PipelineSchedule:
-    """The table of a plan's schedule, which is proven to run."""
     if isinstance(schedule, str):
         table = pipeline_schedule(schedule, lane_of, micro_batches, edges)
     else:
@@ -312,20 +287,10 @@ def _phases_of(
     return phase_of
 
 
-def stage_edges(graph: Graph, placed: Sequence[PlacedNode]) -> tuple[tuple[int, int], ...]:
-    """Pairs of stages between which values pass, forward or backward, ascending.
-
-    Raises:
-        PhaseError: A stage needs a value of a later one in the forward pass, or the other way
-            round in the backward pass.
-    """
-    return _edges(graph, placed, _parts(graph, placed))
-
-
 def _edges(
     graph: Graph, placed: Sequence[PlacedNode], parts: Mapping[str, Part]
 ) -> tuple[tuple[int, int], ...]:
-    """See `stage_edges`; `parts` are the nodes' parts of a step."""
+    """Pairs of stages between which values pass, forward or backward, ascending."""
     stage = {p.node.name: p.stage for p in placed}
     edges = set()
     for node in (p.node for p in placed):
@@ -342,12 +307,12 @@ def _edges(
                         "micro-batch would wait for: keep them in one stage"
                     )
                 if edge[0] > edge[1]:
+                    ways = "lower", "higher"
+                    ways = ways if parts[node.name] is Part.FORWARD else ways[::-1]
                     raise PhaseError(
                         f"{node.name!r} of stage {stage[node.name]} reads a value of "
                         f"{producer.name!r} of stage {stage[producer.name]}: values of the "
-                        f"{parts[node.name]} pass go from "
-                        f"{'lower' if parts[node.name] is Part.FORWARD else 'higher'} stages to "
-                        f"{'higher' if parts[node.name] is Part.FORWARD else 'lower'} ones"
+                        f"{parts[node.name]} pass go from {' stages to '.join(ways)} ones"
                     )
                 edges.add(edge)
     return tuple(sorted(edges))
@@ -376,11 +341,19 @@ def have_equal_fixed_nodes(graph: Graph, other: Graph) -> bool:
     Those of graphs for micro-batches of other sizes may differ: a tensor of zeros as long as the
     micro-batch, or the reciprocal of its size.
     """
-    fixed, others = fixed_nodes(graph), {node.name: node for node in other.nodes}
+    fixed, others = fixed_nodes(graph), other.by_name
+
+    def is_equal_constant(value: str) -> bool:
+        """Test whether a value that one graph has as a constant is the same in the other one."""
+        one, another = graph.constants.get(value), other.constants.get(value)
+        if one is None or another is None:
+            return one is another
+        return one == another and (one.weight or np.array_equal(one.load(), another.load()))
+
     return fixed == fixed_nodes(other) and all(
         _is_equal_node(node, others[node.name])
         and all(graph.types[value] == other.types[value] for value in node.writes)
-        and all(_is_equal_constant(value, graph, other) for value in node.reads)
+        and all(map(is_equal_constant, node.reads))
         for node in graph.nodes
         if node.name in fixed
     )
@@ -398,14 +371,6 @@ def _is_equal_node(node: Node, other: Node) -> bool:
             for name, attr in node.attrs.items()
         )
     )
-
-
-def _is_equal_constant(value: str, graph: Graph, other: Graph) -> bool:
-    """Test whether a value that one graph has as a constant is the same in the other one."""
-    one, another = graph.constants.get(value), other.constants.get(value)
-    if one is None or another is None:
-        return one is another
-    return one == another and (one.weight or np.array_equal(one.load(), another.load()))
 
 
 def _parts(graph: Graph, placed: Sequence[PlacedNode]) -> dict[str, Part]:
@@ -467,12 +432,7 @@ def _producers(graph: Graph, node: Node) -> Iterator[Node]:
 def weight_nodes(
     graph: Graph, backward: Collection[str], units: Mapping[str, int]
 ) -> frozenset[str]:
-    """The backward nodes that no other unit waits for, whose gradients are of weights.
-
-    Args:
-        backward: Names of the backward nodes.
-        units: Unit of each node, by name.
-    """
+    """The backward nodes that no other unit waits for, whose gradients are of weights."""
     awaited: set[str] = set()
     weights = set()
     for node in reversed(graph.nodes):
@@ -496,7 +456,6 @@ def _check(
     numbers: Mapping[str, int],
     before: Mapping[int, frozenset[int]],
 ) -> None:
-    """Refuse a node that may run before one of its operands is made."""
     for p in placed:
         now = numbers[p.node.name]
         for producer in _producers(graph, p.node):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -129,7 +129,8 @@ class Plan:
         """The devices of each stage, in the order of its largest group; of no stages none."""
         stages = () if self.pipeline is None else self.pipeline.stages
         devices: dict[int, tuple[int, ...]] = {}
-        for group, stage in sorted(zip(self.groups, stages, strict=False), key=_by_size):
+        pairs = zip(self.groups, stages, strict=False)
+        for group, stage in sorted(pairs, key=lambda pair: (pair[1], -pair[0].size())):
             own = devices.get(stage, ())
             devices[stage] = (*own, *(device for device in group.devices if device not in own))
         return devices
@@ -153,16 +154,30 @@ class Plan:
 
     def to_json(self) -> str:
         """Canonical text: the same plan gives the same bytes."""
-        cert = self.certificate
-        data = {
+        cert, pipeline = self.certificate, self.pipeline
+        certificate: dict[str, Any] | None = None
+        if cert is not None:
+            trials = {"trials": [vars(trial) for trial in cert.trials]} if cert.trials else {}
+            fields = {key: value for key, value in vars(cert).items() if key != "trials"}
+            certificate = {**fields, **trials, "gap": cert.gap}
+        data: dict[str, Any] = {
             "version": PLAN_VERSION,
             "graph_digest": self.graph_digest,
             "cluster": self.cluster,
-            "certificate": None if cert is None else _certificate_data(cert),
-            **self._pipeline_data(),
-            **({"blocks": self.blocks.to_data()} if self.blocks else {}),
-            "groups": list(self._group_data()),
+            "certificate": certificate,
         }
+        groups: list[dict[str, Any]] = [
+            {"axes": dict(mesh.axes), "devices": list(mesh.devices)} for mesh in self.groups
+        ]
+        if pipeline is not None:
+            rows = pipeline.schedule
+            schedule = rows if isinstance(rows, str) else list(rows)
+            data["pipeline"] = {"schedule": schedule, "micro_batches": pipeline.micro_batches}
+            stages = zip(groups, pipeline.stages, strict=True)
+            groups = [{**group, "stage": stage} for group, stage in stages]
+        if self.blocks:
+            data["blocks"] = self.blocks.to_data()
+        data["groups"] = groups
         lines = []
         for name, node in self.nodes.items():
             cuts = {factor: str(cut) for factor, cut in node.cuts.items()}
@@ -170,18 +185,6 @@ class Plan:
             lines.append(f"  {json.dumps(name)}: {json.dumps(entry, sort_keys=True)}")
         head = json.dumps(data, indent=1)[:-2]
         return head + ',\n "nodes": {\n' + ",\n".join(lines) + "\n }\n}\n"
-
-    def _pipeline_data(self) -> dict[str, Any]:
-        if self.pipeline is None:
-            return {}
-        named = isinstance(self.pipeline.schedule, str)
-        schedule = self.pipeline.schedule if named else list(self.pipeline.schedule)
-        return {"pipeline": {"schedule": schedule, "micro_batches": self.pipeline.micro_batches}}
-
-    def _group_data(self) -> Iterator[dict[str, Any]]:
-        for index, mesh in enumerate(self.groups):
-            stage = {} if self.pipeline is None else {"stage": self.pipeline.stages[index]}
-            yield {"axes": dict(mesh.axes), "devices": list(mesh.devices), **stage}
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -203,12 +206,6 @@ class Plan:
             raise PlanError(f"plan is malformed: it has no {error}") from None
         except (TypeError, AttributeError, ValueError, OverflowError) as error:
             raise PlanError(f"plan is malformed: {type(error).__name__} {error}") from None
-
-
-def _by_size(of_stage: tuple[DeviceMesh, int]) -> tuple[int, int]:
-    """Stages in their order, the largest group of each first."""
-    group, stage = of_stage
-    return stage, -group.size()
 
 
 def _plan_of(data: Mapping[str, Any]) -> Plan:
@@ -246,12 +243,6 @@ def _mesh_of(group: Mapping[str, Any]) -> DeviceMesh:
     if not all(type(device) is int and device >= 0 for device in devices):
         raise TypeError(f"devices {devices}")
     return DeviceMesh(tuple(axes.items()), tuple(devices))
-
-
-def _certificate_data(cert: Certificate) -> dict[str, Any]:
-    data = {key: value for key, value in vars(cert).items() if key != "trials"}
-    trials = {"trials": [vars(trial) for trial in cert.trials]} if cert.trials else {}
-    return {**data, **trials, "gap": cert.gap}
 
 
 def trial_of(data: Mapping[str, Any]) -> Trial:

@@ -232,7 +232,10 @@ class Programs:
         ranks: dict[int, set[int]] = {}
         checked: set[object] = set()
         for program in self.ranks:
-            names = _value_names(program)
+            # equal for ranks whose steps read and write values of the same names
+            sources = frozenset((*program.inputs, *program.constants, *program.literals))
+            outputs = tuple(output.value for output in program.outputs)
+            names = tuple(_touched(program)), sources, frozenset(program.types), outputs
             if names not in checked:
                 _check_values(program)
                 checked.add(names)
@@ -257,18 +260,10 @@ class Programs:
 
 
 def _touched(program: RankProgram) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Local values that each step reads and writes."""
     rank = program.rank
     return [
         step.touched if isinstance(step, Compute) else step.touched(rank) for step in program.steps
     ]
-
-
-def _value_names(program: RankProgram) -> object:
-    """Equal for ranks whose steps read and write values of the same names."""
-    sources = frozenset((*program.inputs, *program.constants, *program.literals))
-    outputs = tuple(output.value for output in program.outputs)
-    return tuple(_touched(program)), sources, frozenset(program.types), outputs
 
 
 def _check_values(program: RankProgram) -> None:

@@ -310,7 +310,6 @@ class Rule:
         return self.rising in layouts or self._has_loads(layouts)
 
     def _has_loads(self, layouts: Layouts) -> bool:
-        """Test whether owners are cut whose loads are known."""
         dispatch = self.dispatch
         return dispatch is not None and bool(dispatch.loads) and dispatch.owners in layouts
 
@@ -361,7 +360,12 @@ class Rule:
                 raise LayoutError(f"factor {name!r} is reduced: its parts cannot overlap")
             if not layout.is_complete:
                 raise LayoutError(f"no part of factor {name!r} has all of {layout}")
-        pending = self._pending(inside, mesh)
+        pending = {  # by axis, the factor over which results that lack it are sums
+            axis: self.factors[name]
+            for axis in mesh.names
+            for name, layout in inside.items()
+            if axis in layout.axes and self.factors[name].reduce
+        }
         passed = tuple((a, f.reduce) for a, f in pending.items() if f.kind is FactorKind.LINEAR)
         home = {axis: factor for axis, factor in pending.items() if axis not in sent}
 
@@ -370,29 +374,17 @@ class Rule:
             is_inside = self.dispatch is not None and index in self.dispatch.inside
             return (inside, pending) if is_inside else (layouts, home)
 
-        ins: list[Sharding] = []
-        operands = zip(self.operands, self.operand_shapes, strict=True)
-        for index, (dims, shape) in enumerate(operands):
+        shardings: list[Sharding] = []
+        count, shapes = len(self.operands), (*self.operand_shapes, *self.result_shapes)
+        for index, (dims, shape) in enumerate(
+            zip((*self.operands, *self.results), shapes, strict=True)
+        ):
             cuts, sums_over = of_tensor(index)
             sums = passed if index in self.linear else ()
-            sums = _lacking(dims, sums_over) if index in self.addends else sums
-            ins.append(Sharding(self._dims(dims, shape, cuts, mesh, index), sums))
-        outs: list[Sharding] = []
-        results = zip(self.results, self.result_shapes, strict=True)
-        for index, (dims, shape) in enumerate(results, len(self.operands)):
-            cuts, sums_over = of_tensor(index)
-            of_dims = self._dims(dims, shape, cuts, mesh, index)
-            outs.append(Sharding(of_dims, _lacking(dims, sums_over)))
-        return tuple(ins), tuple(outs)
-
-    def _pending(self, layouts: Layouts, mesh: DeviceMesh) -> dict[str, Factor]:
-        """The factor over which results that lack it are sums, by axis."""
-        return {
-            axis: self.factors[name]
-            for axis in mesh.names
-            for name, layout in layouts.items()
-            if axis in layout.axes and self.factors[name].reduce
-        }
+            if index in self.addends or index >= count:
+                sums = _lacking(dims, sums_over)
+            shardings.append(Sharding(self._dims(dims, shape, cuts, mesh, index), sums))
+        return tuple(shardings[:count]), tuple(shardings[count:])
 
     def factor_layouts(
         self,

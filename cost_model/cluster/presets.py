@@ -50,9 +50,7 @@ def _figures() -> Mapping[str, Any]:
 
 
 def _share(what: str) -> float:
-    """The share of peak rates of `what` that is reached."""
-    share: float = _figures()["reached"][what]["share"]
-    return share
+    return float(_figures()["reached"][what]["share"])
 
 
 @cache
@@ -66,13 +64,11 @@ def accelerators() -> Mapping[str, Preset]:
 
 def full_name(name: str) -> str:
     """Get the name of the preset that has this other name; a name that is none stays."""
-    full: str = _figures()["aliases"].get(name, name)
-    return full
+    return str(_figures()["aliases"].get(name, name))
 
 
 @cache
 def _cluster(name: str) -> Cluster:
-    """Get the preset that is a cluster file: of equal devices, with levels of any sizes."""
     return Cluster.from_data(data_file(f"{name}.toml"))
 
 

@@ -29,20 +29,14 @@ class Kernels:
     with the seconds of its FLOPs and bytes at `compute_shares` and `memory_share` of the peaks: a
     skinny product, which has many bytes for its FLOPs, is slower than a square one. Seconds grow
     with FLOPs and with bytes.
-
-    Attributes:
-        compute_shares: Share of peak FLOP/s that large matrix products reach, by element type.
-        memory_share: Share of the peak bandwidth that a copy reaches.
-        fixed_s: Seconds to fill and drain the device, beside FLOPs and bytes.
-        sharpness: 1 adds the seconds of FLOPs and bytes up, infinity takes the longer.
-        attention_16_bit: Share of the peak 16-bit FLOP/s that fused attention reaches; None if it
-            is not published.
     """
 
+    #: Share of peak FLOP/s that large matrix products reach, by element type.
     compute_shares: Mapping[str, float]
-    memory_share: float
-    fixed_s: float
-    sharpness: float
+    memory_share: float  #: Share of the peak bandwidth that a copy reaches.
+    fixed_s: float  #: Seconds to fill and drain the device, beside FLOPs and bytes.
+    sharpness: float  #: 1 adds the seconds of FLOPs and bytes up, infinity takes the longer.
+    #: Share of the peak 16-bit FLOP/s that fused attention reaches; None if it is not published.
     attention_16_bit: float | None
 
     def attention_share(self, dtype: str) -> float | None:
@@ -96,7 +90,6 @@ def kernels(name: str) -> Kernels:
 
 
 def _share_of(figure: float | Sequence[float]) -> float:
-    """The share that a number or a pair (reached, peak) says."""
     return figure[0] / figure[1] if isinstance(figure, Sequence) else figure
 
 
@@ -116,16 +109,12 @@ def links(name: str) -> Mapping[int, LinkTable]:
 
 @dataclass(frozen=True)
 class _Tuning:
-    """How NCCL reckons with one algorithm between nodes.
+    """How NCCL reckons with one algorithm between nodes."""
 
-    Attributes:
-        rows: Its regimes by (nodes, ranks a node).
-        ramp: Share of the rates that is reached, by log2 of the bytes of each rank.
-        us: Of each regime, the start-up that is no hop (ring), or what twice the nodes add.
-    """
-
-    rows: Mapping[tuple[int, int], Sequence[_Regime]]
+    rows: Mapping[tuple[int, int], Sequence[_Regime]]  #: Its regimes by (nodes, ranks a node).
+    #: Share of the rates that is reached, by log2 of the bytes of each rank.
     ramp: Mapping[int, float]
+    #: Of each regime, the start-up that is no hop (ring), or what twice the nodes add.
     us: Sequence[float]
 
 
@@ -158,7 +147,6 @@ def _fastest(rows: Iterable[_Regime], nbytes: float, share: float = 1.0) -> floa
 
 
 def _regimes(rows: Sequence[_Regime]) -> tuple[tuple[float, float], ...]:
-    """(bytes, seconds) by regimes."""
     return tuple((n, _fastest(rows, n)) for n in _SIZES)
 
 
@@ -185,16 +173,11 @@ def _tree(nodes: int, each: int) -> Sequence[_Regime]:
 
 
 def _between_nodes(inside: LinkTable, each: int, port: float, switched: bool) -> LinkTable:
-    """Communications of `each` ranks on every node, by number of ranks.
+    """Communications of `each` ranks (1, 2, 4 or 8) on every node, by number of ranks.
 
     They are never faster than those of as many ranks (or all 8) of one node, which are measured:
-    start-ups here are those that the library reckons with.
-
-    Args:
-        inside: Communications in one node.
-        each: 1, 2, 4 or 8.
-        port: 1e9 bytes/s of a device's port.
-        switched: Whether switches inside the nodes reduce.
+    start-ups here are those that the library reckons with. `port` is 1e9 bytes/s of a device's
+    port; `switched` tells whether switches inside the nodes reduce.
     """
     network = _figures()["network"]
     ring_of, switch_of = _tuning("ring"), _tuning("switch_tree")
@@ -207,16 +190,12 @@ def _between_nodes(inside: LinkTable, each: int, port: float, switched: bool) ->
         for n in _SIZES:
             share = scale * (_share(ring_of.ramp, n / ranks) if each == 8 else 1.0)
             hops = zip(ring, ring_of.us, strict=True)
-            gather.append(
-                min(start * _MICRO_S + n / (rate * share * _GIGA) for start, rate in ring)
-            )
+            gather.append(_fastest(ring, n, share))
             options = [
                 (2 * start - base) * _MICRO_S + 2 * n / (rate * share * _GIGA)
                 for (start, rate), base in hops
             ]
-            options += [
-                start * _MICRO_S + n / (rate * scale * _GIGA) for start, rate in _tree(nodes, each)
-            ]
+            options.append(_fastest(_tree(nodes, each), n, scale))
             if switched and each >= 4:
                 ((start, rate),) = switch_of.rows[min(nodes, 4), each]
                 start += switch_of.us[0] * math.log2(max(nodes, 4) / 4)

@@ -89,7 +89,6 @@ def local_cluster(
     cores and memory evenly; their operators and links cost what the profile says.
 
     Args:
-        count: Number of devices.
         cuda: Stands in for `torch.cuda`.
         profile: File with measurements of this machine; default: that of the user's cache folder.
         processes: Number of processes if `count` is None.
@@ -120,7 +119,6 @@ def local_cluster(
 
 
 def _processes(count: int, file: Path) -> Cluster:
-    """Processes that share this machine's cores, and gloo between them."""
     cores = _cores()
     if count > cores:
         raise CostError(
@@ -135,7 +133,6 @@ def _processes(count: int, file: Path) -> Cluster:
 
 
 def _cores() -> int:
-    """Cores of this machine that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -167,9 +164,6 @@ def gpu_fingerprint(name: str) -> str:
     """The key of a GPU of this machine in a profile: its name and the processor that it runs for.
 
     A short kernel takes what the processor takes to start it.
-
-    Args:
-        name: As the driver reports it.
     """
     return f"{_GPU}{name} of {cpu_fingerprint()}"
 
@@ -210,10 +204,7 @@ def gpu_count() -> int:
 def _gpu(properties: Any, file: Path, count: int) -> tuple[str, DeviceSpec]:
     """The preset of a GPU's driver name, and its figures with the GPU's memory and measurements.
 
-    Args:
-        properties: As of `torch.cuda.get_device_properties`.
-        file: The profile.
-        count: Number of GPUs that share the machine's processor.
+    `properties` are as of `torch.cuda.get_device_properties`; `count` GPUs share the processor.
     """
     title = str(properties.name)
     for name, row in presets.accelerators().items():
@@ -300,7 +291,6 @@ def _tables(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 
 def _with_preset(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The table with a preset's figures in place of its name."""
     if "preset" not in entry:
         return entry
     preset = str(entry["preset"])

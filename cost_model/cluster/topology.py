@@ -159,12 +159,12 @@ class LinkLevel:
     @property
     def message_s(self) -> float:
         """Seconds of a message without contents."""
-        return self._sent_s(0.0) or self.latency_s
+        return self._known_s("send", 0.0) or self.latency_s
 
     @property
     def is_measured(self) -> bool:
         """Tell whether seconds of messages are measured or published: then with the start-up."""
-        return self._sent_s(0.0) is not None
+        return self._known_s("send", 0.0) is not None
 
     def hidden_share(self, ranks: int) -> float:
         """Share of a communication among so many ranks that compute hides: measured or assumed."""
@@ -173,7 +173,7 @@ class LinkLevel:
 
     def transfer_s(self, nbytes: float) -> float:
         """Seconds that the contents of a message add."""
-        sent_s = self._sent_s(nbytes)
+        sent_s = self._known_s("send", nbytes)
         return nbytes / self.bandwidth_bytes_per_s if sent_s is None else sent_s - self.message_s
 
     @property
@@ -182,23 +182,15 @@ class LinkLevel:
 
         They are measured or published; by rates, none.
         """
-        return max(0.0, (self._exchanged_s(0.0) or 0.0) - self.message_s)
+        return max(0.0, (self._known_s("all_to_all", 0.0) or 0.0) - self.message_s)
 
     def exchanged_contents_s(self, nbytes: float) -> float:
         """Seconds that the contents add where two ranks send so many bytes to each other."""
-        exchanged_s = self._exchanged_s(nbytes)
-        empty_s = self._exchanged_s(0.0)
+        exchanged_s = self._known_s("all_to_all", 2 * nbytes)
+        empty_s = self._known_s("all_to_all", 0.0)
         if exchanged_s is None or empty_s is None:
             return self.transfer_s(nbytes)
         return exchanged_s - empty_s
-
-    def _exchanged_s(self, nbytes: float) -> float | None:
-        """Measured or published seconds of an exchange of two ranks; None if they are not known."""
-        return self._known_s("all_to_all", 2 * nbytes)
-
-    def _sent_s(self, nbytes: float) -> float | None:
-        """Measured or published seconds of a message; None if they are not known."""
-        return self._known_s("send", nbytes)
 
     def _known_s(self, kind: str, nbytes: float) -> float | None:
         """Measured or published seconds of a communication of two ranks; None if not known."""
@@ -273,26 +265,24 @@ class Cluster:
         Processes share the memory's bandwidth and the caches of their machine: where the seconds of
         operators were measured with one process alone, a plan on one device takes those.
         """
-        if len(self) == 1 or all(spec.profile is None for spec in self.first_of_spec):
+        if len(self) == 1 or len(set(devices)) > 1:
             return self
-        if len(set(devices)) > 1:
-            return self
-        alone = {
-            spec: spec if spec.profile is None else replace(spec, profile=spec.profile.beside(1))
-            for spec in self.first_of_spec
-        }
-        return replace(self, devices=tuple(alone[spec] for spec in self.devices))
+        return self._with_profiles(lambda profile: profile.beside(1))
 
     @property
     def crowded(self) -> Cluster:
         """The cluster for programs of one device each that keep all devices busy; see `beside`."""
-        if len(self) == 1 or all(spec.profile is None for spec in self.first_of_spec):
+        return self if len(self) == 1 else self._with_profiles(lambda profile: profile.crowded)
+
+    def _with_profiles(self, changed: Callable[[Profile], Profile]) -> Cluster:
+        """The same cluster with other profiles of its devices."""
+        if all(spec.profile is None for spec in self.first_of_spec):
             return self
-        busy = {
-            spec: spec if spec.profile is None else replace(spec, profile=spec.profile.crowded)
+        of = {
+            spec: replace(spec, profile=changed(spec.profile)) if spec.profile else spec
             for spec in self.first_of_spec
         }
-        return replace(self, devices=tuple(busy[spec] for spec in self.devices))
+        return replace(self, devices=tuple(of[spec] for spec in self.devices))
 
     def first(self, count: int) -> Cluster:
         """The cluster of the first devices alone."""
@@ -418,7 +408,6 @@ def _count(title: str, value: Any) -> int:
 
 
 def _devices(number: int, entry: Any, inner: Sequence[Any]) -> tuple[DeviceSpec, ...]:
-    """The devices of a table; `inner` is that of the innermost level, if there is one."""
     known = {item.name for item in fields(DeviceSpec)}
     optional = {"profile", "table", "is_gpu", "border_s"}
     _check_keys("device", entry, known - optional, known | {"count"}, number)
@@ -457,7 +446,6 @@ def _profile(title: str, entry: Any, level: str = "", inner: Sequence[Any] = ())
 
 
 def _level_size(number: int, entry: Any) -> int:
-    """The devices of a group of a level, whose keys are checked."""
     known = {item.name for item in fields(LinkLevel)}
     _check_keys("level", entry, known - _OPTIONAL_RATES, known, number)
     return _count(f"level {entry['name']!r}: size", entry["size"])

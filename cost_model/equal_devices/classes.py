@@ -32,7 +32,10 @@ def representatives(
     """
     hops = _hops(graph, placed, resharder)
     classes = [0] * len(cluster)
-    sizes, inside = _local_sizes(placed), _dispatches(placed, cluster)
+    sizes, inside = _local_sizes(placed), list[Mapping[int, Hashable]]()
+    for node in (node for node in placed if node.sent):
+        inside += [dispatch_seconds(node, cluster)]
+        inside += [sent_numel(comm.transfers) for comm in dispatch_comms(node)]
     for labels in (dict(enumerate(cluster.devices)), *sizes, *inside, *(hop.roles for hop in hops)):
         _refine(classes, labels)
     count = 0
@@ -76,16 +79,7 @@ def _local_sizes(placed: Sequence[PlacedNode]) -> Iterator[Mapping[int, Hashable
 
 @lru_cache(maxsize=4096)
 def _sizes(mesh: DeviceMesh, layout: DimLayout) -> Mapping[int, Hashable]:
-    """The part of a dim on each device of a group."""
     return {device: layout.local_size(mesh, point) for device, point in mesh.coords()}
-
-
-def _dispatches(placed: Sequence[PlacedNode], cluster: Cluster) -> Iterator[Mapping[int, Hashable]]:
-    """Yield what each device sends inside of nodes, and the seconds that it takes."""
-    for node in placed:
-        if node.sent:
-            yield dispatch_seconds(node, cluster)
-            yield from (sent_numel(comm.transfers) for comm in dispatch_comms(node))
 
 
 def _hops(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> Sequence[Hop]:

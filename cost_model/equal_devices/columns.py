@@ -17,19 +17,12 @@ from partitioner.ir.plan import PlacedNode
 
 @dataclass(frozen=True)
 class DeviceColumns:
-    """A column per device of the cluster.
-
-    Attributes:
-        graph: The graph.
-        resharder: Gives the reshards.
-        micro_batches: Times that the graph runs in a step.
-        lanes: Groups of devices that share what is stored and the gradients, in stages.
-    """
+    """A column per device of the cluster."""
 
     graph: Graph
-    resharder: Resharder
-    micro_batches: int = 1
-    lanes: int = 1
+    resharder: Resharder  #: Gives the reshards.
+    micro_batches: int = 1  #: Times that the graph runs in a step.
+    lanes: int = 1  #: Groups of devices that share what is stored and the gradients, in stages.
 
     def held_share(self, value: str) -> float:
         """Share of the bytes of a value that a device of one stage holds.
@@ -88,7 +81,6 @@ class DeviceColumns:
         }
 
     def _run_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
-        """Seconds of one run of a node by column."""
         return node_seconds(self.graph, placed, self.resharder.cluster)
 
     def local_bytes(self, at: Placement, dtype: str) -> Mapping[int, int]:
@@ -104,8 +96,6 @@ class GroupColumns(DeviceColumns):
     """
 
     resharder: EvenResharder
-    micro_batches: int = 1
-    lanes: int = 1
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -114,7 +104,6 @@ class GroupColumns(DeviceColumns):
         return (even.device,) if other is None else (even.device, other.device)
 
     def _run_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
-        """Seconds of one run of a node on the representative of its group."""
         seconds = self.resharder.even.node_seconds(self.graph, placed)
         return {self.resharder.column(placed.mesh): seconds}
 

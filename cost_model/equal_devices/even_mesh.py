@@ -50,11 +50,12 @@ def stand_in(mesh: DeviceMesh) -> DeviceMesh:
     >>> str(stand_in(DeviceMesh.of({"dp": 128, "tp": 9})))
     'dp=2 tp=3 on 0-5'
     """
-    return DeviceMesh.of({axis: _least_factor(size) for axis, size in mesh.axes})
-
-
-def _least_factor(size: int) -> int:
-    return next((p for p in range(2, math.isqrt(size) + 1) if size % p == 0), size)
+    return DeviceMesh.of(
+        {
+            axis: next((p for p in range(2, math.isqrt(size) + 1) if size % p == 0), size)
+            for axis, size in mesh.axes
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,15 @@ class EvenMesh:
             return 1
         return self.mesh.size() // math.prod(map(self.parts, at.sharding.dims))
 
+    def local_shape(self, at: Placement) -> tuple[int, ...]:
+        """Shape of a tensor on each device; the whole one if it is on a single device."""
+        if not at.mesh.axes:
+            return at.sharding.shape
+        return tuple(map(self.local_size, at.sharding.dims))
+
     def local_numel(self, at: Placement) -> int:
         """Elements of a tensor on each device; all of them if it is on a single device."""
-        if not at.mesh.axes:
-            return math.prod(at.sharding.shape)
-        return math.prod(map(self.local_size, at.sharding.dims))
+        return math.prod(self.local_shape(at))
 
     def local_bytes(self, at: Placement, dtype: str) -> int:
         """Bytes of a tensor on each device."""
@@ -126,17 +131,19 @@ class EvenMesh:
             if rule.rising in placed.layouts:  # the last device has the most to do
                 part, size = sizes[rule.rising], rule.factors[rule.rising].size
                 flops *= rule.steepness([(size - part, part)])
-            popularity = self._popularity(placed)
+            dispatch = rule.dispatch
+            if dispatch is not None and dispatch.loads and dispatch.owners in placed.layouts:
+                owners = placed.layouts[dispatch.owners]
+                load = dispatch.load(self._busiest(dispatch, placed), owners.size)
+                popularity = load * self.parts(owners)
             flops *= popularity
         moved = moved_bytes(graph, placed, self.local_bytes)
-        spec = self.cluster.devices[self.device]
-        shape = self._local_shape
+        spec, shape = self.cluster.devices[self.device], self.local_shape
         return kernel_estimate(
             graph, placed, spec, flops, moved, shape, popularity=popularity
         ).seconds
 
     def _dispatch_seconds(self, placed: PlacedNode) -> float:
-        """Seconds of what the device sends inside of a node; see `dispatch_seconds`."""
         assert placed.rule is not None
         dispatch = placed.rule.dispatch
         assert dispatch is not None
@@ -149,26 +156,12 @@ class EvenMesh:
             dispatch_s(ranks, nbytes, self.cluster)[self.device] for nbytes in (COUNT_BYTES, *sizes)
         )
 
-    def _popularity(self, placed: PlacedNode) -> float:
-        """`Rule.popularity` of the busiest device."""
-        dispatch = placed.rule.dispatch if placed.rule is not None else None
-        owners = placed.layouts.get(dispatch.owners) if dispatch is not None else None
-        if dispatch is None or owners is None or not dispatch.loads:
-            return 1.0
-        load = dispatch.load(self._busiest(dispatch, placed), owners.size)
-        return load * self.mesh.size(owners.axes)
-
     def _busiest(self, dispatch: Dispatch, placed: PlacedNode) -> tuple[Interval]:
         """The part of the owners of a node with the largest load, all parts being of one size."""
         owners = placed.layouts[dispatch.owners]
         part = self.local_size(owners)
         parts = ((start, part) for start in range(0, owners.size, part))
         return (max(parts, key=lambda at: dispatch.load([at], owners.size)),)
-
-    def _local_shape(self, at: Placement) -> tuple[int, ...]:
-        if not at.mesh.axes:
-            return at.sharding.shape
-        return tuple(map(self.local_size, at.sharding.dims))
 
 
 @lru_cache(maxsize=65536)
@@ -209,10 +202,6 @@ def overlap(before: DimLayout, after: DimLayout, mesh: DeviceMesh) -> Overlap:
         is_slice &= common == wanted
         is_gather &= common == held
     return Overlap.SLICE if is_slice else Overlap.GATHER if is_gather else Overlap.MIXED
-
-
-def _sizes(layout: DimLayout) -> tuple[int, ...]:
-    return tuple(map(sum, layout.segments))
 
 
 @lru_cache(maxsize=65536)
@@ -347,11 +336,10 @@ class EvenResharder(Resharder):
         # each device gets an equal share from every device along the axes
         ranks = self.even.line(axes)
         share = numel / len(ranks) * item_bytes(dtype)
-        whole = share * len(ranks)
-        in_table = tabled(CommKind.ALL_TO_ALL, ranks, whole, self.cluster)
-        by_formula_s = self._pairwise_s(self._peers_of(ranks), share, both_ways=True)
-        seconds = by_formula_s
-        if in_table is not None:
+        in_table = tabled(CommKind.ALL_TO_ALL, ranks, share * len(ranks), self.cluster)
+        if in_table is None:
+            seconds = self._pairwise_s(self._peers_of(ranks), share, both_ways=True)
+        else:
             spec = self.cluster.devices[self.even.device]
             seconds = in_table.start_s(spec) + in_table.seconds
         return self._hop(CommKind.ALL_TO_ALL, ranks, reshard, seconds)
@@ -390,7 +378,8 @@ class EvenResharder(Resharder):
         sent = received = numel = 1  # shares of a part, and the most elements of one
         for held, wanted in zip(source.sharding.dims, target.sharding.dims, strict=True):
             before, after = here.parts(held), there.parts(wanted)
-            of_target, of_source, most = _shared(_sizes(held), before, _sizes(wanted), after)
+            sizes, others = (tuple(map(sum, dim.segments)) for dim in (held, wanted))
+            of_target, of_source, most = _shared(sizes, before, others, after)
             received, sent, numel = received * of_target, sent * of_source, numel * most
         copies, holders = there.copies(target), here.copies(source)
         messages = -(-sent * copies // holders)
@@ -411,19 +400,13 @@ class EvenResharder(Resharder):
         if sent == received == 1 < messages:  # a holder's whole part goes to all that it serves
             kind, free = CommKind.BROADCAST, frozenset(target.mesh.names) - target.sharding.axes
             served = there.line(free)[::holders]
-            busy = self._broadcast_s((here.device, *served), nbytes, ends)
+            ranks = (here.device, *served)
+            busy = {device: self._collective_s(kind, ranks, nbytes, device) for device in ends}
             if copies < 2 * holders:  # another holder serves one device
                 busy = {d: max(s, messages_s(d, 1, nbytes)) for d, s in busy.items()}
         comm = Comm(-1, kind, ends, "", "", dtype)
         hidden = level.hidden_share(received + messages)
         return Hop(target, (PricedComm(comm, busy, hidden),))
-
-    def _broadcast_s(
-        self, ranks: tuple[int, ...], nbytes: float, ends: tuple[int, ...]
-    ) -> dict[int, float]:
-        """Seconds of a broadcast on some of its ranks."""
-        best = collective(CommKind.BROADCAST, ranks, nbytes, self.cluster)
-        return {d: best.start_s(self.cluster.devices[d]) + best.seconds for d in ends}
 
     def _alias(self, target: Placement) -> Hop:
         return Hop(target, aliases=frozenset((self.column(target.mesh),)))
@@ -457,10 +440,12 @@ class EvenResharder(Resharder):
         joined = None if joined_s is None else {device: joined_s}
         return Hop(target, (PricedComm(comm, {device: seconds}, share, joined),))
 
-    def _collective_s(self, kind: CommKind, ranks: tuple[int, ...], nbytes: float) -> float:
-        """Seconds of a collective on the representative."""
-        best = collective(kind, ranks, nbytes, self.cluster)
-        return best.start_s(self.cluster.devices[self.even.device]) + best.seconds
+    def _collective_s(
+        self, kind: CommKind, ranks: tuple[int, ...], nbytes: float, device: int | None = None
+    ) -> float:
+        """Seconds of a collective on a device, by default the representative."""
+        best, own = collective(kind, ranks, nbytes, self.cluster), self.even.device
+        return best.start_s(self.cluster.devices[own if device is None else device]) + best.seconds
 
     def _start_s(self, levels: Iterable[LinkLevel], device: int) -> float:
         """Seconds of the start-up of messages on a device, which measured ones contain."""

@@ -81,7 +81,6 @@ def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
 
 
 def _on_devices(best: Algorithm, ranks: tuple[int, ...], cluster: Cluster) -> CommCost:
-    """The cost of an algorithm, with its start-up on each device."""
     starts = {rank: best.start_s(cluster.devices[rank]) for rank in ranks}
     return CommCost(best.name, {rank: start_s + best.seconds for rank, start_s in starts.items()})
 
@@ -120,11 +119,9 @@ def joined_seconds(
 
     Args:
         kind: One of the ring-or-tree kinds.
-        ranks: Its group.
         nbytes: As of `collective`.
         alone_s: Its seconds alone on some of the ranks, the most that it takes there; a large one
             takes them.
-        cluster: The devices.
         bucket_bytes: Most bytes of a bucket's operands on one rank, at most `BUCKET_BYTES`.
     """
     parts = _parts_in_result(kind, ranks)
@@ -172,11 +169,8 @@ def bucket_seconds(
 
     Args:
         kind: One of `JOINING`.
-        ranks: The group.
         nbytes: As of `collective`.
         bucket_bytes: The same of all that share what the bucket takes.
-        rank: The rank.
-        cluster: The devices.
         paid_bytes: The same of others in the bucket, which pay for themselves.
         paid_s: Seconds that these pay.
     """
@@ -210,8 +204,16 @@ def collective(
         return in_groups
     # One rank in every inner group: the ranks of a flat algorithm.
     one_each = _tabled(kind, ranks, nbytes, level, [])
-    options = [_flat(kind, name, len(ranks), nbytes, level) for name in _FLAT[kind]]
-    options = options if one_each is None else [one_each]
+    options = [one_each] if one_each is not None else []
+    if one_each is None:
+        rate = level.bandwidth_bytes_per_s
+        if kind in REDUCING:
+            rate = level.reduce_bytes_per_s or rate
+        if kind is CommKind.REDUCE_SCATTER:
+            rate = level.scatter_bytes_per_s or rate
+        for name, formula in _FLAT[kind].items():
+            seconds = formula(len(ranks), nbytes, level.latency_s, 1 / rate)
+            options.append(Algorithm(name, seconds))
     if groups:
         options.append(_two_level(kind, groups, nbytes, cluster))
     return min(options, key=lambda option: option.seconds)
@@ -243,15 +245,6 @@ def _tabled(
     table = level.tables(each)
     seconds = None if table is None else table.seconds(kind.value, len(ranks), nbytes)
     return None if seconds is None else Algorithm("published", seconds)
-
-
-def _flat(kind: CommKind, name: str, p: int, nbytes: float, level: LinkLevel) -> Algorithm:
-    bandwidth = level.bandwidth_bytes_per_s
-    if kind in REDUCING:
-        bandwidth = level.reduce_bytes_per_s or bandwidth
-    if kind is CommKind.REDUCE_SCATTER:
-        bandwidth = level.scatter_bytes_per_s or bandwidth
-    return Algorithm(name, _FLAT[kind][name](p, nbytes, level.latency_s, 1 / bandwidth))
 
 
 def _inner_groups(ranks: tuple[int, ...], cluster: Cluster) -> list[tuple[int, ...]]:

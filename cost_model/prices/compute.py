@@ -48,16 +48,12 @@ def node_seconds(
     placed: PlacedNode,
     cluster: Cluster,
     devices: Sequence[int] | None = None,
-    *,
-    in_parts: bool | None = None,
 ) -> Mapping[int, float]:
     """Seconds that each device of the node's group, or of `devices`, spends on its part.
 
-    A node without a rule is priced by its bytes and by `estimated_flops`. `in_parts` is
-    `forms.stores_parts` of the plan; None if there is no plan yet: an update has the least price
-    then that it has in a plan.
+    A node without a rule is priced by its bytes and by `estimated_flops`.
     """
-    estimates = node_estimates(graph, placed, cluster, devices, in_parts=in_parts)
+    estimates = node_estimates(graph, placed, cluster, devices)
     return {device: estimate.seconds for device, estimate in estimates.items()}
 
 
@@ -72,6 +68,8 @@ def node_estimates(
     """`node_seconds`, with where each device's come from.
 
     Where devices send each other iterations inside of the node, the seconds of that are among them.
+    `in_parts` is `forms.stores_parts` of the plan; None if there is no plan yet: an update has the
+    least price then that it has in a plan.
     """
     if placed.sent:
         sent_s = dispatch_seconds(placed, cluster)
@@ -113,17 +111,11 @@ def node_estimates(
 
 @dataclass
 class NodePrices:
-    """Estimates of nodes of one plan, each form once: the layers of a model repeat.
-
-    Attributes:
-        graph: The graph.
-        cluster: The devices.
-        in_parts: As of `node_seconds`.
-    """
+    """Estimates of nodes of one plan, each form once: the layers of a model repeat."""
 
     graph: Graph
     cluster: Cluster
-    in_parts: bool | None = None
+    in_parts: bool | None = None  #: As of `node_estimates`.
     _known: dict[Hashable, Mapping[int, Estimate]] = field(default_factory=dict)
 
     def estimates(
@@ -131,24 +123,19 @@ class NodePrices:
     ) -> Mapping[int, Estimate]:
         """See `node_estimates`; the nodes must live as long as this, by their rules' identity."""
         form = self._form(placed)
-        if form is None:
-            return self._estimates(placed, devices)
-        key = form, devices
-        if key not in self._known:
-            self._known[key] = self._estimates(placed, devices)
-        return self._known[key]
+        known = None if form is None else self._known.get((form, devices))
+        if known is None:
+            in_parts = self.in_parts
+            known = node_estimates(self.graph, placed, self.cluster, devices, in_parts=in_parts)
+            if form is not None:
+                self._known[form, devices] = known
+        return known
 
     def seconds(
         self, placed: PlacedNode, devices: tuple[int, ...] | None = None
     ) -> Mapping[int, float]:
         """See `node_seconds`."""
         return {d: estimate.seconds for d, estimate in self.estimates(placed, devices).items()}
-
-    def _estimates(
-        self, placed: PlacedNode, devices: tuple[int, ...] | None
-    ) -> Mapping[int, Estimate]:
-        in_parts = self.in_parts
-        return node_estimates(self.graph, placed, self.cluster, devices, in_parts=in_parts)
 
     @cached_property
     def _is_measured(self) -> bool:
@@ -172,15 +159,10 @@ class NodePrices:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the seconds of a plan's nodes come from, added up over nodes and devices.
+    """Where the seconds of a plan's nodes come from, added up over nodes and devices."""
 
-    Attributes:
-        seconds: By source of an `Estimate`.
-        error_s: Of those that are measured or fitted, each times its error.
-    """
-
-    seconds: Mapping[str, float]
-    error_s: float
+    seconds: Mapping[str, float]  #: By source of an `Estimate`.
+    error_s: float  #: Of those that are measured or fitted, each times its error.
 
     @classmethod
     def of(cls, graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster) -> Sources:
@@ -229,10 +211,9 @@ def kernel_estimate(
     """Seconds of a node's part on a device: by the device's profile, or else by its rates.
 
     Args:
-        flops: FLOPs of the part.
         moved_bytes: Bytes that the part reads and writes.
         local_shape: Shapes of the parts of the operands and results.
-        in_parts: As of `node_seconds`.
+        in_parts: As of `node_estimates`.
         popularity: `Rule.popularity` of the part. Measured seconds are those of an average one.
     """
     dtype = compute_dtype(graph, placed)
@@ -417,20 +398,15 @@ def sharded_flops_share(graph: Graph, placed: Sequence[PlacedNode]) -> float:
     mesh = max((node.mesh for node in placed), key=DeviceMesh.size, default=None)
     if mesh is None or mesh.size() == 1:
         return 0.0
-    splittable = [
-        (estimated_flops(graph, node.node), False)
-        if node.rule is None
-        else (node.rule.flops, _is_cut(node))
-        for node in placed
-        if not is_free(node) and (node.rule is None or _can_cut(node.rule, mesh))
-    ]
-    whole = sum(flops for flops, _ in splittable)
-    return sum(flops for flops, is_cut in splittable if is_cut) / whole if whole else 0.0
-
-
-def _is_cut(placed: PlacedNode) -> bool:
-    axes = {axis for layout in placed.layouts.values() for axis in layout.axes}
-    return placed.mesh.size() > 1 and axes == set(placed.mesh.names)
+    whole = cut = 0.0
+    for node in placed:
+        if is_free(node) or not (node.rule is None or _can_cut(node.rule, mesh)):
+            continue
+        flops = estimated_flops(graph, node.node) if node.rule is None else node.rule.flops
+        axes = {axis for layout in node.layouts.values() for axis in layout.axes}
+        whole += flops
+        cut += flops if axes and axes == set(node.mesh.names) else 0.0
+    return cut / whole if whole else 0.0
 
 
 def _can_cut(rule: Rule, mesh: DeviceMesh) -> bool:
@@ -455,7 +431,6 @@ def compute_dtype(graph: Graph, placed: PlacedNode) -> str:
 
 @lru_cache(maxsize=4096)
 def _indices(mesh: DeviceMesh, axes: tuple[str, ...]) -> tuple[int, ...]:
-    """Row-major index over `axes` of each device."""
     return tuple(mesh.linear(axes, point) for _, point in mesh.coords())
 
 

@@ -36,18 +36,16 @@ def most_joined(graph: Graph) -> Mapping[CommKind, int]:
     beside, written = beside_compute(graph), _written(graph)
 
     def most(values: Collection[str]) -> int:
-        apart = (value for value in values if _viewed(graph, value) not in values)
-        sizes = (graph.types[value].nbytes for value in apart)
+        views = ((value, graph.producers.get(value)) for value in values)
+        sizes = (
+            graph.types[value].nbytes
+            for value, maker in views
+            if not (maker and is_view(maker) and maker.inputs and maker.inputs[0] in values)
+        )
         return max(1, min(BUCKET_BYTES, sum(min(size, SMALL_BYTES) for size in sizes)))
 
     gathered, summed = most(beside), most(written)
     return {kind: gathered if kind is CommKind.ALL_GATHER else summed for kind in JOINING}
-
-
-def _viewed(graph: Graph, value: str) -> str:
-    """The value that a value is a view of; "" of others."""
-    producer = graph.producers.get(value)
-    return producer.inputs[0] if producer and is_view(producer) and producer.inputs else ""
 
 
 def _written(graph: Graph) -> set[str]:

@@ -56,6 +56,12 @@ class PricedComm:
             return seconds
         return {device: (1 - self.overlap) * whole for device, whole in seconds.items()}
 
+    def shifted(self, shift: int, comm: Comm) -> PricedComm:
+        """The same price of a communication among devices whose numbers are so much larger."""
+        seconds = {device + shift: s for device, s in self.seconds.items()}
+        joined = self.joined and {device + shift: s for device, s in self.joined.items()}
+        return replace(self, comm=comm, seconds=seconds, joined=joined)
+
 
 @dataclass(frozen=True)
 class Hop:
@@ -97,15 +103,11 @@ LISTED = 64
 
 @dataclass
 class Resharder:
-    """Reshards on one cluster, each priced once.
-
-    Attributes:
-        cluster: The cluster.
-        bucket_bytes: Most bytes of a bucket's operands on one rank, by kind (see
-            `overlap.most_joined`); of other kinds, as many as a bucket holds.
-    """
+    """Reshards on one cluster, each priced once."""
 
     cluster: Cluster
+    #: Most bytes of a bucket's operands on one rank, by kind (see `overlap.most_joined`); of other
+    #: kinds, as many as a bucket holds.
     bucket_bytes: Mapping[CommKind, int] = field(default_factory=dict)
     _hops: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
     _priced: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
@@ -261,9 +263,15 @@ class Resharder:
         is_scatter = kind is CommKind.REDUCE_SCATTER
         sizes = {region_numel(pieces) for _, pieces in target.parts()} if is_scatter else {0}
         part = max(sizes) if len(sizes) == 1 and mesh.size() > LISTED else 0
-        kept = _kept_parts(source, target) if is_scatter and not part else {}
+        # by device, the copy within it that a reduced whole part would need
+        pieces = exchange(source.without_partial(), target) if is_scatter and not part else ()
+        kept = {piece.target: piece for piece in pieces if piece.source == piece.target}
         for group in _lines(mesh, axes):
-            transfers = _scatter_parts(group, kept) if kept else ()
+            transfers = tuple(
+                Transfer(origin, device, kept[device].read, kept[device].write)
+                for device in (group if kept else ())
+                for origin in group
+            )
             comm = Comm(-1, kind, group, "", "", dtype, transfers, reduction, part=part)
             local_shape = source.sharding.local_shape(mesh, mesh.coord(group[0]))
             yield self._price(comm, math.prod(local_shape), joins=joins)
@@ -278,10 +286,7 @@ class Resharder:
         if key not in self._collectives:
             lowered = replace(comm, ranks=ranks)
             self._collectives[key] = self._price_of(lowered, numel, joins=joins)
-        alike = self._collectives[key]
-        seconds = {rank + shift: s for rank, s in alike.seconds.items()}
-        joined = alike.joined and {rank + shift: s for rank, s in alike.joined.items()}
-        return replace(alike, comm=comm, seconds=seconds, joined=joined)
+        return self._collectives[key].shifted(shift, comm)
 
     def _price_of(self, comm: Comm, numel: int, *, joins: bool) -> PricedComm:
         seconds = comm_cost(comm, numel, self.cluster).seconds
@@ -299,7 +304,6 @@ class Resharder:
 
 @lru_cache(maxsize=65536)
 def _shifted(at: Placement, shift: int) -> Placement:
-    """The placement on devices whose numbers are so much larger."""
     return Placement(_shifted_mesh(at.mesh, shift), at.sharding)
 
 
@@ -309,26 +313,22 @@ def _shifted_mesh(mesh: DeviceMesh, shift: int) -> DeviceMesh:
 
 
 def _shifted_hop(hop: Hop, shift: int) -> Hop:
-    return Hop(
-        _shifted(hop.after, shift),
-        tuple(_shifted_comm(priced, shift) for priced in hop.comms),
-        frozenset(device + shift for device in hop.aliases),
-        frozenset(device + shift for device in hop.zeros),
+    comms = (
+        priced.shifted(
+            shift,
+            replace(
+                priced.comm,
+                ranks=tuple(rank + shift for rank in priced.comm.ranks),
+                transfers=tuple(
+                    Transfer(t.source + shift, t.target + shift, t.read, t.write)
+                    for t in priced.comm.transfers
+                ),
+            ),
+        )
+        for priced in hop.comms
     )
-
-
-def _shifted_comm(priced: PricedComm, shift: int) -> PricedComm:
-    comm = replace(
-        priced.comm,
-        ranks=tuple(rank + shift for rank in priced.comm.ranks),
-        transfers=tuple(
-            Transfer(t.source + shift, t.target + shift, t.read, t.write)
-            for t in priced.comm.transfers
-        ),
-    )
-    seconds = {device + shift: s for device, s in priced.seconds.items()}
-    joined = priced.joined and {device + shift: s for device, s in priced.joined.items()}
-    return replace(priced, comm=comm, seconds=seconds, joined=joined)
+    aliases, zeros = (frozenset(d + shift for d in some) for some in (hop.aliases, hop.zeros))
+    return Hop(_shifted(hop.after, shift), tuple(comms), aliases, zeros)
 
 
 def simplest(source: Placement, target: Placement) -> tuple[Placement, Placement]:
@@ -381,27 +381,12 @@ def overlap_share(comm: Comm, cluster: Cluster) -> float:
 
 
 def _busiest_s(hops: Sequence[Hop]) -> float:
-    """Seconds of communication on the busiest device."""
-    load: dict[int, float] = {}
+    load: dict[int, float] = defaultdict(float)
     for hop in hops:
         for priced in hop.comms:
             for device, seconds in priced.seconds.items():
-                load[device] = load.get(device, 0.0) + seconds
+                load[device] += seconds
     return max(load.values(), default=0.0)
-
-
-def _kept_parts(source: Placement, target: Placement) -> Mapping[int, Transfer]:
-    """Find by device the copy within it that a reduced whole part would need."""
-    pieces = exchange(source.without_partial(), target)
-    return {piece.target: piece for piece in pieces if piece.source == piece.target}
-
-
-def _scatter_parts(group: tuple[int, ...], kept: Mapping[int, Transfer]) -> tuple[Transfer, ...]:
-    return tuple(
-        Transfer(origin, device, kept[device].read, kept[device].write)
-        for device in group
-        for origin in group
-    )
 
 
 def _lines(mesh: DeviceMesh, axes: frozenset[str]) -> Iterator[tuple[int, ...]]:

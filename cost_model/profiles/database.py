@@ -135,31 +135,23 @@ BORDER = "border"
 
 @dataclass(frozen=True)
 class Profile:
-    """The entries of one device at one number of threads.
+    """The entries of one device at one number of threads."""
 
-    Attributes:
-        file: The SQLite file.
-        device: Fingerprint of the device.
-        threads: Threads of one operator.
-        processes: Number of processes that share the device's machine.
-        known: The newest entry of each form, by the number of processes that were busy.
-        links: The newest entries of communications over the level, by kind and number of ranks, in
-            order of bytes.
-        wholes: The newest entry of each whole model that one process ran alone, by `whole_key`.
-        level: Name of the level of the network; "" for the innermost, and of a device.
-        border: The newest entry of a border between two sessions, which communications have.
-    """
-
-    file: Path
-    device: str
-    threads: int
-    processes: int
+    file: Path  #: The SQLite file.
+    device: str  #: Fingerprint of the device.
+    threads: int  #: Threads of one operator.
+    processes: int  #: Number of processes that share the device's machine.
+    #: The newest entry of each form, by the number of processes that were busy.
     known: Mapping[int, Mapping[str, Entry]] = field(repr=False, hash=False)
+    #: The newest entries of communications over the level, by kind and number of ranks, in order of
+    #: bytes.
     links: Mapping[tuple[str, int], tuple[LinkEntry, ...]] = field(
         default_factory=dict, repr=False, hash=False
     )
+    #: The newest entry of each whole model that one process ran alone, by `whole_key`.
     wholes: Mapping[str, Entry] = field(default_factory=dict, repr=False, hash=False)
-    level: str = ""
+    level: str = ""  #: Name of the level of the network; "" for the innermost, and of a device.
+    #: The newest entry of a border between two sessions, which communications have.
     border: LinkEntry | None = field(default=None, repr=False, hash=False)
 
     @classmethod
@@ -230,7 +222,6 @@ class Profile:
 
     @cached_property
     def _hidden_shares(self) -> Mapping[int, float]:
-        """`hidden_share` by number of ranks."""
         at_once_s: dict[int, float] = {}
         beside_s: dict[int, float] = {}
         for (kind, ranks), entries in self.links.items():
@@ -266,12 +257,6 @@ class Profile:
         one of transposed operands what it takes with them, else with others; and one of both what
         it takes alone with others, if nothing nearer is known.
         One that computes and moves nothing takes the median of such ones.
-
-        Args:
-            form: The form.
-            dtype: Element type that it computes in.
-            flops: Its FLOPs.
-            moved_bytes: Bytes that it reads and writes.
         """
         for one in dict.fromkeys((form, form.alone, form.dense, form.alone.dense)):
             entry = self.entries.get(one.key)
@@ -327,10 +312,6 @@ def whole_entry(
     Args:
         digest: Of the model's graph.
         seconds: Of a request, from its inputs to its outputs.
-        spread: As of an `Entry`.
-        repeats: As of an `Entry`.
-        backend: As of an `Entry`.
-        measured_at: As of an `Entry`.
     """
     key = whole_key(digest)
     return Entry(key, _WHOLE, "", 0.0, 0, seconds, spread, repeats, backend, measured_at)
@@ -374,14 +355,21 @@ def check_folder(file: Path) -> None:
     Raises:
         CostError: There is no such folder.
     """
-    try:
+    with _naming(file):
         if file == default_profile():
             file.parent.mkdir(parents=True, exist_ok=True)
         has_folder = file.parent.is_dir()
-    except (OSError, ValueError) as error:
-        raise CostError(f"profile {file}: {getattr(error, 'strerror', None) or error}") from None
     if not has_folder:
         raise CostError(f"profile {file}: there is no folder {file.parent}")
+
+
+@contextlib.contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Raise that no file can have a name, or that its folder cannot be read, as a `CostError`."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise CostError(f"profile {file}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _write(file: Path, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
@@ -392,11 +380,7 @@ def _write(file: Path, statement: str, rows: Sequence[tuple[object, ...]]) -> No
 
 @contextlib.contextmanager
 def _opened(file: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
-    """A connection to a profile, checked to be one.
-
-    Raises:
-        CostError: The file is something else, damaged, of another version, or not accessible.
-    """
+    """A connection to a profile, checked to be one."""
     if _exists(file) and not file.is_file():
         raise CostError(f"profile {file}: it is not a file")
     mode = "rwc" if write else "ro"
@@ -412,23 +396,12 @@ def _opened(file: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
 
 
 def _exists(file: Path) -> bool:
-    """Test whether there is something of that name.
-
-    Raises:
-        CostError: No file can have that name, or its folder cannot be read.
-    """
-    try:
+    with _naming(file):
         return file.exists()
-    except (OSError, ValueError) as error:
-        raise CostError(f"profile {file}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _is_begun(file: Path) -> bool:
-    """Test whether a file holds something: one just made, as by `touch`, is a new profile.
-
-    Raises:
-        CostError: See `_exists`.
-    """
+    """Test whether a file holds something: one just made, as by `touch`, is a new profile."""
     return _exists(file) and not (file.is_file() and file.stat().st_size == 0)
 
 
@@ -467,21 +440,13 @@ def _check(database: sqlite3.Connection, file: Path) -> None:
 
 @dataclass(frozen=True)
 class Contents:
-    """The forms in a profile that one backend measured on one device.
+    """The forms in a profile that one backend measured on one device."""
 
-    Attributes:
-        device: Fingerprint of the device.
-        threads: Threads of one operator.
-        processes: Number of processes that were busy.
-        backend: What ran them, with its version.
-        forms: Number of forms.
-    """
-
-    device: str
-    threads: int
-    processes: int
-    backend: str
-    forms: int
+    device: str  #: Fingerprint of the device.
+    threads: int  #: Threads of one operator.
+    processes: int  #: Number of processes that were busy.
+    backend: str  #: What ran them, with its version.
+    forms: int  #: Number of forms.
 
     def __str__(self) -> str:
         """In words: "12 forms of onnxruntime 1.31.1 on AMD EPYC, 2 processes x 1 thread"."""

@@ -67,12 +67,6 @@ class Fit:
         as farther; of a form that stands behind others they stand
         behind some, too, or are of its operator alone. Each gives the share of the roofline that it
         attains. The error is their spread. None if there are no such entries.
-
-        Args:
-            form: The form.
-            dtype: Element type that it computes in.
-            flops: Its FLOPs.
-            moved_bytes: Bytes that it reads and writes.
         """
         key = form.key, dtype, flops, moved_bytes
         if key not in self._known:
@@ -112,14 +106,10 @@ class Fit:
 
 @dataclass(frozen=True)
 class _Rates:
-    """The most that a device attains of a kind of work in a second, by the size of the work.
+    """The most that a device attains of a kind of work in a second, by the size of the work."""
 
-    Attributes:
-        log_sizes: Logarithms of the sizes of measurements, ascending.
-        log_rates: Logarithms of the rates there; larger and smaller work has that of the nearest.
-    """
-
-    log_sizes: Numbers
+    log_sizes: Numbers  #: Logarithms of the sizes of measurements, ascending.
+    #: Logarithms of the rates there; larger and smaller work has that of the nearest.
     log_rates: Numbers
 
     @classmethod

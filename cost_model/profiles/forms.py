@@ -34,22 +34,18 @@ class Form:
     operators whose time depends on contents (NonZero, Loop). A pointwise operator that alone reads
     the result of another one may be computed by the other's kernel, at its end: the operators that
     it stands behind are part of its form.
-
-    Attributes:
-        op: Key of the op table.
-        attrs: Attributes in the form of `_plain`, by name, sorted; of an operator that writes to a
-            stored value also "in_parts": whether the plan stores any parameter in parts (see
-            `stores_parts`).
-        operands: Element type and local shape of each operand, then each capture, and its
-            `memory_order` if it is another than that of its dims; None if absent.
-        results: Element type and local shape of each result; None if absent.
-        behind: Operators that the form stands behind, see `chain`; empty for an operator alone.
     """
 
-    op: str
+    op: str  #: Key of the op table.
+    #: Attributes in the form of `_plain`, by name, sorted; of an operator that writes to a stored
+    #: value also "in_parts": whether the plan stores any parameter in parts (see `stores_parts`).
     attrs: tuple[tuple[str, Any], ...]
+    #: Element type and local shape of each operand, then each capture, and its `memory_order` if it
+    #: is another than that of its dims; None if absent.
     operands: tuple[tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], Order] | None, ...]
+    #: Element type and local shape of each result; None if absent.
     results: tuple[tuple[str, tuple[int, ...]] | None, ...]
+    #: Operators that the form stands behind, see `chain`; empty for an operator alone.
     behind: tuple[str, ...] = ()
 
     @cached_property

@@ -18,14 +18,11 @@ _LEAST_S = 1e-9
 
 @dataclass(frozen=True)
 class LinkTable:
-    """Seconds of communications at some sizes and numbers of ranks.
+    """Seconds of communications at some sizes and numbers of ranks."""
 
-    Attributes:
-        points: (bytes, seconds) in ascending order of bytes, by kind and number of ranks. Bytes are
-            those of the whole tensor of a gather or all-to-all, of the local tensor of a reduction,
-            and of a message or broadcast.
-    """
-
+    #: (bytes, seconds) in ascending order of bytes, by kind and number of ranks. Bytes are those of
+    #: the whole tensor of a gather or all-to-all, of the local tensor of a reduction, and of a
+    #: message or broadcast.
     points: Mapping[tuple[str, int], tuple[tuple[float, float], ...]] = field(repr=False)
 
     def seconds(self, kind: str, ranks: int, nbytes: float) -> float | None:

@@ -23,7 +23,6 @@ from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.schedule.tasks import Key, Task
-from partitioner.ir.graph import Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.ops import is_stored, is_view, row_of
 from partitioner.ir.plan import PlacedNode
@@ -35,34 +34,21 @@ _Key = tuple[str, Placement]
 
 @dataclass(frozen=True)
 class Member:
-    """A small collective.
+    """A small collective."""
 
-    Attributes:
-        position: Of its task, or of the step that starts it.
-        ready: Position of what makes its operand; -1 if the operand was there before the pass.
-        due: Position of what reads its result; the end of the pass if nothing in it does.
-        nbytes: Of its operand on one rank.
-    """
-
-    position: int
-    ready: int
-    due: int
-    nbytes: int
+    position: int  #: Of its task, or of the step that starts it.
+    ready: int  #: Position of what makes its operand; -1 if the operand was there before the pass.
+    due: int  #: Position of what reads its result; the end of the pass if nothing in it does.
+    nbytes: int  #: Of its operand on one rank.
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Collectives of one kind and group that travel together, in the order of their tasks.
+    """Collectives of one kind and group that travel together, in the order of their tasks."""
 
-    Attributes:
-        kind: Their kind.
-        members: The collectives.
-        end: Position behind the last task of their pass.
-    """
-
-    kind: CommKind
+    kind: CommKind  #: Their kind.
     members: tuple[Member, ...]
-    end: int
+    end: int  #: Position behind the last task of their pass.
 
     @property
     def begins(self) -> int:
@@ -107,7 +93,6 @@ def in_buckets(
     """The tasks of a plan whose nodes all run on all devices, and the buckets of their collectives.
 
     Args:
-        tasks: In order.
         unlike: Positions of those in which devices have unlike parts: communications and aliases.
         backward: Names of the nodes of the backward pass.
         staged: Whether the tasks of a phase are a pass; else there are one or two.
@@ -143,23 +128,20 @@ def _passes(
 
 @dataclass
 class _Pass:
-    """Follows the tasks of a pass.
-
-    Attributes:
-        made: Position of the task that has made a value, of those that this pass makes.
-        late: What a value that is on its way comes from: the positions of the communications that
-            bring it, or a value that it is another name of, a view of, or a part of.
-        operands: Where the operand of each collective that may be joined was made, and its bytes.
-        due: Position of the first task that reads the result of a communication.
-        apart: Values that some devices have, or wait for, at another place than others.
-    """
+    """Follows the tasks of a pass."""
 
     tasks: Sequence[Task]
     unlike: Container[int]
+    #: Position of the task that has made a value, of those that this pass makes.
     made: dict[_Key, int] = field(default_factory=dict)
+    #: What a value that is on its way comes from: the positions of the communications that bring
+    #: it, or a value that it is another name of, a view of, or a part of.
     late: dict[_Key, list[int] | _Key] = field(default_factory=dict)
+    #: Where the operand of each collective that may be joined was made, and its bytes.
     operands: dict[int, tuple[int, int]] = field(default_factory=dict)
+    #: Position of the first task that reads the result of a communication.
     due: dict[int, int] = field(default_factory=dict)
+    #: Values that some devices have, or wait for, at another place than others.
     apart: set[_Key] = field(default_factory=set)
 
     def buckets(self, start: int, end: int) -> Iterator[Bucket]:
@@ -220,7 +202,9 @@ class _Pass:
             return
         source = operands[0]
         is_late_view = is_view(placed.node) and source in self.late
-        if len(results) == 1 and (_is_name(placed.node) or is_late_view):
+        row = row_of(placed.node)
+        is_name = row is not None and (row.again or row.either or row.in_place is not None)
+        if len(results) == 1 and (is_name or is_late_view):
             self._rename(source, *results)
             return
         for key in operands:
@@ -239,7 +223,11 @@ class _Pass:
                 return
         ready = position if before in self.late else self.made.get(before, -1)
         self._read(before, position)
-        nbytes = _operand_bytes(task, comm)
+        if comm.kind is CommKind.ALL_REDUCE:
+            nbytes = max((nbytes for _, _, nbytes in task.writes), default=0)
+        else:
+            parts = len(comm.ranks) if comm.kind is CommKind.REDUCE_SCATTER else 1
+            nbytes = round(parts * comm.largest_numel * item_bytes(comm.dtype))
         joins = comm.phase == comm.target_phase and may_join(comm, nbytes)
         if joins and not self._is_apart(before):
             self.operands[position] = ready, nbytes
@@ -260,25 +248,11 @@ class _Pass:
                 self.due.setdefault(brought, position)
 
 
-def _operand_bytes(task: Task, comm: Comm) -> int:
-    """Bytes of a collective's operand on one rank."""
-    if comm.kind is CommKind.ALL_REDUCE:
-        return max((nbytes for _, _, nbytes in task.writes), default=0)
-    parts = len(comm.ranks) if comm.kind is CommKind.REDUCE_SCATTER else 1
-    return round(parts * comm.largest_numel * item_bytes(comm.dtype))
-
-
 def may_join(comm: Comm, nbytes: int) -> bool:
     """Test whether a communication is one of equal parts that is small."""
     if comm.kind not in JOINING or not 0 < nbytes < SMALL_BYTES:
         return False
     return comm.kind is CommKind.ALL_REDUCE or comm.is_even
-
-
-def _is_name(node: Node) -> bool:
-    """Test whether a node's result is its first operand itself."""
-    row = row_of(node)
-    return row is not None and (row.again or row.either or row.in_place is not None)
 
 
 def unlike_parts(tasks: Sequence[Task]) -> frozenset[int]:

@@ -93,16 +93,11 @@ def as_they_travel(
 
 @dataclass(frozen=True)
 class _Message:
-    """Sum up the communications of a bucket.
+    """Sum up the communications of a bucket."""
 
-    Attributes:
-        shared_bytes: `whole_bytes` of those that share what it takes.
-        paid_bytes: The same of those that a node waits for at once.
-        paid_s: Seconds that these pay for themselves, by device; empty if there are none.
-    """
-
-    shared_bytes: float
-    paid_bytes: float
+    shared_bytes: float  #: `whole_bytes` of those that share what it takes.
+    paid_bytes: float  #: The same of those that a node waits for at once.
+    #: Seconds that these pay for themselves, by device; empty if there are none.
     paid_s: Mapping[int, float]
 
     @classmethod
@@ -153,7 +148,6 @@ def _travelling(task: Task, message: _Message | None, cluster: Cluster) -> Task:
 
 
 def _whole_bytes(task: Task) -> float:
-    """`whole_bytes` of a communication."""
     assert task.comm is not None
     return whole_bytes(task.comm, _numel(task))
 

@@ -9,24 +9,16 @@ from partitioner.ir.phases import PhaseError, StepOrder
 
 @dataclass(frozen=True)
 class NeededPart:
-    """A part of a value that several phases of its devices read, in no order that data decide.
+    """A part of a value that several phases of its devices read, in no order that data decide."""
 
-    Attributes:
-        why: The node that reads it before it is there.
-        value: Name of the value.
-        order: The order of the phases.
-        device: A device that holds the part.
-        made: The phase that makes the value.
-        readers: Phases that read the part, or that were to fetch it. In split schedules a lane of
-            two stages may run the weight gradients of one before or behind the backward pass of
-            the other one, from micro-batch to micro-batch.
-    """
-
-    why: str
-    value: str
-    order: StepOrder
-    device: int
-    made: int
+    why: str  #: The node that reads it before it is there.
+    value: str  #: Name of the value.
+    order: StepOrder  #: The order of the phases.
+    device: int  #: A device that holds the part.
+    made: int  #: The phase that makes the value.
+    #: Phases that read the part, or that were to fetch it. In split schedules a lane of two stages
+    #: may run the weight gradients of one before or behind the backward pass of the other one, from
+    #: micro-batch to micro-batch.
     readers: frozenset[int]
 
     def and_by(self, other: NeededPart) -> NeededPart:

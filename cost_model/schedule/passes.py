@@ -29,12 +29,7 @@ class Pass:
 
 
 def passes(schedule: Schedule, timeline: Timeline) -> tuple[Pass, ...]:
-    """The passes of a step by device and start; none of a plan without stages.
-
-    Args:
-        schedule: The schedule.
-        timeline: Its timeline.
-    """
+    """The passes of a step by device and start; none of a plan without stages."""
     order = schedule.order
     if order is None:
         return ()

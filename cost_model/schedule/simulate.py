@@ -16,7 +16,7 @@ follows but for the share that compute does not hide. A request is a micro-batch
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -77,17 +77,16 @@ def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
     """
     if requests < 1:
         raise CostError(f"{requests} requests were asked for; at least 1 is needed")
+    clock = _Clock(events=[])
     if schedule.order is not None:
         if requests > 1:
             raise CostError(
                 f"{requests} requests were asked for; the timeline of a plan in stages is that of "
                 f"one step of {schedule.order.table.micro_batches} micro-batches"
             )
-        step = _Clock(events=[])
-        _simulate_step(schedule, schedule.order, step)
+        _simulate_step(schedule, schedule.order, clock)
         micro_batches = schedule.order.table.micro_batches
-        return Timeline(tuple(step.events or ()), micro_batches, "micro-batch")
-    clock = _Clock(events=[])
+        return Timeline(tuple(clock.events or ()), micro_batches, "micro-batch")
     phases = 1 + max((task.target_phase for task in schedule.tasks), default=0)
     for turn in range(requests + phases - 1):
         for index, task in enumerate(schedule.tasks):
@@ -97,7 +96,7 @@ def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
                 start = clock.send if one_way else clock.together
                 start(index, task, sending)
             if one_way and 0 <= receiving < requests:
-                clock.receive(index, task, receiving)
+                clock.arrive(index, task, receiving)
     return Timeline(tuple(clock.events or ()), requests)
 
 
@@ -118,11 +117,19 @@ def step_seconds(schedule: Schedule) -> float:
 
 
 def _simulate_step(schedule: Schedule, order: StepOrder, clock: _Clock) -> None:
-    """Run one step of a plan with stages."""
     idle = frozenset(schedule.devices).difference(*order.lanes)
     lanes = [frozenset(lane) for lane in (*order.lanes, idle) if lane]
     waiting = [deque(order.runs(min(lane))) for lane in lanes]
-    tasks, together = _by_phase(schedule), _together(schedule, lanes)
+    tasks: dict[int, list[tuple[int, Task]]] = defaultdict(list)
+    for index, task in enumerate(schedule.tasks):
+        for phase in dict.fromkeys((task.phase, task.target_phase)):  # a message is of both
+            tasks[phase].append((index, task))
+    together = {  # phases with a task of several lanes, which all run at once
+        task.phase
+        for task in schedule.tasks
+        if task.phase == task.target_phase
+        and not any(lane >= task.devices.keys() for lane in lanes)
+    }
     phases = {
         (lane, phase): _LanePhase.of(tasks[phase], lane, phase)
         for lane, runs in zip(lanes, waiting, strict=True)
@@ -142,25 +149,6 @@ def _simulate_step(schedule: Schedule, order: StepOrder, clock: _Clock) -> None:
                 clock.together(index, task, micro_batch)
             for runs in waiting:
                 assert runs.popleft() == (phase, micro_batch)
-
-
-def _together(schedule: Schedule, lanes: Sequence[frozenset[int]]) -> frozenset[int]:
-    """The phases with a task of several lanes, which all run at once."""
-    return frozenset(
-        task.phase
-        for task in schedule.tasks
-        if task.phase == task.target_phase
-        and not any(lane >= task.devices.keys() for lane in lanes)
-    )
-
-
-def _by_phase(schedule: Schedule) -> Mapping[int, list[tuple[int, Task]]]:
-    """Position and task of each task of a phase; a message is of both its phases."""
-    tasks: dict[int, list[tuple[int, Task]]] = defaultdict(list)
-    for index, task in enumerate(schedule.tasks):
-        for phase in dict.fromkeys((task.phase, task.target_phase)):
-            tasks[phase].append((index, task))
-    return tasks
 
 
 @dataclass(frozen=True)
@@ -237,13 +225,9 @@ class _LanePhase:
 
 @dataclass
 class _Clock:
-    """The second at which each device is free, and at which each communication is sent.
+    """The second at which each device is free, and at which each communication is sent."""
 
-    Attributes:
-        events: Takes the events; None if only the seconds count.
-    """
-
-    events: list[Event] | None
+    events: list[Event] | None  #: Takes the events; None if only the seconds count.
     free: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     sent: dict[tuple[int, int], float] = field(default_factory=dict)
 
@@ -289,32 +273,22 @@ class _Clock:
 
     def send(self, index: int, task: Task, request: int) -> None:
         """Run the sources' side of a one-way communication."""
-        ends = [
+        sources = list(_side(task, sources=True))
+        for device, seconds in sources:
             self._run(index, task, request, device, self.free[device], self.free[device] + seconds)
-            for device, seconds in _side(task, sources=True)
-        ]
-        self.sent[index, request] = max(ends, default=0.0)
-
-    def receive(self, index: int, task: Task, request: int) -> None:
-        """Run the targets' side, in the same or a later round."""
-        arrived = self.sent.pop((index, request))
-        for device, seconds in _side(task, sources=False):
-            end = max(arrived, self.free[device] + seconds)
-            self._run(index, task, request, device, end - seconds, end)
+        self.sent[index, request] = max((self.free[device] for device, _ in sources), default=0.0)
 
     def leave(self, index: int, task: Task, request: int) -> None:
         """Send what a phase has made, beside what its devices do next.
 
         The sources are busy with it for the seconds that compute does not hide.
         """
-        sources = list(_side(task, sources=True))
-        start = max(self.free[device] for device, _ in sources)
-        for device, seconds in sources:
-            self._run(index, task, request, device, self.free[device], self.free[device] + seconds)
+        start = max(self.free[device] for device, _ in _side(task, sources=True))
+        self.send(index, task, request)
         self.sent[index, request] = start + _whole_s(task)
 
     def arrive(self, index: int, task: Task, request: int) -> None:
-        """Take what another phase has sent; the targets are busy with it as the sources are."""
+        """Run the targets' side, in the same or a later round or phase."""
         arrived = self.sent[index, request]
         for device, seconds in _side(task, sources=False):
             end = max(arrived, self.free[device] + seconds)
@@ -322,13 +296,12 @@ class _Clock:
 
     def _run(
         self, index: int, task: Task, request: int, device: int, start: float, end: float
-    ) -> float:
+    ) -> None:
         self.free[device] = end
-        if self.events is None:
-            return end
-        hidden = task.hidden.get(device, 0.0)
-        self.events.append(Event(device, task.kind, task.name, start, end, index, request, hidden))
-        return end
+        if self.events is not None:
+            hidden = task.hidden.get(device, 0.0)
+            event = Event(device, task.kind, task.name, start, end, index, request, hidden)
+            self.events.append(event)
 
 
 def _side(task: Task, *, sources: bool) -> Iterator[tuple[int, float]]:

@@ -15,13 +15,13 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.executors import Executor, executor_of
 from partitioner.cost_model.prices.compute import NodePrices, adding_seconds, stored_bytes
 from partitioner.cost_model.prices.overlap import beside_compute
-from partitioner.cost_model.prices.reshard import Hop, PricedComm, Resharder
+from partitioner.cost_model.prices.reshard import Hop, Resharder
 from partitioner.cost_model.profiles.forms import stores_parts
 from partitioner.cost_model.schedule.buckets import Bucket, in_buckets, unlike_parts
 from partitioner.cost_model.schedule.messages import as_they_travel, in_messages
 from partitioner.cost_model.schedule.needed_parts import NeededPart
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import is_stored, row_of
@@ -164,7 +164,12 @@ class _Builder:
     def run(self, placed: Sequence[PlacedNode]) -> Schedule:
         delivered: dict[str, Key] = {}
         end = len(placed)
-        turn = next((i for i, p in enumerate(placed) if self._is_behind_results(p.node)), end)
+        if self.order is None:
+            late = (i for i, p in enumerate(placed) if p.node.name in self.graph.backward)
+        else:
+            numbers = self.order.numbers
+            late = (i for i, p in enumerate(placed) if numbers[p.node.name] > self._delivery)
+        turn = next(late, end)  # before it, results are delivered
         for index, node in enumerate(placed):
             if index == turn:
                 delivered.update(self._deliver(index))
@@ -181,7 +186,12 @@ class _Builder:
             # A communication of a later phase comes early by its anchor: what it writes is not
             # held while earlier phases run.
             tasks = in_messages(sorted(tasks, key=lambda task: task.phase), self.cluster)
-        loads, blocks = self._loads(), _blocks(self.graph, tasks)
+        loads = {  # the blocks that hold each constant that only blocks read
+            key: frozenset(block for block in blocks if block is not None)
+            for key, blocks in self.readers.items()
+            if None not in blocks
+        }
+        blocks = _blocks(self.graph, tasks)
         tasks = self._loading(tasks, loads, blocks)
         buckets: tuple[Bucket, ...] = ()
         is_of_one_mesh = len({node.mesh.devices for node in placed}) == 1
@@ -214,14 +224,6 @@ class _Builder:
     def _prices(self) -> NodePrices:
         return NodePrices(self.graph, self.cluster, self.in_parts)
 
-    def _loads(self) -> Mapping[LocalKey, frozenset[int]]:
-        """The blocks that hold each constant that only blocks read."""
-        return {
-            key: frozenset(block for block in blocks if block is not None)
-            for key, blocks in self.readers.items()
-            if None not in blocks
-        }
-
     def _loading(
         self,
         tasks: Sequence[Task],
@@ -242,19 +244,12 @@ class _Builder:
             timed[position] = replace(timed[position], devices=devices)
         return timed
 
-    def _is_behind_results(self, node: Node) -> bool:
-        """Test whether a node runs behind the delivery of the results."""
-        if self.order is None:
-            return node.name in self.graph.backward
-        return self.order.numbers[node.name] > self._delivery
-
     @property
     def _delivery(self) -> int:
         """The phase in which results are brought to all devices; 0 without stages."""
         return 0 if self.order is None else self.order.phases.number(Part.DELIVER)
 
     def _deliver(self, index: int) -> Iterator[tuple[str, Key]]:
-        """Bring outputs whole to all devices."""
         everyone = DeviceMesh.line(len(self.cluster))
         for value in self.graph.outputs:
             if value in self.everywhere:
@@ -313,7 +308,6 @@ class _Builder:
         return seconds
 
     def _adding(self, key: Key, seconds: Mapping[int, float]) -> Mapping[int, float]:
-        """The seconds, and those of adding a value to the sum of it."""
         assert self.order is not None
         value, at = key
         sizes = at.local_bytes(self.graph.types[value].dtype)
@@ -345,7 +339,11 @@ class _Builder:
             self._reside(key, self.graph.blocks.get(why) if self._executor.loads_blocks else None)
         elif value in self.home:
             before = (value, self.home[value])
-            if self.order is not None and key not in self.origin and self._leaves(key):
+            if (
+                self.order is not None
+                and key not in self.origin
+                and {*before[1].mesh.devices} != {*at.mesh.devices}
+            ):
                 before = self._original(value)
             made, reads = self.origin[before][1], phase
             hops = self.resharder.hops(dtype, before[1], at)
@@ -389,7 +387,9 @@ class _Builder:
             self.zeros.add((device, after))
         comms = [priced for priced in hop.comms if self._observed(priced.comm.ranks)]
         if len(comms) < len(hop.comms) and not beside:
-            self._check_order(anchor, comms)
+            targets_of_all = {d for p in comms for d in self._observed(p.comm.targets())}
+            if len({max(anchor, self.busy.get(d, -1)) for d in targets_of_all}) > 1:
+                raise UnequalWorkError  # those that are not observed may have other anchors
         for priced in comms:
             targets = self._observed(priced.comm.targets())
             if not beside:  # else no node waits for it before it is due
@@ -413,11 +413,7 @@ class _Builder:
                 may_share=beside and priced.joined is not None,
             )
             self._insert(min(anchor, index - 1), task)
-        if aliases := sorted(self._observed(hop.aliases)):
-            pairs = tuple(((d, after), (d, before)) for d in aliases)
-            reads = tuple(old for _, old in pairs)
-            task = Task(f"alias {value}", {}, reads, (), None, None, phase, phase, pairs)
-            self._insert(min(anchor, index - 1), task)
+        self._alias(before, after, hop.aliases, min(anchor, index - 1), phase)
         self.origin[after] = (min(anchor, index - 1), target_phase)
 
     def _phases(self, before: Key, after: Key, target: Placement, phase: int) -> tuple[int, int]:
@@ -441,11 +437,6 @@ class _Builder:
             return origin, origin
         return origin, phase
 
-    def _leaves(self, key: Key) -> bool:
-        """Test whether a key lies on other devices than its value is computed on."""
-        value, at = key
-        return set(self.home[value].mesh.devices) != set(at.mesh.devices)
-
     def _original(self, value: str) -> Key:
         """The value that a value is another name of, which other devices may have already."""
         producer = self.graph.producers[value]
@@ -459,21 +450,21 @@ class _Builder:
     def _rename(self, old: Key, new: Key, index: int) -> None:
         """Give a value that was fetched under its original name the other name."""
         anchor, phase = self.origin[old]
-        devices = sorted(self._observed(old[1].mesh.devices))
-        pairs = tuple(((d, new), (d, old)) for d in devices)
-        reads = tuple(key for _, key in pairs)
-        task = Task(f"alias {new[0]}", {}, reads, (), None, None, phase, phase, pairs)
-        self._insert(min(anchor, index - 1), task)
+        self._alias(old, new, old[1].mesh.devices, min(anchor, index - 1), phase)
         self.origin[new] = (min(anchor, index - 1), phase)
+
+    def _alias(self, old: Key, new: Key, devices: Iterable[int], anchor: int, phase: int) -> None:
+        """Have the buffers of a value bear another key too, on the observed ones of devices."""
+        if observed := sorted(self._observed(devices)):
+            pairs = tuple(((d, new), (d, old)) for d in observed)
+            reads = tuple(key for _, key in pairs)
+            task = Task(f"alias {new[0]}", {}, reads, (), None, None, phase, phase, pairs)
+            self._insert(anchor, task)
 
     def _check_phase(self, key: Key, why: str, phase: int, made: int) -> None:
         """Note a part that is fetched in a phase that may run later than one that reads it.
 
-        Args:
-            key: The part.
-            why: The node that reads it.
-            phase: The phase of the node.
-            made: The phase that makes the value.
+        The node `why` of a phase reads it; its value is made in phase `made`.
         """
         if self.order is None:
             return
@@ -483,16 +474,6 @@ class _Builder:
             readers = frozenset((fetched, phase))
             by = NeededPart(why, key[0], self.order, device, made, readers)
             self.early[key] = by if key not in self.early else self.early[key].and_by(by)
-
-    def _check_order(self, anchor: int, comms: Sequence[PricedComm]) -> None:
-        """Refuse if the communications of one step, observed or not, have different anchors.
-
-        Raises:
-            UnequalWorkError: They have.
-        """
-        targets = {d for priced in comms for d in self._observed(priced.comm.targets())}
-        if len({max(anchor, self.busy.get(d, -1)) for d in targets}) > 1:
-            raise UnequalWorkError
 
     def _observed(self, devices: Iterable[int]) -> Sequence[int]:
         observed = self.observed
@@ -509,7 +490,6 @@ class _Builder:
             self.busy[device] = max(self.busy.get(device, -1), anchor)
 
     def _sizes(self, key: Key) -> Mapping[int, int]:
-        """Bytes on each observed device."""
         value, at = key
         sizes = at.local_bytes(self.graph.types[value].dtype)
         return {device: sizes[device] for device in self._observed_of(at.mesh)}

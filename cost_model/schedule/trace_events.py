@@ -29,15 +29,20 @@ def timeline_json(timeline: Timeline, passes: Sequence[Pass] = ()) -> str:
     lanes = [*_LANES[:2], *(_LANES[2:3] if hidden else ()), *(_LANES[3:] if passes else ())]
     events = [
         *_names(devices, lanes),
-        *(_trace_event(event, timeline.turn) for event in (*timeline.events, *hidden)),
-        *map(_trace_pass, passes),
+        *(
+            {**_span(e.name, e.kind, e.device, e.kind, e), "args": {timeline.turn: e.request}}
+            for e in (*timeline.events, *hidden)
+        ),
+        *(
+            {**_span(p.label, p.part, p.device, "passes", p), "args": {"pass": pass_text(p)}}
+            for p in passes
+        ),
     ]
     data = {"displayTimeUnit": "ms", "traceEvents": events}
     return json.dumps(data, allow_nan=False) + "\n"
 
 
 def _hidden_parts(events: Iterable[Event]) -> Iterator[Event]:
-    """The hidden parts of communications as events of their own."""
     free: dict[int, float] = defaultdict(float)
     for event in events:
         if event.hidden_s:
@@ -55,27 +60,13 @@ def _names(devices: Iterable[int], lanes: Sequence[str]) -> Iterator[dict[str, A
             yield {**about, "tid": lane, "name": "thread_name", "args": {"name": kind}}
 
 
-def _trace_event(event: Event, turn: str) -> dict[str, Any]:
-    lane = _LANES.index(event.kind)
-    span = _span(event.name, event.kind, event.device, lane, event.start_s, event.end_s)
-    return {**span, "args": {turn: event.request}}
-
-
-def _trace_pass(box: Pass) -> dict[str, Any]:
-    lane = _LANES.index("passes")
-    span = _span(box.label, str(box.part), box.device, lane, box.start_s, box.end_s)
-    return {**span, "args": {"pass": pass_text(box)}}
-
-
-def _span(
-    name: str, category: str, device: int, lane: int, start_s: float, end_s: float
-) -> dict[str, Any]:
+def _span(name: str, category: str, device: int, lane: str, during: Event | Pass) -> dict[str, Any]:
     return {
         "ph": "X",
         "name": name,
-        "cat": category,
+        "cat": str(category),
         "pid": device,
-        "tid": lane,
-        "ts": start_s * _MICROSECONDS,
-        "dur": (end_s - start_s) * _MICROSECONDS,
+        "tid": _LANES.index(lane),
+        "ts": during.start_s * _MICROSECONDS,
+        "dur": (during.end_s - during.start_s) * _MICROSECONDS,
     }

@@ -17,25 +17,17 @@ from partitioner.ir.layout import Interval
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The loops of a rule that one axis may cut both, and what is sent then.
+    """The loops of a rule that one axis may cut both, and what is sent then."""
 
-    Attributes:
-        rows: Factor of the rows, each of which lies on one device of the axis.
-        owners: Factor of what rows choose; each device computes for its part of it.
-        chosen: How many of them a row chooses.
-        there_bytes: Bytes of a row on its way to a device that owns some of its choices.
-        back_bytes: Bytes of its results on their way back.
-        inside: Operands, and results counted behind them, that each device has for the rows of all
-            devices of the axis: pending sums over the owners.
-        loads: By owner, its share of the choices; () if all are chosen equally often.
-    """
-
-    rows: str
-    owners: str
-    chosen: int
-    there_bytes: float
-    back_bytes: float
+    rows: str  #: Factor of the rows, each of which lies on one device of the axis.
+    owners: str  #: Factor of what rows choose; each device computes for its part of it.
+    chosen: int  #: How many of them a row chooses.
+    there_bytes: float  #: Bytes of a row on its way to a device that owns some of its choices.
+    back_bytes: float  #: Bytes of its results on their way back.
+    #: Operands, and results counted behind them, that each device has for the rows of all devices
+    #: of the axis: pending sums over the owners.
     inside: frozenset[int] = frozenset()
+    #: By owner, its share of the choices; () if all are chosen equally often.
     loads: tuple[float, ...] = ()
 
     def load(self, owned: Iterable[Interval], count: int) -> float:

@@ -14,12 +14,9 @@ class Parts:
 
     It takes the place of a `Window`: the loop is cut into single positions, and the device of
     position i has the elements that coordinate i owns.
-
-    Attributes:
-        segments: Elements of each run of the dim that each position owns.
     """
 
-    segments: Segments
+    segments: Segments  #: Elements of each run of the dim that each position owns.
 
     @property
     def size(self) -> int:

@@ -16,21 +16,13 @@ from partitioner.ir.layout import DimLayout, Interval, LayoutError
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The window of one loop over one dim of an operand.
+    """The window of one loop over one dim of an operand."""
 
-    Attributes:
-        size: Elements of the dim.
-        stride: Steps by which the window moves from one position to the next.
-        before: Steps by which the window of position 0 starts before element 0.
-        extent: Steps that the window spans.
-        divisor: Steps from one element to the next.
-    """
-
-    size: int
-    stride: int
-    before: int
-    extent: int
-    divisor: int = 1
+    size: int  #: Elements of the dim.
+    stride: int  #: Steps by which the window moves from one position to the next.
+    before: int  #: Steps by which the window of position 0 starts before element 0.
+    extent: int  #: Steps that the window spans.
+    divisor: int = 1  #: Steps from one element to the next.
 
     def reach(self, start: int, length: int) -> Interval:
         """The positions that start..start + length read, with those outside the dim."""

@@ -8,7 +8,8 @@ nothing is copied. An input stays as it is: it belongs to the caller.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 from partitioner.ir.graph import Graph, Node
@@ -24,24 +25,17 @@ def writes_in_place(graph: Graph) -> frozenset[str]:
     reader of its operand: neither a node behind it, nor one before it whose result might be a view
     of the operand, would see the new rows.
     """
-    known = _KNOWN.get(graph)
-    if known is None:
-        known = _KNOWN[graph] = frozenset(_writes_in_place(graph))
-    return known
-
-
-def _writes_in_place(graph: Graph) -> Iterator[str]:
-    if graph.backward:
-        return
-    rows = ((node, row_of(node)) for node in graph.nodes)
-    updates = [(node, row.in_place) for node, row in rows if row and row.in_place is not None]
-    for node, slot in updates:
-        yield from _chain(graph, node, node.inputs[slot])
+    if graph not in _KNOWN:
+        rows = ((node, row_of(node)) for node in graph.nodes if not graph.backward)
+        updates = [(node, row.in_place) for node, row in rows if row and row.in_place is not None]
+        chains = (_chain(graph, node, node.inputs[slot]) for node, slot in updates)
+        _KNOWN[graph] = frozenset(chain.from_iterable(chains))
+    return _KNOWN[graph]
 
 
 def _chain(graph: Graph, update: Node, stored: str) -> Sequence[str]:
     """The writes that lead from a stored value to what an update takes to its place."""
-    chain: list[str] = []
+    writes: list[str] = []
     value = update.inputs[0]
     while value != stored:
         node = graph.producers.get(value)
@@ -52,5 +46,5 @@ def _chain(graph: Graph, update: Node, stored: str) -> Sequence[str]:
         readers = {reader.name for reader in graph.consumers[value]} - {update.name}
         if readers != {node.name} or value in node.inputs[1:] or value in graph.outputs:
             return ()
-        chain.append(node.name)
-    return chain
+        writes.append(node.name)
+    return writes

@@ -11,16 +11,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from partitioner.ir.errors import IRError, did_you_mean
-from partitioner.ir.graph import LOADS, Graph, Node
+from partitioner.ir.graph import LOADS, Graph
 from partitioner.ir.loops.factors import single
 from partitioner.ir.ops import rules_of
 from partitioner.ir.rule import Rule
-
-if TYPE_CHECKING:
-    from partitioner.ir.loops.dispatch import Dispatch
 
 #: By pattern of weights, nodes or modules, a number for each expert.
 Loads = tuple[tuple[str, tuple[float, ...]], ...]
@@ -85,27 +81,18 @@ def _layers(graph: Graph) -> Mapping[str, frozenset[str]]:
     """
     weights: dict[str, tuple[str, ...]] = {}
     for node in graph.nodes:
-        if (dispatch := _dispatch(graph, node)) is not None:
-            weights[node.name] = tuple(_weights(graph, node, dispatch))
+        rule = rules_of(graph)[node.name]
+        if isinstance(rule, Rule) and rule.dispatch is not None:
+            weights[node.name] = tuple(
+                [*origins(graph, value)][-1]
+                for value, dims in zip(node.inputs, rule.operands, strict=True)
+                if value and dims and single(dims[0]) == rule.dispatch.owners
+            )
     names: dict[tuple[str, ...], set[str]] = {}
     for name, read in weights.items():
         own = names.setdefault(read, set(read))
         own.update((name, *_modules(name), *_modules(f"/{graph.modules.get(name, '')}/")))
     return {name: frozenset(names[read]) for name, read in weights.items()}
-
-
-def _dispatch(graph: Graph, node: Node) -> Dispatch | None:
-    rule = rules_of(graph)[node.name]
-    return rule.dispatch if isinstance(rule, Rule) else None
-
-
-def _weights(graph: Graph, node: Node, dispatch: Dispatch) -> Iterator[str]:
-    """The weights whose first dim are the owners of a node."""
-    rule = rules_of(graph)[node.name]
-    assert isinstance(rule, Rule)
-    for value, dims in zip(node.inputs, rule.operands, strict=True):
-        if value and dims and single(dims[0]) == dispatch.owners:
-            yield [*origins(graph, value)][-1]
 
 
 def _modules(name: str) -> Iterator[str]:

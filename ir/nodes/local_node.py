@@ -56,9 +56,6 @@ def localized(
     """`local_op` under other names.
 
     Args:
-        graph: The graph.
-        placed: The node.
-        point: The mesh coordinate.
         operands: Names of the node's inputs and captures, which may differ where one value is read
             twice.
         results: Names of its results, by value; others are passed over.

@@ -19,8 +19,12 @@ def alternatives(graph: Graph, node: Node, placed: tuple[PlacedNode, ...]) -> It
     if row is None or not row.either:
         yield from placed
     else:
-        for slot in range(len(node.inputs)):
-            yield from (_reading(strategy, slot) for strategy in placed)
+        for slot, value in enumerate(node.inputs):  # it reads this operand alone
+            others = ("",) * len(node.inputs)
+            reader = replace(node, inputs=(*others[:slot], value, *others[slot + 1 :]))
+            for p in placed:
+                ins = tuple(at if i == slot else None for i, at in enumerate(p.ins))
+                yield replace(p, node=reader, ins=ins)
     if node.name in graph.optional:
         yield _absent(placed[0])
 
@@ -52,16 +56,7 @@ def originals(graph: Graph) -> Mapping[str, str]:
     return copied
 
 
-def _reading(placed: PlacedNode, slot: int) -> PlacedNode:
-    """The strategy of a node that reads this operand alone."""
-    node = placed.node
-    inputs = tuple(value if i == slot else "" for i, value in enumerate(node.inputs))
-    ins = tuple(at if i == slot else None for i, at in enumerate(placed.ins))
-    return replace(placed, node=replace(node, inputs=inputs), ins=ins)
-
-
 def _absent(placed: PlacedNode) -> PlacedNode:
-    """The node left out."""
     node = placed.node
     empty = replace(
         node,

@@ -35,15 +35,11 @@ def estimated_flops(graph: Graph, node: Node) -> float:
         return max(bodies)
     if not _PRODUCTS.search(node.op) or not operands or not results:
         return touched
-    return max(touched, 2.0 * _positions(node, results[0]) * _weights(graph, node))
-
-
-def _positions(node: Node, result: TensorType) -> float:
-    """Elements of the result for each of its channels."""
-    if result.rank < 2:
-        return 1
-    channels = result.shape[1 if _CHANNELS_FIRST.search(node.op) else -1]
-    return math.prod(result.shape) / max(channels, 1)
+    shape, positions = results[0].shape, 1.0
+    if len(shape) > 1:
+        channels = shape[1 if _CHANNELS_FIRST.search(node.op) else -1]
+        positions = math.prod(shape) / max(channels, 1)
+    return max(touched, 2.0 * positions * _weights(graph, node))
 
 
 def _weights(graph: Graph, node: Node) -> float:

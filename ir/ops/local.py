@@ -38,9 +38,7 @@ def in_whole(view: OpView, pieces: Intervals, prefix: str = "") -> dict[str, tup
     are pieces of that part.
 
     Args:
-        view: The operator.
         pieces: The device's pieces of the operator's own dim.
-        prefix: Of the attributes' names.
     """
     starts, lengths = (view.ints(f"{prefix}{name}") for name in ("starts", "lengths"))
     if starts is not None and lengths is not None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -17,106 +15,56 @@ from partitioner.ir.types import TensorType
 SLICE_INPUT = 10
 
 
-class _Pieces(Protocol):
-    """Nodes in the operators of one domain."""
-
-    def part(
-        self,
-        graph: Graph,
-        value: str,
-        type_: TensorType,
-        cuts: Mapping[int, Interval],
-        name: str,
-        /,
-    ) -> LocalOp:
-        """See `part_of`."""
-
-    def joined(self, parts: Sequence[str], dim: int, name: str) -> Node:
-        """See `joined`."""
-
-    def added(self, one: str, other: str, name: str) -> Node:
-        """See `added`."""
-
-
-@dataclass(frozen=True)
-class _OnnxPieces:
-    """ONNX's operators."""
-
-    def part(
-        self,
-        graph: Graph,
-        value: str,
-        _type: TensorType,
-        cuts: Mapping[int, Interval],
-        name: str,
-        /,
-    ) -> LocalOp:
-        starts = tuple(start for start, _ in cuts.values())
-        ends = tuple(start + length for start, length in cuts.values())
-        bounds = {"starts": starts, "ends": ends, "axes": tuple(cuts)}
-        if graph.opsets[""] < SLICE_INPUT:
-            return LocalOp((Node(name, "Slice", (value,), (name,), bounds),))
-        constants = {f"{name}.{key}": np.array(of, np.int64) for key, of in bounds.items()}
-        return LocalOp((Node(name, "Slice", (value, *constants), (name,)),), constants)
-
-    def joined(self, parts: Sequence[str], dim: int, name: str) -> Node:
-        return Node(name, "Concat", tuple(parts), (name,), {"axis": dim})
-
-    def added(self, one: str, other: str, name: str) -> Node:
-        return Node(name, "Add", (one, other), (name,))
-
-
-@dataclass(frozen=True)
-class _AtenPieces:
-    """PyTorch's operators."""
-
-    def part(
-        self,
-        _graph: Graph,
-        value: str,
-        type_: TensorType,
-        cuts: Mapping[int, Interval],
-        name: str,
-        /,
-    ) -> LocalOp:
-        nodes, types, shape = [], {}, list(type_.shape)
-        for index, (dim, (start, length)) in enumerate(cuts.items()):
-            made = name if index == len(cuts) - 1 else f"{name}.{dim}"
-            attrs = {"dim": dim, "start": start, "end": start + length, "step": 1}
-            nodes.append(Node(made, "aten::slice.Tensor", (value,), (made,), attrs))
-            shape[dim] = length
-            if made != name:
-                types[made] = type_.with_shape(shape)
-            value = made
-        return LocalOp(tuple(nodes), {}, types)
-
-    def joined(self, parts: Sequence[str], dim: int, name: str) -> Node:
-        attrs = {"tensors": len(parts), "dim": dim}
-        return Node(name, "aten::cat", tuple(parts), (name,), attrs)
-
-    def added(self, one: str, other: str, name: str) -> Node:
-        return Node(name, "aten::add.Tensor", (one, other), (name,), {"alpha": 1})
-
-
-#: By `Graph.domain`.
-_PIECES: Mapping[str, _Pieces] = {"": _OnnxPieces(), "aten": _AtenPieces()}
-
-
 def part_of(
-    graph: Graph, value: str, type_: TensorType, cuts: Mapping[int, Interval], name: str
+    graph: Graph,
+    value: str,
+    type_: TensorType,
+    cuts: Mapping[int, Interval],
+    name: str,
+    made: str = "",
 ) -> LocalOp:
     """The part of a value of this type that lies in an interval of each cut dim.
 
-    The part is called `name`, and so is the node that makes it.
+    `name` is that of the node that makes the part, and of the part unless it is `made`.
     """
-    return _PIECES[graph.domain].part(graph, value, type_, cuts, name)
+    if graph.domain == "aten":
+        return sliced(value, type_, cuts, name, made or name)
+    starts = tuple(start for start, _ in cuts.values())
+    ends = tuple(start + length for start, length in cuts.values())
+    bounds = {"starts": starts, "ends": ends, "axes": tuple(cuts)}
+    if graph.opsets[""] < SLICE_INPUT:
+        return LocalOp((Node(name, "Slice", (value,), (made or name,), bounds),))
+    constants = {f"{name}.{key}": np.array(of, np.int64) for key, of in bounds.items()}
+    return LocalOp((Node(name, "Slice", (value, *constants), (made or name,)),), constants)
+
+
+def sliced(
+    value: str, type_: TensorType, cuts: Mapping[int, Interval], name: str, made: str
+) -> LocalOp:
+    """`part_of` in PyTorch's operators, which slice one dim after the other."""
+    nodes, types, shape = [], {}, list(type_.shape)
+    for index, (dim, (start, length)) in enumerate(cuts.items()):
+        is_last = index == len(cuts) - 1
+        node, result = (name, made) if is_last else (f"{name}.{dim}", f"{name}.{dim}")
+        attrs = {"dim": dim, "start": start, "end": start + length, "step": 1}
+        nodes.append(Node(node, "aten::slice.Tensor", (value,), (result,), attrs))
+        shape[dim] = length
+        if not is_last:
+            types[result] = type_.with_shape(shape)
+        value = result
+    return LocalOp(tuple(nodes), {}, types)
 
 
 def joined(graph: Graph, parts: Sequence[str], dim: int, name: str) -> Node:
     """The node that puts parts one after the other along a dim, and its result, called `name`."""
-    return _PIECES[graph.domain].joined(parts, dim, name)
+    if graph.domain == "aten":
+        attrs = {"tensors": len(parts), "dim": dim}
+        return Node(name, "aten::cat", tuple(parts), (name,), attrs)
+    return Node(name, "Concat", tuple(parts), (name,), {"axis": dim})
 
 
 def added(graph: Graph, one: str, other: str, name: str) -> Node:
     """The node that adds two values of one type, and its result, called `name`."""
-    return _PIECES[graph.domain].added(one, other, name)
+    if graph.domain == "aten":
+        return Node(name, "aten::add.Tensor", (one, other), (name,), {"alpha": 1})
+    return Node(name, "Add", (one, other), (name,))

@@ -113,11 +113,6 @@ class Signature(ABC):
 
         ``s..`` stands for as many dims as the tensor has beside the others: ``s0 s1`` of an image.
         Dims given for absent tensors are ignored; operands without dims are outside the loops.
-
-        Args:
-            operands: Dims of the operands.
-            results: Dims of the results.
-            options: See `Options`.
         """
         shapes, out_shapes = self.shapes, self.out_shapes
         ins, outs = _listed(operands, shapes), _listed(results, out_shapes)

@@ -107,41 +107,30 @@ class OpView(Signature):
 
 @dataclass(frozen=True)
 class LocalView:
-    """A device's part of a node, from which its row makes the local op.
+    """A device's part of a node, from which its row makes the local op."""
 
-    Attributes:
-        sizes: Local size of every factor.
-        shapes: Local sizes of the operands (() where absent).
-        out_shapes: Local sizes of the results (() where absent).
-        regions: The part of each whole operand that the device has; () unless the row says `where`
-            or the loop of a sliding window is cut.
-        out_regions: The same of the results.
-        group: The devices that send each other iterations inside of the node; () if none do.
-        held: The operands' `regions` of each of them.
-    """
-
-    sizes: Mapping[str, int]
-    shapes: tuple[Shape, ...]
-    out_shapes: tuple[Shape, ...]
+    sizes: Mapping[str, int]  #: Local size of every factor.
+    shapes: tuple[Shape, ...]  #: Local sizes of the operands (() where absent).
+    out_shapes: tuple[Shape, ...]  #: Local sizes of the results (() where absent).
+    #: The part of each whole operand that the device has; () unless the row says `where` or the
+    #: loop of a sliding window is cut.
     regions: tuple[Region, ...] = ()
-    out_regions: tuple[Region, ...] = ()
+    out_regions: tuple[Region, ...] = ()  #: The same of the results.
+    #: The devices that send each other iterations inside of the node; () if none do.
     group: tuple[int, ...] = ()
-    held: tuple[tuple[Region, ...], ...] = ()
+    held: tuple[tuple[Region, ...], ...] = ()  #: The operands' `regions` of each of them.
 
 
 @dataclass(frozen=True)
 class LocalOp:
-    """The nodes that one device runs in place of a node.
+    """The nodes that one device runs in place of a node."""
 
-    Attributes:
-        nodes: In order; the results keep the original names. Names of temporaries start with the
-            original node's name.
-        constants: New small constants by value name.
-        types: Types of temporaries by value name.
-    """
-
+    #: In order; the results keep the original names. Names of temporaries start with the original
+    #: node's name.
     nodes: tuple[Node, ...]
+    #: New small constants by value name.
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    #: Types of temporaries by value name.
     types: Mapping[str, TensorType] = field(default_factory=dict)
 
 
@@ -150,50 +139,43 @@ Localize = Callable[[OpView, LocalView], LocalOp]
 
 @dataclass(frozen=True)
 class OpRow:
-    """An op.
+    """An op."""
 
-    Attributes:
-        rule: Factor rule of a node; raises OpaqueError for forms that have none.
-        localize: The local form of a node whose rule is cut; None if the node runs as it is.
-        view: The result is the first operand's memory under another shape: no bytes, no kernel.
-        moved: Bytes that the op reads and writes, by local operand and result bytes; None for all.
-            (Gather reads rows, not the table.)
-        stored: The result is a value that is kept from step to step (a parameter): it is resident,
-            with `node.attrs["state_bytes"]` more an element, and the node cuts it as it likes.
-        in_place: Operand that is written where it lies, so it is never moved to the node.
-        overwrites: The result is the first operand with some of its elements written anew.
-        again: The result is the first operand itself, under another name.
-        where: `localize` needs the regions of a device's parts, not their sizes alone.
-        either: The result is one of the operands, whichever the plan reads, and counts as a value
-            of its own: the operand is kept for it alone from the last other use on.
-        ahead: The op's operands are brought to it while nodes before it run.
-        attention: The op is attention, or a gradient of it, in one kernel.
-        averages: The sum over the reduced loops is divided by the number of their iterations.
-        uniform: The result has one number throughout, or repeats the operand's elements.
-        scales: The first operand is multiplied by the other, or divided by it: a tensor or, as
-            `node.attrs["other"]`, a number.
-        shifts: With a number as `node.attrs["other"]`, the result is the operand, or its negative,
-            plus a number.
-        adds: The method of a running sum by which the operator's own kernel adds its result to the
-            sum as it computes it; "" if a result is made first and then added.
-    """
-
+    #: Factor rule of a node; raises OpaqueError for forms that have none.
     rule: Callable[[OpView], Rule]
+    #: The local form of a node whose rule is cut; None if the node runs as it is.
     localize: Localize | None = None
+    #: The result is the first operand's memory under another shape: no bytes, no kernel.
     view: bool = False
+    #: Bytes that the op reads and writes, by local operand and result bytes; None for all. (Gather
+    #: reads rows, not the table.)
     moved: Callable[[tuple[int, ...], tuple[int, ...]], int] | None = None
+    #: The result is a value that is kept from step to step (a parameter): it is resident, with
+    #: `node.attrs["state_bytes"]` more an element, and the node cuts it as it likes.
     stored: bool = False
+    #: Operand that is written where it lies, so it is never moved to the node.
     in_place: int | None = None
+    #: The result is the first operand with some of its elements written anew.
     overwrites: bool = False
-    again: bool = False
-    where: bool = False
+    again: bool = False  #: The result is the first operand itself, under another name.
+    where: bool = False  #: `localize` needs the regions of a device's parts, not their sizes alone.
+    #: The result is one of the operands, whichever the plan reads, and counts as a value of its
+    #: own: the operand is kept for it alone from the last other use on.
     either: bool = False
-    ahead: bool = False
-    attention: bool = False
+    ahead: bool = False  #: The op's operands are brought to it while nodes before it run.
+    attention: bool = False  #: The op is attention, or a gradient of it, in one kernel.
+    #: The sum over the reduced loops is divided by the number of their iterations.
     averages: bool = False
+    #: The result has one number throughout, or repeats the operand's elements.
     uniform: bool = False
+    #: The first operand is multiplied by the other, or divided by it: a tensor or, as
+    #: `node.attrs["other"]`, a number.
     scales: Literal["", "times", "over"] = ""
+    #: With a number as `node.attrs["other"]`, the result is the operand, or its negative, plus a
+    #: number.
     shifts: bool = False
+    #: The method of a running sum by which the operator's own kernel adds its result to the sum as
+    #: it computes it; "" if a result is made first and then added.
     adds: str = ""
 
 

@@ -11,15 +11,10 @@ from partitioner.ir.types import TensorType
 
 @dataclass(frozen=True)
 class BatchParts:
-    """The parts of a request that its micro-batches take and give.
+    """The parts of a request that its micro-batches take and give."""
 
-    Attributes:
-        count: Number of micro-batches, at least 1.
-        types: Types of the whole batch's inputs and outputs, by name.
-        regions: The part of each micro-batch in a whole input or output, by name. An input that is
-            not here goes whole to every micro-batch; such an output is the same in all of them.
-    """
-
-    count: int
-    types: Mapping[str, TensorType]
+    count: int  #: Number of micro-batches, at least 1.
+    types: Mapping[str, TensorType]  #: Types of the whole batch's inputs and outputs, by name.
+    #: The part of each micro-batch in a whole input or output, by name. An input that is not here
+    #: goes whole to every micro-batch; such an output is the same in all of them.
     regions: Mapping[str, tuple[Region, ...]]

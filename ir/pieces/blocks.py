@@ -15,32 +15,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Chunk:
-    """A dim that the blocks of a stretch cut.
+    """A dim that the blocks of a stretch cut."""
 
-    Attributes:
-        value: A value that the stretch makes; the dims of all others follow from the rules.
-        dim: The dim of it.
-        parts: Number of parts, at least 2.
-    """
-
-    value: str
-    dim: int
-    parts: int
+    value: str  #: A value that the stretch makes; the dims of all others follow from the rules.
+    dim: int  #: The dim of it.
+    parts: int  #: Number of parts, at least 2.
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """A run of nodes in blocks.
+    """A run of nodes in blocks."""
 
-    Attributes:
-        first: Name of its first node.
-        last: Name of its last node, in the order of the graph.
-        chunks: The dims that are cut; blocks are their product. Without any, the stretch is one
-            block, and only its constants come and go.
-    """
-
-    first: str
-    last: str
+    first: str  #: Name of its first node.
+    last: str  #: Name of its last node, in the order of the graph.
+    #: The dims that are cut; blocks are their product. Without any, the stretch is one block, and
+    #: only its constants come and go.
     chunks: tuple[Chunk, ...]
 
     @property
@@ -51,13 +40,9 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The parts of a model that run in turn.
+    """The parts of a model that run in turn."""
 
-    Attributes:
-        stretches: The stretches, in order; no node is in two.
-    """
-
-    stretches: tuple[Stretch, ...] = ()
+    stretches: tuple[Stretch, ...] = ()  #: The stretches, in order; no node is in two.
 
     def __bool__(self) -> bool:
         """Tell whether anything runs in blocks."""

@@ -28,7 +28,6 @@ def check(schedule: PipelineSchedule, edges: Iterable[Edge] | None = None) -> No
     wait for F of the stage and for B or I of all stages after it.
 
     Args:
-        schedule: What to check.
         edges: Pairs of stages between which data flows forward; None: the chain.
 
     Raises:

@@ -22,7 +22,6 @@ def dataflow(stages: int, edges: Iterable[Edge] | None = None) -> Dataflow:
     """The neighbours of each stage.
 
     Args:
-        stages: Number of stages.
         edges: Pairs of stages; None: the chain 0-1, 1-2, ...
 
     Raises:

@@ -86,10 +86,6 @@ _VEE = ("zbv", "dualpipev")
 Order = tuple[tuple[Action, ...], ...]
 
 
-def _gpipe(lane_of: tuple[int, ...], micro_batches: int, _: Dataflow) -> Policy:
-    return Policy(True, (micro_batches,) * len(lane_of), forward_first=True)
-
-
 def _one_f_one_b(lane_of: tuple[int, ...], _: int, flow: Dataflow) -> Policy:
     """A stage holds as many micro-batches as the longest way to an end has lanes in turn."""
     limits = [1] * len(lane_of)
@@ -100,14 +96,10 @@ def _one_f_one_b(lane_of: tuple[int, ...], _: int, flow: Dataflow) -> Policy:
     return Policy(True, tuple(limits))
 
 
-def _forward(lane_of: tuple[int, ...], micro_batches: int, _: Dataflow) -> Policy:
-    return Policy(False, (micro_batches,) * len(lane_of))
-
-
 _POLICIES: Mapping[str, Callable[[tuple[int, ...], int, Dataflow], Policy]] = {
-    "gpipe": _gpipe,
+    "gpipe": lambda lanes, count, _: Policy(True, (count,) * len(lanes), forward_first=True),
     "1f1b": _one_f_one_b,
-    "forward": _forward,
+    "forward": lambda lanes, count, _: Policy(False, (count,) * len(lanes)),
 }
 
 
@@ -129,10 +121,6 @@ def _zero_bubble(lane_of: tuple[int, ...], micro_batches: int) -> Order:
     return zero_bubble(lanes, chunks, micro_batches)
 
 
-def _zbv(lane_of: tuple[int, ...], micro_batches: int) -> Order:
-    return zbv(_vee("zbv", lane_of), micro_batches)
-
-
 def _dualpipev(lane_of: tuple[int, ...], micro_batches: int) -> Order:
     lanes = _vee("dualpipev", lane_of)
     if micro_batches < 2 * lanes:
@@ -146,7 +134,7 @@ def _dualpipev(lane_of: tuple[int, ...], micro_batches: int) -> Order:
 _TEXTBOOK: Mapping[str, Callable[[tuple[int, ...], int], Order]] = {
     "interleaved": _interleaved,
     "zb1": _zero_bubble,
-    "zbv": _zbv,
+    "zbv": lambda lane_of, micro_batches: zbv(_vee("zbv", lane_of), micro_batches),
     "dualpipev": _dualpipev,
 }
 

@@ -61,7 +61,10 @@ def list_schedule(
             candidates = _candidates(state, stages, micro_batches, policy)
             ready = [action for action in candidates if _ready(action, flow, state.ends, now)]
             if ready:
-                _start(state, lane, min(ready, key=_priority), now, durations)
+                action = min(ready, key=_priority)
+                state.lanes[lane].append(action)
+                state.started[action.stage, action.kind] += 1
+                state.free[lane] = state.ends[action] = now + durations[action.kind]
         now = min(end for end in state.free if end > now)
     return tuple(map(tuple, state.lanes))
 
@@ -95,11 +98,3 @@ def _priority(action: Action) -> tuple[int, int, int]:
     then makes room for one forward pass. Of one micro-batch, the stage nearest to its end first.
     """
     return (action.kind is _B, action.micro_batch, -action.stage)
-
-
-def _start(
-    state: _State, lane: int, action: Action, now: int, durations: Mapping[ActionKind, int]
-) -> None:
-    state.lanes[lane].append(action)
-    state.started[action.stage, action.kind] += 1
-    state.free[lane] = state.ends[action] = now + durations[action.kind]

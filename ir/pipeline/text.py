@@ -35,7 +35,6 @@ def to_csv(schedule: PipelineSchedule, *, header: bool = False) -> str:
     """The actions, a row a lane.
 
     Args:
-        schedule: What to print.
         header: Begin with the name and lanes in lines of ours, which PyTorch does not read.
     """
     lines = [",".join(map(str, lane)) for lane in schedule.lanes]
@@ -51,7 +50,6 @@ def from_csv(text: str, name: str = "csv") -> PipelineSchedule:
     That it can run is not checked here: see `check`.
 
     Args:
-        text: The table.
         name: Of the schedule, if the table says none.
 
     Raises:
@@ -99,7 +97,9 @@ def _words(lane: int, row: list[str]) -> Iterator[_Word]:
         parts = overlapped[1].split(";") if overlapped else [cell] if cell else []
         for part in parts:
             match = _CELL.fullmatch(part.strip())
-            if match is None or not _is_word(match[2], match[3]):
+            word = match[2] if match and match[2] in _KINDS else ActionKind.OVERLAP_F_B
+            is_word = word != ActionKind.OVERLAP_F_B
+            if match is None or not is_word or bool(match[3]) == (word in _OF_STAGE):
                 raise PipelineScheduleError(
                     f"lane {lane}: {_quoted(cell)} is no action; one is a stage, a kind and a "
                     "micro-batch, like 0F3, or (0F3;1B2)OVERLAP_F_B"
@@ -110,12 +110,6 @@ def _words(lane: int, row: list[str]) -> Iterator[_Word]:
                     f"lane {lane}: {_quoted(cell)} overlaps {kind}, which computes nothing"
                 )
             yield int(match[1]), kind, int(match[3]) if match[3] else None
-
-
-def _is_word(kind: str, micro_batch: str) -> bool:
-    if kind not in _KINDS or kind == ActionKind.OVERLAP_F_B:
-        return False
-    return bool(micro_batch) != (kind in _OF_STAGE)
 
 
 def _lane_of(lanes: tuple[tuple[Action, ...], ...]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from onnx_shape_inference import infer_symbolic_shapes
 
 from partitioner.annotations.check import Problem, Shapes, annotated_nodes, annotation_problems
 from partitioner.frontends.errors import FrontendError, one_line
-from partitioner.frontends.onnx.inferring.run_time_sizes import never_guess
+from partitioner.frontends.onnx.inferring.corrections import correct_inference
 from partitioner.frontends.onnx.reading.read import parse_file, read_source
 
 
@@ -85,7 +85,7 @@ def _inferred_shapes(proto: ModelProto) -> Shapes:
     """
     for node in annotated_nodes(proto):  # onnx_ir would resolve their names, right or wrong
         node.ClearField("device_configurations")
-    never_guess()
+    correct_inference()
     read = onnx_ir.from_proto(proto)
     try:
         infer_symbolic_shapes(read, warn_on_missing=False)

@@ -62,7 +62,6 @@ class Annotated:
     """An annotated file.
 
     Attributes:
-        path: The file.
         nodes: Number of annotated nodes.
         devices: Number of devices that they are annotated for.
         left_out: The parts of the plan without annotations, in the plan's order.
@@ -98,9 +97,7 @@ def annotate(
     below it; otherwise their files are copied beside `path`.
 
     Args:
-        traced: The model.
         schedule: The plan's tasks: nodes with their placements and pipeline phases.
-        cluster: The devices.
         path: The .onnx file to write; an existing one is replaced in one step.
         model_path: The model's own file, which is never replaced; None for a model in memory.
 

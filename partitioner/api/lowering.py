@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby, islice
 
 import numpy as np
 
@@ -63,7 +62,7 @@ def lower(
     order = plan_schedule.order or whole_batch_order(ranks, trains=bool(graph.backward))
     shared = _Shared(graph, plan_schedule, names, _deliveries(plan_schedule, deliver_all), order)
     programs = Programs(
-        tuple(shared.program(rank) for rank in range(ranks)),
+        tuple(_Rank(shared, rank).program() for rank in range(ranks)),
         {value: graph.types[value] for value in graph.inputs},
         {graph.output_names.get(value, value): graph.types[value] for value in graph.outputs},
         homes,
@@ -118,16 +117,6 @@ class _Local:
     reads: frozenset[str]
 
 
-def _joined(parts: Sequence[_Local]) -> _Local:
-    """The steps of all parts, in order."""
-    return _Local(
-        tuple(step for part in parts for step in part.steps),
-        {name: array for part in parts for name, array in part.literals.items()},
-        {name: type_ for part in parts for name, type_ in part.types.items()},
-        frozenset().union(*(part.reads for part in parts)),
-    )
-
-
 @dataclass(frozen=True)
 class _Shared:
     """The steps that ranks share: most differ in the coordinates of their ranks only.
@@ -142,8 +131,6 @@ class _Shared:
     deliver: frozenset[tuple[int, str]]
     order: RunOrder
     uniform: dict[int, _Local] = field(default_factory=dict)  # by task
-    # Joined uniform tasks: first task -> (end, steps).
-    stretches: dict[int, tuple[int, _Local]] = field(default_factory=dict)
     _types: dict[Key, Mapping[int, TensorType]] = field(default_factory=dict)
     _locals: dict[tuple[object, ...], _Local] = field(default_factory=dict)
     _comms: dict[tuple[object, ...], Comm] = field(default_factory=dict)
@@ -170,7 +157,6 @@ class _Shared:
 
     @cached_property
     def members(self) -> Sequence[frozenset[int]]:
-        """Ranks of each task."""
         groups: dict[tuple[int, ...], frozenset[int]] = {}
         ranks = map(_ranks, self.schedule.tasks)
         return [groups.setdefault(devices, frozenset(devices)) for devices in ranks]
@@ -197,27 +183,7 @@ class _Shared:
         backward = (i for i, name in enumerate(nodes) if name in self.graph.backward)
         return next(backward, len(tasks))
 
-    def program(self, rank: int) -> RankProgram:
-        known = len(self.uniform)
-        program = _Rank(self, rank).program()
-        self._join(list(islice(self.uniform, known, None)))
-        return program
-
-    def _join(self, indices: Sequence[int]) -> None:
-        """Join uniform tasks, given in order, that follow each other on all ranks of one group."""
-
-        def stretch(entry: tuple[int, int]) -> tuple[object, ...]:
-            place, index = entry
-            return index - place, self.members[index]
-
-        for _, entries in groupby(enumerate(indices), key=stretch):
-            first, *rest = (index for _, index in entries)
-            if rest and len(self.members[first]) > 1:
-                parts = [self.uniform[index] for index in (first, *rest)]
-                self.stretches[first] = rest[-1] + 1, _joined(parts)
-
     def type_of(self, key: Key, rank: int) -> TensorType:
-        """Type of a rank's part of a value."""
         if key not in self._types:
             value, at = key
             whole, points = self.graph.types[value], at.mesh.coords()
@@ -242,7 +208,6 @@ class _Shared:
         return self._comms[key]
 
     def note_comm(self, index: int, step: Comm, before: Key, after: Key, rank: int) -> None:
-        """Note a communication that is uniform."""
         is_uniform = before not in self.renamed and _is_equal(after[1])
         if is_uniform and step.sources() == step.targets() == self.members[index]:
             types = {step.target: self.type_of(after, rank)}
@@ -292,8 +257,6 @@ class _Shared:
 
 @dataclass
 class _Rank:
-    """Builds one rank's program."""
-
     shared: _Shared
     rank: int
     types: dict[str, TensorType] = field(default_factory=dict)
@@ -351,21 +314,13 @@ class _Rank:
                 yield from step.node.outputs
 
     def _run_tasks(self) -> None:
-        """Add the steps of all tasks."""
-        uniform, stretches = self.shared.uniform, self.shared.stretches
-        tasks, members = self.shared.schedule.tasks, self.shared.members
-        index = 0
-        while index < len(tasks):
-            end = index + 1
+        uniform, members = self.shared.uniform, self.shared.members
+        for index, task in enumerate(self.shared.schedule.tasks):
             if self.rank in members[index]:
-                if index in stretches:
-                    end, local = stretches[index]
-                    self._take(local)
-                elif index in uniform:
+                if index in uniform:
                     self._take(uniform[index])
                 else:
-                    self._task(index, tasks[index])
-            index = end
+                    self._task(index, task)
 
     def _task(self, index: int, task: Task) -> None:
         for (device, new), (_, old) in task.aliases:
@@ -445,14 +400,9 @@ def _is_equal(at: Placement | None) -> bool:
 
 
 def _ranks(task: Task) -> tuple[int, ...]:
-    """The ranks that take part in a task."""
     if task.placed is not None:
         return task.placed.mesh.devices
     return task.comm.ranks if task.comm is not None else tuple(d for (d, _), _ in task.aliases)
-
-
-def _operands(placed: PlacedNode) -> tuple[str, ...]:
-    return (*placed.node.inputs, *placed.node.captures)
 
 
 def _slots(placed: PlacedNode, name: Callable[[Key], str]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.report.findings.bottleneck import WORTH, turn_of
 from partitioner.report.findings.one_device import OneDevice, copies_sentence
-from partitioner.report.page.schema import VERSION, Point, Sweep
+from partitioner.report.schema import VERSION, Point, Sweep
 from partitioner.report.text.tables import table
 from partitioner.search.find_plan import find_plan
 from partitioner.search.request import Budget, Request, silent
@@ -43,23 +44,6 @@ _HEAD = (
     *("devices", "cluster", "limit", "plan", "latency", "throughput"),
     *("speed-up", "per device", "fullest device", "gap", ""),
 )
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The values that a sweep varies: a point for each cluster, memory limit and device count.
-
-    Attributes:
-        devices: Device counts; empty: each cluster's own.
-        clusters: Presets or files; None is the reference accelerator.
-        memory: Limits in bytes; None is the cluster's own.
-        meshes: Axis sizes of intra plans, for the points with as many devices; others are searched.
-    """
-
-    devices: Sequence[int]
-    clusters: Sequence[str | None]
-    memory: Sequence[int | None]
-    meshes: Sequence[Mapping[str, int]]
 
 
 @dataclass(frozen=True)
@@ -115,18 +99,15 @@ def sweep(
     for name, values in {**lists, "clusters": options.get("clusters", (None,))}.items():
         if is_a(values, str, bytes, Mapping) or not is_a(values, Iterable):
             raise OptionError(f"{name} is {values!r}; give a list, as [{values!r}]")
-    grid = Grid(
-        _unique(devices),
-        _unique(options.get("clusters", (None,))),
-        _unique(None if limit is None else parse_bytes(limit) for limit in memory),
-        tuple(options.get("meshes", ())),
-    )
-    if not grid.devices and None in grid.clusters:
+    counts, clusters = _unique(devices), _unique(options.get("clusters", (None,)))
+    limits = _unique(None if limit is None else parse_bytes(limit) for limit in memory)
+    if not counts and None in clusters:
         raise OptionError("give devices, or clusters with counts in their names, like 4xh100")
     request = request_of(options)
     opened = open_with(model, example_inputs, options)
     say = options.get("progress") or silent
-    targets = _targets(grid, request)
+    grid = itertools.product(clusters, limits, counts or (None,))
+    targets = _targets(grid, tuple(options.get("meshes", ())), request)
     say("reading the model")
     graph = opened.graph
     rules = Rules.of(graph)
@@ -147,7 +128,6 @@ def sweep(
 
 
 def _unique(items: Iterable[Item]) -> tuple[Item, ...]:
-    """The items without repetitions, in their order."""
     return tuple(dict.fromkeys(items))
 
 
@@ -156,9 +136,7 @@ class _Target:
     """A point to plan.
 
     Attributes:
-        cluster: The devices, with the memory limit.
         limit: Memory limit in bytes; None is the cluster's own.
-        request: The request with the point's mesh.
     """
 
     cluster: Cluster
@@ -172,29 +150,35 @@ class _Target:
 
     @property
     def title(self) -> str:
-        """The point in words."""
         return _in_words(len(self.cluster), self.name, self.limit)
 
 
-def _targets(grid: Grid, request: Request) -> list[_Target]:
+def _targets(
+    grid: Iterable[tuple[str | None, int | None, int | None]],
+    meshes: Sequence[Mapping[str, int]],
+    request: Request,
+) -> list[_Target]:
     """All points, in the order in which they are planned.
+
+    Args:
+        grid: Cluster (None: the reference accelerator), memory limit in bytes and number of devices
+            (None: the cluster's own) of each.
+        meshes: Axis sizes of intra plans, for the points with as many devices.
 
     Raises:
         OptionError: No point has as many devices as a mesh, or two meshes have as many.
         PartitionerError: A cluster cannot have that many devices, or a mesh is wrong.
     """
     clusters = []
-    for name in grid.clusters:
-        for limit in grid.memory:
-            for count in grid.devices or (None,):
-                cluster = resolve_cluster(name, count)
-                clusters.append((limit, cluster if limit is None else cluster.with_memory(limit)))
-    meshes = _meshes(grid.meshes, [len(cluster) for _, cluster in clusters])
+    for name, limit, number in grid:
+        cluster = resolve_cluster(name, number)
+        clusters.append((limit, cluster if limit is None else cluster.with_memory(limit)))
+    by_size = _meshes(meshes, [len(cluster) for _, cluster in clusters])
     targets = []
     for limit, cluster in clusters:
         count = len(cluster)
-        check_space(request.strategy, count, meshes.get(count))
-        with_mesh = replace(request, mesh=meshes.get(count))
+        check_space(request.strategy, count, by_size.get(count))
+        with_mesh = replace(request, mesh=by_size.get(count))
         targets.append(_Target(cluster, limit, with_mesh.over(count)))
     return targets
 
@@ -288,11 +272,13 @@ def _with_pareto(points: Sequence[Point]) -> list[Point]:
     """The points with `pareto`: no other is at least as good in all four goals, better in one."""
     all_goals = [_goals(point) for point in points]
     known = [goals for goals in all_goals if goals is not None]
+
+    def is_best(goals: tuple[float, ...]) -> bool:
+        others = (other for other in known if other != goals)
+        return not any(all(a <= b for a, b in zip(one, goals, strict=True)) for one in others)
+
     return [
-        {
-            **point,
-            "pareto": goals is not None and not any(_dominates(other, goals) for other in known),
-        }
+        {**point, "pareto": goals is not None and is_best(goals)}
         for point, goals in zip(points, all_goals, strict=True)
     ]
 
@@ -303,10 +289,6 @@ def _goals(point: Point) -> tuple[float, ...] | None:
     if latency is None or step is None or peak is None:
         return None
     return (point["devices"], latency, step, peak)
-
-
-def _dominates(goals: tuple[float, ...], others: tuple[float, ...]) -> bool:
-    return goals != others and all(a <= b for a, b in zip(goals, others, strict=True))
 
 
 def answer(points: Sequence[Point], objective: str, turn: str) -> str:
@@ -377,7 +359,6 @@ def _splitting(points: Sequence[Point], objective: str, turn: str) -> str:
 
 
 def _value(point: Point, objective: str) -> float:
-    """The objective's value, infinite without a plan."""
     keys = {"latency": point["latency_s"], "memory": point["peak_bytes"]}
     value = keys.get(objective, point["step_s"])
     return math.inf if value is None else value

@@ -11,6 +11,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from partitioner.api.compiled.base import Compiled
@@ -76,7 +77,6 @@ def tuned(
     """The outcome with the plan that runs fastest on this machine.
 
     Args:
-        outcome: The search's.
         compiled: Makes a candidate's program.
         request: The request; its `tune` is the number of plans to run.
         cluster: The devices, which are this machine's (`check_tunable`).
@@ -92,7 +92,10 @@ def tuned(
         runs = []
         for index, candidate in enumerate(candidates):
             say(f"writing plan {index + 1} of {len(candidates)}: {candidate.space}")
-            runs.append(_written(compiled(candidate), Path(name) / str(index)))
+            folder, ranks = Path(name) / str(index), compiled(candidate).ranks
+            folder.mkdir()
+            ranks.write(folder)
+            runs.append(partial(ranks.run_seconds, folder))
         rounds = _rounds(runs, in_flight, say)
     medians = [statistics.median(seconds) for seconds in rounds]
     best = medians.index(min(medians))
@@ -107,14 +110,6 @@ def tuned(
         for index, candidate in enumerate(candidates)
     )
     return kept(outcome, candidates[best], trials, request.gap)
-
-
-def _written(program: Compiled, folder: Path) -> Callable[[int], float]:
-    """A function that runs a plan's written ranks: the seconds of so many requests or steps."""
-    folder.mkdir()
-    ranks = program.ranks
-    ranks.write(folder)
-    return lambda count: ranks.run_seconds(folder, count)
 
 
 def _spread(seconds: Sequence[float]) -> float:
@@ -144,15 +139,10 @@ def _rounds(
         say(f"running {len(runs)} plans, round {number} of {ROUNDS}")
         for of_plan, run, count in zip(seconds, runs, counts, strict=True):
             of_plan.append(run(count) / count)
-        if number >= LEAST_ROUNDS and _is_clear(seconds):
+        best, *others = sorted(seconds, key=statistics.median)
+        if number >= LEAST_ROUNDS and all(max(best) < min(other) for other in others):
             break
     return seconds
-
-
-def _is_clear(seconds: Sequence[Sequence[float]]) -> bool:
-    """Test whether each run of one plan was faster than all runs of the others."""
-    best, *others = sorted(seconds, key=statistics.median)
-    return all(max(best) < min(other) for other in others)
 
 
 def tuning_notes(outcome: Outcome, request: Request) -> tuple[str, ...]:

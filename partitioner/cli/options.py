@@ -347,7 +347,6 @@ def check_kind(model: str, options: type, keywords: Mapping[str, Any]) -> None:
 
     Args:
         model: The model as the command has it.
-        options: The TypedDict of the command's options.
         keywords: Those that are given.
 
     Raises:

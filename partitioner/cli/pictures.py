@@ -79,7 +79,6 @@ def write_pictures(result: "Compiled", args: SimpleNamespace, say: Say, warn: Sa
     """Write the pictures that the options name.
 
     Args:
-        result: A compiled model.
         args: The pictures by their options' names.
         say: Receives a line before each file.
         warn: Receives a line for each part of the plan that a file leaves out.
@@ -91,7 +90,7 @@ def write_pictures(result: "Compiled", args: SimpleNamespace, say: Say, warn: Sa
         _onnx(result)
     for name, path in _targets(args):
         say(f"writing {path}")
-        for line in _WRITERS[name](result, path, args):
+        for line in _write(name, result, path, args):
             warn(line)
 
 
@@ -102,24 +101,27 @@ def _targets(args: SimpleNamespace) -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
-def _write_dot(result: "Compiled", path: Path, _args: SimpleNamespace) -> Sequence[str]:
-    from partitioner.foundations.files import write_file
-    from partitioner.report.pictures.dot import dot
-
-    write_file(path, dot(result).encode())
-    return ()
-
-
-def _write_graph(result: "Compiled", path: Path, args: SimpleNamespace) -> Sequence[str]:
-    from partitioner.report.pictures.draw import MAX_BOXES, draw_graph
-
-    draw_graph(result, path, boxes=getattr(args, "boxes", None) or MAX_BOXES)
-    return ()
-
-
-def _write_timeline(result: "Compiled", path: Path, args: SimpleNamespace) -> Sequence[str]:
+def _write(name: str, result: "Compiled", path: Path, args: SimpleNamespace) -> Sequence[str]:
+    """Write a picture: a line for each part of the plan that it leaves out."""
     requests = getattr(args, "requests", 1)
-    if path.suffix.lower() == ".json":
+    if name == "annotate":
+        from partitioner.annotations.write import annotate
+
+        model = _onnx(result)
+        if model.part is not None:
+            raise PartitionerError("--annotate has no micro-batches, and the plan runs in them")
+        tasks, cluster = result.schedule, result.cluster
+        return tuple(annotate(model.traced, tasks, cluster, path, model_path=model.path).lines())
+    if name == "dot":
+        from partitioner.foundations.files import write_file
+        from partitioner.report.pictures.dot import dot
+
+        write_file(path, dot(result).encode())
+    elif name == "graph":
+        from partitioner.report.pictures.draw import MAX_BOXES, draw_graph
+
+        draw_graph(result, path, boxes=getattr(args, "boxes", None) or MAX_BOXES)
+    elif path.suffix.lower() == ".json":
         from partitioner.cost_model.schedule.passes import passes
         from partitioner.cost_model.schedule.simulate import simulate
         from partitioner.cost_model.schedule.trace_events import timeline_json
@@ -135,16 +137,6 @@ def _write_timeline(result: "Compiled", path: Path, args: SimpleNamespace) -> Se
     return ()
 
 
-def _write_annotated(result: "Compiled", path: Path, _args: SimpleNamespace) -> Sequence[str]:
-    from partitioner.annotations.write import annotate
-
-    model = _onnx(result)
-    if model.part is not None:
-        raise PartitionerError("--annotate has no micro-batches, and the plan runs in them")
-    annotated = annotate(model.traced, result.schedule, result.cluster, path, model_path=model.path)
-    return tuple(annotated.lines())
-
-
 def _onnx(result: "Compiled") -> "OnnxModel":
     """The ONNX model of a plan.
 
@@ -156,14 +148,6 @@ def _onnx(result: "Compiled") -> "OnnxModel":
     if not isinstance(result.model, OnnxModel):
         raise PartitionerError("--annotate writes an ONNX model, and the plan is of a module")
     return result.model
-
-
-_WRITERS: dict[str, Callable[["Compiled", Path, SimpleNamespace], Sequence[str]]] = {
-    "dot": _write_dot,
-    "graph": _write_graph,
-    "timeline": _write_timeline,
-    "annotate": _write_annotated,
-}
 
 
 def draw(

@@ -136,18 +136,14 @@ def _stopped_by(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         if too_many in str(cause):
-            return f"{too_many}{_limit_of_files()}"
+            import resource
+
+            least, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            return f"{too_many}: {least} are allowed; raise it with `ulimit -n`"
         if isinstance(cause, OSError) and cause.errno in _OF_LIMITS:
             return str(cause.strerror)
         cause = cause.__cause__ or cause.__context__
     return ""
-
-
-def _limit_of_files() -> str:
-    import resource
-
-    least, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return f": {least} are allowed; raise it with `ulimit -n`"
 
 
 def _give_up_streams() -> None:

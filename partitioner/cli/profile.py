@@ -3,13 +3,17 @@
 import dataclasses
 import json
 import os
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from partitioner.api.option_table import DEVICES, ProfileOptions
 from partitioner.cli import options
 from partitioner.cli.options import option, positive
 from partitioner.cli.terminal import progress
 from partitioner.report.text.tables import safe
+
+if TYPE_CHECKING:
+    from partitioner.api.profiling.calibrate import Calibrated
+    from partitioner.api.profiling.profiled import Profiled
 
 
 def calibrate(
@@ -18,12 +22,12 @@ def calibrate(
     """Add the record of `partition run --profile` to the measurements of this machine."""
     from partitioner.api.profiling.calibrate import calibrate as add_measurements
 
-    calibrated = add_measurements(folder, profile=profile)
-    if as_json:
-        data = {**dataclasses.asdict(calibrated), "file": str(calibrated.file)}
-        print(json.dumps(data, indent=1))
-    else:
-        print(safe(str(calibrated)))
+    return _told(add_measurements(folder, profile=profile), as_json)
+
+
+def _told(measured: "Calibrated | Profiled", as_json: bool) -> int:
+    data = {**dataclasses.asdict(measured), "file": str(measured.file)}
+    print(json.dumps(data, indent=1) if as_json else safe(str(measured)))
     return 0
 
 
@@ -56,9 +60,4 @@ def profile(
         profiled = measure(model, devices=devices, **chosen)
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") != "0":
         return 0  # rank 0 of torchrun's processes tells
-    if as_json:
-        data = {**dataclasses.asdict(profiled), "file": str(profiled.file)}
-        print(json.dumps(data, indent=1))
-    else:
-        print(safe(str(profiled)))
-    return 0
+    return _told(profiled, as_json)

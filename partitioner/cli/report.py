@@ -15,7 +15,7 @@ from partitioner.foundations.files import read_text
 from partitioner.report.text.tables import safe
 
 if TYPE_CHECKING:
-    from partitioner.report.page.schema import Diff, Sweep
+    from partitioner.report.schema import Diff, Sweep
 
 _PAGE = options.output_file((".html", ".htm"))
 

@@ -26,7 +26,6 @@ _MOST_CHARACTERS = 2**26  #: Of a file; a table of 1,000 lanes and micro-batches
 
 
 def _lanes(text: str) -> tuple[int, ...]:
-    """The lanes of ``0,1,0``."""
     return tuple(count(part, text, least=0) for part in text.split(","))
 
 

@@ -32,7 +32,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parse(arguments: list[str] | None) -> dict[str, Any]:
-    """The example's name, the file "out" and the options of a command line."""
     parser = argparse.ArgumentParser(
         prog="python -m partitioner.examples",
         description="Write an example model with random weights.",

@@ -36,7 +36,6 @@ class _Sizes:
 
     @property
     def head(self) -> int:
-        """Elements of one head."""
         return self.hidden // self.heads
 
 

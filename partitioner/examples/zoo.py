@@ -84,7 +84,6 @@ def build(name: str, *, seed: int = 0) -> onnx.ModelProto:
 
 
 def _weight_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
-    """Shapes of all float weights, stored or made by a node."""
     stored = {tensor.name: tensor for tensor in graph.initializer}
     shapes = {
         name: tuple(tensor.dims)

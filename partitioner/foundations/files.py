@@ -15,7 +15,6 @@ from typing import BinaryIO
 from partitioner.foundations.drafts import draft_file, draft_folder
 from partitioner.ir.errors import PartitionerError
 
-_COPY_BYTES = 2**24  #: Copied at a time.
 #: Most bytes of a file of text, such as a plan, a cluster or constraints.
 MOST_TEXT = 2**28
 _NOT_REGULAR = "not a regular file"
@@ -133,21 +132,15 @@ def write_files(contents: Mapping[Path, bytes | Path]) -> None:
             for path, content in contents.items():
                 check_file(path)
                 drafts[path] = stack.enter_context(draft_file(_final(path)))
-                with drafts[path].open("wb") as file:
-                    _fill(file, content)
+                if isinstance(content, Path):
+                    shutil.copyfile(content, drafts[path])
+                else:
+                    drafts[path].write_bytes(content)
             for path, draft in drafts.items():
                 draft.chmod(0o666 & ~umask())
                 draft.replace(_final(path))
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def _fill(file: BinaryIO, content: bytes | Path) -> None:
-    if isinstance(content, Path):
-        with content.open("rb") as source:
-            shutil.copyfileobj(source, file, _COPY_BYTES)
-    else:
-        file.write(content)
 
 
 def umask() -> int:

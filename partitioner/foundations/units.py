@@ -6,6 +6,7 @@ report's page has the same functions.
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 
 _FLOPS: tuple[str, ...] = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
@@ -93,3 +94,13 @@ def per_second(value: float | None) -> str:
 def finite(value: float) -> float | None:
     """A rate for JSON, which has no infinity: None where it is unlimited."""
     return value if math.isfinite(value) else None
+
+
+def now() -> str:
+    """Date and time to the second: ISO 8601, UTC."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+
+
+def short(value: float) -> float:
+    """A figure with nine significant digits: enough to draw, and short as JSON."""
+    return float(f"{value:.9g}")

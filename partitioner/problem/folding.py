@@ -104,10 +104,6 @@ class Folded:
             for tied, run in zip(blocks, self.short, strict=True)
         )
 
-    def unfold(self, chosen: Sequence[int]) -> tuple[int, ...]:
-        """Choices of the whole graph's nodes."""
-        return tuple(chosen[place] for place in self.places)
-
     def tie(self, built: Built) -> Built:
         """The problem of the folded graph with all blocks counted and tied ones choosing alike.
 

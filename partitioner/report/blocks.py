@@ -7,6 +7,7 @@ the graph's order is convex, so folding it makes no cycle (`blocks`).
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -61,6 +62,23 @@ def blocks(graph: Graph, groups: Sequence[int]) -> list[Block]:
 
     kinds = numbered(kind(node) for node in graph.nodes)
     return _Folder(kinds, crossing(graph, lambda _: 1), groups).level(0, len(graph.nodes))
+
+
+def block_label(block: Block, names: Sequence[str]) -> str:
+    """The scope that the names of a repeat's nodes share, or its number; a chunk's end names.
+
+    Args:
+        names: Names of all nodes of the graph.
+    """
+    names = names[block.first : block.last + 1]
+    # What the first and the last name in sorted order share, all share.
+    pairs = zip(min(names), max(names), strict=False)
+    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+    common = "".join(letter for letter, _ in shared)
+    scope = common[: max(common.rfind("."), common.rfind("/")) + 1].strip("./")
+    if block.count > 1 and any(c.isdigit() for c in scope):
+        return scope
+    return f"block {block.index + 1}" if block.count > 1 else f"{names[0]} ... {names[-1]}"
 
 
 def paths(graph: Graph, groups: Sequence[int]) -> Sequence[Path]:
@@ -160,7 +178,6 @@ class _Folder:
         return folded[:-1]
 
     def _parts(self, stretch: Stretch) -> Iterator[Block]:
-        """The blocks of one repeat."""
         key = tuple(self.kinds[stretch.start : stretch.start + stretch.period].tolist())
         number = self.numbers.setdefault(key, len(self.numbers))
         for index, first in enumerate(range(stretch.start, stretch.stop, stretch.period)):

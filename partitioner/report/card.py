@@ -7,8 +7,8 @@ import html
 from partitioner.foundations import units
 from partitioner.report.measured import Comparison
 from partitioner.report.page.data import headline
-from partitioner.report.page.schema import Head
 from partitioner.report.planned import Planned
+from partitioner.report.schema import Head
 
 #: Letters of a text from the model, and devices and spaces, that the card shows.
 MOST_LETTERS = 200
@@ -21,7 +21,6 @@ def card(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
     It holds no script, loads nothing, and takes the colours of the notebook.
 
     Args:
-        result: The plan.
         comparison: Its prediction beside a measured run of it, if there was one.
     """
     head = headline(result, comparison=comparison)
@@ -82,7 +81,6 @@ def card(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
 
 
 def _step_tile(head: Head) -> tuple[str, str]:
-    """Seconds between requests or steps, measured if they were."""
     name = "Step time" if head["turn"] == "step" else "Time between requests"
     measured_s = head["step_measured_s"]
     if measured_s is None:

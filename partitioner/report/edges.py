@@ -59,7 +59,10 @@ def edges(graph: Graph, schedule: Schedule) -> Iterator[Edge]:
                 if task.comm is not None and before.get(after) == start:
                     comms[after].append(task)
     carried: set[int] = set()  # communications of earlier edges, by `Comm.seq`
-    for reader, key in dict.fromkeys(_reads(schedule)):
+    placed = placed_nodes(schedule)
+    reads = [((NODE, one.node.name), key) for one in placed for key in one.operands()]
+    reads += [((OUTPUT, value), key) for value, key in schedule.output_keys.items()]
+    for reader, key in dict.fromkeys(reads):
         value, way = key[0], key
         if value in graph.constants:
             continue
@@ -72,13 +75,6 @@ def edges(graph: Graph, schedule: Schedule) -> Iterator[Edge]:
         producer = graph.producers.get(value)
         source = (NODE, producer.name) if producer else (INPUT, value)
         yield Edge(source, reader, value, tuple(path), new)
-
-
-def _reads(schedule: Schedule) -> Iterator[tuple[Terminal, Key]]:
-    for placed in placed_nodes(schedule):
-        yield from (((NODE, placed.node.name), key) for key in placed.operands())
-    for value, key in schedule.output_keys.items():
-        yield (OUTPUT, value), key
 
 
 def _between_devices(task: Task) -> bool:

@@ -6,14 +6,12 @@ prediction, which is computed from the plan.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from partitioner.backends.observed import (
     MeasuredRank,
@@ -26,12 +24,16 @@ from partitioner.cost_model.cluster.resolve import cpu_fingerprint, gpu_fingerpr
 from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Task
+from partitioner.foundations import units
 from partitioner.foundations.files import ResultError
+from partitioner.foundations.json_types import fits
 from partitioner.report.planned import Planned
+from partitioner.report.schema import MeasuredRankRow
 
 #: Name of the record in a plan's folder.
 FILE = "measured.json"
 _VERSION = 1
+_TASK = get_type_hints(MeasuredTask)
 
 PlannedT_co = TypeVar("PlannedT_co", bound=Planned, covariant=True)
 
@@ -79,7 +81,7 @@ class Measured:
             first.backend,
             gpu_fingerprint(first.gpu) if first.gpu else cpu_fingerprint(),
             first.threads,
-            dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            units.now(),
             len(first.steps),
             statistics.median(first.unrecorded_s),
             recorded_step_s(logs),
@@ -89,18 +91,10 @@ class Measured:
 
     def to_json(self) -> str:
         """The record as text, one task a line."""
-        head = {
-            "version": _VERSION,
-            "plan": self.plan,
-            "backend": self.backend,
-            "device": self.device,
-            "threads": self.threads,
-            "measured_at": self.measured_at,
-            "steps": self.steps,
-            "step_s": _rounded(self.step_s),
-            "recorded_step_s": _rounded(self.recorded_step_s),
-            "stream_s": None if self.stream_s is None else _rounded(self.stream_s),
-        }
+        head: dict[str, Any] = {"version": _VERSION}
+        for name, value in vars(self).items():
+            if name != "ranks":
+                head[name] = _rounded(value) if isinstance(value, float) else value
         lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
         ranks = ",\n".join(map(_rank_text, self.ranks))
         return "\n".join(["{", *lines, f' "ranks": [\n{ranks}\n ]', "}", ""])
@@ -125,19 +119,10 @@ class Measured:
 
     @classmethod
     def _of_data(cls, data: Mapping[str, Any]) -> Measured:
-        stream_s = data["stream_s"]
-        return cls(
-            _text(data["plan"]),
-            _text(data["backend"]),
-            _text(data["device"]),
-            _count(data["threads"]),
-            _text(data["measured_at"]),
-            _count(data["steps"]),
-            _seconds(data["step_s"]),
-            _seconds(data["recorded_step_s"]),
-            None if stream_s is None else _seconds(stream_s),
-            tuple(map(_rank, data["ranks"])),
-        )
+        kinds = get_type_hints(cls)
+        names = [each.name for each in fields(cls) if each.name != "ranks"]
+        ranks = tuple(map(_rank, data["ranks"]))
+        return cls(**{name: _checked(data[name], kinds[name]) for name in names}, ranks=ranks)
 
 
 def _rank_text(rank: MeasuredRank) -> str:
@@ -155,38 +140,18 @@ def _task_data(task: MeasuredTask) -> dict[str, Any]:
 
 
 def _rank(data: Mapping[str, Any]) -> MeasuredRank:
-    peak = data["peak_bytes"]
-    return MeasuredRank(None if peak is None else _count(peak), tuple(map(_task, data["tasks"])))
+    return MeasuredRank(_checked(data["peak_bytes"], int | None), tuple(map(_task, data["tasks"])))
 
 
 def _task(data: Mapping[str, Any]) -> MeasuredTask:
-    return MeasuredTask(
-        tuple(map(_text, data.get("nodes", ()))),
-        tuple(map(_count, data.get("comms", ()))),
-        _text(data["label"]),
-        _seconds(data["start_s"]),
-        _seconds(data["seconds"]),
-        _seconds(data.get("waited_s", 0.0)),
-        _seconds(data.get("spread", 0.0)),
-    )
+    given = {"nodes": [], "comms": [], "waited_s": 0.0, "spread": 0.0, **data}
+    return MeasuredTask(**{name: _checked(given[name], kind) for name, kind in _TASK.items()})
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise TypeError(f"{value!r} is no number of things")
-    return value
-
-
-def _seconds(value: object) -> float:
-    if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
-        raise TypeError(f"{value!r} is no number of seconds")
-    return float(value)  # type: ignore[arg-type]
+def _checked(value: Any, kind: Any) -> Any:
+    if not fits(value, kind):
+        raise TypeError(f"{value!r} is no {getattr(kind, '__name__', kind)}")
+    return tuple(value) if isinstance(value, list) else float(value) if kind is float else value
 
 
 def _rounded(seconds: float) -> float:
@@ -199,7 +164,6 @@ class Row:
     """A task on a rank: its prediction beside its measurement.
 
     Attributes:
-        rank: The rank.
         nodes: The plan's nodes that one kernel computes.
         comms: Communications that went together, as positions in the plan's run.
         name: For people: the nodes, or kind and tensor of the communication.
@@ -224,26 +188,6 @@ class Row:
     def ratio(self) -> float | None:
         """Measured seconds as a multiple of the predicted ones; None if those are 0."""
         return self.measured.seconds / self.predicted_s if self.predicted_s else None
-
-
-@dataclass(frozen=True)
-class RankTotals:
-    """The sums of one rank, predicted and measured.
-
-    Attributes:
-        other_s: Measured seconds of kernels that no node asked for, which change layouts.
-        waited_s: Measured seconds of waiting for other ranks.
-        peak_bytes: Measured; None if it was not.
-    """
-
-    predicted_compute_s: float
-    compute_s: float
-    predicted_comm_s: float
-    comm_s: float
-    other_s: float
-    waited_s: float
-    predicted_peak_bytes: int
-    peak_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -282,7 +226,6 @@ class Comparison(Generic[PlannedT_co]):
 
     @cached_property
     def _tasks(self) -> tuple[Mapping[str, Task], Mapping[int, Task]]:
-        """The tasks by node, and by position of the communication."""
         tasks = self.schedule.tasks
         by_node = {task.placed.node.name: task for task in tasks if task.placed is not None}
         by_seq = {task.comm.seq: task for task in tasks if task.comm is not None}
@@ -294,19 +237,13 @@ class Comparison(Generic[PlannedT_co]):
         return tuple(sorted(self.rows, key=lambda row: -abs(row.error_s)))
 
     @cached_property
-    def totals(self) -> tuple[RankTotals, ...]:
+    def totals(self) -> tuple[MeasuredRankRow, ...]:
         """The sums of every rank."""
         return tuple(map(self._totals, range(len(self.measured.ranks))))
 
-    def _predicted_bytes(self, rank: int) -> int:
-        """The peak of what the executor holds, where that is known; else what is reserved."""
-        figures = self.result.evaluation
-        if rank in figures.executor_peak:
-            return figures.executor_peak[rank].bytes
-        return figures.held_bytes.get(rank, 0)
-
-    def _totals(self, rank: int) -> RankTotals:
-        measured = self.measured.ranks[rank]
+    def _totals(self, rank: int) -> MeasuredRankRow:
+        measured, figures = self.measured.ranks[rank], self.result.evaluation
+        held = figures.executor_peak.get(rank)  # of the executor, where that is known
         compute_s = comm_s = 0.0
         for task in self.schedule.tasks:
             seconds = self.schedule.times(task) * task.devices.get(rank, 0.0)
@@ -314,13 +251,13 @@ class Comparison(Generic[PlannedT_co]):
                 compute_s += seconds
             else:
                 comm_s += seconds
-        return RankTotals(
-            compute_s,
-            sum(task.seconds for task in measured.tasks if task.nodes),
-            comm_s,
-            sum(task.seconds for task in measured.tasks if task.comms and not task.nodes),
-            sum(task.seconds for task in measured.tasks if not task.comms and not task.nodes),
-            sum(task.waited_s for task in measured.tasks),
-            self._predicted_bytes(rank),
-            measured.peak_bytes,
+        return MeasuredRankRow(
+            predicted_compute_s=compute_s,
+            compute_s=sum(task.seconds for task in measured.tasks if task.nodes),
+            predicted_comm_s=comm_s,
+            comm_s=sum(one.seconds for one in measured.tasks if one.comms and not one.nodes),
+            other_s=sum(one.seconds for one in measured.tasks if not one.comms and not one.nodes),
+            waited_s=sum(task.waited_s for task in measured.tasks),
+            predicted_peak_bytes=held.bytes if held else figures.held_bytes.get(rank, 0),
+            peak_bytes=measured.peak_bytes,
         )

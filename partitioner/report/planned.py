@@ -10,6 +10,7 @@ from typing import Any
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule.task_list import Schedule, schedule
+from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations.files import ResultError
 from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.checks import is_a
@@ -72,7 +73,7 @@ class Planned:
     def one_device(self) -> OneDevice:
         """The whole model on one device, with which the plan is compared."""
         if self.summary:
-            return OneDevice.from_data(self.summary["one_device"])
+            return OneDevice(**self.summary["one_device"])
         with no_collection():
             run = (self.graph, self.plan.micro_batches)
             return OneDevice.best(self.cluster, self.objective, run)
@@ -116,6 +117,12 @@ class Planned:
         """The plan's decisions on the nodes, in graph order."""
         with no_collection():
             return resolve(self.graph, self.plan)
+
+    @cached_property
+    def node_tasks(self) -> Mapping[str, Task]:
+        """The task of `schedule` that computes each node, by name."""
+        tasks = self.schedule.tasks
+        return {task.placed.node.name: task for task in tasks if task.placed is not None}
 
     @property
     def run_schedule(self) -> Schedule:

@@ -7,7 +7,7 @@ traced here: their figures are an estimate at best.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from partitioner.cost_model.evaluate import evaluate
@@ -56,7 +56,9 @@ def variations(result: Planned) -> tuple[Variation, ...]:
         return ()
     count, name = pipeline.micro_batches, schedule_name(pipeline)
     own = replace(_simulated(result, pipeline, name), name=f"{name} (the plan's)")
-    others = [_simulated(result, replace(pipeline, schedule=s), s) for s in _others(result, name)]
+    trains = bool(result.graph.backward)
+    names = [s for s in SCHEDULES if s != name and (s != _INFERENCE) == trains]
+    others = [_simulated(result, replace(pipeline, schedule=s), s) for s in names]
     if not isinstance(pipeline.schedule, str):
         return (own, *others)  # a table has its micro-batches in it
     more = replace(pipeline, micro_batches=count + 1)
@@ -68,11 +70,6 @@ def variations(result: Planned) -> tuple[Variation, ...]:
         _simulated(result, twice, f"{name}, twice the micro-batches", 2.0),
         _halved(result, twice, f"{name}, twice the micro-batches of half the size"),
     )
-
-
-def _others(result: Planned, name: str) -> Iterator[str]:
-    trains = bool(result.graph.backward)
-    return (s for s in SCHEDULES if s != name and (s != _INFERENCE) == trains)
 
 
 def _simulated(result: Planned, pipeline: Pipeline, name: str, batch: float = 1.0) -> Variation:

@@ -6,14 +6,14 @@ import itertools
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.plan import Plan
 from partitioner.report.findings.one_device import OneDevice
-from partitioner.report.page.schema import Changes, Moved
 from partitioner.report.planned import Planned
+from partitioner.report.schema import Changes, Moved, Space
 from partitioner.report.text.diff import diff
 from partitioner.search.limits import MOST_EXPLICIT
 
@@ -29,7 +29,7 @@ MOST_NODES = 6000
 MOST_RUNS = 60
 
 
-def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[dict[str, Any]]:
+def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[Space]:
     """The best plan of each space as figures, the cheapest first, with its changes.
 
     On more than `MOST_EXPLICIT` devices, and of large graphs, there are no changes: the space alone
@@ -37,8 +37,6 @@ def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[d
 
     Args:
         outcome: The search's plan with the best plans of the spaces.
-        cluster: The devices.
-        single: The whole model on one device.
     """
     cert = outcome.plan.certificate
     assert cert is not None
@@ -59,19 +57,19 @@ def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[d
     return rows
 
 
-def _figures(candidate: Candidate, objective: str) -> dict[str, Any]:
+def _figures(candidate: Candidate, objective: str) -> Space:
     """A plan as figures; bytes and seconds are those of its busiest device."""
     figures = candidate.evaluation
     device = max(figures.load_s, key=figures.load_s.__getitem__, default=0)
-    return {
-        "space": str(candidate.space),
-        "cost": candidate.cost(objective),
-        "devices_used": figures.devices_used,
-        "busiest": device,
-        "compute_s": figures.compute_s.get(device, 0.0),
-        "comm_s": figures.comm_s.get(device, 0.0),
-        "fits": figures.fits_exactly,
-    }
+    return Space(
+        space=str(candidate.space),
+        cost=candidate.cost(objective),
+        devices_used=figures.devices_used,
+        busiest=device,
+        compute_s=figures.compute_s.get(device, 0.0),
+        comm_s=figures.comm_s.get(device, 0.0),
+        fits=figures.fits_exactly,
+    )
 
 
 def _planned(
@@ -83,7 +81,7 @@ def _planned(
         cluster=cluster,
         plan=plan,
         evaluation=evaluation,
-        summary={"one_device": single.to_data()},
+        summary={"one_device": dict(vars(single))},
     )
 
 

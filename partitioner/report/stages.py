@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -18,23 +18,9 @@ from partitioner.foundations import units
 from partitioner.ir.phases import Part, StepOrder
 from partitioner.ir.pipeline import in_flight
 from partitioner.ir.plan import Pipeline, Plan
+from partitioner.report.schema import StageRow
 
 _BACKWARD = (Part.BACKWARD, Part.WEIGHT)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage, with the figures of its busiest or fullest device."""
-
-    devices: tuple[int, ...]
-    nodes: int
-    forward_s: float  #: Busy seconds of a micro-batch.
-    backward_s: float  #: Likewise, of input and weight gradients together.
-    weights_bytes: int  #: Weights and what the optimizer holds for them.
-    in_flight: int  #: Most micro-batches that it holds at once.
-    #: What one of them leaves for the backward pass, with the head-room of the planner.
-    kept_bytes: int
-    sends: Mapping[int, int]  #: Bytes of a micro-batch to other stages, forward and backward.
 
 
 def bubble_share(evaluation: Evaluation, plan: Plan) -> float:
@@ -51,29 +37,41 @@ def schedule_name(pipeline: Pipeline) -> str:
     return pipeline.schedule if isinstance(pipeline.schedule, str) else "table"
 
 
-def step_sentence(stages: int, micro_batches: int, name: str, bubble: float) -> str:
-    """``"4 stages, 8 micro-batches, 1f1b, bubble 23 %"``."""
+def step_facts(plan: Plan, evaluation: Evaluation) -> dict[str, Any]:
+    """The step of a plan in stages, as facts of its summary; nothing for other plans."""
+    pipeline = plan.pipeline
+    if pipeline is None:
+        return {}
+    return {
+        "stages": 1 + max(pipeline.stages),
+        "micro_batches": pipeline.micro_batches,
+        "schedule": schedule_name(pipeline),
+        "bubble_share": bubble_share(evaluation, plan),
+    }
+
+
+def step_sentence(facts: Mapping[str, Any]) -> str:
+    """``"4 stages, 8 micro-batches, 1f1b, bubble 23 %"``; "" of a summary without stages."""
+    if "micro_batches" not in facts:
+        return ""
+    stages, micro_batches = facts["stages"], facts["micro_batches"]
     return (
         f"{stages} stage{'' if stages == 1 else 's'}, "
         f"{micro_batches} micro-batch{'' if micro_batches == 1 else 'es'}, "
-        f"{name}, bubble {units.share(bubble)}"
+        f"{facts['schedule']}, bubble {units.share(facts['bubble_share'])}"
     )
 
 
 def plan_sentence(plan: Plan, evaluation: Evaluation) -> str:
     """`step_sentence` of a plan; "" if it has no stages."""
-    pipeline = plan.pipeline
-    if pipeline is None:
-        return ""
-    count, bubble = 1 + max(pipeline.stages), bubble_share(evaluation, plan)
-    return step_sentence(count, pipeline.micro_batches, schedule_name(pipeline), bubble)
+    return step_sentence(step_facts(plan, evaluation))
 
 
-def stages(schedule: Schedule) -> tuple[Stage, ...]:
-    """The stages in order; none of a plan without them."""
+def stages(schedule: Schedule) -> list[StageRow]:
+    """The stages in order, with numbers of devices for lanes; none of a plan without stages."""
     order = schedule.order
     if order is None:
-        return ()
+        return []
     nodes, devices = Counter[int](), defaultdict[int, set[int]](set)
     for task in schedule.tasks:
         if task.placed is not None:
@@ -81,19 +79,20 @@ def stages(schedule: Schedule) -> tuple[Stage, ...]:
             devices[task.placed.stage].update(task.placed.mesh.devices)
     seconds, weights = _seconds(schedule, order), _weights(schedule)
     kept, sends, held = _kept(schedule, order), _sends(schedule, order), in_flight(order.table)
-    return tuple(
-        Stage(
-            devices=tuple(sorted(devices[stage])),
+    return [
+        StageRow(
+            devices=sorted(devices[stage]),
             nodes=nodes[stage],
             forward_s=max(seconds[stage, Part.FORWARD].values(), default=0.0),
             backward_s=max(seconds[stage, Part.BACKWARD].values(), default=0.0),
             weights_bytes=_most(weights[stage]),
             in_flight=held[stage],
             kept_bytes=with_headroom(_most(kept[stage])),
-            sends={other: round(nbytes) for other, nbytes in sorted(sends[stage].items())},
+            sends_to=sorted(sends[stage]),
+            sends_bytes=[round(nbytes) for _, nbytes in sorted(sends[stage].items())],
         )
         for stage in range(order.phases.stages)
-    )
+    ]
 
 
 def _most(by_device: Mapping[int, int]) -> int:
@@ -145,13 +144,8 @@ def _kept(schedule: Schedule, order: StepOrder) -> Mapping[int, Counter[int]]:
 def _sends(schedule: Schedule, order: StepOrder) -> Mapping[int, Mapping[int, float]]:
     """Bytes that the messages of a micro-batch take from stage to stage."""
     sends: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for source, target, nbytes in _messages(schedule, order):
-        sends[source][target] += nbytes
-    return sends
-
-
-def _messages(schedule: Schedule, order: StepOrder) -> Iterator[tuple[int, int, float]]:
     for task in schedule.tasks:
         if task.phase != task.target_phase:
-            ends = order.phases.of(task.phase)[1], order.phases.of(task.target_phase)[1]
-            yield (*ends, sum(nbytes for _, _, nbytes in moves(task)))
+            source, target = (order.phases.of(at)[1] for at in (task.phase, task.target_phase))
+            sends[source][target] += sum(nbytes for _, _, nbytes in moves(task))
+    return sends

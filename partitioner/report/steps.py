@@ -47,9 +47,7 @@ def attributed(graph: Graph, placed: Sequence[PlacedNode], schedule: Schedule) -
     """Make a `networkx.DiGraph` of a graph with the figures of a plan on its nodes.
 
     Args:
-        graph: The graph.
         placed: The plan's decisions on the nodes, in graph order.
-        schedule: The plan's tasks.
     """
     network = graph.to_networkx()
     for node in placed:
@@ -84,37 +82,26 @@ def _device_bytes(graph: Graph, placed: PlacedNode) -> int:
 
 def _step(graph: Graph, order: StepOrder | None, index: int, task: Task) -> Step:
     placed, comm = task.placed, task.comm
-    step = Step(
+    op, flops, sent = "", 0.0, 0
+    if comm is not None:
+        kind, devices, name = comm.kind.spelled, tuple(comm.ranks), comm.source
+        sent = 0 if comm.kind is CommKind.SLICE else comm_bytes(task)
+    else:
+        assert placed is not None
+        kind, devices, name, op = "compute", placed.mesh.devices, placed.node.name, placed.node.op
+        flops = float(placed.rule.flops if placed.rule else estimated_flops(graph, placed.node))
+    return Step(
         step=index,
         passes="" if order is None else pass_name(order, task),
-        kind="compute",
-        name="",
-        op="",
-        devices=(),
-        cuts="",
+        kind=kind,
+        name=name,
+        op=op,
+        devices=devices,
+        cuts=placed.cut_text if placed else "",
         seconds=task.longest_s,
-        flops=0.0,
-        sent_bytes=0,
+        flops=flops,
+        sent_bytes=sent,
     )
-    if comm is not None:
-        sent = 0 if comm.kind is CommKind.SLICE else comm_bytes(task)
-        return {
-            **step,
-            "kind": comm.kind.spelled,
-            "name": comm.source,
-            "devices": tuple(comm.ranks),
-            "sent_bytes": sent,
-        }
-    assert placed is not None
-    flops = placed.rule.flops if placed.rule else estimated_flops(graph, placed.node)
-    return {
-        **step,
-        "name": placed.node.name,
-        "op": placed.node.op,
-        "devices": placed.mesh.devices,
-        "cuts": placed.cut_text,
-        "flops": float(flops),
-    }
 
 
 def pass_name(order: StepOrder, task: Task) -> str:

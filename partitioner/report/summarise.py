@@ -7,14 +7,18 @@ from typing import Any
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.prices.compute import Sources
+from partitioner.foundations import units
 from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import is_view, rules_of
 from partitioner.ir.plan import resolve
+from partitioner.report.findings import split
 from partitioner.report.findings.one_device import OneDevice
 from partitioner.report.findings.whole_machine import whole_machine_notes
+from partitioner.report.ranges import ranges
 from partitioner.report.spaces import space_facts
-from partitioner.report.summary import facts
+from partitioner.report.stages import step_facts
+from partitioner.report.summary import stretch_rows
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Request
@@ -28,16 +32,17 @@ def summarise(
     request: Request,
     notes: tuple[str, ...],
 ) -> dict[str, Any]:
-    """The facts of a plan's summary (see `report.summary`).
+    """The facts of a plan, for its summary, each figure beside that of one device.
+
+    Seconds, bytes and FLOP shares are predictions of the cost model. Infinite throughput, on a
+    cluster that takes no time, is None: JSON has no infinity.
 
     Args:
-        outcome: The plan with its figures.
-        cluster: The devices.
-        request: The request.
         notes: Of the front end, and on runs of plans.
     """
-    graph, plan, whole = outcome.graph, outcome.plan, outcome.whole
-    request = outcome.request or request
+    graph, plan, figures, whole = outcome.graph, outcome.plan, outcome.evaluation, outcome.whole
+    cert, devices, request = plan.certificate, len(cluster), outcome.request or request
+    assert cert is not None
     runs: list[tuple[Graph, int | None]] = []
     if not plan.blocks:
         runs.append((graph, plan.micro_batches))
@@ -49,27 +54,77 @@ def summarise(
         alone: tuple[str, ...] = ()
         at_once = graph if plan.micro_batches is None and not plan.blocks else whole
         if at_once is not None:
-            cost = outcome.evaluation.cost(request.objective)
+            cost = figures.cost(request.objective)
             alone = whole_machine_notes(at_once, cluster, cost, sources, request.objective)
-    return facts(
-        outcome,
-        single,
-        len(cluster),
-        (
-            *outcome.notes,
-            *notes,
-            *parallel_notes(request.parallel, graph, plan, request.mesh),
-            *request.constraints.notes,
-            *_recompute_notes(outcome),
-            *_opaque_notes(outcome),
-            *_size_notes(cluster),
-            *alone,
-        ),
-        rules=rules_of(graph),
-        sources=sources,
-        spaces=space_facts(outcome, cluster, single),
-        constraints=request.constraints,
-    )
+    all_notes = [
+        *outcome.notes,
+        *notes,
+        *parallel_notes(request.parallel, graph, plan, request.mesh),
+        *request.constraints.notes,
+        *_recompute_notes(outcome),
+        *_opaque_notes(outcome),
+    ]
+    if devices > MOST_EXPLICIT:
+        all_notes.append(
+            f"{devices} devices: rank files are written for up to {MOST_EXPLICIT}; the plan, its "
+            "timeline and its report are"
+        )
+    bound = request.constraints.bound_nodes(graph)
+    return {
+        "objective": cert.objective,
+        "cost": cert.cost,
+        "bound": cert.bound,
+        "gap": cert.gap,
+        "status": cert.status,
+        "strategy": cert.strategy,
+        "searched": cert.space,
+        "solver": cert.solver,
+        "seed": cert.seed,
+        "folded": cert.folded,
+        **({"trials": [dict(vars(trial)) for trial in cert.trials]} if cert.trials else {}),
+        "speedup": single.speedup(figures),
+        "gain": single.gain(figures, cert.objective),
+        "latency_s": figures.latency_s,
+        "throughput_per_s": units.finite(figures.throughput_per_s),
+        "devices": devices,
+        "devices_used": figures.devices_used,
+        "sharded_flops_share": figures.sharded_flops_share,
+        **step_facts(plan, figures),
+        **({"blocks": stretch_rows(graph, plan)} if plan.blocks else {}),
+        **split.facts(plan),
+        **split.kept_whole(graph, rules_of(graph)),
+        "cost_sources": dict(sources.shares()),
+        "cost_error": sources.error,
+        "pinned": request.constraints.bound,
+        "bound_by": {text: ranges(nodes) for text, nodes in bound.items()},
+        "load_s": [figures.load_s.get(device, 0.0) for device in range(devices)],
+        "peak_bytes": [figures.needed_bytes.get(device, 0) for device in range(devices)],
+        "one_device": dict(vars(single)),
+        "fewer_devices": _fewer(outcome, single, devices),
+        "spaces": space_facts(outcome, cluster, single),
+        "not_searched": {str(space): str(error) for space, error in outcome.failed},
+        "notes": [*all_notes, *alone],
+    }
+
+
+def _fewer(outcome: Outcome, single: OneDevice, devices: int) -> dict[str, Any] | None:
+    """The cheapest known plan on fewer devices, if it costs less than the chosen one.
+
+    Else the chosen one, if it leaves devices idle: those that it uses do as well.
+    """
+    cert = outcome.plan.certificate
+    assert cert is not None
+    used = outcome.evaluation.devices_used
+    rivals = [
+        (plan.cost(cert.objective), plan.evaluation.devices_used) for plan in outcome.candidates
+    ]
+    if cert.status != "infeasible" and single.fits:
+        rivals.append((single.cost(cert.objective), 1))
+    better = [rival for rival in rivals if rival[1] < used and rival[0] < cert.cost]
+    if not better and used == devices:
+        return None
+    cost, count = min(better, default=(cert.cost, used))
+    return {"devices": count, "cost": cost, "cost_here": cert.cost}
 
 
 def _sources(outcome: Outcome, cluster: Cluster) -> Sources:
@@ -77,16 +132,6 @@ def _sources(outcome: Outcome, cluster: Cluster) -> Sources:
     if all(spec.profile is None and spec.table is None for spec in cluster.first_of_spec):
         return Sources({}, 0.0)
     return Sources.of(outcome.graph, resolve(outcome.graph, outcome.plan), cluster)
-
-
-def _size_notes(cluster: Cluster) -> tuple[str, ...]:
-    if len(cluster) <= MOST_EXPLICIT:
-        return ()
-    note = (
-        f"{len(cluster)} devices: rank files are written for up to {MOST_EXPLICIT}; the plan, its "
-        "timeline and its report are"
-    )
-    return (note,)
 
 
 def _recompute_notes(outcome: Outcome) -> tuple[str, ...]:

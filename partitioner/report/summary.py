@@ -6,93 +6,19 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from partitioner.cost_model.evaluate import Evaluation
-from partitioner.cost_model.prices.compute import Sources
 from partitioner.foundations import units
 from partitioner.ir.plan import Certificate, Plan, Trial, trial_of
-from partitioner.ir.rule import Rule
 from partitioner.report.findings import split
 from partitioner.report.findings.one_device import OneDevice
-from partitioner.report.ranges import ranges
-from partitioner.report.stages import bubble_share, schedule_name, step_sentence
+from partitioner.report.stages import step_sentence
 
 if TYPE_CHECKING:
     from partitioner.ir.graph import Graph
-    from partitioner.search.outcome import Outcome
-    from partitioner.strategies.constraints import Constraints
 
 #: A proven plan within this gap is called optimal, whatever gap was requested.
 OPTIMAL_GAP = 1e-4
 #: Most peaks that the summary prints one by one.
 MAX_PEAKS = 8
-
-
-def facts(
-    outcome: Outcome,
-    single: OneDevice,
-    devices: int,
-    notes: tuple[str, ...],
-    *,
-    rules: Mapping[str, Rule | str],
-    sources: Sources,
-    spaces: list[dict[str, Any]],
-    constraints: Constraints,
-) -> dict[str, Any]:
-    """The facts of a plan, each figure beside that of one device.
-
-    Seconds, bytes and FLOP shares are predictions of the cost model. Infinite throughput, on a
-    cluster that takes no time, is None: JSON has no infinity.
-
-    Args:
-        outcome: The search's plan with its figures.
-        single: The whole model on one device.
-        devices: Devices of the cluster.
-        notes: Further sentences for the user.
-        rules: The rule of each node, or the reason why it has none.
-        sources: Where the plan's seconds come from.
-        spaces: The best plan of each searched space (`report.spaces`).
-        constraints: Those of the search.
-    """
-    plan, figures = outcome.plan, outcome.evaluation
-    cert = plan.certificate
-    assert cert is not None
-    return {
-        "objective": cert.objective,
-        "cost": cert.cost,
-        "bound": cert.bound,
-        "gap": cert.gap,
-        "status": cert.status,
-        "strategy": cert.strategy,
-        "searched": cert.space,
-        "solver": cert.solver,
-        "seed": cert.seed,
-        "folded": cert.folded,
-        **({"trials": [dict(vars(trial)) for trial in cert.trials]} if cert.trials else {}),
-        "speedup": single.speedup(figures),
-        "gain": single.gain(figures, cert.objective),
-        "latency_s": figures.latency_s,
-        "throughput_per_s": units.finite(figures.throughput_per_s),
-        "devices": devices,
-        "devices_used": figures.devices_used,
-        "sharded_flops_share": figures.sharded_flops_share,
-        **_step(plan, figures),
-        **({"blocks": stretch_rows(outcome.graph, plan)} if plan.blocks else {}),
-        **split.facts(plan),
-        **split.kept_whole(outcome.graph, rules),
-        "cost_sources": dict(sources.shares()),
-        "cost_error": sources.error,
-        "pinned": constraints.bound,
-        "bound_by": {
-            text: ranges(nodes) for text, nodes in constraints.bound_nodes(outcome.graph).items()
-        },
-        "load_s": [figures.load_s.get(device, 0.0) for device in range(devices)],
-        "peak_bytes": [figures.needed_bytes.get(device, 0) for device in range(devices)],
-        "one_device": single.to_data(),
-        "fewer_devices": _fewer(outcome, single, devices),
-        "spaces": spaces,
-        "not_searched": {str(space): str(error) for space, error in outcome.failed},
-        "notes": list(notes),
-    }
 
 
 def _beside_one(summary: Mapping[str, Any]) -> str:
@@ -107,39 +33,6 @@ def _beside_one(summary: Mapping[str, Any]) -> str:
     return f"{what}{'' if times == '1' else f'{times} times '}as fast as one device: "
 
 
-def _step(plan: Plan, figures: Evaluation) -> dict[str, Any]:
-    """The step of a plan in stages; nothing for other plans."""
-    pipeline = plan.pipeline
-    if pipeline is None:
-        return {}
-    return {
-        "stages": 1 + max(pipeline.stages),
-        "micro_batches": pipeline.micro_batches,
-        "schedule": schedule_name(pipeline),
-        "bubble_share": bubble_share(figures, plan),
-    }
-
-
-def _fewer(outcome: Outcome, single: OneDevice, devices: int) -> dict[str, Any] | None:
-    """The cheapest known plan on fewer devices, if it costs less than the chosen one.
-
-    Else the chosen one, if it leaves devices idle: those that it uses do as well.
-    """
-    cert = outcome.plan.certificate
-    assert cert is not None
-    used = outcome.evaluation.devices_used
-    rivals = [
-        (plan.cost(cert.objective), plan.evaluation.devices_used) for plan in outcome.candidates
-    ]
-    if cert.status != "infeasible" and single.fits:
-        rivals.append((single.cost(cert.objective), 1))
-    better = [rival for rival in rivals if rival[1] < used and rival[0] < cert.cost]
-    if not better and used == devices:
-        return None
-    cost, count = min(better, default=(cert.cost, used))
-    return {"devices": count, "cost": cost, "cost_here": cert.cost}
-
-
 def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
     """The facts as lines for people.
 
@@ -147,7 +40,7 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         search_s: Seconds of the search; None if unknown.
     """
     objective, fewer = summary["objective"], summary["fewer_devices"]
-    single = OneDevice.from_data(summary["one_device"])
+    single = OneDevice(**summary["one_device"])
     alone_s = alone_per_s = "the whole model does not fit one device"
     if single.fits:
         alone_s = f"one device: {units.seconds(single.latency_s)}"
@@ -161,7 +54,7 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         + f"devices{idle}: "
         + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status"))),
         *([f"  copies      {copies}"] if copies else []),
-        *_stages(summary),
+        *([f"  step        {step}"] if (step := step_sentence(summary)) else []),
         *(
             f"  blocks      {line}"
             for line in block_lines(summary.get("blocks", ()), devices=summary["devices"])
@@ -189,21 +82,8 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
     return "\n".join(lines)
 
 
-def _stages(summary: Mapping[str, Any]) -> list[str]:
-    """The line of a plan in stages; a summary of another plan has none."""
-    if "micro_batches" not in summary:
-        return []
-    keys = ("stages", "micro_batches", "schedule", "bubble_share")
-    return [f"  step        {step_sentence(*(summary[key] for key in keys))}"]
-
-
 def stretch_rows(graph: Graph, plan: Plan) -> list[dict[str, Any]]:
-    """The stretches of a plan that run in blocks, as data, with the devices that run their blocks.
-
-    Args:
-        graph: The graph of all blocks.
-        plan: The plan.
-    """
+    """The stretches of a plan that run in blocks, as data, each with the devices that run it."""
     devices: dict[int, dict[int, None]] = {}
     for name, block in graph.blocks.items():
         group = plan.groups[plan.nodes[name].group]
@@ -227,7 +107,8 @@ def block_lines(stretches: Sequence[Mapping[str, Any]], *, devices: int) -> list
     in_turn: dict[str, int] = {}
     for stretch in stretches:
         chunks = stretch["chunks"]
-        on = f"on {_devices_text(stretch['devices'])}" if devices > 1 else ""
+        plural = "s" if len(stretch["devices"]) > 1 else ""
+        on = f"on device{plural} {', '.join(map(str, stretch['devices']))}" if devices > 1 else ""
         if not chunks:
             in_turn[on] = in_turn.get(on, 0) + 1
             continue
@@ -242,23 +123,17 @@ def block_lines(stretches: Sequence[Mapping[str, Any]], *, devices: int) -> list
     return lines
 
 
-def _devices_text(devices: Sequence[int]) -> str:
-    return f"device{'s' if len(devices) > 1 else ''} {', '.join(map(str, devices))}"
-
-
 def trial_lines(trials: Sequence[Trial]) -> list[str]:
     """The plans that were run, one line each after a heading; nothing if none was."""
     if not trials:
         return []
     head = "chosen by measurement on this machine (cost, bound and gap are the cost model's):"
-    return [head, *(f"  {trial_text(trial)}" for trial in trials)]
-
-
-def trial_text(trial: Trial) -> str:
-    """A plan that was run: "tp plan, measured 3.1 ms (± 2 %), predicted 2.9 ms, kept"."""
-    measured = f"measured {units.seconds(trial.measured_s)} (± {units.share(trial.spread)})"
-    predicted = f"predicted {units.seconds(trial.predicted_s)}"
-    return f"{trial.plan}: {measured}, {predicted}{', kept' if trial.kept else ''}"
+    lines = [head]
+    for trial in trials:
+        measured = f"measured {units.seconds(trial.measured_s)} (± {units.share(trial.spread)})"
+        predicted = f"predicted {units.seconds(trial.predicted_s)}"
+        lines.append(f"  {trial.plan}: {measured}, {predicted}{', kept' if trial.kept else ''}")
+    return lines
 
 
 def costs_sentence(shares: Mapping[str, float], error: float) -> str:

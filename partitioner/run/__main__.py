@@ -31,13 +31,13 @@ def main(argv: Sequence[str]) -> int:
     print_plainly()
     start = Start.of_environment()
     with start.together("loading"):
-        from partitioner.run.rank import Rank  # a package may be missing on this host
+        from partitioner.run.rank import loaded  # a package may be missing on this host
 
-        rank = Rank.load(args.directory, start, args.inputs, args.outputs, args.requests, args.seed)
+        run = loaded(args.directory, start, args.inputs, args.outputs, args.requests, args.seed)
     dist.init_process_group(
         "gloo", store=start.store, rank=start.rank, world_size=start.ranks, timeout=TIMEOUT
     )
-    text = rank.run(start)
+    text = run()
     if text:
         print(text)
     dist.barrier()

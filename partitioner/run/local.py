@@ -288,7 +288,6 @@ def check_outputs(path: Path, directory: Path) -> None:
     """Refuse, before a run, a file that `write_outputs` could not or must not write after it.
 
     Args:
-        path: The file.
         directory: Folder of the saved compilation, in which no outputs lie.
 
     Raises:

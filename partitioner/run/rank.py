@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from partitioner.backends.arrays import assemble, check_inputs, local_inputs
 from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Header
 from partitioner.backends.launch import threads_per_rank
-from partitioner.backends.onnx.files.load import RankFile, check_ranks, load_rank, read_rank
-from partitioner.backends.onnx.files.steps import RankModel
+from partitioner.backends.onnx.files.load import check_ranks, load_rank, read_rank
 from partitioner.backends.onnx.rank import RankProcess, rank_device
 from partitioner.backends.onnx.sessions.segments import SessionConfig
 from partitioner.backends.process_group import Start
@@ -32,106 +30,79 @@ from partitioner.run.local import (
 )
 
 
-@dataclass(frozen=True)
-class Rank:
-    """A rank with what it reads before it meets the others.
+def loaded(
+    directory: Path,
+    start: Start,
+    inputs: Path | None,
+    outputs: Path | None,
+    requests: int,
+    seed: int,
+) -> Callable[[], str]:
+    """Load the rank of this process from its file, before it meets the others.
 
-    Attributes:
+    Args:
         directory: Folder of its file; rank 0's has the plan and what inputs are drawn from.
-        file: Header and steps of its file.
-        model: The file, loaded.
-        inputs: Whole inputs; on rank 0 only.
+        inputs: .npz of whole inputs by name, on rank 0; None draws valid random ones.
         outputs: .npz to write whole outputs to, on rank 0.
         requests: Requests in flight.
+        seed: Seed of the random inputs.
+
+    Returns:
+        A function that runs it, once torch.distributed is up, and on rank 0 writes the outputs. It
+        gives a report of a few lines, "" on other ranks, and raises a PartitionerError if the
+        ranks' files do not fit each other, or a rank failed.
+
+    Raises:
+        PartitionerError: A file is missing or wrong, or is not of the plan or of so many ranks.
     """
+    if has_module_file(directory, start.rank):
+        raise BackendError(
+            f"{directory} is of a PyTorch module: use `partition run`, or module() of the "
+            "loaded program under torchrun"
+        )
+    file = read_rank(directory, start.rank)
+    header = file[0]
+    if header.ranks != start.ranks:
+        raise BackendError(
+            f"{directory} holds {header.ranks} ranks, torchrun started {start.ranks}"
+        )
+    has_plan = (directory / "plan.json").exists()
+    if has_plan:  # without a plan the file cannot be out of date
+        check_plan(directory, header, f"rank{start.rank}.onnx", load_plan(directory))
+    if requests < 1:
+        raise BackendError(f"--requests is {requests}; it must be at least 1")
+    wholes: Mapping[str, np.ndarray] | None = None
+    if start.rank == 0:
+        if outputs is not None:
+            check_outputs(outputs, directory)
+        types = header.whole_inputs
+        wholes = (
+            draw_inputs(directory, seed, types) if inputs is None else read_inputs(inputs, types)
+        )
+        check_inputs(header, wholes)
+    model = load_rank(directory / f"rank{start.rank}.onnx")
 
-    directory: Path
-    file: RankFile
-    model: RankModel
-    inputs: Mapping[str, np.ndarray] | None
-    outputs: Path | None
-    requests: int
-
-    @classmethod
-    def load(
-        cls,
-        directory: Path,
-        start: Start,
-        inputs: Path | None,
-        outputs: Path | None,
-        requests: int,
-        seed: int,
-    ) -> Rank:
-        """Load the rank of this process.
-
-        Args:
-            directory: Folder of its file.
-            start: The ranks.
-            inputs: .npz of whole inputs by name; None draws valid random ones.
-            outputs: As the attribute.
-            requests: As the attribute.
-            seed: Seed of the random inputs.
-
-        Raises:
-            PartitionerError: A file is missing or wrong, or is not of the plan or of so many ranks.
-        """
-        if has_module_file(directory, start.rank):
-            raise BackendError(
-                f"{directory} is of a PyTorch module: use `partition run`, or module() of the "
-                "loaded program under torchrun"
-            )
-        file = read_rank(directory, start.rank)
-        header = file[0]
-        if header.ranks != start.ranks:
-            raise BackendError(
-                f"{directory} holds {header.ranks} ranks, torchrun started {start.ranks}"
-            )
-        if (directory / "plan.json").exists():  # without a plan the file cannot be out of date
-            check_plan(directory, header, f"rank{start.rank}.onnx", load_plan(directory))
-        if requests < 1:
-            raise BackendError(f"--requests is {requests}; it must be at least 1")
-        wholes: Mapping[str, np.ndarray] | None = None
-        if start.rank == 0:
-            if outputs is not None:
-                check_outputs(outputs, directory)
-            types = header.whole_inputs
-            wholes = (
-                draw_inputs(directory, seed, types)
-                if inputs is None
-                else read_inputs(inputs, types)
-            )
-            check_inputs(header, wholes)
-        model = load_rank(directory / f"rank{start.rank}.onnx")
-        return cls(directory, file, model, wholes, outputs, requests)
-
-    def run(self, start: Start) -> str:
-        """Run it, once torch.distributed is up; on rank 0 the outputs are written.
-
-        Returns:
-            A report of a few lines; "" on other ranks.
-
-        Raises:
-            PartitionerError: The ranks' files do not fit each other, or a rank failed.
-        """
+    def run() -> str:
         files: list[Any] = [None] * start.ranks
-        dist.all_gather_object(files, self.file)
-        headers = check_ranks(files, str(self.directory))
+        dist.all_gather_object(files, file)
+        headers = check_ranks(files, str(directory))
         local_ranks = int(os.environ["LOCAL_WORLD_SIZE"])
         config = SessionConfig(threads=threads_per_rank(local_ranks))
         device = rank_device(int(os.environ["LOCAL_RANK"]), local_ranks)
         with start.together("making sessions"):
-            process = RankProcess(self.model, device, config)
-        outputs, seconds = process.run(_scattered(self.inputs, headers), self.requests)
+            process = RankProcess(model, device, config)
+        results, seconds = process.run(_scattered(wholes, headers), requests)
         parts: list[Mapping[str, np.ndarray] | None] = [None] * start.ranks
-        dist.gather_object(outputs, parts if start.rank == 0 else None)
+        dist.gather_object(results, parts if start.rank == 0 else None)
         if start.rank > 0:
             return ""
-        wholes = assemble(headers, {rank: part or {} for rank, part in enumerate(parts)})
-        if self.outputs is not None:
-            write_outputs(self.outputs, wholes)
-        has_plan = (self.directory / "plan.json").exists()
-        expected = prediction(self.directory) if has_plan else ""
-        return report(seconds, self.requests, expected, wholes, optimization=config.optimization)
+        whole_results = assemble(headers, {rank: part or {} for rank, part in enumerate(parts)})
+        if outputs is not None:
+            write_outputs(outputs, whole_results)
+        expected = prediction(directory) if has_plan else ""
+        return report(seconds, requests, expected, whole_results, optimization=config.optimization)
+
+    return run
 
 
 def _scattered(

@@ -151,7 +151,7 @@ def _on_meshes(graph: Graph, devices: int, request: Request) -> tuple[Request, .
         except ConstraintError as error:
             errors.append(error)
     if not requests:
-        raise errors[0]
+        raise errors[0] if errors else SearchError(f"{devices} devices have no mesh of the kinds")
     return tuple(requests)
 
 
@@ -280,9 +280,10 @@ def _decided(
         least = min(result.least for result in results)
         raise NoCheaper("no plan was found to cost less", min(least, budget.best_s))
     budget.say("looking again at what does not fit")
-    plan = second_look(
-        refused, budget, search.candidate, search.holdings, complete=len(refused) == refusing
-    )
+    whole = all(mesh.size() == 1 for space in refused for mesh in space.space.groups)
+    every_cut = whole or not search.shares  # of unlike devices, some proportions are searched
+    complete = every_cut and len(refused) == refusing
+    plan = second_look(refused, budget, search.candidate, search.holdings, complete=complete)
     return _winner([*results, SpaceResult((plan,))], request, cluster, budget)
 
 
@@ -352,16 +353,32 @@ def _searched(
     The clock stops a space when it has taken its share of the seconds that are left.
 
     What they leave of the work is for those that are open: the gap of the certificate is that of
-    the least bound, so the space with the least goes first. A kind of parallelism takes no share
-    from the spaces before it; joined over axes, half of what is left.
+    the least bound, so the space with the least goes first. A kind of parallelism takes no steps
+    from the spaces before it; joined over axes, half of what is left. Of the clock all kinds
+    together have the share of a space, so that they are reached where steps take long. Where the
+    first space has no plan, or bytes are wanted, those of one axis go next: they are small, and may
+    have such a plan soon.
     """
     results: list[SpaceResult] = []
-    for index, space in enumerate(spaces):
-        after = sum(not isinstance(other, KindSpace) for other in spaces[index + 1 :])
+    waiting = list(spaces)
+    while waiting:
+        is_known = any(result.plans for result in results)
+        if results and (request.objective == "memory" or not is_known):
+            waiting.sort(key=lambda space: not _is_small(space))
+        space = waiting.pop(0)
+        is_kind = isinstance(space, KindSpace)
+        kinds = sum(isinstance(other, KindSpace) for other in waiting)
+        after = len(waiting) - kinds
         over_axes = isinstance(space, KindSpace) and space.mesh is not None
-        share = _share(1 + after + over_axes, results, request, cluster, budget)
+        clock = 1 + after + (kinds if is_kind else min(kinds, 1))
+        share = _share(1 + after + over_axes, results, request, cluster, budget, clock)
         results.append(space.search(share, tuple(results)))
     return _gone_on(results, request, cluster, budget)
+
+
+def _is_small(space: Space) -> bool:
+    """Test whether a space is that of one kind of parallelism over one axis."""
+    return isinstance(space, KindSpace) and space.mesh is None
 
 
 def _unfinished(
@@ -393,16 +410,22 @@ def _gone_on(
         index = min(unfinished, key=lambda index: results[index].least)
         name = results[index].searched or str(results[index].failed[0][0])
         budget.say(f"going on with {name}: {_standing(results, request, cluster)}")
-        share = _share(len(unfinished), results, request, cluster, budget)
+        open_ = len(unfinished)
+        share = _share(open_, results, request, cluster, budget, open_)
         results[index] = unfinished[index](share)
 
 
 def _share(
-    parts: int, results: Sequence[SpaceResult], request: Request, cluster: Cluster, budget: Budget
+    parts: int,
+    results: Sequence[SpaceResult],
+    request: Request,
+    cluster: Cluster,
+    budget: Budget,
+    clock: int,
 ) -> Budget:
-    """One of so many equal shares of the steps that are left, with the cost to be beaten."""
+    """One of so many equal shares of the steps and seconds left, with the cost to be beaten."""
     cutoff_s = _cutoff_s(results, request, cluster)
-    return replace(budget.share(parts), best_s=min(budget.best_s, cutoff_s))
+    return replace(budget.share(parts, clock), best_s=min(budget.best_s, cutoff_s))
 
 
 def _standing(results: Sequence[SpaceResult], request: Request, cluster: Cluster) -> str:

@@ -66,6 +66,7 @@ class Candidate:
         evaluation: The referee's evaluation.
         solution: The solution, with the bound on all plans of the space.
         bounds_space: Whether that bound covers the space; else it covers this plan alone.
+        notes: As of `Outcome`, of this plan.
     """
 
     space: Family
@@ -74,6 +75,7 @@ class Candidate:
     evaluation: Evaluation
     solution: Solution
     bounds_space: bool = True
+    notes: tuple[str, ...] = ()
 
     def cost(self, objective: str) -> float:
         """The cost by the referee."""
@@ -180,8 +182,9 @@ class Outcome:
     more: Callable[[Budget], Outcome] | None = None
 
     def noted(self, *notes: str) -> Outcome:
-        """The outcome with more notes, in front of its own."""
-        return replace(self, notes=(*notes, *self.notes))
+        """The outcome with more notes, in front of its own and of those of its candidates."""
+        plans = tuple(replace(one, notes=(*notes, *one.notes)) for one in self.candidates)
+        return replace(self, notes=(*notes, *self.notes), candidates=plans)
 
     def stopped(self) -> Outcome:
         """The outcome with a certificate that says that the clock stopped the search."""

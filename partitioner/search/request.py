@@ -15,7 +15,7 @@ from partitioner.ir.pipeline import SCHEDULES
 from partitioner.ir.plan import OBJECTIVES
 from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
-from partitioner.solver.work import STEPS_PER_S, Work
+from partitioner.solver.work import STEPS_PER_S, Work, now_s
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.kinds.parallel import (
     PIPELINE,
@@ -37,6 +37,8 @@ MicroBatchCount = int | Literal["auto"] | None
 #: The steps of a search take about this share of its time limit: a machine that is half as fast as
 #: the usual one, or busy with as much again, does them all.
 PART = 0.4
+#: The least share of the time limit that a search has, however long reading and tracing take.
+LEAST_CLOCK = 0.5
 #: Receives a line of text at each stage of a compilation.
 Say = Callable[[str], None]
 
@@ -388,8 +390,6 @@ class Budget:
         engine: MILP solver.
         say: Receives a line of text before each part of the search.
         best_s: Cost of a known plan, which is to be beaten; infinite if there is none.
-        parts: The shares that a solver leaves the rest of the seconds for, its own counted: where
-            steps take longer than usual, spaces behind this one are searched all the same.
         defers_memory: Whether to stop where memory forbids the cheapest plan, because a graph
             that offers to compute values again is planned then.
     """
@@ -400,26 +400,33 @@ class Budget:
     engine: Engine
     say: Say
     best_s: float = math.inf
-    parts: float = 1
     defers_memory: bool = False
 
     @classmethod
-    def of(cls, request: Request, say: Say = silent) -> Budget:
-        """The budget of a request whose search begins now."""
-        seconds = request.time_limit_s
-        work = Work.within(seconds, seconds * PART * STEPS_PER_S)
+    def of(cls, request: Request, say: Say = silent, begun_s: float | None = None) -> Budget:
+        """The budget of a request whose search begins now.
+
+        Args:
+            request: The request.
+            say: As of the budget.
+            begun_s: Second at which the time limit began, which reading and tracing have taken
+                part of: the search has `LEAST_CLOCK` of it at least. None for now.
+        """
+        limit_s = request.time_limit_s
+        spent_s = 0.0 if begun_s is None else now_s() - begun_s
+        work = Work.within(
+            max(limit_s - spent_s, LEAST_CLOCK * limit_s), limit_s * PART * STEPS_PER_S
+        )
         return cls(work, request.gap, request.seed, request.engine, say)
 
     def of_clock(self, parts: float) -> Budget:
         """A budget with all steps of this one, in one of so many equal shares of its seconds."""
-        work = replace(self.work.of_the_clock(parts), steps=self.work.steps)
-        return replace(self, work=work, parts=1)
+        return replace(self, work=replace(self.work.of_the_clock(parts), steps=self.work.steps))
 
     def anew(self, seconds: float) -> Budget:
         """A budget of so many seconds from now, with the steps that are usual for as many."""
-        work = Work.within(seconds, seconds * PART * STEPS_PER_S)
-        return replace(self, work=work, parts=1)
+        return replace(self, work=Work.within(seconds, seconds * PART * STEPS_PER_S))
 
-    def share(self, parts: float) -> Budget:
-        """A budget with one of so many equal shares of the steps that are left."""
-        return replace(self, work=self.work.share(parts), parts=parts)
+    def share(self, parts: float, clock: float = 1) -> Budget:
+        """A budget with one of so many equal shares of the steps, and of the seconds, left."""
+        return replace(self, work=self.work.share(parts).of_the_clock(clock))

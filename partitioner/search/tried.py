@@ -69,4 +69,5 @@ def kept(outcome: Outcome, candidate: Candidate, trials: Sequence[Trial], gap: f
         graph=candidate.graph,
         plan=replace(candidate.plan, certificate=certificate),
         evaluation=candidate.evaluation,
+        notes=candidate.notes,
     )

@@ -15,6 +15,7 @@ from partitioner.search.find_plan import find_plan
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible
 from partitioner.solver.work import now_s
+from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import SearchError
 
@@ -66,10 +67,12 @@ def what_would_fit(
         left_s = min(ONE_COUNT_S, request.time_limit_s, deadline - begin_s)
         if left_s <= max(0.0, longest_s - ONE_COUNT_S):  # what a search takes behind its limit
             return False
+        if left_s < ONE_COUNT_S and len(target) > len(cluster):
+            return False  # on many devices a first plan is found, however long that takes
         quick = replace(request, time_limit_s=left_s, gap=ANY_GAP)
         try:
             find_plan(graph, target, quick, Budget.of(quick), rules)
-        except (Infeasible, SearchError):  # no plan, or too many devices for this request
+        except (Infeasible, SearchError, ConstraintError):  # no plan, too many devices, no mesh
             return False
         finally:
             longest_s = max(longest_s, now_s() - begin_s)

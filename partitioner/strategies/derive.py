@@ -1,18 +1,18 @@
 """Strategies of every node on a mesh, derived from the factor rules alone.
 
 A strategy cuts link classes of factors over mesh axes. Each class has cuts of its own: balanced,
-and in proportion to the speed of the devices. Layouts with segments (a Concat of shards, heads
-inside a fused projection) come from the neighbours: the layout that a strategy gives to a value's
-dim is offered to every other node that touches the value, through its rule, until nothing new
-appears. Pointwise ops and data movement have no cuts of their own if a neighbour offers any. Last
-come cuts in parts that overlap (`overlaps`).
+and in proportion to shares of the devices (`shares.py`). Layouts with segments (a Concat of
+shards, heads inside a fused projection) come from the neighbours: the layout that a strategy gives
+to a value's dim is offered to every other node that touches the value, through its rule, until
+nothing new appears. Pointwise ops and data movement have no cuts of their own if a neighbour offers
+any. Last come cuts in parts that overlap (`overlaps`).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -35,8 +35,8 @@ from partitioner.ir.rule import Rule
 from partitioner.strategies.overlaps import with_overlaps
 
 #: Cuts of one class over one set of axes that are kept, by the mesh's number of axes: the first
-#: one and the finest ones. Strategies multiply over axes, so meshes of several keep fewer. Cuts by
-#: speed have as many places of their own: they and the balanced ones do not compete.
+#: one and the finest ones. Strategies multiply over axes, so meshes of several keep fewer. Cuts in
+#: proportion to shares have as many places of their own: they and the balanced ones do not compete.
 MAX_CUTS_A_CLASS = {1: 4}
 MAX_CUTS_A_CLASS_OTHERWISE = 2
 #: Sweeps over the graph, forward and back in turn, to spread layouts.
@@ -89,25 +89,26 @@ def strategies(
     graph: Graph,
     rules: Rules,
     mesh: DeviceMesh,
-    speeds: Mapping[int, float] | None = None,
+    shares: Sequence[Mapping[int, float]] = (),
     *,
     fused: int = 0,
+    check: Callable[[], None] = lambda: None,
 ) -> Mapping[str, tuple[PlacedNode, ...]]:
     """Distinct strategies of every node on a mesh, the uncut one first; none for opaque nodes.
 
     Args:
-        graph: The graph.
-        rules: Its rules.
-        mesh: The mesh.
-        speeds: Speeds of every device, in any one unit; None if they are equal.
+        shares: Shares of every device, in any one unit, to cut in proportion to beside balanced.
         fused: Most windows whose halos a cut's parts hold, see `overlaps`.
+        check: Called at each node; it may raise, where the clock is to end this.
     """
-    mesh_speeds = tuple(speeds[device] for device in mesh.devices) if speeds else None
-    cuts = _Propagation(graph, rules, ClassCuts(mesh, mesh_speeds)).run() if mesh.axes else {}
+    of_mesh = tuple(tuple(share[device] for device in mesh.devices) for share in shares)
+    choice = ClassCuts(mesh, of_mesh)
+    cuts = _Propagation(graph, rules, choice, check).run() if mesh.axes else {}
     if fused and cuts:
         cuts = with_overlaps(graph, rules.by_node, mesh, cuts, fused)
     by_node: dict[str, tuple[PlacedNode, ...]] = {}
     for node in graph.nodes:
+        check()
         rule = rules.rule(node)
         if rule is not None:
             by_node[node.name] = tuple(_placed(graph, node, rule, mesh, cuts.get(node.name, {})))
@@ -172,65 +173,73 @@ def _dispatches(
 
 @dataclass(frozen=True)
 class ClassCuts:
-    """Balanced cuts on a mesh, and cuts in proportion to the speed of its devices.
+    """Balanced cuts on a mesh, and cuts in proportion to shares of its devices.
 
-    `speeds` are in the mesh's order, in any one unit; None if they are equal.
+    `shares` are in the mesh's order, each in any one unit.
     """
 
     mesh: DeviceMesh
-    speeds: tuple[float, ...] | None
+    shares: tuple[tuple[float, ...], ...]
 
     def of_class(self, rule: Rule, link: tuple[str, ...], axes: Axes) -> tuple[ClassCut, ...]:
-        """The balanced cuts of a class, and the one in proportion to speed if it differs.
+        """The balanced cuts of a class, and those in proportion to shares that differ.
 
         A factor along which the work rises is also cut so that each part has a chunk from either
         end; one whose elements have loads is also cut into parts of like loads, once of any sizes
-        and once of equal ones. By speed, the factors of a class are cut in proportion to each
+        and once of equal ones. By shares, the factors of a class are cut in proportion to each
         other, as far as they have a common divisor of at least one unit a part.
         """
         sizes = {name: rule.factors[name].size for name in link}
         if rule.dispatch is not None and rule.dispatch.loads and link == (rule.dispatch.owners,):
             return self._by_load(rule.dispatch.owners, rule.dispatch.loads, axes)
         even = {name: self._even(size, axes) for name, size in sizes.items()}
-        if all(self._by_speed(size, axes) == even[name] for name, size in sizes.items()):
-            parts = self.mesh.size(axes)
-            if link != (rule.rising,) or parts > MOST_FOLDED or sizes[rule.rising] < 2 * parts:
-                return (even,)
+        cuts = [even]
+        for share in self.shares:
+            if any(self._by_share(size, axes, share) != even[n] for n, size in sizes.items()):
+                units = math.gcd(*sizes.values())
+                whole = min(units, *sizes.values()) >= self.mesh.size(axes)
+                cuts.append(
+                    {
+                        name: self._by_share(size, axes, share, size // units if whole else 1)
+                        for name, size in sizes.items()
+                    }
+                )
+        parts = self.mesh.size(axes)
+        rises = link == (rule.rising,) and parts <= MOST_FOLDED
+        if len(cuts) == 1 and rises and sizes[rule.rising] >= 2 * parts:
             folded = DimLayout.cut(axes, folded_cut(sizes[rule.rising], parts))
-            return (even, {rule.rising: folded})
-        units = math.gcd(*sizes.values())
-        whole = min(units, *sizes.values()) >= self.mesh.size(axes)
-        by_speed = {
-            name: self._by_speed(size, axes, size // units if whole else 1)
-            for name, size in sizes.items()
-        }
-        return (even,) if by_speed == even else (even, by_speed)
+            cuts.append({rule.rising: folded})
+        return tuple(cut for index, cut in enumerate(cuts) if cut not in cuts[:index])
 
     def complete(self, rule: Rule, axes: Axes, layouts: ClassCut) -> ClassCut:
         """The cuts, with cuts for the factors that are linked to theirs.
 
         In proportion, because the parts of a fused projection are cut between the same heads; else
-        balanced or by speed, as the given cut is.
+        balanced or by a share, as the given cut is.
         """
         linked: dict[str, DimLayout] = {}
         for link in rule.links:
             like = next((layouts[name] for name in link if name in layouts), None)
             if like is not None:
-                cut = self._by_speed if self.is_by_speed((like,)) else self._even
+                share = self.nearest((like,))
                 sizes = {name: rule.factors[name].size for name in link}
-                linked |= {n: _scaled(like, size) or cut(size, axes) for n, size in sizes.items()}
+                linked |= {
+                    name: _scaled(like, size) or self._by_share(size, axes, share)
+                    for name, size in sizes.items()
+                }
         return {**linked, **layouts}
 
-    def is_by_speed(self, layouts: Iterable[DimLayout]) -> bool:
-        """Test whether parts are nearer to those in proportion to speed than to balanced ones."""
-        if self.speeds is None:
-            return False
-        nearer = 0
-        for layout in layouts:
-            size, axes = layout.size, layout.axes
-            nearer += _distance(layout, self._even(size, axes))
-            nearer -= _distance(layout, self._by_speed(size, axes))
-        return nearer > 0
+    def nearest(self, layouts: Iterable[DimLayout]) -> tuple[float, ...]:
+        """The share that parts are nearest to being in proportion to; () if to none (balanced)."""
+        if not self.shares:
+            return ()
+        layouts = tuple(layouts)
+
+        def distance(share: tuple[float, ...]) -> int:
+            cuts = ((layout, self._by_share(layout.size, layout.axes, share)) for layout in layouts)
+            return sum(_distance(layout, cut) for layout, cut in cuts)
+
+        return min(((), *self.shares), key=distance)
 
     def _even(self, size: int, axes: Axes) -> DimLayout:
         return DimLayout.even(size, axes, self.mesh)
@@ -240,28 +249,29 @@ class ClassCuts:
         parts, size = self.mesh.size(axes), len(loads)
         cuts = [self._even(size, axes)]
         if size >= parts:
-            weights = (1.0,) * parts
-            if self.speeds is not None:
-                weights = _weights(self.mesh, axes, self.speeds)
-            by_load = (loaded_cut(loads, weights, equal=equal) for equal in (False, True))
-            cuts += [DimLayout.cut(axes, segments) for segments in by_load]
+            for share in self.shares or ((),):
+                weights = _weights(self.mesh, axes, share) if share else (1.0,) * parts
+                by_load = (loaded_cut(loads, weights, equal=equal) for equal in (False, True))
+                cuts += [DimLayout.cut(axes, segments) for segments in by_load]
         return tuple({name: cut} for cut in dict.fromkeys(cuts))
 
-    def _by_speed(self, size: int, axes: Axes, unit: int = 1) -> DimLayout:
-        """Cut in proportion to speed; balanced if speeds are equal or elements too few."""
-        weights = _weights(self.mesh, axes, self.speeds) if self.speeds is not None else (1.0,)
+    def _by_share(
+        self, size: int, axes: Axes, share: tuple[float, ...], unit: int = 1
+    ) -> DimLayout:
+        """Cut in proportion to a share; balanced if that is equal, or if elements are too few."""
+        weights = _weights(self.mesh, axes, share) if share else (1.0,)
         if len(set(weights)) == 1 or size // unit < len(weights):
             return self._even(size, axes)
         return DimLayout.cut(axes, [share_cut(size, weights, unit)])
 
 
 @lru_cache(maxsize=4096)
-def _weights(mesh: DeviceMesh, axes: Axes, speeds: tuple[float, ...]) -> tuple[float, ...]:
-    """Speed of the slowest device at each coordinate, as all devices there have equal parts."""
+def _weights(mesh: DeviceMesh, axes: Axes, share: tuple[float, ...]) -> tuple[float, ...]:
+    """Least share of the devices at each coordinate, as all devices there have equal parts."""
     weights = [math.inf] * mesh.size(axes)
-    for (_, point), speed in zip(mesh.coords(), speeds, strict=True):
+    for (_, point), of_device in zip(mesh.coords(), share, strict=True):
         index = mesh.linear(axes, point)
-        weights[index] = min(weights[index], speed)
+        weights[index] = min(weights[index], of_device)
     return tuple(weights)
 
 
@@ -291,6 +301,7 @@ class _Propagation:
     graph: Graph
     rules: Rules
     choice: ClassCuts
+    check: Callable[[], None]
     cuts: dict[str, dict[Axes, list[ClassCut]]] = field(default_factory=dict)
     layouts: dict[tuple[str, int, Axes], list[DimLayout]] = field(default_factory=dict)  # of dims
     seen: dict[tuple[str, str, int, Axes], int] = field(default_factory=dict)  # of them, by node
@@ -325,6 +336,7 @@ class _Propagation:
 
     def _visit(self, node: Node, rule: Rule) -> bool:
         """Offer the neighbours' layouts to a node; whether any cut was new."""
+        self.check()
         mesh, news = self.choice.mesh, False
         for operand in rule.linear:  # may be a pending sum where the producer's result is one
             for axes in axis_sets(mesh):
@@ -350,11 +362,11 @@ class _Propagation:
             return False
         if not any(set(link) == set(cut) for link in rule.links):
             return False
-        by_speed = self.choice.is_by_speed(cut.values())
+        share = self.choice.nearest(cut.values())
         rivals = [
             other
             for other in kept
-            if set(other) == set(cut) and self.choice.is_by_speed(other.values()) == by_speed
+            if set(other) == set(cut) and self.choice.nearest(other.values()) == share
         ]
         most = MAX_CUTS_A_CLASS.get(len(self.choice.mesh.axes), MAX_CUTS_A_CLASS_OTHERWISE)
         if len(rivals) >= most:

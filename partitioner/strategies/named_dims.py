@@ -71,8 +71,7 @@ def _check_sizes(demand: Along, rules: Mapping[str, Rule | str], mesh: Mapping[s
 
 def _demand(named: NamedDims, name: str, axes: tuple[str, ...], graph: Graph) -> Along:
     text = f"layout {name} = {list(axes) if len(axes) != 1 else axes[0]!r}"
-    where = _source(named)
-    seeds = _seeds(named, name, graph)
+    where, seeds = named.where, _seeds(named, name, graph)
     followed = _followed(graph, seeds)
     factors = {node: of_node for node, of_node in followed.factors.items() if of_node}
     if not factors:
@@ -87,18 +86,10 @@ def _demand(named: NamedDims, name: str, axes: tuple[str, ...], graph: Graph) ->
 
 
 def _seeds(named: NamedDims, name: str, graph: Graph) -> list[Dim]:
-    """The dims of tensors that a name stands for, before they are followed."""
-    where = _source(named)
-    return [dim for seed in named.dims[name] for dim in _dims(graph, name, seed, where)]
-
-
-def _source(named: NamedDims) -> str:
-    """Where the names were given, as the beginning of a message."""
-    return f"{named.source}: " if named.source else ""
+    return [dim for seed in named.dims[name] for dim in _dims(graph, name, seed, named.where)]
 
 
 def _followed(graph: Graph, seeds: Sequence[Dim]) -> Followed:
-    """A dim, followed through the graph from some values that have it."""
     chosen: dict[tuple[tuple[int, ...], int], DimLayout] = {}
     layouts: dict[Dim, DimLayout] = {}
     for value, dim in dict.fromkeys(seeds):
@@ -159,7 +150,6 @@ def _in_two(graph: Graph) -> Mapping[str, tuple[PlacedNode, ...]]:
 
 
 def _dims(graph: Graph, name: str, seed: str, where: str) -> Iterator[Dim]:
-    """The dims that "PATTERN.DIM" matches."""
     pattern, _, number = seed.rpartition(".")
     index, values = int(number), _values(graph, pattern)
     if not values:

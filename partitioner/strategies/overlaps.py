@@ -38,10 +38,7 @@ def with_overlaps(
     """Cuts of each node, and those in parts that overlap, which its readers' windows give.
 
     Args:
-        graph: The graph.
         rules: Rule of each node, or the reason why it has none.
-        mesh: The mesh.
-        cuts: The plain cuts of each node.
         most: Greatest depth.
     """
     demands: _Demands = {}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph
 
 
 def side_by_side(graph: Graph, places: Mapping[str, tuple[str, int]]) -> Iterator[str]:
@@ -16,6 +15,8 @@ def side_by_side(graph: Graph, places: Mapping[str, tuple[str, int]]) -> Iterato
     too. So a device that has all nodes of its place before those of another keeps that waiting:
     places take turns, behind the nodes without a place that wait for none with one.
     """
+    import networkx as nx
+
     placed = {value for node in graph.nodes if node.name in places for value in node.writes}
     numbers: Counter[tuple[str, int]] = Counter()
     keys: dict[str, tuple[bool, int, int, int]] = {}
@@ -26,19 +27,7 @@ def side_by_side(graph: Graph, places: Mapping[str, tuple[str, int]]) -> Iterato
             rank, turn = 1, numbers[place]
             numbers[place] += 1
         keys[node.name] = node.name in graph.backward, rank, turn, position
-    made = {value for node in graph.nodes for value in node.writes}
-    missing = {node.name: sum(value in made for value in node.reads) for node in graph.nodes}
-    ready = [(keys[name], name) for name, count in missing.items() if not count]
-    heapq.heapify(ready)
-    while ready:
-        _, name = heapq.heappop(ready)
-        yield name
-        for reader in _readers(graph, graph.by_name[name]):
-            missing[reader] -= 1
-            if not missing[reader]:
-                heapq.heappush(ready, (keys[reader], reader))
-
-
-def _readers(graph: Graph, node: Node) -> Iterator[str]:
-    """The nodes that read results of a node, once for each result."""
-    return (reader.name for value in node.writes for reader in graph.consumers[value])
+    order: Iterator[str] = nx.lexicographical_topological_sort(
+        graph.to_networkx(), key=keys.__getitem__
+    )
+    return order

@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from helpers import factories
 from partitioner import examples
 from partitioner.api.profiling.candidates import Candidate, candidates, local_graph
-from partitioner.api.profiling.programs import on_one_device
+from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.onnx.measuring import timing as onnx_timing
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.torch.measuring import timing as torch_timing
@@ -31,7 +31,7 @@ def prepared(model: object, op: str, batch: object = None, **options: object) ->
 
     def ready(candidate: Candidate) -> Prepared:
         local = local_graph(graph, candidate, cluster)
-        return backend.prepared(on_one_device(local), local, random_inputs(local, seed=0), 1)
+        return backend.prepared(uncut_programs(local), local, random_inputs(local, seed=0), 1)
 
     found = [one for one in candidates(graph, cluster, "auto", None) if one.form.op == op]
     return [ready(one) for one in sorted(found, key=lambda one: -one.moved_bytes)]
@@ -48,23 +48,14 @@ def test_kernels_are_timed_by_the_runtime() -> None:
 
 
 def test_changes_of_layout_at_the_border_are_no_kernels() -> None:
-    def kernel(op: str, begin: int, took: int) -> dict[str, object]:
-        names = {"name": f"{op}_kernel_time", "cat": "Node", "args": {"op_name": op}}
-        return {**names, "ts": begin, "dur": took}
+    def seconds(**took: int) -> float:
+        return onnx_timing.kernel_seconds(
+            [{"args": {"op_name": op}, "dur": duration} for op, duration in took.items()]
+        )
 
-    run = {"name": "model_run", "cat": "Session", "dur": 50, "args": {}}
-    events = [
-        {"name": "session_initialization", "cat": "Session", "ts": 1, "dur": 5, "args": {}},
-        {**run, "ts": 100},
-        kernel("ReorderInput", 101, 30),
-        kernel("Conv", 131, 10),
-        kernel("Relu", 141, 2),
-        {**run, "ts": 200},
-        kernel("Conv", 201, 20),
-        {**run, "ts": 300},
-        kernel("Conv", 301, 0),
-    ]
-    assert onnx_timing.kernel_seconds(events) == pytest.approx([12e-6, 20e-6, 0.5e-6])
+    assert seconds(ReorderInput=30, Conv=10, Relu=2) == pytest.approx(12e-6)
+    assert seconds(Conv=20) == pytest.approx(20e-6)
+    assert seconds(Conv=0) == pytest.approx(0.5e-6)
 
 
 @pytest.fixture

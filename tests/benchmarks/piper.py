@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from helpers.problems.wide_pipelines import WIDE
 from partitioner.solver import Infeasible
 from partitioner.solver.formats.json_files import read, write_solution
-from partitioner.solver.formats.piper import Instance, parse
+from partitioner.solver.formats.piper import parse
 from partitioner.solver.formats.piper_referee import evaluate_plan, to_solution
-from partitioner.solver.formats.piper_search import plan_pipeline
+from partitioner.solver.stages import StageGraph, plan_stages
 from partitioner.solver.work import Work
 
 GIB = 2**30
@@ -53,18 +53,18 @@ WIDE_HEADER = (
 )
 
 
-def row(instance: Instance, memory: int, folder: Path | None) -> str:
+def row(graph: StageGraph, memory: int, folder: Path | None) -> str:
     """Plan one case; its line of the table."""
-    devices = instance.devices
+    devices = graph.devices
     known, seconds = AUTHORS.get((devices, memory), (math.nan, math.nan))
-    start = f"{devices:7} {memory:4} {instance.microbatches:5}"
+    start = f"{devices:7} {memory:4} {graph.microbatches:5}"
     cpu = time.process_time()
     try:
-        plan = plan_pipeline(instance, Work())
+        plan = plan_stages(graph, Work())
     except Infeasible as error:
         return f"{start} {error} ({time.process_time() - cpu:.2f} CPU s)"
     cpu = time.process_time() - cpu
-    outcome = evaluate_plan(instance, plan.stages)
+    outcome = evaluate_plan(graph, plan.stages)
     assert not outcome.faults, outcome.faults
     assert math.isclose(max(outcome.time_s), plan.load_s, rel_tol=1e-9)
     if folder is not None:
@@ -81,7 +81,7 @@ def wide_row(name: str, folder: Path | None) -> str:
     data = WIDE[name]()
     instance = parse(data)
     cpu, wall = time.process_time(), time.monotonic()
-    plan = plan_pipeline(instance, Work())
+    plan = plan_stages(instance, Work())
     cpu, wall = time.process_time() - cpu, time.monotonic() - wall
     outcome = evaluate_plan(instance, plan.stages)
     assert not outcome.faults, outcome.faults

@@ -47,6 +47,9 @@ def test_a_plan_in_stages_is_kept(options: dict[str, Any], tmp_path: Path) -> No
     (tmp_path / "plan.json").write_text(plan.to_json())
     kept = partitioner.compile(module, example, constraints=tmp_path / "plan.json", **fixed)
     assert kept.plan.digest == plan.digest
+    certificate = kept.plan.certificate
+    assert certificate is not None
+    assert (certificate.bound, certificate.status) == (certificate.cost, "optimal")
     assert kept.verify()
     first, *rest = plan.nodes
     part = replace(plan, nodes={name: plan.nodes[name] for name in rest})

@@ -14,7 +14,7 @@ from partitioner.cli.main import main
 from partitioner.foundations.files import ResultError
 from partitioner.report import spaces
 from partitioner.report.page.data import space_rows
-from partitioner.report.page.schema import Changes
+from partitioner.report.schema import Changes
 
 
 @pytest.fixture(scope="module")

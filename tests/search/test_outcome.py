@@ -20,6 +20,7 @@ from partitioner.search.outcome import (
     in_executor,
     stopped_refusal,
 )
+from partitioner.search.tried import kept
 from partitioner.solver import Infeasible, Solution
 from partitioner.solver.work import Work
 from partitioner.strategies.spaces import Family
@@ -182,3 +183,15 @@ def test_a_plan_is_numbered_by_use_if_the_referee_finds_it_no_dearer() -> None:
     assert placed == [(0,), (1,)]
     cheaper = replace(last_first, evaluation=figures(step_s=evaluation.step_s / 2))
     assert cheaper.numbered(Request(), cluster) is cheaper
+
+
+def test_a_plan_that_measurements_keep_has_its_own_notes() -> None:
+    plan = candidate(NodePlan(0), NodePlan(1), evaluation=figures(), groups=SINGLES)
+    other = candidate(NodePlan(1), NodePlan(0), evaluation=figures(), groups=SINGLES)
+    certificate = Certificate("throughput", 1.0, 0.5, "feasible", "inter", "by hand", "all", 0)
+    best = replace(plan.plan, certificate=certificate)
+    whole = Outcome(GRAPH, best, plan.evaluation, (plan, replace(other, notes=("of other",))), ())
+    outcome = whole.noted("of all")
+    assert kept(outcome, outcome.candidates[0], (), 0.01).notes == ("of all",)
+    assert kept(outcome, outcome.candidates[1], (), 0.01).notes == ("of all", "of other")
+    assert kept(whole.noted("of the best"), replace(other, notes=()), (), 0.01).notes == ()

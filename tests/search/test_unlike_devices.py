@@ -18,7 +18,7 @@ from partitioner.report.findings.alternatives import Neighbourhood
 from partitioner.search.request import Request
 from partitioner.solver import Infeasible
 from partitioner.strategies.derive import Rules
-from partitioner.strategies.speeds import device_speeds
+from partitioner.strategies.shares import device_shares, device_speeds
 
 KIB = 2**10
 IDEAL = resolve_cluster("4xideal")
@@ -78,7 +78,7 @@ def test_an_intra_plan_takes_total_work_over_total_speed(
     assert outcome.evaluation.step_s < 1.02 * ideal_s(graph)
     done = flops(graph, outcome.plan)
     np.testing.assert_allclose(done / done.sum(), SPEEDS / SPEEDS.sum(), rtol=0.02)
-    monkeypatch.setattr("partitioner.search.spaces.explicit.device_speeds", lambda *_: None)
+    monkeypatch.setattr("partitioner.search.spaces.explicit.device_shares", lambda *_: ())
     balanced = search(graph, MIXED, request)
     assert balanced.plan.certificate is not None
     assert outcome.evaluation.step_s < 0.55 * balanced.plan.certificate.bound
@@ -149,7 +149,7 @@ def test_a_cut_by_speed_fits_where_a_balanced_one_does_not(
     outcome = search(graph, cluster, request)
     assert outcome.evaluation.fits
     assert outcome.evaluation.step_s < 1.01 * ideal_s(graph, cluster)
-    monkeypatch.setattr("partitioner.search.spaces.explicit.device_speeds", lambda *_: None)
+    monkeypatch.setattr("partitioner.search.spaces.explicit.device_shares", lambda *_: ())
     with pytest.raises(Infeasible):
         search(graph, cluster, request)
 
@@ -157,10 +157,60 @@ def test_a_cut_by_speed_fits_where_a_balanced_one_does_not(
 def test_a_balanced_plan_is_told_of_the_cuts_by_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = mlp(layers=2, hidden=64, batch=1)
     with monkeypatch.context() as without:
-        without.setattr("partitioner.search.spaces.explicit.device_speeds", lambda *_: None)
+        without.setattr("partitioner.search.spaces.explicit.device_shares", lambda *_: ())
         plan = search(graph, MIXED, Request(strategy="intra", time_limit_s=10)).plan
     offered = Neighbourhood(graph, plan, MIXED).alternatives(graph.nodes[0])
     sizes = {layout.sizes() for entry in offered[1:] for layout in entry.placed.layouts.values()}
     assert offered[0].chosen
     assert {layout.sizes() for layout in offered[0].placed.layouts.values()} == {(16,) * 4}
     assert (24, 24, 8, 8) in sizes
+
+
+MB = 10**6
+#: Of one speed, with memories of 24 and 10 MB.
+CARDS = replace(
+    resolve_cluster("2xideal"),
+    devices=(replace(FAST, memory_bytes=24 * MB), replace(FAST, memory_bytes=10 * MB)),
+)
+
+
+def test_shares_by_memory_are_offered_where_memory_may_bind() -> None:
+    graph = mlp(layers=4, hidden=1300, batch=2)
+    usual, between, by_memory = device_shares(graph, Rules.of(graph), CARDS)
+    assert usual == {0: 0.5, 1: 0.5}
+    np.testing.assert_allclose([by_memory[0], by_memory[1]], [24 / 34, 10 / 34])
+    np.testing.assert_allclose(between[0], (0.5 + 24 / 34) / 2)
+    (speeds,) = device_shares(graph, Rules.of(graph), replace(CARDS, devices=MIXED.devices[1:3]))
+    assert speeds[0] == pytest.approx(3 * speeds[1])
+    ample = tuple(replace(FAST, memory_bytes=10**9 + i) for i in range(2))
+    (equal,) = device_shares(graph, Rules.of(graph), replace(CARDS, devices=ample))
+    assert equal[0] == equal[1]
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_a_model_that_fits_in_parts_by_memory_has_a_plan(devices: int) -> None:
+    """27 MB of weights on 24 and 10 MB (and 4 MB): halves or thirds do not fit."""
+    spare = replace(FAST, memory_bytes=4 * MB)
+    specs = (*CARDS.devices, spare)[:devices]
+    cluster = replace(
+        CARDS,
+        devices=specs,
+        levels=(replace(CARDS.levels[0], size=devices),),
+    )
+    model = examples.build("mlp", layers=4, hidden=1300, batch=2)
+    result = partitioner.compile(model, cluster=cluster, strategy="intra", time_limit_s=20)
+    assert all(
+        peak <= spec.memory_bytes
+        for peak, spec in zip(result.summary["peak_bytes"], specs, strict=True)
+    )
+    assert min(result.summary["peak_bytes"]) > 2 * MB
+    assert result.verify().equal
+
+
+def test_a_refusal_on_unlike_devices_claims_no_more_than_was_searched() -> None:
+    """45 MB of weights on 24 and 10 MB: whole nodes are proven not to fit, cut ones are not."""
+    graph = mlp(layers=4, hidden=1680, batch=2)
+    with pytest.raises(Infeasible, match="no plan was found that fits"):
+        search(graph, CARDS, Request(strategy="intra", time_limit_s=10))
+    with pytest.raises(Infeasible, match="no plan fits"):
+        search(graph, CARDS, Request(strategy="inter", time_limit_s=10))

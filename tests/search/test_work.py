@@ -44,7 +44,7 @@ def test_a_slow_clock_and_a_fast_one_make_one_plan(monkeypatch: pytest.MonkeyPat
     assert still.plan.to_json() == busy.plan.to_json()
 
 
-@pytest.mark.parametrize("slowness", [5, 10])
+@pytest.mark.parametrize("slowness", [6, 10])
 def test_the_clock_stops_the_search_within_its_limit(
     monkeypatch: pytest.MonkeyPatch, slowness: float
 ) -> None:

@@ -31,7 +31,7 @@ Speeds = Mapping[int, float]
 
 
 def derived(graph: Graph, mesh: DeviceMesh, speeds: Speeds | None = None) -> Strategies:
-    return strategies(graph, Rules.of(graph), mesh, speeds)
+    return strategies(graph, Rules.of(graph), mesh, () if speeds is None else (speeds,))
 
 
 def _reach(options: Strategies, steps: tuple[tuple[str, str], ...]) -> set[Placement]:
@@ -241,10 +241,10 @@ def joined(*sizes: int) -> Rule:
 
 
 def class_cuts(
-    rule: Rule, mesh: DeviceMesh, speeds: tuple[float, ...] | None, axes: tuple[str, ...] = TP
+    rule: Rule, mesh: DeviceMesh, share: tuple[float, ...], axes: tuple[str, ...] = TP
 ) -> list[dict[str, tuple[int, ...]]]:
     (link,) = rule.links
-    cuts = ClassCuts(mesh, speeds).of_class(rule, link, axes)
+    cuts = ClassCuts(mesh, (share,)).of_class(rule, link, axes)
     return [{name: layout.sizes() for name, layout in cut.items()} for cut in cuts]
 
 
@@ -303,12 +303,13 @@ def test_a_coordinate_is_as_fast_as_its_slowest_device(
 def test_a_linked_factor_is_cut_as_the_first_one(
     cut: tuple[int, ...], linked: tuple[int, ...]
 ) -> None:
-    choice = ClassCuts(PAIR, (3.0, 1.0))
+    share = (3.0, 1.0)
+    choice = ClassCuts(PAIR, (share,))
     layouts = {"f0": DimLayout.cut(TP, [cut])}
     complete = choice.complete(joined(17, 8), TP, layouts)
     assert {name: layout.sizes() for name, layout in complete.items()} == {"f0": cut, "f1": linked}
-    assert choice.is_by_speed(layouts.values()) == (linked == (6, 2))
-    assert not ClassCuts(PAIR, None).is_by_speed(layouts.values())
+    assert choice.nearest(layouts.values()) == (share if linked == (6, 2) else ())
+    assert ClassCuts(PAIR, ()).nearest(layouts.values()) == ()
 
 
 class _NoIteration(dict[str, Rule | str]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import weakref
@@ -15,14 +14,16 @@ import onnxruntime as ort
 
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.onnx.files.emit import emit_models
+from partitioner.backends.onnx.sessions.kernels import kernel_events
 from partitioner.backends.onnx.sessions.segments import (
     SessionConfig,
+    opened,
     optimizers_off,
     session_options,
 )
+from partitioner.backends.onnx.sessions.whole import bound_run
 from partitioner.backends.prepared import Prepared
 from partitioner.ir.graph import Graph
-from partitioner.ir.onnx_types import onnx_dtype
 from partitioner.ir.program import Programs
 
 NAME = f"onnxruntime {ort.__version__}"
@@ -53,52 +54,23 @@ def prepared(
     folder = Path(tempfile.mkdtemp(prefix="partitioner-kernels-"))
     options = session_options(SessionConfig(threads=threads, profile=folder), None)
     try:
-        session = ort.InferenceSession(
-            model.SerializeToString(),
-            options,
-            providers=["CPUExecutionProvider"],
-            disabled_optimizers=optimizers_off(bool(programs.plain)),
-        )
-        binding = session.io_binding()
-        held = {name: np.ascontiguousarray(inputs[name]) for name in programs.ranks[0].inputs}
-        for name, array in held.items():
-            element = onnx_dtype(programs.inputs[name].dtype)
-            binding.bind_input(name, "cpu", 0, element, inputs[name].shape, array.ctypes.data)
-        for output in session.get_outputs():
-            binding.bind_output(output.name, "cpu")
-
-        def run() -> object:
-            session.run_with_iobinding(binding)
-            return held  # which the binding reads
-
-        run()
+        session = opened(model, options, optimizers_off(bool(programs.plain)))
+        run, _ = bound_run(session, model, inputs)
+        held = run()
     except Exception as error:
         shutil.rmtree(folder)
         raise BackendError(one_line(error)) from error
 
     def own_seconds() -> Sequence[float]:
-        events = json.loads(Path(session.end_profiling()).read_text())
+        seconds = [kernel_seconds(of) for of, _ in kernel_events(Path(session.end_profiling()))]
         shutil.rmtree(folder)
-        return kernel_seconds(events)[1:]  # without the first run
+        return seconds[1:]  # without the first run
 
     weakref.finalize(own_seconds, shutil.rmtree, folder, ignore_errors=True)
     return Prepared(run, own_seconds, operands={**inputs, **held})
 
 
-def kernel_seconds(events: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Seconds of the kernels of each run, by the events of ONNX Runtime's profiler."""
-    begins = sorted(event["ts"] for event in events if event["name"] == "model_run")
-    seconds = [0.0] * len(begins)
-    ends = [*begins[1:], float("inf")]
-    kernels = (
-        event
-        for event in events
-        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
-    )
-    run = 0
-    for event in sorted(kernels, key=lambda one: one["ts"]):
-        while event["ts"] >= ends[run]:
-            run += 1
-        if event["args"]["op_name"] not in _REORDERS:
-            seconds[run] += event["dur"] * 1e-6
-    return [max(one, _LEAST_S) for one in seconds]
+def kernel_seconds(kernels: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds of the kernels of a run, by their events in the profile."""
+    took = (event["dur"] for event in kernels if event["args"]["op_name"] not in _REORDERS)
+    return max(sum(took) * 1e-6, _LEAST_S)

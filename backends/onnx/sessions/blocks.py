@@ -57,12 +57,12 @@ class Sessions:
             (stay if model.segment(index).block is None else in_turn).append(index)
         joined = open_joined(model, stay, config)
         resident = {
-            index: joined[index].session
+            index: joined[index][0]
             if index in joined
             else open_session(model, model.segment(index), config)
             for index in stay
         }
-        sums = {index: one.sums for index, one in joined.items() if one.sums}
+        sums = {index: of_piece for index, (_, of_piece) in joined.items() if of_piece}
         return cls(model, config, resident, dict(pairwise(in_turn)), sums)
 
     @contextmanager

@@ -8,7 +8,7 @@ kernel that makes the latter.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,16 +53,18 @@ def kernel_runs(profile: Path) -> list[tuple[Kernel, ...]]:
     Raises:
         BackendError: The profile does not report bytes.
     """
-    runs: list[tuple[Kernel, ...]] = []
+    return [tuple(_kernel(one, end) for one in events) for events, end in kernel_events(profile)]
+
+
+def kernel_events(profile: Path) -> Iterator[tuple[Sequence[Mapping[str, Any]], int]]:
+    """The events of the kernels in each run of a session, and the end of the run."""
     events: list[Mapping[str, Any]] = []
     for event in json.loads(profile.read_text()):
         if event["name"].endswith(_KERNEL):
             events.append(event)
         elif event["name"] == "model_run":
-            end = event["ts"] + event["dur"]
-            runs.append(tuple(_kernel(one, end) for one in events))
+            yield events, event["ts"] + event["dur"]
             events = []
-    return runs
 
 
 def _kernel(event: Mapping[str, Any], end: int) -> Kernel:

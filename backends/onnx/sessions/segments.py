@@ -60,17 +60,8 @@ class SessionConfig:
             )
 
 
-@dataclass(frozen=True)
-class JoinedSession:
-    """A session of a segment that was optimized together with others.
-
-    Attributes:
-        session: The session.
-        sums: See `joined.Piece`.
-    """
-
-    session: ort.InferenceSession
-    sums: tuple[Sums, ...]
+#: A session of a segment that was optimized together with others, and its sums (`joined.Piece`).
+JoinedSession = tuple[ort.InferenceSession, tuple[Sums, ...]]
 
 
 def open_joined(
@@ -127,7 +118,7 @@ def _open_group(
             for index, piece in optimized.pieces().items():
                 options = session_options(as_it_is, Path(name))
                 session = _opened(group.model, piece.proto, options, as_it_is)
-                sessions[index] = JoinedSession(session, piece.sums)
+                sessions[index] = session, piece.sums
             return sessions
     return open_joined(group.model, tuple(group.segments), config, plain | optimized.plain)
 
@@ -194,30 +185,45 @@ def _opened(
     providers: list[object] = ["CPUExecutionProvider"]
     if config.device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": config.device.index or 0}))
-    message = proto.SerializeToString()
     try:
-        session = ort.InferenceSession(
-            message, options, providers=providers, disabled_optimizers=[*without, *keeping(proto)]
-        )
-    except Exception as error:
-        raise BackendError(f"rank {model.rank}: ONNX Runtime: {one_line(error)}") from error
+        session = opened(proto, options, without, providers)
+    except BackendError as error:
+        raise BackendError(f"rank {model.rank}: ONNX Runtime: {error}") from error
     if config.device.type == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
         raise BackendError(f"rank {model.rank}: ONNX Runtime has no usable CUDA provider here")
     return session
 
 
+def opened(
+    model: ModelProto,
+    options: ort.SessionOptions,
+    without: Sequence[str] = (),
+    providers: Sequence[object] = ("CPUExecutionProvider",),
+) -> ort.InferenceSession:
+    """A session of a model, without some optimizers.
+
+    `EliminateDropout` drops a Dropout in training mode as well, where its probability is constant.
+
+    Raises:
+        BackendError: ONNX Runtime does not take it; says why, on one line.
+    """
+    nodes = _nodes(model.graph)
+    if any(node.op_type == "Dropout" and len(node.input) > 2 for node in nodes):
+        without = *without, "EliminateDropout"
+    try:
+        return ort.InferenceSession(
+            model.SerializeToString(),
+            options,
+            providers=[*providers],
+            disabled_optimizers=[*without],
+        )
+    except Exception as error:
+        raise BackendError(one_line(error)) from error
+
+
 def optimizers_off(plain: bool) -> list[str]:
     """Names of the optimizers that a session does without: that of blocked layouts, if `plain`."""
     return ["NchwcTransformer"] if plain else []
-
-
-def keeping(model: ModelProto) -> list[str]:
-    """Names of the optimizers that a session does without to compute what the model says.
-
-    `EliminateDropout` drops a Dropout in training mode as well, where its probability is constant.
-    """
-    drops = any(node.op_type == "Dropout" and len(node.input) > 2 for node in _nodes(model.graph))
-    return ["EliminateDropout"] if drops else []
 
 
 def _nodes(graph: GraphProto) -> Iterator[NodeProto]:

@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from partitioner.backends.arrays import check_dtype
 from partitioner.backends.errors import BackendError, one_line
-from partitioner.backends.onnx.sessions.segments import SessionConfig, keeping, session_options
+from partitioner.backends.onnx.sessions.segments import SessionConfig, opened, session_options
 from partitioner.ir.onnx_types import from_onnx_dtype
 from partitioner.ir.types import numpy_dtype
 
@@ -42,7 +42,10 @@ def run_whole(
             check_dtype(f"{side} {value.name!r}", from_onnx_dtype(value.type.tensor_type.elem_type))
     try:
         session = open_whole(model, folder, optimization=optimization)
-        return _run_bound(session, model, inputs)
+        run, binding = bound_run(session, model, inputs)
+        run()
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, map(_array, binding.get_outputs()), strict=True))
     except Exception as error:
         raise BackendError(f"the whole model: ONNX Runtime: {one_line(error)}") from error
 
@@ -63,16 +66,11 @@ def whole_runs(
     """
     try:
         session = open_whole(model, folder, optimization="all", threads=threads)
-        binding, held = _bound(session, model, inputs)
-
-        def run() -> object:
-            session.run_with_iobinding(binding)
-            return held  # which the binding reads
-
+        run, _ = bound_run(session, model, inputs)
         run()
+        return run
     except Exception as error:
         raise BackendError(f"the whole model: ONNX Runtime: {one_line(error)}") from error
-    return run
 
 
 def open_whole(
@@ -89,29 +87,17 @@ def open_whole(
     """
     count = torch.get_num_threads() if threads is None else threads
     config = SessionConfig(optimization=optimization, threads=count)
-    options = session_options(config, folder)
-    return ort.InferenceSession(
-        model.SerializeToString(),
-        options,
-        providers=["CPUExecutionProvider"],
-        disabled_optimizers=keeping(model),
-    )
+    return opened(model, session_options(config, folder))
 
 
-def _run_bound(
+def bound_run(
     session: ort.InferenceSession, model: ModelProto, inputs: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Through I/O binding: ONNX Runtime takes bfloat16 and float8 by address, not as arrays."""
-    binding, _held = _bound(session, model, inputs)
-    session.run_with_iobinding(binding)
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, map(_array, binding.get_outputs()), strict=True))
+) -> tuple[Callable[[], Mapping[str, np.ndarray]], ort.IOBinding]:
+    """A function that runs a session on inputs, and the binding.
 
-
-def _bound(
-    session: ort.InferenceSession, model: ModelProto, inputs: Mapping[str, np.ndarray]
-) -> tuple[ort.IOBinding, Mapping[str, np.ndarray]]:
-    """A binding of inputs and outputs, and the arrays that it reads, which must live as long."""
+    ONNX Runtime takes bfloat16 and float8 by address, not as arrays. The function returns the
+    arrays that the binding reads.
+    """
     types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
     held = {item.name: np.ascontiguousarray(inputs[item.name]) for item in session.get_inputs()}
     binding = session.io_binding()
@@ -120,7 +106,12 @@ def _bound(
         binding.bind_input(name, "cpu", 0, types[name], shape, array.ctypes.data)
     for output in session.get_outputs():
         binding.bind_output(output.name, "cpu")
-    return binding, held
+
+    def run() -> Mapping[str, np.ndarray]:
+        session.run_with_iobinding(binding)
+        return held
+
+    return run, binding
 
 
 def _array(value: ort.OrtValue) -> np.ndarray:

@@ -1,9 +1,10 @@
-"""Steps of optimizers over DTensors that compute with this rank's parts alone.
+"""Steps of optimizers over the parameters of a rank's module that compute with its parts alone.
 
-PyTorch dispatches every operator on a DTensor in Python: a step of AdamW takes half a millisecond a
-parameter longer so. Where each element is updated by itself, the parts of a step are steps of the
-parts. So the optimizer's step is given to a double, whose parameters, gradients and state are the
-parts, in the same memory. The optimizer's own stay DTensors, as PyTorch's checkpoints want them.
+PyTorch dispatches every operator on such a tensor in Python: a step of AdamW takes half a
+millisecond a parameter longer so. Where each element is updated by itself, the parts of a step are
+steps of the parts. So the optimizer's step is given to a double, whose parameters, gradients and
+state are the parts, in the same memory. The optimizer's own stay as PyTorch's checkpoints want
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, _global_optimizer_pre_hooks
 
-from partitioner.backends.torch.state.shards import distributed_as
+from partitioner.backends.torch.dtensors.rank_tensor import RankTensor, is_cut_alike
 
 #: Optimizers that compute each element of a parameter from that of its gradient and state alone.
 _ELEMENTWISE = frozenset(
@@ -31,6 +32,10 @@ _ELEMENTWISE = frozenset(
 #: Arguments of a step: those by position, the optimizer first, and those by name.
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _State: TypeAlias = dict[str, Any]
+#: The method of an optimizer that PyTorch (2.13) calls between a step and the hooks behind it.
+_BEHIND = "_optimizer_step_code"
+#: Attributes of an optimizer that its double has of its own.
+_CONTENTS = frozenset({"param_groups", "state"})
 
 
 def over_parts(
@@ -56,26 +61,33 @@ def over_parts(
     """
     vars(optimizer).pop(_BEHIND, None)  # of a step that failed
     is_plain_call = len(args) == 1 and args[0] is optimizer and not kwargs
-    if not is_plain_call or not _may_have_double(optimizer, hooks):
-        return None
     options = {name: value for name, value in vars(optimizer).items() if name not in _CONTENTS}
-    if any(isinstance(value, DTensor) for value in options.values()):
+    if not is_plain_call or not _may_have_double(optimizer, hooks):
         return None
     parts: dict[Tensor, Tensor] = {}
     state: defaultdict[Tensor, _State] = defaultdict(dict)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            known = optimizer.state.get(parameter, {})
-            if parameter.grad is None or not isinstance(parameter, DTensor):
-                parts[parameter] = parameter
-                if known:
-                    state[parameter] = known
-                continue
-            is_clear = known or parameter.ndim > 0  # what state is a part, what a number
-            part = _part_of(parameter, known) if is_clear and id(parameter) in ours else None
-            if part is None or group.get("differentiable"):
-                return None
-            parts[parameter], state[part] = part, _parts_of(known)
+            known, gradient = optimizer.state.get(parameter, {}), parameter.grad
+            part = parameter
+            if gradient is not None and isinstance(parameter, RankTensor):
+                # of state without dims, nothing tells what is a part of it and what a number
+                is_clear = known or parameter.ndim > 0
+                tensors = [x for x in known.values() if isinstance(x, Tensor) and x.ndim]
+                if (
+                    not is_clear
+                    or id(parameter) not in ours
+                    or group.get("differentiable")
+                    or gradient.dtype != parameter.dtype  # parts get none of another type
+                    or not all(_lies_as(parameter, one) for one in (gradient, *tensors))
+                ):
+                    return None
+                part = parameter._local_tensor.detach()
+                part.grad = gradient._local_tensor
+                known = {name: _local(value) for name, value in known.items()}
+            parts[parameter] = part
+            if known or part is not parameter:
+                state[part] = known
     if all(part is parameter for parameter, part in parts.items()):
         return None
     double: Optimizer = object.__new__(type(optimizer))
@@ -96,19 +108,12 @@ def over_parts(
 def _may_have_double(optimizer: Optimizer, hooks: Collection[Any]) -> bool:
     """Test whether a step is elementwise, and no hook but `hooks` is called before it."""
     known = set(map(id, hooks))  # others' may have no hash
-    of_all = _global_optimizer_pre_hooks.values()
     return (
         type(optimizer) in _ELEMENTWISE
         and not torch.compiler.is_compiling()
         and not optimizer._optimizer_step_pre_hooks
-        and all(id(hook) in known for hook in of_all)
+        and all(id(hook) in known for hook in _global_optimizer_pre_hooks.values())
     )
-
-
-#: The method of an optimizer that PyTorch (2.13) calls between a step and the hooks behind it.
-_BEHIND = "_optimizer_step_code"
-#: Attributes of an optimizer that its double has of its own.
-_CONTENTS = frozenset({"param_groups", "state"})
 
 
 def take_back(optimizer: Optimizer, args: tuple[Any, ...]) -> None:
@@ -130,48 +135,19 @@ def take_back(optimizer: Optimizer, args: tuple[Any, ...]) -> None:
                 continue
             before = optimizer.state[parameter]
             for name, value in made.items():
-                old = before.get(name)
-                if value is not (old._local_tensor if isinstance(old, DTensor) else old):
-                    before[name] = (
-                        distributed_as(parameter, value) if _is_part(value, part) else value
-                    )
+                if value is not _local(before.get(name)):
+                    is_part = isinstance(value, Tensor) and value.shape == part.shape
+                    before[name] = parameter.like(value) if is_part else value
 
 
-def _part_of(parameter: DTensor, state: _State) -> Tensor | None:
-    """Return this rank's part of a parameter, with its gradient; None if state lies otherwise."""
-    gradient = parameter.grad
-    if not isinstance(gradient, DTensor) or gradient.dtype != parameter.dtype:
-        return None  # PyTorch gives no part a gradient of another type
-    tensors = [value for value in state.values() if isinstance(value, Tensor) and value.ndim]
-    for value in (gradient, *tensors):  # a loop: each step comes here for all that it reads
-        if not _lies_as(parameter, value):
-            return None
-    part = parameter._local_tensor.detach()
-    part.grad = gradient._local_tensor
-    return part
+def _local(value: Any) -> Any:
+    return value._local_tensor if isinstance(value, DTensor) else value
 
 
-def _parts_of(state: _State) -> _State:
-    """Take this rank's parts of a parameter's state."""
-    return {
-        name: value._local_tensor if isinstance(value, DTensor) else value
-        for name, value in state.items()
-    }
-
-
-def _lies_as(parameter: DTensor, value: Any) -> bool:
-    """Test whether a tensor is distributed as a parameter is, and is no partial sum."""
-    if not isinstance(value, DTensor) or type(value._local_tensor) is not Tensor:
-        return False
-    if value._local_tensor.shape != parameter._local_tensor.shape:
-        return False
-    spec, wanted = value._spec, parameter._spec
-    return spec is wanted or (
-        spec.mesh == wanted.mesh
-        and spec.placements == wanted.placements
-        and not any(place.is_partial() for place in spec.placements)
+def _lies_as(parameter: RankTensor, value: Tensor) -> bool:
+    """Test whether a tensor is distributed as a parameter is, and its part is a plain one."""
+    return (
+        isinstance(value, DTensor)
+        and is_cut_alike(parameter, value)
+        and type(value._local_tensor) is Tensor
     )
-
-
-def _is_part(value: Any, part: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.shape == part.shape

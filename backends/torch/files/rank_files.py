@@ -142,16 +142,13 @@ def _phase_name(phases: RankPhases, phase: int, *, last: bool) -> str:
 
 def _phase_file(phases: RankPhases, phase: int, *, last: bool) -> str:
     is_first = phase == min(phases.graphs) and not last
-    return phase_file(phases, phase, is_first=is_first, last=last)
-
-
-def phase_file(phases: RankPhases, phase: int, *, is_first: bool, last: bool = False) -> str:
-    """Name of the file of a phase; `is_first` of the first that the rank runs."""
     return file_name(phases.rank, "forward" if is_first else _phase_name(phases, phase, last=last))
 
 
-def with_written_phases(folder: Path, phases: RankPhases, *, last: bool = False) -> RankPhases:
-    """The phases of a rank, with the graphs in a folder's files.
+def with_written_phases(
+    folder: Path, phases: RankPhases, *, last: bool = False, device: torch.device = CPU
+) -> RankPhases:
+    """The phases of a rank, with the graphs in a folder's files, for a device.
 
     Raises:
         BackendError: A file cannot be read, or takes or gives other values.
@@ -162,7 +159,7 @@ def with_written_phases(folder: Path, phases: RankPhases, *, last: bool = False)
             continue
         path = folder / _phase_file(phases, phase, last=last)
         name = _phase_name(phases, phase, last=last)
-        graphs[phase] = replace(of_phase, graph=_read(path, phases, name, of_phase.graph))
+        graphs[phase] = replace(of_phase, graph=_read(path, phases, name, of_phase.graph, device))
     return replace(phases, graphs=graphs)
 
 
@@ -254,7 +251,9 @@ def read_pass(path: Path, device: torch.device = CPU) -> fx.GraphModule:
     return module
 
 
-def _read(path: Path, phases: RankPhases, which: str, graph: PassGraph) -> PassGraph:
+def _read(
+    path: Path, phases: RankPhases, which: str, graph: PassGraph, device: torch.device
+) -> PassGraph:
     """A phase's graph, whose file may take more stored values, and has an order of its own."""
     file = read_rank_file(path)
     if (file.header.rank, file.which) != (phases.rank, which):
@@ -263,4 +262,4 @@ def _read(path: Path, phases: RankPhases, which: str, graph: PassGraph) -> PassG
     is_whole = len(file.arguments) == len(graph.arguments) + len(more)
     if not (is_whole and more <= {*phases.stored}) or {*file.results} != {*graph.results}:
         raise BackendError(f"{path} takes or gives other values than the plan's program")
-    return PassGraph(read_pass(path), file.arguments, file.results)
+    return PassGraph(read_pass(path, device), file.arguments, file.results)

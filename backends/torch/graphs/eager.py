@@ -59,7 +59,7 @@ def eager(
         elif node.target is c10d.all_reduce.default and _is_free(node.all_input_nodes[0]):
             node.target = c10d.all_reduce_.default
         elif node.meta.get(IN_PLACE):
-            node.target = WRITES[node.target].write
+            node.target = WRITES[node.target]
     join_norms(graph)
     pack_at_once(graph)
     add_to_sums(graph, summed)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, wraps
 from operator import is_
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grad
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -24,15 +21,17 @@ from torch.optim.optimizer import (
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import dtype_word
-from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.dtensors.local_steps import Arguments, over_parts, take_back
 from partitioner.backends.torch.guards.global_hooks import global_hooks
 from partitioner.backends.torch.state.whole import Stored
 
 #: The hooks of `count_steps`, which change no group of parameters.
 _STEP_HOOKS: WeakSet[Callable[..., object]] = WeakSet()
-#: Optimizers with operators that PyTorch (2.13) cannot run on parts of a tensor.
-_WHOLE_ONLY = (torch.optim.Rprop, torch.optim.Adafactor, torch.optim.SparseAdam)
+#: Optimizers with operators that are not computed of parts of a tensor.
+_WHOLE_ONLY = (
+    *(torch.optim.Rprop, torch.optim.Adafactor, torch.optim.SparseAdam, torch.optim.LBFGS),
+    torch.optim.Muon,
+)
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,7 @@ class Contents:
         at_rest: The storage of each tensor that lies in the memory of what the plan keeps between
             steps. An assignment to its `data` would move it out of there: it is refused.
         parts: The submodules.
-        names: Names of the submodules, of the parameters and of the buffers of the module and of
-            each part.
-        objects: These submodules, parameters and buffers.
+        objects: The submodules, parameters and buffers of the module and of each part, by name.
         facts: Sizes and element type of each tensor, and its storage, if that is to stay.
         frozen: Tensors that must not require a gradient.
     """
@@ -59,8 +56,7 @@ class Contents:
     tensors: Mapping[str, Tensor]
     at_rest: Mapping[str, torch.UntypedStorage]
     parts: Sequence[nn.Module]
-    names: Sequence[tuple[str, ...]]
-    objects: Sequence[object]
+    objects: Sequence[Mapping[str, object]]
     facts: Sequence[tuple[torch.Size, torch.dtype, int]]
     frozen: Sequence[Tensor]
 
@@ -81,7 +77,6 @@ class Contents:
             rests: What the plan keeps between steps besides them.
         """
         parts = tuple(module.modules())[1:]
-        held_by_part = _contents((module, *parts))
         held = [entry for entry in stored if entry.names[0] in tensors]
         kept = {rest.untyped_storage()._cdata for rest in rests}
         storages = {name: _storage_of(tensor) for name, tensor in tensors.items()}
@@ -92,8 +87,7 @@ class Contents:
             tensors,
             at_rest,
             parts,
-            [*map(tuple, held_by_part)],
-            [x for one in held_by_part for x in one.values()],
+            [*map(dict, _contents((module, *parts)))],
             [
                 (tensor.shape, types[name], at_rest[name]._cdata if name in at_rest else 0)
                 for name, tensor in tensors.items()
@@ -131,10 +125,10 @@ class Contents:
         return True
 
     def _are_same_objects(self, module: nn.Module) -> bool:
-        held = _contents((module, *self.parts))
-        if list(map(tuple, held)) != self.names:
-            return False
-        return all(map(is_, [x for one in held for x in one.values()], self.objects))
+        for held, known in zip(_contents((module, *self.parts)), self.objects, strict=True):
+            if tuple(held) != tuple(known) or not all(map(is_, held.values(), known.values())):
+                return False
+        return True
 
     def _are_same_tensors(self) -> bool:
         facts = [
@@ -309,7 +303,7 @@ def _check_are_whole(optimizer: Optimizer, ours: Collection[int]) -> None:
     cut = (x for x in parameters if id(x) in ours and isinstance(x, DTensor))
     if any(not all(place.is_replicate() for place in x.placements) for x in cut):
         raise BackendError(
-            f"{type(optimizer).__name__} does not work on parts of tensors in PyTorch: take "
+            f"{type(optimizer).__name__} does not work on parts of tensors: take "
             "another optimizer, or a plan that keeps parameters whole, as parallel='dp'"
         )
 
@@ -328,88 +322,6 @@ def _check_options(optimizer: Optimizer, group: Mapping[str, Any]) -> None:
             "parameters; get and set the optimizer's state with "
             "options=StateDictOptions(flatten_optimizer_state_dict=True)"
         )
-
-
-#: Modules of which this rank holds some parameters only, in the order in which they were made.
-_PARTIAL: WeakKeyDictionary[nn.Module, Agreement] = WeakKeyDictionary()
-
-
-def watch_partial_gradients(module: nn.Module, agreement: Agreement) -> None:
-    """Watch what PyTorch computes of all gradients, of which other ranks hold others.
-
-    `torch.nn.utils.clip_grad_norm_` would scale the gradients of each rank by another factor: it is
-    refused. A `GradScaler` would leave out the step on some ranks only: the ranks agree.
-    `clip_grad_value_` fails on a rank that has no gradients: it does nothing there.
-    """
-    _PARTIAL[module] = agreement
-    _watch_norms()
-    _watch_scalers()
-    _watch_clipping()
-
-
-@cache
-def _watch_norms() -> None:
-    """Put a check before the norm that `clip_grad_norm_` and `get_total_norm` compute."""
-
-    def watched(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        @wraps(norm)
-        def checked(tensors: Tensor | Iterable[Tensor], *args: Any, **kwargs: Any) -> Tensor:
-            tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-            given = set(map(id, tensors))
-            if any(id(p.grad) in given for module in _PARTIAL for p in module.parameters()):
-                raise BackendError(
-                    "this rank's gradients are those of its own layers only, so their norm is not "
-                    "that of the model: call module.clip_grad_norm_() in place of PyTorch's"
-                )
-            return norm(tensors, *args, **kwargs)
-
-        return checked
-
-    for place in (clip_grad, nn.utils):
-        for name in ("_get_total_norm", "get_total_norm"):
-            if hasattr(place, name):
-                setattr(place, name, watched(getattr(place, name)))
-
-
-@cache
-def _watch_scalers() -> None:
-    """Let a `GradScaler` know what it would find in the gradients of all ranks.
-
-    All ranks must leave out the same steps and have the same scale. The scaler looks at the
-    gradients of its own rank only, and fails where there are none.
-    """
-    unscale = GradScaler._unscale_grads_
-
-    @wraps(unscale)
-    def agreed(
-        scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any
-    ) -> dict[torch.device, Tensor]:
-        found = unscale(scaler, optimizer, *args, **kwargs)
-        given = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for module, agreement in list(_PARTIAL.items()):
-            if not any(id(p) in given for p in module.parameters()):
-                continue
-            overflows = any(bool(one) for one in found.values())
-            overflows = agreement.check("scaled gradients", asks=overflows)
-            devices = list(found) or [next(module.parameters()).device]
-            answer = torch.tensor(float(overflows), dtype=torch.float32)  # as the scaler's own
-            found = {device: answer.to(device) for device in devices}
-        return found
-
-    GradScaler._unscale_grads_ = agreed  # type: ignore[assignment,method-assign]
-
-
-@cache
-def _watch_clipping() -> None:
-    """Let `clip_grad_value_` sort no gradients, where PyTorch's function wants one at least."""
-    name = "_group_tensors_by_device_and_dtype"
-    sort = getattr(clip_grad, name)
-
-    @wraps(sort)
-    def of_any_number(tensors: list[list[Tensor]], *args: Any, **kwargs: Any) -> Any:
-        return sort(tensors, *args, **kwargs) if any(tensors) else {}
-
-    setattr(clip_grad, name, of_any_number)
 
 
 def check_inputs(values: Iterable[Any]) -> None:

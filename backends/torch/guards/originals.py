@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from partitioner.backends.errors import BackendError
 
@@ -42,20 +43,18 @@ class Copies:
     ) -> None:
         self.program = program
         self.steps = 0
-        self._all = {id(x): (name, weakref.ref(x)) for name, x in originals.items()}
-        ours = {name: x for name, x in originals.items() if name in trained}
-        self._originals = {id(x): (name, weakref.ref(x)) for name, x in ours.items()}
+        self._all = _by_tensor(originals)
+        self._originals = _by_tensor({n: x for n, x in originals.items() if n in trained})
         self._written = self._version()
         self._others: dict[Copies, int] = {}
 
     def name_of(self, tensor: Tensor) -> str:
         """The name of a parameter that is trained; "" of any other tensor."""
-        return _name_in(self._originals, tensor)
+        return self._originals.get(tensor, "")
 
     def trained_by(self, other: Copies) -> str:
         """The name of the first parameter that another rank's module trains; "" for none."""
-        tensors = (known() for _, known in other._originals.values())
-        return next((n for x in tensors if x is not None and (n := _name_in(self._all, x))), "")
+        return next((name for x in other._originals if (name := self._all.get(x, ""))), "")
 
     @property
     def are_ahead(self) -> bool:
@@ -99,11 +98,8 @@ class Copies:
 
     def _version(self) -> int:
         """Writes to the first of the originals that is left."""
-        for _, known in self._originals.values():
-            tensor = known()
-            if tensor is not None:
-                return 0 if tensor.is_inference() else tensor._version
-        return 0
+        tensor = next(iter(self._originals), None)
+        return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
 #: Whether a module is being traced, which reads no contents of weights.
@@ -226,9 +222,9 @@ def _ahead(module: nn.Module, program: object) -> Iterator[str]:
             yield name
 
 
-def _name_in(known: Mapping[int, tuple[str, weakref.ref[Tensor]]], tensor: Tensor) -> str:
-    name, of = known.get(id(tensor), ("", None))
-    return name if of is not None and of() is tensor else ""
+def _by_tensor(named: Mapping[str, Tensor]) -> WeakTensorKeyDictionary:
+    """The names of tensors, while those live."""
+    return WeakTensorKeyDictionary({tensor: name for name, tensor in named.items()})
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:

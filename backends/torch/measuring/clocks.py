@@ -5,48 +5,37 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 
-class Clock(Protocol):
-    """Marks points in time while a pass runs, and tells them afterwards."""
+@dataclass
+class Clock:
+    """Marks points in time while a pass runs, and tells them afterwards: the processor's clock.
+
+    The processor runs such a pass itself.
+    """
+
+    now: Callable[[], float] = time.perf_counter
+    _marks: list[Any] = field(default_factory=list)
 
     def begin(self) -> float:
         """Forget all marks; returns the second that it is now."""
-
-    def mark(self) -> None:
-        """Mark this point of the pass."""
-
-    def marks(self) -> list[float]:
-        """The second of each mark, once all of them have passed."""
-
-
-@dataclass
-class HostClock:
-    """The clock of the processor, which runs a pass itself."""
-
-    now: Callable[[], float] = time.perf_counter
-    _marks: list[float] = field(default_factory=list)
-
-    def begin(self) -> float:
-        """See `Clock`."""
         self._marks = []
         return self.now()
 
     def mark(self) -> None:
-        """See `Clock`."""
+        """Mark this point of the pass."""
         self._marks.append(self.now())
 
     def marks(self) -> list[float]:
-        """See `Clock`."""
+        """The second of each mark, once all of them have passed."""
         return self._marks
 
 
-@dataclass
-class StreamClock:
+@dataclass(kw_only=True)
+class StreamClock(Clock):
     """Events in the current stream of a GPU, which runs behind the processor.
 
     The second of an event counts from `begin`, at which the stream is empty.
@@ -55,44 +44,36 @@ class StreamClock:
         event: Makes an event like `torch.cuda.Event` with timing: `record()` puts it into the
             current stream, `elapsed_time(later)` gives milliseconds.
         synchronize: Waits until the stream is empty.
-        now: The clock of the processor.
     """
 
-    event: Callable[[], Any]
-    synchronize: Callable[[], object]
-    now: Callable[[], float] = time.perf_counter
+    event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True)
+    synchronize: Callable[[], object] = torch.cuda.synchronize
     _origin_s: float = 0.0
-    _events: list[Any] = field(default_factory=list)
-
-    @classmethod
-    def cuda(cls) -> StreamClock:
-        """The clock of the current CUDA device."""
-        return cls(partial(torch.cuda.Event, enable_timing=True), torch.cuda.synchronize)
 
     def begin(self) -> float:
         """See `Clock`."""
         self.synchronize()
-        self._events = [self.event()]
+        self._marks = [self.event()]
         self._origin_s = self.now()
-        self._events[0].record()
+        self._marks[0].record()
         return self._origin_s
 
     def mark(self) -> None:
         """See `Clock`."""
         event = self.event()
         event.record()
-        self._events.append(event)
+        self._marks.append(event)
 
     def marks(self) -> list[float]:
         """See `Clock`."""
         self.synchronize()
-        first, *others = self._events
+        first, *others = self._marks
         return [self._origin_s + first.elapsed_time(event) / 1000 for event in others]
 
 
 def clock_of(device: torch.device) -> Clock:
     """The clock of the passes that run on a device."""
-    return StreamClock.cuda() if device.type == "cuda" else HostClock()
+    return StreamClock() if device.type == "cuda" else Clock()
 
 
 def timed_run(clock: Clock, run: Callable[[], object]) -> float:

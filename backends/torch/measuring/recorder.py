@@ -1,8 +1,4 @@
-"""The record of a rank's steps: its phases with marks, and its messages.
-
-A rank in a process of its own has the files of its phases, and a description of the order in which
-they run and of what passes between them.
-"""
+"""The record of a rank's steps: its phases with marks, and its messages."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -20,15 +15,8 @@ from torch import Tensor, fx
 from partitioner.backends.observed import RankLog, Role
 from partitioner.backends.process_group import Group, timed
 from partitioner.backends.torch.agreeing.faults import Roll
-from partitioner.backends.torch.files.rank_files import (
-    file_name,
-    phase_file,
-    read_pass,
-    read_rank_file,
-)
-from partitioner.backends.torch.graphs.emit import PassGraph
-from partitioner.backends.torch.graphs.messages import Message, MessagePart
-from partitioner.backends.torch.graphs.phases import PhaseGraph, RankPhases
+from partitioner.backends.torch.graphs.messages import Message
+from partitioner.backends.torch.graphs.phases import RankPhases
 from partitioner.backends.torch.measuring.clocks import Clock, clock_of
 from partitioner.backends.torch.measuring.recording import (
     Span,
@@ -47,9 +35,6 @@ from partitioner.backends.torch.running.step_values import (
     Values,
 )
 from partitioner.backends.waiting import STEPS
-from partitioner.ir.phases import Part, RunOrder, whole_batch_order
-from partitioner.ir.pipeline import from_csv, to_csv
-from partitioner.ir.program import Output
 
 #: Label of the events of a message.
 MESSAGE = "message"
@@ -246,97 +231,3 @@ def _plain(phases: RankPhases) -> Mapping[int, fx.GraphModule]:
 
 def _comms(message: Message) -> tuple[int, ...]:
     return tuple(sorted(part.number for part in message.parts))
-
-
-# The description of a rank's phases -------------------------------------------------------------
-
-
-def described(
-    phases: RankPhases, runs: Sequence[tuple[int, int]], *, last: bool = False
-) -> dict[str, Any]:
-    """The phases of a rank and the order in which it runs them as plain data, but no graphs.
-
-    Those of a smaller `last` micro-batch lack the phase of all micro-batches together.
-    """
-    graphs = {p: graph for p, graph in phases.graphs.items() if not (last and phases.is_of_all(p))}
-    return {
-        "schedule": to_csv(phases.order.table).splitlines(),
-        "lanes": phases.order.lanes,
-        "is_whole": phases.order.is_whole,
-        "runs": [run for run in runs if run[0] in phases.graphs],
-        "last": last,
-        "messages": {
-            phase: [list(map(_data, graph.receives)), list(map(_data, graph.sends))]
-            for phase, graph in graphs.items()
-        },
-        "outputs": [output.value for output in phases.outputs],
-        "summed": sorted(phases.summed),
-    }
-
-
-def read_phases(
-    data: Mapping[str, Any], directory: Path, rank: int, device: torch.device
-) -> RankPhases:
-    """The phases that `described` gave, with the graphs in a folder's files, for a device.
-
-    Raises:
-        BackendError: A file cannot be read.
-    """
-    messages = {int(phase): of for phase, of in data["messages"].items()}
-    table = from_csv("\n".join(data["schedule"]) + "\n")
-    lanes = tuple(map(tuple, data["lanes"]))
-    outputs = tuple(Output(value, value, None) for value in data["outputs"])
-    empty = RankPhases(
-        rank=rank,
-        graphs={},
-        stored=(),
-        inputs={},
-        outputs=outputs,
-        types={},
-        summed=frozenset(data["summed"]),
-        order=RunOrder(table, lanes, is_whole=data["is_whole"]),
-    )
-    graphs = {}
-    for phase, (received, sent) in messages.items():
-        is_first = phase == min(messages) and not data["last"]
-        path = directory / phase_file(empty, phase, is_first=is_first, last=data["last"])
-        received, sent = tuple(map(_message, received)), tuple(map(_message, sent))
-        graphs[phase] = PhaseGraph(_graph(path, device), received, sent)
-    return replace(empty, graphs=graphs)
-
-
-def request_phases(directory: Path, rank: int, device: torch.device) -> RankPhases:
-    """The one phase of a rank that serves whole requests, with the graph in its file.
-
-    Raises:
-        BackendError: The file cannot be read.
-    """
-    path = directory / file_name(rank)
-    header = read_rank_file(path).header
-    order = whole_batch_order(header.ranks)
-    return RankPhases(
-        rank=rank,
-        graphs={order.phases.number(Part.FORWARD): PhaseGraph(_graph(path, device), (), ())},
-        stored=(),
-        inputs=header.inputs,
-        outputs=header.outputs,
-        types={},
-        summed=frozenset(),
-        order=order,
-    )
-
-
-def _graph(path: Path, device: torch.device) -> PassGraph:
-    file = read_rank_file(path)
-    return PassGraph(read_pass(path, device), file.arguments, file.results)
-
-
-def _data(message: Message) -> list[Any]:
-    parts = [(part.number, part.numel, str(part.dtype)) for part in message.parts]
-    return [message.source, message.target, message.phases, parts]
-
-
-def _message(data: Sequence[Any]) -> Message:
-    source, target, phases, parts = data
-    own = (MessagePart(n, numel, getattr(torch, d.removeprefix("torch."))) for n, numel, d in parts)
-    return Message(source, target, tuple(phases), tuple(own))

@@ -21,11 +21,12 @@ from partitioner.backends.process_group import (
     gpu_name,
     timed_steps,
 )
+from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
 from partitioner.backends.torch.graphs.notes import OPERATOR, noted_tasks
 from partitioner.backends.torch.measuring.clocks import Clock
 from partitioner.backends.torch.measuring.optimizers import OPTIMIZERS
 from partitioner.backends.torch.measuring.timing import NAME, stored_part, watch_steps
-from partitioner.backends.torch.state.shards import distributed_as, part_of
+from partitioner.backends.torch.state.shards import part_of
 from partitioner.ir.exchange import Region
 
 c10d = torch.ops._c10d_functional
@@ -173,7 +174,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
     """The gradient as a parameter has it."""
-    return distributed_as(parameter, gradient) if isinstance(parameter, DTensor) else gradient
+    return parameter.like(gradient) if isinstance(parameter, RankTensor) else gradient
 
 
 def held_bytes(

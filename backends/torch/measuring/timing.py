@@ -19,6 +19,7 @@ import partitioner.backends.torch.operators  # noqa: F401 - registers them
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.tensors import from_numpy
+from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
 from partitioner.backends.torch.graphs.eager import eager
 from partitioner.backends.torch.graphs.phases import emit_phases
 from partitioner.backends.torch.guards.changes import count_steps
@@ -172,4 +173,5 @@ def stored_part(local: Tensor, *, is_cut: bool) -> Tensor:
     if not is_cut:
         return local
     mesh = DeviceMesh(local.device.type, list(range(dist.get_world_size())))
-    return DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+    spec = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)._spec
+    return RankTensor.of(local, spec)

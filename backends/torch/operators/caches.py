@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,13 +22,7 @@ def index_write_part(data: Tensor, *rows: Any) -> Tensor:
     return write_part(data.clone(), *rows)
 
 
-def write_part(data: Tensor, *rows: Any) -> Tensor:
-    """Do what `write_part_undoably` does; returns the part."""
-    write_part_undoably(data, *rows)
-    return data
-
-
-def write_part_undoably(
+def write_part(
     data: Tensor,
     index: Tensor,
     source: Tensor,
@@ -38,8 +31,8 @@ def write_part_undoably(
     size: int,
     starts: Sequence[int],
     lengths: Sequence[int],
-) -> Callable[[], object]:
-    """Write rows of the source to a part, at those positions that lie in it.
+) -> Tensor:
+    """Write rows of the source to a part, at those positions that lie in it; returns the part.
 
     No position waits for the device: one outside the part writes again what the last one inside
     writes or, if none is inside, what is there.
@@ -53,15 +46,12 @@ def write_part_undoably(
         size: Size of the whole dim.
         starts: First position of each piece of the part.
         lengths: Positions of each piece.
-
-    Returns:
-        What writes the rows back that lay there.
     """
     wanted = (torch.where(index < 0, index + size, index) if from_end else index).long()
     check_ids(wanted, size, "index of a write")
     shape = [*data.shape]
     if not shape[dim] or not index.numel():
-        return _nothing
+        return data
     shape[dim] = index.numel()
     places, inside = local_places(wanted, starts, lengths)
     order = torch.arange(index.numel(), device=index.device)
@@ -70,9 +60,4 @@ def write_part_undoably(
     places = places[chosen]
     there = data.index_select(dim, places)
     rows = source.expand(shape).index_select(dim, chosen)
-    data.index_copy_(dim, places, torch.where(inside.any(), rows, there))
-    return partial(data.index_copy_, dim, places, there)
-
-
-def _nothing() -> None:
-    """Undo a write of no rows."""
+    return data.index_copy_(dim, places, torch.where(inside.any(), rows, there))

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from partitioner.backends.torch.agreeing.sums import Sums, code
-from partitioner.backends.torch.dtensors.dispatch import compared_notes
 from partitioner.backends.torch.running.held_state import StatePlaces
 
 
@@ -19,14 +18,11 @@ class Comparisons:
         input_keys: By input and rank, which part of the batch it is called with; None if every rank
             is called with the whole batch.
         holders: By rank, the trained parameters that it holds.
-        mesh_keys: By rank, the meshes of parameters and buffers that it takes part in.
     """
 
     rank: int
-    places: StatePlaces
     input_keys: Mapping[str, Mapping[int, str]] | None
     holders: Mapping[str, Mapping[int, str]]
-    mesh_keys: Mapping[str, Mapping[int, str]]
 
     @classmethod
     def of(
@@ -34,13 +30,12 @@ class Comparisons:
     ) -> Comparisons:
         """Comparisons of a rank whose inputs have these keys."""
         holders = {rank: repr(names) for rank, names in places.trained.items()}
-        meshes = {rank: repr(devices) for rank, devices in places.meshes.items()}
-        return cls(rank, places, inputs, {"": holders}, {"": meshes})
+        return cls(rank, inputs, {"": holders})
 
     @property
     def words(self) -> int:
         """How many checksums a call compares."""
-        return 2 + (1 if self.input_keys is None else len(self.input_keys))
+        return 1 + (1 if self.input_keys is None else len(self.input_keys))
 
     def inputs(self, known: Mapping[str, int]) -> Sums:
         """Checksums of a call's inputs.
@@ -60,13 +55,6 @@ class Comparisons:
         word = code(array("q", counts.values()).tobytes()) if counts else 0
         return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, self.holders, counts)
 
-    def plain_tensors(self) -> Sums:
-        """Checksum of plain tensors that were computed with parameters since the last call."""
-        noted = compared_notes(self.places.meshes[self.rank])
-        word = code(repr(noted).encode()) if noted else 0
-        differ = "another plain tensor beside parts of tensors in"
-        return Sums({"": word}, differ, _PLAIN_ADVICE, self.mesh_keys, noted)
-
 
 #: What ranks should do that are called with other data.
 _GLOBAL_ADVICE = (
@@ -77,14 +65,6 @@ _GLOBAL_ADVICE = (
 _LOCAL_ADVICE = (
     "the plan gives them the same part: with inputs='local' seed the loaders of such ranks alike "
     "(module(check_inputs=0) compares no inputs)"
-)
-
-
-#: What ranks should do that computed with other plain tensors.
-_PLAIN_ADVICE = (
-    "it stands for a whole one, so every rank must have the same: draw it after torch.manual_seed "
-    "with one seed, or as part of a parameter's (torch.rand_like(p)), or send rank 0's with "
-    "torch.distributed.broadcast"
 )
 
 

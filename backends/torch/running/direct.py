@@ -8,27 +8,23 @@ longer than the function of the same operator (`FUNCTIONS`).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from operator import getitem
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from partitioner.backends.torch.graphs.eager import gathered
-from partitioner.backends.torch.graphs.emit import IN_PLACE
 from partitioner.backends.torch.graphs.notes import OPERATOR
 from partitioner.backends.torch.graphs.packed import packed
-from partitioner.backends.torch.graphs.writes import WRITES, Write
 from partitioner.backends.torch.operators.registry import KERNELS
 from partitioner.backends.torch.operators.sent import SENDING
 
 #: The namespace of the operators of communications.
 _COMMUNICATIONS = "_c10d_functional"
-_BY_WRITE = {write.write: write for write in WRITES.values()}
 
 aten = torch.ops.aten
 #: PyTorch's functions that call an operator with the same arguments in the same order. Not all that
@@ -72,60 +68,30 @@ class Gate:
 
     Attributes:
         wait: Waits; None if there is nothing to wait for.
-        undo: What takes back the writes of rows that the rank has done before it waited, in order.
     """
 
     wait: Callable[[], None] | None = None
-    undo: list[Callable[[], object]] = field(default_factory=list)
 
     def enter(self) -> None:
-        """Wait, if nothing has since `wait` was set; if that fails, writes are taken back."""
+        """Wait, if nothing has since `wait` was set."""
         wait, self.wait = self.wait, None
-        if wait is None:
-            return
-        try:
+        if wait is not None:
             wait()
-        except BaseException:
-            self._take_back()
-            raise
-        finally:
-            self.undo.clear()
 
     def leave(self, error: BaseException) -> None:
-        """End a pass that failed; if it has not waited, its writes are taken back.
+        """End a pass that failed.
 
         The other ranks wait for one with an error. One that is interrupted waits in its next pass.
         """
-        try:
-            self._take_back()
-        finally:
-            if not isinstance(error, Exception):
-                self.wait = None
-            self.enter()
-
-    def _take_back(self) -> None:
-        with torch.no_grad():
-            while self.undo:
-                self.undo.pop()()
-
-    def writing(self, write: Write) -> Callable[..., Tensor]:
-        """The write, such that it can be taken back until the rank has waited."""
-
-        def written(*args: Any, **settings: Any) -> Tensor:
-            if self.wait is None:
-                return write.write(*args, **settings)
-            self.undo.append(write.undoably(*args, **settings))
-            data: Tensor = args[0]
-            return data
-
-        return written
+        if not isinstance(error, Exception):
+            self.wait = None
+        self.enter()
 
 
 def gated(module: fx.GraphModule, gate: Gate) -> fx.GraphModule:
     """The pass, which is changed: it enters the gate before others may notice that it runs.
 
-    That is before it communicates, or writes to anything that it is given, but for rows that are
-    written in place of a copy: these few are kept, and written back if the ranks do not agree.
+    That is before it communicates, or writes to anything that it is given.
 
     Args:
         module: A pass as `eager` makes it.
@@ -133,9 +99,6 @@ def gated(module: fx.GraphModule, gate: Gate) -> fx.GraphModule:
     """
     graph = module.graph
     first = next(node for node in graph.nodes if not _is_private(node))
-    for node in itertools.takewhile(lambda node: node is not first, graph.nodes):
-        if node.meta.get(IN_PLACE):
-            node.target = gate.writing(_BY_WRITE[node.target])
     with graph.inserting_before(first):
         graph.call_function(gate.enter)
     module.recompile()
@@ -145,8 +108,6 @@ def gated(module: fx.GraphModule, gate: Gate) -> fx.GraphModule:
 def _is_private(node: fx.Node) -> bool:
     """Test whether a node only computes a value of its own."""
     if node.op in ("placeholder", "get_attr") or node.target in ("contiguous", getitem, packed):
-        return True
-    if node.meta.get(IN_PLACE):
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False

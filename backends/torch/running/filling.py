@@ -25,7 +25,7 @@ Source = Callable[[str], Tensor]
 def torch_meshes_of(places: StatePlaces, device: torch.device) -> Mapping[DeviceMesh, Any]:
     """Make PyTorch's meshes of the parameters and buffers that are DTensors."""
     listed = places.listed_elsewhere
-    cut = [entry.names[0] for entry in places.stored if places.are_cut[entry.parameter]]
+    cut = [entry.names[0] for entry in places.stored if places.are_parts[entry.parameter]]
     names = cut if listed is None else [*cut, listed.names[0]]
     return torch_meshes([places.by_name[name].mesh for name in names], device)
 
@@ -84,8 +84,9 @@ def fill(
         part, at_rest = part_and_rest(value, place, rests, agreement.rank, device)
         if at_rest is not None:
             filled.at_rest[entry.rest] = at_rest
-        if places.are_cut[entry.parameter]:
-            part = distributed(part, place, meshes, entry.shape)
+        if places.are_parts[entry.parameter]:
+            asked = None if places.all_hold_all else agreement
+            part = distributed(part, place, meshes, entry.shape, asked)
         tensor = nn.Parameter(part, requires_grad=entry.trained) if entry.parameter else part
         filled.tensors[first] = tensor
         for name in entry.names:
@@ -101,7 +102,7 @@ def fill(
 def list_another(
     module: nn.Module,
     places: StatePlaces,
-    rank: int,
+    agreement: Agreement,
     device: torch.device,
     meshes: Mapping[DeviceMesh, Any],
 ) -> dict[str, nn.Parameter]:
@@ -112,10 +113,11 @@ def list_another(
     of its holder's.
     """
     entry = places.listed_elsewhere
-    if entry is None or places.trained[rank]:
+    if entry is None or places.trained[agreement.rank]:
         return {}
     nothing = torch.empty(0, dtype=entry.dtype, device=device)
-    whole = distributed(nothing, places.by_name[entry.names[0]], meshes, entry.shape)
+    place = places.by_name[entry.names[0]]
+    whole = distributed(nothing, place, meshes, entry.shape, agreement)
     tensor = nn.Parameter(whole, requires_grad=entry.trained)
     *path, leaf = entry.names[0].split(".")
     submodule_at(module, path).register_parameter(leaf, tensor)

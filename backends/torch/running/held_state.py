@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from partitioner.backends.regions import box_view
+from partitioner.backends.torch.agreeing.agreement import Agreement
+from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
 from partitioner.backends.torch.state.shards import part_of, region_on, region_within
 from partitioner.backends.torch.state.whole import Stored, Whole
 from partitioner.ir.exchange import Region
@@ -25,16 +28,15 @@ class StatePlaces:
     Attributes:
         stored: The parameters and buffers of the whole model.
         by_name: Placements by first name.
-        are_cut: Whether the plan cuts any parameter (True), and any buffer (False).
+        are_parts: Whether parameters (True) and buffers (False) are `RankTensor`: the plan cuts any
+            of them, or a rank does not train all.
         trained: First names of the trained parameters that each rank holds.
-        meshes: Devices of the meshes that each rank takes part in.
     """
 
     stored: Sequence[Stored]
     by_name: Mapping[str, Placement]
-    are_cut: Mapping[bool, bool]
+    are_parts: Mapping[bool, bool]
     trained: Mapping[int, Sequence[str]]
-    meshes: Mapping[int, Sequence[tuple[int, ...]]]
 
     @classmethod
     def of(cls, whole: Whole, ranks: int) -> StatePlaces:
@@ -45,25 +47,22 @@ class StatePlaces:
             or Placement(whole.spare, Sharding.replicate(entry.shape))
             for entry in whole.stored
         }
-        are_cut = {
+        holders = {name: place.mesh.devices for name, place in places.items()}
+        names = [entry.names[0] for entry in whole.stored if entry.trained]
+        are_parts = {
             is_parameter: any(
                 not places[entry.names[0]].sharding.is_replicated
+                or (entry.trained and len(holders[entry.names[0]]) < ranks)
                 for entry in whole.stored
                 if entry.parameter is is_parameter
             )
             for is_parameter in (False, True)
         }
-        holders = {name: place.mesh.devices for name, place in places.items()}
-        names = [entry.names[0] for entry in whole.stored if entry.trained]
         return cls(
             whole.stored,
             places,
-            are_cut,
+            are_parts,
             {rank: [name for name in names if rank in holders[name]] for rank in range(ranks)},
-            {
-                rank: sorted({devices for devices in holders.values() if rank in devices})
-                for rank in range(ranks)
-            },
         )
 
     def holds(self, rank: int, entry: Stored) -> bool:
@@ -74,7 +73,7 @@ class StatePlaces:
     def all_hold_all(self) -> bool:
         """Whether every rank holds a part of every trained parameter."""
         trained = [entry for entry in self.stored if entry.trained]
-        return all(self.holds(rank, entry) for entry in trained for rank in self.meshes)
+        return all(self.holds(rank, entry) for entry in trained for rank in self.trained)
 
     @property
     def listed_elsewhere(self) -> Stored | None:
@@ -175,24 +174,25 @@ def _copy_of(whole: Tensor, place: Placement, rank: int, device: torch.device) -
 
 
 def distributed(
-    part: Tensor, place: Placement, meshes: Mapping[Any, Any], shape: Sequence[int]
-) -> DTensor:
-    """Make a DTensor of a whole value from this rank's part.
+    part: Tensor,
+    place: Placement,
+    meshes: Mapping[Any, Any],
+    shape: Sequence[int],
+    agreement: Agreement | None,
+) -> RankTensor:
+    """Make a distributed tensor of a whole value from this rank's part.
 
     Args:
         part: The part.
         place: Where the value lies.
         meshes: PyTorch's mesh of each of ours.
         shape: Sizes of the whole value.
+        agreement: As of `RankTensor`.
     """
-    return DTensor.from_local(
-        part,
-        meshes[place.mesh],
-        _placements(place),
-        run_check=False,
-        shape=torch.Size(shape),
-        stride=torch.empty(shape, device="meta").stride(),
-    )
+    outline = torch.empty(shape, device="meta")
+    meta = TensorMeta(outline.shape, outline.stride(), part.dtype)
+    spec = DTensorSpec(meshes[place.mesh], tuple(_placements(place)), meta)
+    return RankTensor.of(part, spec, agreement)
 
 
 def _placements(place: Placement) -> list[Shard | Replicate]:

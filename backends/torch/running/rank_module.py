@@ -28,12 +28,10 @@ from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.agreeing.agreement import AgreedError, Agreement
 from partitioner.backends.torch.agreeing.faults import named, telling
 from partitioner.backends.torch.agreeing.sums import Sums, checksum
-from partitioner.backends.torch.dtensors.dispatch import correct_operators
 from partitioner.backends.torch.guards.changes import (
     Contents,
     check_inputs,
     count_steps,
-    watch_partial_gradients,
 )
 from partitioner.backends.torch.guards.originals import check_call, note_loaded
 from partitioner.backends.torch.running.comparisons import Comparisons, beginning, loading
@@ -139,7 +137,6 @@ class RankModule(nn.Module):
         self._compiled: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
         meshes = torch_meshes_of(self._places, device)
-        correct_operators(meshes.values())
         self._tensors: dict[str, Tensor] = {}
         self._at_rest: dict[str, Tensor] = {}  # by value of the graph
         self._check_names(whole)
@@ -151,7 +148,7 @@ class RankModule(nn.Module):
         self._tensors, self._at_rest = filled.tensors, filled.at_rest
         self._loaded = {name: int(name in self._tensors) for name in filled.words}  # checksums or 1
         self._is_loaded = False  # since the ranks compared them
-        self._elsewhere = list_another(self, self._places, self.rank, device, meshes)
+        self._elsewhere = list_another(self, self._places, agreement, device, meshes)
         mark_parts_elsewhere(self, whole, self._tensors)
         self._watch_optimizers()
         self.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
@@ -261,8 +258,6 @@ class RankModule(nn.Module):
     def _watch_optimizers(self) -> None:
         holds_all = self._places.all_hold_all  # alike on all ranks, so that all of them refuse
         count_steps(self, self._tensors, self._elsewhere, holds_all=holds_all)
-        if not holds_all:
-            watch_partial_gradients(self, self._agreement)
 
     def full_state_dict(self) -> dict[str, Any]:
         """The whole model's state on every rank, under its names; all ranks must call it.
@@ -332,7 +327,10 @@ class RankModule(nn.Module):
         with torch.inference_mode(False), torch.set_grad_enabled(grads):
             call = self._begin(training, args, kwargs)
             if call.passes.differentiates and grads:
-                trained = {n: t for n, t in self._tensors.items() if t.requires_grad}
+                for parameter in self._elsewhere.values():
+                    parameter.requires_grad_(True)  # which an optimizer's step takes away
+                held = {**self._tensors, **self._elsewhere}
+                trained = {n: t for n, t in held.items() if t.requires_grad}
                 agreement, tensors = self._agreement, trained.values()
                 results = TrainingStep.apply(
                     call, agreement, tuple(trained), self._anchor, *tensors
@@ -406,11 +404,9 @@ class RankModule(nn.Module):
         except BackendError as error:
             problem = str(error) if self._local_inputs else f"rank {self.rank}: {error}"
         doing = f"{word} step {self.steps} with seed {self._seed} on {key or 'its part'}"
-        # ranks that have no problem take their notes, too
-        plain_sums = self._comparisons.plain_tensors()
         sums: Sequence[Sums] = ()
         if not problem:
-            sums = self._input_sums(word, args, kwargs), plain_sums, self._written_sums()
+            sums = self._input_sums(word, args, kwargs), self._written_sums()
         agree = self._agreement.begin(doing, problem, sums, asks=self._is_loaded)
         if problem or self._is_loaded or self._variant_name(word, key) not in self._passes:
             self._agree(agree)

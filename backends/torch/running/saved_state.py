@@ -11,10 +11,10 @@ from torch.distributed.tensor import DTensor
 
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.agreeing.faults import telling
+from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
 from partitioner.backends.torch.running.held_state import HeldState
 from partitioner.backends.torch.state.own_state import KEY, OwnState
 from partitioner.backends.torch.state.shards import (
-    distributed_as,
     gathered_value,
     part_of,
     region_on,
@@ -65,11 +65,11 @@ def take_parts(held: HeldState, state: dict[str, Any], prefix: str) -> dict[str,
             if isinstance(value, Tensor) and not isinstance(value, DTensor):
                 wholes[first] = value
         tensor = held.tensors.get(first)
-        if not held.places.are_cut[entry.parameter]:
+        if not held.places.are_parts[entry.parameter]:
             state |= {n: x.full_tensor() for n, x in given.items() if isinstance(x, DTensor)}
         for name in names if tensor is None else ():
             state.pop(name, None)  # other ranks hold it
-        if not isinstance(tensor, DTensor):
+        if not isinstance(tensor, RankTensor):
             continue
         region = region_on(held.places.by_name[first], held.rank)
         for name in names:
@@ -77,6 +77,6 @@ def take_parts(held: HeldState, state: dict[str, Any], prefix: str) -> dict[str,
             if value is None or isinstance(value, DTensor) or value.shape != tensor.shape:
                 continue  # PyTorch's own message names both sizes
             part = part_of(value.detach(), region)
-            state[name] = distributed_as(tensor, part.to(tensor.device))
+            state[name] = tensor.like(part.to(tensor.device))
     state |= {prefix + name: tensor for name, tensor in held.elsewhere.items()}
     return wholes

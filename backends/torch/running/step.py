@@ -13,10 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreeing.agreement import Agreement
+from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
 from partitioner.backends.torch.running.held_state import HeldState, versions, view_within
 from partitioner.backends.torch.running.rank_passes import RankPasses, Values
 from partitioner.backends.torch.state.buffers import apart
-from partitioner.backends.torch.state.shards import distributed_as, part_of, region_within
+from partitioner.backends.torch.state.shards import part_of, region_within
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,10 @@ def _gradients(
     gradients = passes.backward(kept, tangent)
     parts: dict[str, Tensor] = {}
     for name in names:
-        gradient, shard = gradients.get(name), held.shards[name]
+        gradient = gradients.get(name)
         if gradient is None:
             continue
+        shard = held.shards[name]
         if gradient.shape != shard.shape:
             gradient = _own_part(passes, held, name, gradient)
         # fused optimizers read both in one order
@@ -163,10 +165,11 @@ def _gradients(
         parts[name] = gradient if is_alike else torch.empty_like(shard).copy_(gradient)
     parts = apart(parts, [tangent])
     for name in names:
+        if name in held.elsewhere:  # without elements: what asks for all ranks' goes through it
+            yield torch.zeros_like(held.elsewhere[name])
+            continue
         tensor, part = held.tensors[name], parts.get(name)
-        if part is not None and isinstance(tensor, DTensor):
-            part = distributed_as(tensor, part)
-        yield part
+        yield tensor.like(part) if part is not None and isinstance(tensor, RankTensor) else part
 
 
 def _own_part(passes: RankPasses, held: HeldState, name: str, gradient: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from torch import nn
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.guards.changes import TRACED_MODE
-from partitioner.backends.torch.state.parts_reset import RESETTING, VALUES, reset_part
 from partitioner.backends.torch.state.whole import Submodule
 
 #: Kinds of modules whose submodules are read by position or key.
@@ -19,6 +18,12 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _READING = frozenset({"keys", "values", "items", "_get_abs_string_index", "_get_item_by_idx"})
 #: Where a part of a rank's module keeps its class.
 _KIND = "_kind_in_the_model"
+#: Methods of PyTorch's submodules that set parameters and buffers, and are called by users.
+_RESETTING = frozenset(
+    {"reset_parameters", "_reset_parameters", "reset_running_stats", "reset_num_batches_tracked"}
+)
+#: Where a part keeps the plain values of attributes that it had when it was compiled.
+VALUES = "_values_in_the_model"
 #: Where a part keeps whether other ranks hold it.
 ELSEWHERE = "_is_elsewhere"
 #: Where a part of a rank's module keeps the names of its constants.
@@ -90,8 +95,8 @@ class RankSubmodule(nn.Module):
         values = vars(self).get(VALUES, {})
         if name in values:
             return values[name]
-        if name in RESETTING and hasattr(self.__class__, name):
-            return partial(reset_part, self, name)
+        if name in _RESETTING and hasattr(self.__class__, name):
+            return partial(getattr(self.__class__, name), self)
         kind = vars(self).get(_KIND, RankSubmodule).__name__
         raise AttributeError(
             f"a {kind} of a rank's module has no {name!r}, only the parameters "

@@ -15,6 +15,7 @@ from functools import partial
 from partitioner.ir.graph import Attr
 from partitioner.ir.layout import Interval, Segments
 from partitioner.ir.loops.parts import Parts, owned
+from partitioner.ir.ops.local import same_node
 from partitioner.ir.ops.rules.attention import SCORE, Attention, group_of
 from partitioner.ir.ops.rules.dims import broadcast, compound
 from partitioner.ir.ops.signature import Dims, pattern
@@ -47,26 +48,17 @@ def _attention(view: OpView) -> Rule:
     return node.rule(view, operands, [node.split["result"], node.split["logsumexp"]])
 
 
-def _backward(view: OpView) -> Rule:
-    """Gradients of query, key and value: linear in the result's gradient."""
-    node, operands = _attention_of(view, 1)
-    result, logsumexp = node.split["result"], node.split["logsumexp"]
-    return node.rule(
-        view,
-        [result, *operands, result, logsumexp],
-        operands[:3],
-        products=(3, 2),
-        summed="q r",
-        sums=[0],
-    )
+def _backward(view: OpView, *, of_mask: bool = False) -> Rule:
+    """Gradients of query, key and value, or of the mask: linear in the result's gradient.
 
-
-def _mask_backward(view: OpView) -> Rule:
-    """The gradient of a learned bias sums over the dims along which it broadcasts."""
-    node, operands = _attention_of(view, 1)
-    result, logsumexp = node.split["result"], node.split["logsumexp"]
-    operands = [result, *operands, result, logsumexp]
-    return node.rule(view, operands, [operands[4]], reduce="b h r q", sums=[0])
+    That of a learned bias sums over the dims along which it broadcasts.
+    """
+    node, inputs = _attention_of(view, 1)
+    result = node.split["result"]
+    operands = [result, *inputs, result, node.split["logsumexp"]]
+    if of_mask:
+        return node.rule(view, operands, [inputs[3]], reduce="b h r q", sums=[0])
+    return node.rule(view, operands, inputs[:3], products=(3, 2), summed="q r", sums=[0])
 
 
 def _local_rows(view: OpView, local: LocalView, first: int) -> LocalOp:
@@ -150,19 +142,8 @@ def _local_step(view: OpView, local: LocalView, first: int) -> LocalOp:
         return LocalOp((view.node,))
     part = [*map(tuple, pieces)].index(tuple(local.regions[first][2]))
     keys = pieces[(part + view.int_attr("step", 0)) % len(pieces)]
-    return LocalOp(
-        (
-            replace(
-                view.node,
-                attrs={
-                    **view.node.attrs,
-                    "intervals": tuple(itertools.chain(*pieces[part], *keys)),
-                    "counts": (len(pieces[part]), len(keys)),
-                    "step": -1,
-                },
-            ),
-        )
-    )
+    counts, intervals = (len(pieces[part]), len(keys)), tuple(itertools.chain(*pieces[part], *keys))
+    return same_node(view, intervals=intervals, counts=counts, step=-1)
 
 
 def _turn(view: OpView) -> Rule:
@@ -202,5 +183,5 @@ ROWS: Mapping[str, OpRow] = {
     ),
     # Keys and values that are on their way while the step before runs.
     "partitioner::turn": OpRow(_turn, _local_turn, moved=lambda *_: 0, ahead=True),
-    "partitioner::attention_mask_backward": OpRow(_mask_backward, attention=True),
+    "partitioner::attention_mask_backward": OpRow(partial(_backward, of_mask=True), attention=True),
 }

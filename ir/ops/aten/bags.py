@@ -18,32 +18,6 @@ from partitioner.ir.rule import Rule
 SUM, MAX = 0, 2  #: PyTorch's numbers of modes.
 
 
-def _bag(view: OpView) -> Rule:
-    """``v f, n, _, n -> b f``."""
-    how = "max" if view.attr("mode") == MAX else "sum"
-    return _rule(view, ["v f"], "b f", {"v": how, "n": "sum"}, sums=[0] if how == "sum" else [])
-
-
-def _backward(view: OpView) -> Rule:
-    """``b f, n, _, n -> v f``."""
-    return _rule(view, ["b f"], "v f", {"b": "sum", "n": "sum"}, sums=[0])
-
-
-def _weights_backward(view: OpView) -> Rule:
-    """``b f, v f, n, _, n -> n``."""
-    return _rule(view, ["b f", "v f"], "n", dict.fromkeys("bvf", "sum"), sums=[0])
-
-
-def _places(view: OpView) -> Rule:
-    """``b f, v f, n, _, n -> b f``: the first of them, wherever its row is."""
-    return _rule(view, ["b f", "v f"], "b f", {"v": "min"})
-
-
-def _max_backward(view: OpView) -> Rule:
-    """``b f, b f, n, _, n -> v f``."""
-    return _rule(view, ["b f", "b f"], "v f", {"b": "sum"}, sums=[0])
-
-
 def _rule(
     view: OpView,
     tensors: Sequence[str],
@@ -79,9 +53,23 @@ def _local(
     )
 
 
-def _row(rule: object, rows: tuple[str, int], bags: tuple[str, int], indices: int) -> OpRow:
-    localize = partial(_local, rows=rows, bags=bags, indices=indices)
-    return OpRow(rule, localize, where=True)  # type: ignore[arg-type]
+def _bag(view: OpView) -> Rule:
+    """``v f, n, _, n -> b f``."""
+    how = "max" if view.attr("mode") == MAX else "sum"
+    return _rule(view, ["v f"], "b f", {"v": how, "n": "sum"}, sums=[0] if how == "sum" else [])
+
+
+def _row(
+    tensors: Sequence[str],
+    result: str,
+    reduce: Mapping[str, str],
+    rows: tuple[str, int],
+    sums: Sequence[int] = (0,),
+) -> OpRow:
+    """Row of ``b f, (tensors), n, _, n -> result``; `rows` is the tensor that has the table's."""
+    rule = partial(_rule, tensors=tensors, result=result, reduce=reduce, sums=sums)
+    localize = partial(_local, rows=rows, bags=("in", 0), indices=len(tensors))
+    return OpRow(rule, localize, where=True)
 
 
 ROWS: Mapping[str, OpRow] = {
@@ -91,8 +79,17 @@ ROWS: Mapping[str, OpRow] = {
         moved=moved_rows,
         where=True,
     ),
-    "partitioner::embedding_bag_backward": _row(_backward, ("out", 0), ("in", 0), 1),
-    "partitioner::embedding_bag_max_backward": _row(_max_backward, ("out", 0), ("in", 0), 2),
-    "partitioner::embedding_bag_places": _row(_places, ("in", 1), ("in", 0), 2),
-    "partitioner::embedding_bag_weights_backward": _row(_weights_backward, ("in", 1), ("in", 0), 2),
+    "partitioner::embedding_bag_backward": _row(
+        ["b f"], "v f", {"b": "sum", "n": "sum"}, ("out", 0)
+    ),
+    "partitioner::embedding_bag_max_backward": _row(
+        ["b f", "b f"], "v f", {"b": "sum"}, ("out", 0)
+    ),
+    # The place of the first maximum, wherever its row is.
+    "partitioner::embedding_bag_places": _row(
+        ["b f", "v f"], "b f", {"v": "min"}, ("in", 1), sums=()
+    ),
+    "partitioner::embedding_bag_weights_backward": _row(
+        ["b f", "v f"], "n", dict.fromkeys("bvf", "sum"), ("in", 1)
+    ),
 }

@@ -45,21 +45,15 @@ def _trilinear(view: OpView) -> Rule:
 
 def _grouped(view: OpView) -> Rule:
     """``s k, e k n -> s n``: which rows are of which group is known at run time only."""
-    groups = max(view.shape(1)[0], 1)
+    flops = 2 / max(view.shape(1)[0], 1)
     operands = ["s k", "e k n", None]
-    return view.rule(operands, ["s n"], reduce="k", whole="s e", points="s e k n", flops=2 / groups)
+    return view.rule(operands, ["s n"], reduce="k", whole="s e", points="s e k n", flops=flops)
 
 
 def _grouped_backward(view: OpView) -> Rule:
-    """``s k, e k n, _, s n -> s k, e k n``."""
-    return view.rule(
-        ["s k", "e k n", None, "s n"],
-        ["s k", "e k n"],
-        summed="n",
-        whole="s e",
-        points="s e k n",
-        flops=4 / max(view.shape(1)[0], 1),
-    )
+    flops = 4 / max(view.shape(1)[0], 1)
+    operands, results = ["s k", "e k n", None, "s n"], ["s k", "e k n"]
+    return view.rule(operands, results, summed="n", whole="s e", points="s e k n", flops=flops)
 
 
 ROWS: Mapping[str, OpRow] = {

@@ -14,8 +14,10 @@ from dataclasses import replace
 
 from partitioner.ir.graph import Attr, Node
 from partitioner.ir.layout import Interval
+from partitioner.ir.ops.pieces import sliced
 from partitioner.ir.ops.rules import sliding
 from partitioner.ir.ops.rules.convolution import ConvDims, conv
+from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.sliding import Slide
 from partitioner.ir.ops.signature import Shape
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
@@ -28,6 +30,17 @@ FORWARD = "aten::convolution"
 MOST_SLICED = 8
 
 
+def setting(view: OpView, name: str, count: int, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Numbers of so many dims; one number is that of all dims."""
+    numbers = view.ints(name) or default
+    return numbers if len(numbers) == count else numbers * count
+
+
+def planes(view: OpView, space: int, prefix: str = "s") -> list[str]:
+    """Dims of a tensor whose last `space` dims are spatial: ``n0 n1 s0 s1``."""
+    return [*names("n", view.rank() - space), *names(prefix, space)]
+
+
 def _is_transposed(view: OpView) -> bool:
     return bool(view.attr("transposed"))
 
@@ -37,16 +50,10 @@ def _dims(view: OpView, weights: Shape) -> ConvDims:
 
 
 def _slides(view: OpView, weights: Shape) -> list[Slide]:
-    """The windows over the spatial dims; a setting of one number is that of all dims."""
     kernel = weights[2:]
-
-    def setting(name: str) -> tuple[int, ...]:
-        numbers = view.ints(name) or ()
-        return numbers if len(numbers) == len(kernel) else numbers * len(kernel)
-
-    pads = setting("padding")
-    settings = zip(kernel, setting("stride"), setting("dilation"), pads, pads, strict=True)
-    return [Slide(*numbers) for numbers in settings]
+    settings = "stride", "dilation", "padding", "padding"  # both ends are padded alike
+    of = [setting(view, name, len(kernel)) for name in settings]
+    return [Slide(*numbers) for numbers in zip(kernel, *of, strict=True)]
 
 
 def _forward(view: OpView) -> Rule:
@@ -100,7 +107,6 @@ def _grad_weight(view: OpView) -> Rule:
 
 
 def _local_forward(view: OpView, local: LocalView) -> LocalOp:
-    """The device's own groups, and its part of the image."""
     slides = _slides(view, view.shape(1))
     if _is_transposed(view):
         return _spread(view, local, slides)
@@ -133,25 +139,16 @@ def _gathered(
     positions: Sequence[Sequence[Sequence[Interval]]],
     **attrs: Attr,
 ) -> LocalOp:
-    """The node on a padded operand: each position reads a window of it.
+    """The node on its operand `index`, padded: each position reads a window of it.
 
-    Args:
-        view: The node.
-        local: The device's part.
-        slides: Windows over the spatial dims.
-        index: The operand that they slide over.
-        positions: One tensor's region, whose spatial dims are the positions.
-        attrs: More attributes of the local node.
+    The spatial dims of the region in `positions` are the positions.
     """
     attrs = {**_groups(local), **attrs}
     node = replace(view.node, attrs={**view.node.attrs, **attrs})
     if not local.regions:
         return LocalOp((node,))
-    pads = [
-        slide.local_pads(read[0], at[0])
-        for slide, read, at in zip(slides, local.regions[index][2:], positions[0][2:], strict=True)
-    ]
-    spatial = zip(slides, local.regions[index][2:], positions[0][2:], strict=True)
+    spatial = [*zip(slides, local.regions[index][2:], positions[0][2:], strict=True)]
+    pads = [slide.local_pads(read[0], at[0]) for slide, read, at in spatial]
     rest = [slide.local_rest(read[0], at[0]) for slide, read, at in spatial]
     more = tuple(rest) if _is_transposed(view) else (0,) * len(slides)
     node = replace(node, attrs={**node.attrs, "output_padding": more})
@@ -241,33 +238,19 @@ def _spread(view: OpView, local: LocalView, slides: Sequence[Slide]) -> LocalOp:
 
 
 def cropped(node: Node, result: TensorType, shape: Shape, crops: Pads) -> LocalOp:
-    """A local node, and its result without the first elements of its last dims.
-
-    Args:
-        node: The node.
-        result: Type of its result.
-        shape: Sizes that are left.
-        crops: Elements before and after these, of each of the last dims.
-    """
+    """A local node, and its result without the `crops` of its last dims, which has this shape."""
     dims = range(len(shape) - len(crops), len(shape))
-    cut = [
-        (dim, before, shape[dim])
+    cuts = {
+        dim: (before, shape[dim])
         for dim, (before, _) in zip(dims, crops, strict=True)
         if result.shape[dim] != shape[dim]
-    ]
-    if not cut:
+    }
+    if not cuts:
         return LocalOp((node,))
-    names = [f"{node.name}.whole", *(f"{node.name}.dim{dim}" for dim, *_ in cut[:-1])]
-    nodes, types = [replace(node, name=names[0], outputs=(names[0],))], {names[0]: result}
-    left = list(result.shape)
-    for (dim, start, count), source, name in zip(cut, names, (*names[1:], ""), strict=True):
-        left[dim] = count
-        attrs: dict[str, Attr] = {"dim": dim, "start": start, "end": start + count, "step": 1}
-        outputs = (name or node.outputs[0],)
-        nodes.append(Node(name or node.name, "aten::slice.Tensor", (source,), outputs, attrs))
-        if name:
-            types[name] = result.with_shape(left)
-    return LocalOp(tuple(nodes), types=types)
+    whole = f"{node.name}.whole"
+    part = sliced(whole, result, cuts, node.name, node.outputs[0])
+    uncut = replace(node, name=whole, outputs=(whole,))
+    return LocalOp((uncut, *part.nodes), types={whole: result, **part.types})
 
 
 ROWS: Mapping[str, OpRow] = {

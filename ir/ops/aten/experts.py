@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from partitioner.ir.exchange import Intervals, intersect
+from partitioner.ir.exchange import intersect, localize
 from partitioner.ir.graph import LOADS, Attr
 from partitioner.ir.ops.local import in_whole, same_node
 from partitioner.ir.ops.rules.experts import experts, experts_backward
@@ -30,7 +30,7 @@ def _local_experts(view: OpView, local: LocalView, up: int) -> LocalOp:
         for start, length in zip(pieces["starts"], pieces["lengths"], strict=True):
             owners[start : start + length] = [place] * length
     member = local.held.index(local.regions)
-    tokens = _within(local.regions[up - 3][0], inside)
+    tokens = localize(inside, intersect(local.regions[up - 3][0], inside))
     sent: dict[str, Attr] = {
         "ranks": local.group,
         "member": member,
@@ -43,40 +43,21 @@ def _local_experts(view: OpView, local: LocalView, up: int) -> LocalOp:
     return LocalOp((replace(node, op=f"{node.op}_sent"),))
 
 
-def _within(part: Intervals, whole: Intervals) -> Sequence[tuple[int, int]]:
-    """Intervals of a part, in places of the concatenation of the intervals that contain it."""
-    places, before = [], 0
-    for start, length in whole:
-        for first, count in intersect(part, ((start, length),)):
-            places.append((before + first - start, count))
-        before += length
-    return places
-
-
-def _loads(view: OpView) -> tuple[float, ...]:
+def _rule(view: OpView, build: Callable[..., Rule], *, biased: bool) -> Rule:
+    """Columns are operands by their places where the activation is a program."""
     loads = view.attr(LOADS, ())
     assert isinstance(loads, tuple)
-    return tuple(map(float, loads))
-
-
-def _is_program(view: OpView) -> bool:
-    """Tell whether the activation is a program, of which columns are operands by their places."""
-    return "%" in str(view.attr("activation", ""))
-
-
-def _experts(view: OpView, *, biased: bool) -> Rule:
-    return experts(view, _loads(view), biased=biased, whole=_is_program(view))
-
-
-def _experts_backward(view: OpView, *, biased: bool) -> Rule:
-    return experts_backward(view, [0], _loads(view), biased=biased, whole=_is_program(view))
+    whole = "%" in str(view.attr("activation", ""))
+    return build(view, tuple(map(float, loads)), biased=biased, whole=whole)
 
 
 ROWS: Mapping[str, OpRow] = {
-    row: OpRow(partial(rule, biased=biased), partial(_local_experts, up=up), where=True)
+    row: OpRow(
+        partial(_rule, build=build, biased=biased), partial(_local_experts, up=up), where=True
+    )
     for name, biased in (("experts", False), ("experts_biased", True))
-    for row, rule, up in (
-        (f"partitioner::{name}", _experts, 3),
-        (f"partitioner::{name}_backward", _experts_backward, 4),
+    for row, build, up in (
+        (f"partitioner::{name}", experts, 3),
+        (f"partitioner::{name}_backward", experts_backward, 4),
     )
 }

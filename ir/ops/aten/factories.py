@@ -27,6 +27,11 @@ def _new(view: OpView, *, zero: bool = False) -> Rule:
     return view.rule([like], ["d.."], dropped="x..", sums=[0] if zero else [])
 
 
+def _written(_: tuple[int, ...], outs: tuple[int, ...]) -> int:
+    """Bytes moved where no operand is read."""
+    return outs[0]
+
+
 def _like(sums: list[int] | None = None, *, written: bool = True) -> OpRow:
     """Row of a tensor of the first operand's shape; its elements may be left unwritten."""
     rule = partial(elementwise, flops=0.0, sums=sums or ())
@@ -72,13 +77,8 @@ def _local_arange(view: OpView, local: LocalView) -> LocalOp:
     return LocalOp((*nodes, joint), types=types)
 
 
-def _written(_: tuple[int, ...], outs: tuple[int, ...]) -> int:
-    """Bytes moved where no operand is read."""
-    return outs[0]
-
-
 def _nothing(*_: tuple[int, ...]) -> int:
-    """Bytes moved where nothing is written either."""
+    """Bytes moved where nothing is read or written."""
     return 0
 
 

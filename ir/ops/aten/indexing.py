@@ -85,17 +85,10 @@ def _local_put(view: OpView, local: LocalView) -> LocalOp:
     dim = None if view.attr("accumulate") else _written_dim(view)
     if dim is None:
         return LocalOp((view.node,))
-    data, index, source = (view.node.inputs[i] for i in (0, 1 + dim, len(view.types) - 1))
-    return write_part(view, local, dim, (data, source), index, from_end=True)
-
-
-def _local_copy(view: OpView, local: LocalView) -> LocalOp:
-    data, index, source = view.node.inputs
-    return write_part(view, local, view.dim("dim", 0), (data, source), index)
+    return write_part(view, local, dim, 1 + dim, from_end=True)
 
 
 def _check_dims(view: OpView) -> None:
-    """Refuse data or an index without dims."""
     if not (view.rank(0) and view.rank(1)):
         raise OpaqueError("the data or the index has no dims")
 
@@ -125,22 +118,8 @@ def _index_write(view: OpView, *, adds: bool) -> Rule:
     )
 
 
-def _gather(view: OpView) -> Rule:
-    return gather_elements(view, view.dim("dim", 0), sums=[0])
-
-
 def _scatter(view: OpView, *, adds: bool = False) -> Rule:
     return scatter_elements(view, view.dim("dim", 0), adds=adds, sums=[0, 2])
-
-
-def _scatter_value(view: OpView) -> Rule:
-    """Linear if the number is 0."""
-    return scatter_elements(view, view.dim("dim", 0), sums=[0] if view.attr("value") == 0 else [])
-
-
-def _scatter_reduce(view: OpView) -> Rule:
-    """A reduction other than a sum takes all that is written to an element."""
-    return scatter_elements(view, view.dim("dim", 0))
 
 
 def _sort(view: OpView) -> Rule:
@@ -156,14 +135,24 @@ ROWS: Mapping[str, OpRow] = {
         for op in ("_unsafe_index_put", "index_put")
     },
     **{f"aten::{op}": OpRow(_sort) for op in ("sort", "sort.stable", "topk")},
-    "aten::gather": OpRow(_gather, moved=moved_rows),
+    "aten::gather": OpRow(
+        lambda view: gather_elements(view, view.dim("dim", 0), sums=[0]), moved=moved_rows
+    ),
     "aten::index_add": OpRow(partial(_index_write, adds=True)),
     "aten::index_copy": OpRow(
-        partial(_index_write, adds=False), _local_copy, overwrites=True, where=True
+        partial(_index_write, adds=False),
+        lambda view, local: write_part(view, local, view.dim("dim", 0), 1),
+        overwrites=True,
+        where=True,
     ),
     "aten::index_select": OpRow(_index_select, moved=moved_rows),
     "aten::scatter.src": OpRow(_scatter),
-    "aten::scatter.value": OpRow(_scatter_value),
+    "aten::scatter.value": OpRow(  # linear if the number is 0
+        lambda view: scatter_elements(
+            view, view.dim("dim", 0), sums=[0] if view.attr("value") == 0 else []
+        )
+    ),
     "aten::scatter_add": OpRow(partial(_scatter, adds=True)),
-    "aten::scatter_reduce.two": OpRow(_scatter_reduce),
+    # A reduction other than a sum takes all that is written to an element.
+    "aten::scatter_reduce.two": OpRow(lambda view: scatter_elements(view, view.dim("dim", 0))),
 }

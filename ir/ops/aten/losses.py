@@ -19,7 +19,7 @@ from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
 from partitioner.ir.ops.rules.indexing import moved_rows
 from partitioner.ir.ops.rules.reduction import along
-from partitioner.ir.ops.signature import OpaqueError
+from partitioner.ir.ops.signature import OpaqueError, pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
@@ -68,13 +68,7 @@ def _nll_backward(view: OpView) -> Rule:
     )
 
 
-def _embedding(view: OpView) -> Rule:
-    """Rows of the table that a device lacks are added by others."""
-    return view.rule("v f, i..", "i.. f", reduce="v", points="i.. f", sums=[0])
-
-
 def _local_embedding(view: OpView, local: LocalView) -> LocalOp:
-    """A device is told which rows of the table it has."""
     size = view.shape()[0]
     if local.sizes["v"] == size:
         return LocalOp((view.node,))
@@ -83,7 +77,6 @@ def _local_embedding(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _embedding_backward(view: OpView) -> Rule:
-    """The gradient of an id is added to its row."""
     if view.attr("scale_grad_by_freq"):  # by how often an id occurs in the whole batch
         raise OpaqueError("scale_grad_by_freq is set")
     return view.rule(
@@ -97,7 +90,6 @@ def _embedding_backward(view: OpView) -> Rule:
 
 
 def _local_embedding_backward(view: OpView, local: LocalView) -> LocalOp:
-    """A device is told of which rows of the table it computes the gradients."""
     if local.sizes["v"] == view.out_shape[0]:
         return LocalOp((view.node,))
     attrs: dict[str, Attr] = {
@@ -132,7 +124,6 @@ def _cross_entropy_grad(view: OpView) -> Rule:
 
 
 def _local_classes(view: OpView, local: LocalView, logits: int) -> LocalOp:
-    """A device is told which of all classes it has."""
     return same_node(view, **in_whole(view, local.regions[logits][_class_dim(view, logits)]))
 
 
@@ -147,7 +138,12 @@ ROWS: Mapping[str, OpRow] = {
         partial(_softmax, flops=TRANSCENDENTAL + 3, backward=True)
     ),
     "aten::_softmax_backward_data": OpRow(partial(_softmax, flops=4, backward=True)),
-    "aten::embedding": OpRow(_embedding, _local_embedding, moved=moved_rows, where=True),
+    "aten::embedding": OpRow(  # rows of the table that a device lacks are added by others
+        pattern("v f, i.. -> i.. f", reduce="v", points="i.. f", sums=[0]),
+        _local_embedding,
+        moved=moved_rows,
+        where=True,
+    ),
     "aten::embedding_dense_backward": OpRow(
         _embedding_backward, _local_embedding_backward, where=True
     ),

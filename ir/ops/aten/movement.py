@@ -41,7 +41,6 @@ def _local_view(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _permute(view: OpView) -> Rule:
-    """Puts dims in another order: `permute`, `transpose` and `t`."""
     order, rank = view.attr("dims"), view.rank()
     if isinstance(order, tuple):
         return permute(view, [int(dim) for dim in order], sums=[0])
@@ -52,10 +51,6 @@ def _permute(view: OpView) -> Rule:
     return permute(view, swapped, sums=[0])
 
 
-def _unsqueeze(view: OpView) -> Rule:
-    return unsqueeze(view, [view.dim("dim", 0, view.rank() + 1)], sums=[0])
-
-
 def _squeezed_dims(view: OpView) -> frozenset[int]:
     """Dims that are dropped: those of size 1 among the named ones, or among all."""
     shape, dim = view.shape(), view.attr("dim")
@@ -64,10 +59,6 @@ def _squeezed_dims(view: OpView) -> frozenset[int]:
     else:
         named = list(range(len(shape))) if dim is None else [view.int_attr("dim", 0)]
     return frozenset(i % len(shape) for i in named if shape and shape[i] == 1)
-
-
-def _squeeze(view: OpView) -> Rule:
-    return squeeze(view, _squeezed_dims(view), sums=[0])
 
 
 def _local_squeeze(view: OpView, _: LocalView) -> LocalOp:
@@ -107,11 +98,11 @@ def _local_select_scatter(view: OpView, local: LocalView) -> LocalOp:
     dim = view.dim("dim", 0)
     if local.shapes[0][dim] == view.shape()[dim]:
         return LocalOp((view.node,))
-    (data, source), row = view.node.inputs, f"{view.node.name}.row"
+    row = f"{view.node.name}.row"
     shape = [*local.shapes[1][:dim], 1, *local.shapes[1][dim:]]
-    reshaped = Node(row, "aten::reshape", (source,), (row,), {"shape": tuple(shape)})
+    reshaped = Node(row, "aten::reshape", view.node.inputs[1:], (row,), {"shape": tuple(shape)})
     at = view.int_attr("index", 0) % view.shape()[dim]
-    written = write_part(view, local, dim, (data, row), np.array([at]))
+    written = write_part(view, local, dim, np.array([at]), row)
     types = {row: view.out_type.with_shape(shape)}
     return replace(written, nodes=(reshaped, *written.nodes), types=types)
 
@@ -136,11 +127,6 @@ def _unfold(view: OpView, *, backward: bool = False) -> Rule:
     return _taken(view, dims, windows, {dims[dim], "n", "w"}, backward=backward)
 
 
-def _repeat(view: OpView) -> Rule:
-    """``d1 -> r0 (r1 d1)``."""
-    return repeat(view, dict(enumerate(view.ints("repeats") or ())), sums=[0])
-
-
 def _local_repeat(view: OpView, local: LocalView) -> LocalOp:
     """Repeats may be cut too: each device makes its share of the copies of its part."""
     counts = len(view.ints("repeats") or ())
@@ -151,11 +137,6 @@ def _moved_along(view: OpView) -> Rule:
     """Dims along which elements move are whole: all, if a roll names none."""
     every = range(view.rank() if view.attr("shifts") else 0)
     return along(view, view.ints("dims") or every, sums=[0])
-
-
-def _cat(view: OpView) -> Rule:
-    dim = view.dim("dim", 0, len(view.out_shape))
-    return concat(view, dim, sums=range(len(view.types)))
 
 
 def _stack(view: OpView) -> Rule:
@@ -175,10 +156,6 @@ def _split_sizes(view: OpView) -> tuple[int, ...]:
     return tuple(min(part, size - part * i) for i in range(len(view.node.outputs)))
 
 
-def _split(view: OpView) -> Rule:
-    return split(view, view.dim("dim", 0), _split_sizes(view), sums=[0])
-
-
 def _local_split(view: OpView, local: LocalView) -> LocalOp:
     """Local sizes are given, as equal parts may have unequal pieces."""
     sizes = _split_sizes(view)
@@ -188,7 +165,6 @@ def _local_split(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _sliced(view: OpView, shape: Shape, *sums: int) -> tuple[list[str], list[str], Options]:
-    """`slices` of a tensor of this shape."""
     dim, start, end = view.dim("dim", 0, len(shape)), view.attr("start"), view.attr("end")
     run = run_of(
         shape[dim],
@@ -224,7 +200,6 @@ def _slice_scatter(view: OpView) -> Rule:
 
 
 def _writes_few(view: OpView) -> bool:
-    """Test whether less than half of the elements of a dim are replaced."""
     dim = view.dim("dim", 0)
     return 2 * view.shape(1)[dim] < view.shape()[dim]
 
@@ -240,8 +215,7 @@ def _local_slice_scatter(view: OpView, local: LocalView) -> LocalOp:
     bounds = slice(start if isinstance(start, int) else None, end if isinstance(end, int) else None)
     begin, stop, _ = bounds.indices(size)
     places = np.arange(begin, stop, view.int_attr("step", 1))
-    data, source = view.node.inputs
-    return write_part(view, local, dim, (data, source), places)
+    return write_part(view, local, dim, places)
 
 
 def _local_slice(view: OpView, local: LocalView) -> LocalOp:
@@ -279,7 +253,6 @@ def _pad(view: OpView) -> Rule:
 
 
 def _local_pad(view: OpView, local: LocalView) -> LocalOp:
-    """A device pads its part by its share of the padding."""
     pads = _pads(view)
     local_pads: list[int] = []
     for dim in reversed(range(view.rank())):
@@ -299,7 +272,9 @@ ROWS: Mapping[str, OpRow] = {
     **{f"aten::{op}": OpRow(_permute, view=True) for op in ("permute", "t", "transpose.int")},
     **{f"aten::{op}": OpRow(_triangle) for op in ("tril", "triu")},
     **{
-        f"aten::{op}": OpRow(_squeeze, _local_squeeze, view=True)
+        f"aten::{op}": OpRow(
+            lambda view: squeeze(view, _squeezed_dims(view), sums=[0]), _local_squeeze, view=True
+        )
         for op in ("squeeze", "squeeze.dim", "squeeze.dims")
     },
     **{
@@ -307,15 +282,27 @@ ROWS: Mapping[str, OpRow] = {
         for op in ("_unsafe_view", "reshape", "view")
     },
     **{
-        f"aten::{op}": OpRow(_split, _local_split, view=True)
+        f"aten::{op}": OpRow(
+            lambda view: split(view, view.dim("dim", 0), _split_sizes(view), sums=[0]),
+            _local_split,
+            view=True,
+        )
         for op in ("split.Tensor", "split_with_sizes")
     },
-    "aten::cat": OpRow(_cat, local_concat),
+    "aten::cat": OpRow(
+        lambda view: concat(
+            view, view.dim("dim", 0, len(view.out_shape)), sums=range(len(view.types))
+        ),
+        local_concat,
+    ),
     "aten::constant_pad_nd": OpRow(_pad, _local_pad),
     "aten::diagonal": OpRow(_diagonal, view=True),
     "aten::diagonal_backward": OpRow(partial(_diagonal, backward=True), local_shape("input_sizes")),
     "aten::expand": OpRow(partial(expand, sums=[0]), local_shape("size"), view=True, uniform=True),
-    "aten::repeat": OpRow(_repeat, _local_repeat),
+    "aten::repeat": OpRow(
+        lambda view: repeat(view, dict(enumerate(view.ints("repeats") or ())), sums=[0]),
+        _local_repeat,
+    ),
     "aten::select.int": OpRow(_select, view=True),
     "aten::select_backward": OpRow(partial(_select, backward=True), local_shape("input_sizes")),
     "aten::select_scatter": OpRow(
@@ -328,7 +315,9 @@ ROWS: Mapping[str, OpRow] = {
     "aten::unbind.int": OpRow(_select, view=True),
     "aten::unfold": OpRow(_unfold, view=True),
     "aten::unfold_backward": OpRow(partial(_unfold, backward=True), local_shape("input_sizes")),
-    "aten::unsqueeze": OpRow(_unsqueeze, view=True),
+    "aten::unsqueeze": OpRow(
+        lambda view: unsqueeze(view, [view.dim("dim", 0, view.rank() + 1)], sums=[0]), view=True
+    ),
     # a copy: PyTorch's view of pairs asks more of strides than a rank's part has
     "aten::view_as_complex": OpRow(pattern("d.. pair -> d..", whole="pair", linear=[0])),
     "aten::view_as_real": OpRow(pattern("d.. -> d.. pair", whole="pair", linear=[0]), view=True),

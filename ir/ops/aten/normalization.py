@@ -9,8 +9,9 @@ images likewise: its sums reduce space.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Unpack
 
 from partitioner.ir.ops.local import local_groups, same_node
 from partitioner.ir.ops.rules.dims import names
@@ -21,7 +22,7 @@ from partitioner.ir.ops.rules.normalization import (
     group_norm,
     grouped,
 )
-from partitioner.ir.ops.signature import pattern
+from partitioner.ir.ops.signature import Options, pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
@@ -60,96 +61,21 @@ def _local_weight(view: OpView, local: LocalView) -> LocalOp:
     return same_node(view, normalized_shape=next(shape for shape, name in shapes if name))
 
 
-def _group_norm(view: OpView) -> Rule:
-    return group_norm(view, view.int_attr("group", 1))
+def _by_group(text: str, count: str = "", **options: Unpack[Options]) -> Callable[[OpView], Rule]:
+    """A rule over images with channels C in groups G: as many as an attribute counts, or operand 2.
 
+    Points are those of the data; a factor of size 1 is none.
+    """
+    operands, _, results = text.partition("->")
 
-def _group_grad_input(view: OpView) -> Rule:
-    """Gradient, data, mean, inverse deviation, weight -> the data's gradient."""
-    channel, group, sizes = grouped(view, view.int_attr("group", 1))
-    return view.rule(
-        f"n {channel} s.., n {channel} s.., n {group}, n {group}, {channel}",
-        f"n {channel} s..",
-        sizes=sizes,
-        whole="c s..",
-        linear=[0],
-        flops=CENTRED,
-    )
+    def rule(view: OpView) -> Rule:
+        groups = view.int_attr(count, 1) if count else view.shape(2)[1]
+        channel, group, sizes = grouped(view, groups)
+        ins, outs = (side.replace("C", channel).replace("G", group) for side in (operands, results))
+        points = ["n", *(name for name in ("g", "c") if sizes[name] != 1), "s.."]
+        return view.rule(ins, outs, sizes=sizes, points=points, **options)
 
-
-def _group_grad_weight(view: OpView) -> Rule:
-    """Gradient, data, mean, inverse deviation -> gradients of weight and bias."""
-    channel, group, sizes = grouped(view, view.int_attr("group", 1))
-    return view.rule(
-        f"n {channel} s.., n {channel} s.., n {group}, n {group}",
-        f"{channel}, {channel}",
-        sizes=sizes,
-        reduce="n s..",
-        linear=[0],
-        flops=UNCENTRED,
-    )
-
-
-def _group_tensors(view: OpView) -> tuple[str, str, dict[str, int]]:
-    """Data, numbers of a group of each image, and the sizes of factors; operand 2 has groups."""
-    channel, group, sizes = grouped(view, view.shape(2)[1])
-    return f"n {channel} s..", f"n {group}", sizes
-
-
-def _group_sums(view: OpView) -> Rule:
-    """Data -> sums of a group of each image; factor t is a sum and a sum of squares."""
-    channel, group, sizes = grouped(view, view.int_attr("group", 1))
-    return view.rule(
-        f"n {channel} s..",
-        f"t n {group}",
-        sizes=sizes,
-        reduce="c s..",
-        whole="t",
-        points=_points(sizes),
-        flops=3,
-    )
-
-
-def _points(sizes: Mapping[str, int]) -> str:
-    """Loops over the data; a factor of size 1 is no loop."""
-    return " ".join(["n", *(name for name in ("g", "c") if sizes[name] != 1), "s.."])
-
-
-def _group_apply(view: OpView) -> Rule:
-    """Data, mean, inverse deviation, weight, bias -> result."""
-    data, group, sizes = _group_tensors(view)
-    channel = data.removeprefix("n ").removesuffix(" s..")
-    operands = f"{data}, {group}, {group}, {channel}, {channel}"
-    return view.rule(operands, data, sizes=sizes, flops=4)
-
-
-def _group_grad_sums(view: OpView) -> Rule:
-    """Gradient, data, mean, inverse deviation -> sums of a channel of each image."""
-    data, group, sizes = _group_tensors(view)
-    result = "t " + data.removesuffix(" s..")
-    operands = f"{data}, {data}, {group}, {group}"
-    points = _points(sizes)
-    return view.rule(
-        operands,
-        result,
-        sizes=sizes,
-        reduce="s..",
-        whole="t",
-        linear=[0],
-        points=points,
-        flops=4,
-    )
-
-
-def _group_grad_planes(view: OpView) -> Rule:
-    """Gradient, data, mean, inverse deviation, weight, sums -> the data's gradient."""
-    data, group, sizes = _group_tensors(view)
-    channel = data.removeprefix("n ").removesuffix(" s..")
-    operands = f"{data}, {data}, {group}, {group}, {channel}, t n {channel}"
-    points = _points(sizes)
-    return view.rule(
-        operands, data, sizes=sizes, whole="c t", linear=[0, 5], points=points, flops=5
-    )
+    return rule
 
 
 def _local_images(view: OpView, local: LocalView) -> LocalOp:
@@ -167,7 +93,9 @@ def _batch_apply(view: OpView) -> Rule:
 ROWS: Mapping[str, OpRow] = {
     "aten::_fused_rms_norm": OpRow(partial(_layer_norm, flops=UNCENTRED)),
     "aten::_native_batch_norm_legit_no_training": OpRow(batch_norm),
-    "aten::native_group_norm": OpRow(_group_norm, _local_images),
+    "aten::native_group_norm": OpRow(
+        lambda view: group_norm(view, view.int_attr("group", 1)), _local_images
+    ),
     "aten::native_layer_norm": OpRow(partial(_layer_norm, flops=CENTRED)),
     "partitioner::batch_norm_apply": OpRow(_batch_apply),
     # Gradient, data, mean, inverse deviation, weight, sums -> the data's gradient.
@@ -198,14 +126,51 @@ ROWS: Mapping[str, OpRow] = {
     "partitioner::batch_norm_sums": OpRow(
         pattern("n c s.. -> t c", reduce="n s..", whole="t", points="n c s..", flops=3)
     ),
-    "partitioner::group_norm_apply": OpRow(_group_apply),
-    "partitioner::group_norm_grad_planes": OpRow(_group_grad_planes),
-    "partitioner::group_norm_grad_sums": OpRow(_group_grad_sums),
+    # Data, mean, inverse deviation, weight, bias -> result.
+    "partitioner::group_norm_apply": OpRow(
+        _by_group("n C s.., n G, n G, C, C -> n C s..", flops=4)
+    ),
+    # Gradient, data, mean, inverse deviation, weight, sums -> the data's gradient.
+    "partitioner::group_norm_grad_planes": OpRow(
+        _by_group(
+            "n C s.., n C s.., n G, n G, C, t n C -> n C s..", whole="c t", linear=[0, 5], flops=5
+        )
+    ),
+    # Gradient, data, mean, inverse deviation -> sums of a channel of each image.
+    "partitioner::group_norm_grad_sums": OpRow(
+        _by_group(
+            "n C s.., n C s.., n G, n G -> t n C", reduce="s..", whole="t", linear=[0], flops=4
+        )
+    ),
     # Sums -> mean, inverse deviation.
     "partitioner::group_norm_statistics": OpRow(pattern("t n g -> n g, n g", whole="t", flops=4)),
-    "partitioner::group_norm_sums": OpRow(_group_sums, local_groups("group")),
-    "partitioner::group_norm_grad_input": OpRow(_group_grad_input, local_groups("group")),
-    "partitioner::group_norm_grad_weight": OpRow(_group_grad_weight, local_groups("group")),
+    # Data -> sums of a group of each image; factor t is a sum and a sum of squares.
+    "partitioner::group_norm_sums": OpRow(
+        _by_group("n C s.. -> t n G", "group", reduce="c s..", whole="t", flops=3),
+        local_groups("group"),
+    ),
+    # Gradient, data, mean, inverse deviation, weight -> the data's gradient.
+    "partitioner::group_norm_grad_input": OpRow(
+        _by_group(
+            "n C s.., n C s.., n G, n G, C -> n C s..",
+            "group",
+            whole="c s..",
+            linear=[0],
+            flops=CENTRED,
+        ),
+        local_groups("group"),
+    ),
+    # Gradient, data, mean, inverse deviation -> gradients of weight and bias.
+    "partitioner::group_norm_grad_weight": OpRow(
+        _by_group(
+            "n C s.., n C s.., n G, n G -> C, C",
+            "group",
+            reduce="n s..",
+            linear=[0],
+            flops=UNCENTRED,
+        ),
+        local_groups("group"),
+    ),
     "partitioner::layer_norm_grad_input": OpRow(partial(_layer_grad_input, statistics=2)),
     "partitioner::layer_norm_grad_weight": OpRow(
         partial(_layer_grad_weight, statistics=2), _local_weight

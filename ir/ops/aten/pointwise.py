@@ -75,16 +75,6 @@ SCALES: Mapping[str, Literal["times", "over"]] = {
 SHIFTS = frozenset(_overloads("Scalar", "add", "rsub", "sub"))
 
 
-def _sum(view: OpView) -> Rule:
-    """A sum or difference of tensors: linear unless a number is added."""
-    return elementwise(view, sums=() if "other" in view.node.attrs else (0, 1))
-
-
-def _masked_fill(view: OpView) -> Rule:
-    """Linear if the masked elements become 0."""
-    return elementwise(view, 0.0, sums=[0] if view.attr("value") == 0 else [])
-
-
 def _glu(view: OpView, *, backward: bool = False) -> Rule:
     """``(s d) -> d``: half of a dim gates the other half; backward ``d, (s d) -> (s d)``."""
     dims = names("d", view.rank())
@@ -118,9 +108,17 @@ ROWS: Mapping[str, OpRow] = {
         for op, operands in LINEAR.items()
     },
     **{f"aten::{op}": _row(flops, (0,)) for op, flops in GRADIENTS.items()},
-    **{f"aten::{op}.Tensor": OpRow(_sum, shifts=True) for op in ("add", "rsub", "sub")},
+    **{
+        f"aten::{op}.Tensor": OpRow(  # linear unless a number is added
+            lambda view: elementwise(view, sums=() if "other" in view.node.attrs else (0, 1)),
+            shifts=True,
+        )
+        for op in ("add", "rsub", "sub")
+    },
     **{f"aten::{op}.Tensor": _row(1.0) for op in ("clamp_max", "clamp_min")},
     "aten::glu": OpRow(_glu),
     "aten::glu_backward": OpRow(partial(_glu, backward=True)),
-    "aten::masked_fill.Scalar": OpRow(_masked_fill),
+    "aten::masked_fill.Scalar": OpRow(  # linear if the masked elements become 0
+        lambda view: elementwise(view, 0.0, sums=[0] if view.attr("value") == 0 else [])
+    ),
 }

@@ -16,7 +16,8 @@ import numpy as np
 
 from partitioner.ir.graph import Attr, Node
 from partitioner.ir.layout import Interval
-from partitioner.ir.ops.aten.convolution import cropped, padded
+from partitioner.ir.loops.windows import Window
+from partitioner.ir.ops.aten.convolution import cropped, padded, planes, setting
 from partitioner.ir.ops.aten.reduction import end_of_range
 from partitioner.ir.ops.rules import sliding
 from partitioner.ir.ops.rules.dims import names
@@ -27,33 +28,23 @@ from partitioner.ir.rule import Rule
 from partitioner.ir.types import numpy_dtype
 
 
-def _planes(view: OpView, space: int) -> list[str]:
-    """Dims of a tensor whose last `space` dims are spatial: ``n0 n1 s0 s1``."""
-    return [*names("n", view.rank() - space), *names("s", space)]
-
-
 def _slides(view: OpView, space: int) -> list[Slide]:
-    """The windows over the spatial dims; a setting of one number is that of all dims."""
-
-    def setting(name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        numbers = view.ints(name) or default
-        return numbers if len(numbers) == space else numbers * space
-
-    kernel = setting("kernel_size", (1,))
-    strides, dilations = setting("stride", kernel), setting("dilation", (1,))
-    pads = view.ints("pads") or 2 * setting("padding", (0,))  # a part has its own on either side
+    kernel = setting(view, "kernel_size", space, (1,))
+    strides = setting(view, "stride", space, kernel)
+    dilations = setting(view, "dilation", space, (1,))
+    # a part has its own pads on either side
+    pads = view.ints("pads") or 2 * setting(view, "padding", space, (0,))
     settings = zip(kernel, strides, dilations, pads[:space], pads[space:], strict=True)
     return [Slide(*numbers) for numbers in settings]
 
 
 def _volume(slides: Sequence[Slide]) -> int:
-    """Points of the window."""
     return math.prod(slide.kernel for slide in slides)
 
 
 def _pool(view: OpView, space: int, *, linear: bool) -> Rule:
     """A pool over `space` dims, one FLOP a point of the window."""
-    dims, slides = _planes(view, space), _slides(view, space)
+    dims, slides = planes(view, space), _slides(view, space)
     return view.rule(
         [dims],
         [dims, dims],
@@ -68,32 +59,23 @@ def _backward(view: OpView, space: int) -> Rule:
 
     The operands are the result's gradient, the data, and maybe the indices of the maxima.
     """
-    dims, slides = _planes(view, space), _slides(view, space)
-    slid = {
-        key: window
-        for index in (0, 2)
-        for key, window in sliding.windows(
-            slides,
-            view.shape(),
-            view.out_shape,
-            dims,
-            transposed=True,
-            operand=index,
-            points=True,
-        ).items()
-    }
+    dims, slides = planes(view, space), _slides(view, space)
+    shapes, windows = (view.shape(), view.out_shape), dict[tuple[int, str], Window]()
+    for index in range(0, len(view.types), 2):
+        windows |= sliding.windows(
+            slides, *shapes, dims, transposed=True, operand=index, points=True
+        )
     meets = math.prod(view.shape()[-space:]) / max(math.prod(view.out_shape[-space:]), 1)
     return view.rule(
         [dims] * len(view.types),
         [dims],
-        windows={key: window for key, window in slid.items() if key[0] < len(view.types)},
+        windows=windows,
         linear=[0],
         flops=float(_volume(slides)) * meets,
     )
 
 
 def _intervals(region: Sequence[Sequence[Interval]], space: int) -> list[Interval]:
-    """A device's interval of each spatial dim."""
     return [pieces[0] for pieces in region[len(region) - space :]]
 
 
@@ -126,7 +108,6 @@ def _local_max(view: OpView, local: LocalView, space: int) -> LocalOp:
 
 
 def _local_max_backward(view: OpView, local: LocalView, space: int) -> LocalOp:
-    """The maxima that lie in the device's part."""
     if not local.regions:
         return LocalOp((view.node,))
     gradient, _, indices = view.node.inputs
@@ -137,15 +118,6 @@ def _local_max_backward(view: OpView, local: LocalView, space: int) -> LocalOp:
     }
     op = "partitioner::max_pool_grad_part"
     return LocalOp((replace(view.node, op=op, inputs=(gradient, indices), attrs=attrs),))
-
-
-def _part(view: OpView) -> Rule:
-    """A max pool of a part of a plane."""
-    return _pool(view, len(view.ints("kernel_size") or ()), linear=False)
-
-
-def _local_part(view: OpView, local: LocalView) -> LocalOp:
-    return _local_max(view, local, len(view.ints("kernel_size") or ()))
 
 
 def _part_backward(view: OpView) -> Rule:
@@ -177,9 +149,17 @@ def _shares(view: OpView, space: int, data: Shape, positions: Sequence[Interval]
     return reduce(np.multiply.outer, shares)
 
 
-def _divisor(view: OpView, slides: Sequence[Slide]) -> int:
+def _averaged(view: OpView, slides: Sequence[Slide], **attrs: Attr) -> dict[str, Attr]:
+    """Attributes of a pool that divides by one number at all positions."""
     override = view.attr("divisor_override")
-    return override if isinstance(override, int) else _volume(slides)
+    return {
+        **view.node.attrs,
+        "stride": tuple(slide.stride for slide in slides),
+        "ceil_mode": False,
+        "count_include_pad": True,
+        "divisor_override": override if isinstance(override, int) else _volume(slides),
+        **attrs,
+    }
 
 
 def _local_average(view: OpView, local: LocalView, space: int) -> LocalOp:
@@ -188,15 +168,8 @@ def _local_average(view: OpView, local: LocalView, space: int) -> LocalOp:
         return LocalOp((view.node,))
     slides, node = _slides(view, space), view.node
     shares = _shares(view, space, view.shape(), _intervals(local.out_regions[0], space))
-    attrs: dict[str, Attr] = {
-        **node.attrs,
-        "stride": tuple(slide.stride for slide in slides),
-        "ceil_mode": False,
-        "count_include_pad": True,
-        "divisor_override": _divisor(view, slides),
-    }
     pads = _local_pads(slides, local, space)
-    pooled = padded(view, replace(node, attrs=attrs), 0, local, pads)
+    pooled = padded(view, replace(node, attrs=_averaged(view, slides)), 0, local, pads)
     if (shares == 1).all():
         return pooled
     mean, share = f"{node.name}.mean", f"{node.name}.share"
@@ -229,21 +202,13 @@ def _local_average_backward(view: OpView, local: LocalView, space: int) -> Local
         types[scaled] = view.out_type.with_shape(local.shapes[0])
         nodes.append(Node(scaled, "aten::mul.Tensor", (gradient, share), (scaled,)))
         gradient = scaled
-    attrs: dict[str, Attr] = {
-        **node.attrs,
-        "stride": tuple(slide.stride for slide in slides),
-        "padding": (0,) * space,
-        "ceil_mode": False,
-        "count_include_pad": True,
-        "divisor_override": _divisor(view, slides),
-    }
+    attrs = _averaged(view, slides, padding=(0,) * space)
     last = replace(node, inputs=(gradient, data), attrs=attrs)
     part = cropped(last, whole, local.out_shapes[0], crops)
     return LocalOp((*nodes, *part.nodes), constants, {**types, **part.types})
 
 
 def _pools(space: int) -> dict[str, OpRow]:
-    """Rows of pools over 2 or 3 dims."""
     backward = partial(_backward, space=space)
     rows = {
         f"avg_pool{space}d": OpRow(
@@ -265,6 +230,9 @@ def _pools(space: int) -> dict[str, OpRow]:
 ROWS: Mapping[str, OpRow] = {
     **_pools(2),
     **_pools(3),
-    "partitioner::max_pool_part": OpRow(_part, _local_part),
+    "partitioner::max_pool_part": OpRow(
+        lambda view: _pool(view, len(view.ints("kernel_size") or ()), linear=False),
+        lambda view, local: _local_max(view, local, len(view.ints("kernel_size") or ())),
+    ),
     "partitioner::max_pool_grad_part": OpRow(_part_backward),
 }

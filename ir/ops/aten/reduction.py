@@ -33,7 +33,6 @@ WHOLE: Mapping[str, float] = {
 
 
 def _reduced_dims(view: OpView) -> frozenset[int]:
-    """Dims that are reduced: those named, or all."""
     rank, dim = view.rank(), view.attr("dim")
     if dim is None or (dim == () and view.node.op not in _NONE_IF_EMPTY):
         return frozenset(range(rank))
@@ -52,7 +51,6 @@ def _combine(view: OpView, how: str) -> Rule:
 
 
 def _count(view: OpView, shape: Shape) -> int:
-    """The number of elements of a tensor of this shape that are reduced to one."""
     return math.prod(shape[i] for i in _reduced_dims(view))
 
 
@@ -105,7 +103,6 @@ def end_of_range(dtype: str, *, largest: bool = False) -> int | float:
 
 
 def _cumulative(view: OpView, sums: tuple[int, ...] = ()) -> Rule:
-    """A running sum or product: the dim is whole."""
     return along(view, _reduced_dims(view), flops=1, sums=sums)
 
 

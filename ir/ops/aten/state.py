@@ -35,21 +35,15 @@ UPDATE_PASSES = 7
 RANDOM = 8.0
 
 
-def _update_bytes(ins: tuple[int, ...], _: tuple[int, ...]) -> int:
-    return UPDATE_PASSES * ins[1]
-
-
 def _local_dropout(view: OpView, local: LocalView) -> LocalOp:
     """Give the local operator the offset of its part in the whole tensor."""
     if local.shapes[0] == view.shape():
         return LocalOp((view.node,))
-    whole = {"shape": view.shape(), **view.node.attrs}
-    attrs = {**whole, **_where(view, local.regions[0])}
+    attrs = {"shape": view.shape(), **view.node.attrs, **_where(view, local.regions[0])}
     return LocalOp((replace(view.node, op="partitioner::dropout_part", attrs=attrs),))
 
 
 def _local_uniform(view: OpView, local: LocalView) -> LocalOp:
-    """Give the local operator the offset of its part in the whole tensor."""
     if local.out_shapes[0] == view.out_shape:
         return LocalOp((view.node,))
     attrs = {**view.node.attrs, **_where(view, local.out_regions[0])}
@@ -70,19 +64,27 @@ def _where(view: OpView, region: Region) -> dict[str, tuple[int, ...]]:
 
 ROWS: Mapping[str, OpRow] = {
     ALIAS: OpRow(pattern("d.. -> d..", linear=[0]), view=True, again=True),
-    # The second operand is the seed.
-    "partitioner::dropout": OpRow(
-        pattern("d.., -> d.., d..", flops=RANDOM), _local_dropout, where=True
-    ),
-    "partitioner::dropout_part": OpRow(
-        pattern("d.., -> d.., d..", flops=RANDOM), _local_dropout, where=True
-    ),
+    **{
+        f"partitioner::dropout{part}": OpRow(  # the second operand is the seed
+            pattern("d.., -> d.., d..", flops=RANDOM), _local_dropout, where=True
+        )
+        for part in ("", "_part")
+    },
     EITHER: OpRow(pattern("d.., d.. -> d.."), view=True, either=True),
     KEEP: OpRow(pattern("d.., d.. -> d.."), view=True, in_place=1),
     REST: OpRow(pattern("d.. -> d.."), stored=True, again=True, moved=lambda *_: 0),
     STATE: OpRow(pattern("-> d.."), stored=True, moved=lambda *_: 0),
+    **{
+        f"partitioner::uniform{part}": OpRow(
+            pattern("-> d..", flops=RANDOM), _local_uniform, where=True
+        )
+        for part in ("", "_part")
+    },
     # The first operand is the gradient or next value, the second the stored one.
-    "partitioner::uniform": OpRow(pattern("-> d..", flops=RANDOM), _local_uniform, where=True),
-    "partitioner::uniform_part": OpRow(pattern("-> d..", flops=RANDOM), _local_uniform, where=True),
-    UPDATE: OpRow(pattern("d.., d.. -> d.."), view=True, moved=_update_bytes, in_place=1),
+    UPDATE: OpRow(
+        pattern("d.., d.. -> d.."),
+        view=True,
+        moved=lambda ins, _: UPDATE_PASSES * ins[1],
+        in_place=1,
+    ),
 }

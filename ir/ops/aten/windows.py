@@ -10,13 +10,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from partitioner.ir.graph import Attr
 from partitioner.ir.loops.windows import Window
-from partitioner.ir.ops.aten.convolution import cropped
+from partitioner.ir.ops.aten.convolution import cropped, planes, setting
 from partitioner.ir.ops.local import local_groups
 from partitioner.ir.ops.rules import sliding
-from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.sliding import Zoom
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
@@ -41,27 +41,12 @@ UPSAMPLING: Mapping[str, tuple[str, int]] = {
 }
 
 
-def _window(view: OpView, space: int) -> int:
-    """Size of the window of attribute `kernel_size`, which may be one number for all dims."""
-    kernel = view.ints("kernel_size") or (1,)
-    return math.prod(kernel) if len(kernel) == space else kernel[0] ** space
-
-
-def _planes(view: OpView, space: int, prefix: str = "s") -> list[str]:
-    """Dims of a tensor whose last `space` dims are spatial: ``n0 n1 s0 s1``."""
-    return [*names("n", view.rank() - space), *names(prefix, space)]
-
-
 def _resampled(view: OpView, space: int, operands: str = "s", *, linear: bool = True) -> Rule:
     """``n.. s.. -> n.. o..``, where all spatial dims are whole; a FLOP an element of operand 0.
 
-    Args:
-        view: The node.
-        space: Number of spatial dims.
-        operands: Prefix of the spatial dims of each operand: s, or o for those of the result.
-        linear: The op is linear in operand 0.
+    `operands` has the prefix of the spatial dims of each operand: s, or o for the result's.
     """
-    first, result = _planes(view, space), _planes(view, space, "o")
+    first, result = planes(view, space), planes(view, space, "o")
     return view.rule(
         [first if prefix == "s" else result for prefix in operands],
         [result, result],
@@ -80,7 +65,7 @@ def _upsample(view: OpView, mode: str, space: int, *, backward: bool = False) ->
     """
     points = TAPS[mode] ** space
     zooms, rank = _zooms(view, mode, space, backward=backward), view.rank()
-    first, last = _planes(view, space), _planes(view, space, "o")
+    first, last = planes(view, space), planes(view, space, "o")
     shape, windows = view.shape(), dict[tuple[int, str], Window]()
     for dim, zoom in zooms.items():
         first[dim] = last[dim]
@@ -123,46 +108,32 @@ def _zooms(view: OpView, mode: str, space: int, *, backward: bool = False) -> di
     return zooms
 
 
-def _local_upsample(view: OpView, local: LocalView, mode: str, space: int) -> LocalOp:
-    """The device's part of what its data give."""
-    if view.attr("output_size") is None and not local.regions:
-        return LocalOp((view.node,))
-    zooms = _zooms(view, mode, space) if local.regions else {}
+def _local_upsample(
+    view: OpView, local: LocalView, mode: str, space: int, *, backward: bool = False
+) -> LocalOp:
+    """The device's part of what its data give or, of a gradient, of that of what they reach."""
+    zooms = _zooms(view, mode, space, backward=backward) if local.regions else {}
     shape, crops = list(local.out_shapes[0]), [(0, 0)] * space
     for dim, zoom in zooms.items():
         ((read, count),), ((start, _),) = local.regions[0][dim], local.out_regions[0][dim]
-        shape[dim] = count * zoom.factor
-        crops[dim - len(shape)] = start - read * zoom.factor, 0
-    attrs: dict[str, Attr] = {}
+        if backward:
+            first, shape[dim] = read // zoom.factor, count // zoom.factor
+        else:
+            first, shape[dim] = read * zoom.factor, count * zoom.factor
+        crops[dim - len(shape)] = start - first, 0
+    attrs: dict[str, Attr] = {"input_size": tuple(shape)} if backward else {}
     if view.attr("output_size") is not None:
-        attrs = {"output_size": tuple(shape[-space:])}
-    node = replace(view.node, attrs={**view.node.attrs, **attrs})
-    return cropped(node, view.out_type.with_shape(shape), local.out_shapes[0], crops)
-
-
-def _local_upsample_backward(view: OpView, local: LocalView, mode: str, space: int) -> LocalOp:
-    """The device's part of the gradient of the data that its part of the result's reaches."""
-    zooms = _zooms(view, mode, space, backward=True) if local.regions else {}
-    shape, crops = list(local.out_shapes[0]), [(0, 0)] * space
-    for dim, zoom in zooms.items():
-        ((read, count),), ((start, _),) = local.regions[0][dim], local.out_regions[0][dim]
-        shape[dim] = count // zoom.factor
-        crops[dim - len(shape)] = start - read // zoom.factor, 0
-    attrs: dict[str, Attr] = {"input_size": tuple(shape)}
-    if view.attr("output_size") is not None:
-        attrs["output_size"] = local.shapes[0][-space:]
+        attrs["output_size"] = tuple((local.shapes[0] if backward else shape)[-space:])
     node = replace(view.node, attrs={**view.node.attrs, **attrs})
     return cropped(node, view.out_type.with_shape(shape), local.out_shapes[0], crops)
 
 
 def _any_upsample(view: OpView, *, backward: bool = False) -> Rule:
-    """Our own operators, whose mode is an attribute."""
     return _upsample(view, _mode(view), view.rank() - 2, backward=backward)
 
 
 def _any_local_upsample(view: OpView, local: LocalView, *, backward: bool = False) -> LocalOp:
-    localize = _local_upsample_backward if backward else _local_upsample
-    return localize(view, local, _mode(view), view.rank() - 2)
+    return _local_upsample(view, local, _mode(view), view.rank() - 2, backward=backward)
 
 
 def _mode(view: OpView) -> str:
@@ -187,7 +158,7 @@ def _columns(view: OpView, operand: str, result: str, *, flops: float = 0) -> Ru
     return view.rule(
         operand,
         result,
-        sizes={"k": _window(view, 2)},
+        sizes={"k": math.prod(setting(view, "kernel_size", 2, (1,)))},
         whole="h w k l",
         linear=[0],
         points="n.. c k l",
@@ -222,9 +193,8 @@ def _adaptive_pools(space: int) -> dict[str, OpRow]:
 
 
 def _upsampling(mode: str, space: int, *, backward: bool = False) -> OpRow:
-    rule = partial(_upsample, mode=mode, space=space, backward=backward)
-    localize = _local_upsample_backward if backward else _local_upsample
-    return OpRow(rule, partial(localize, mode=mode, space=space))
+    how: Mapping[str, Any] = {"mode": mode, "space": space, "backward": backward}
+    return OpRow(partial(_upsample, **how), partial(_local_upsample, **how))
 
 
 ROWS: Mapping[str, OpRow] = {

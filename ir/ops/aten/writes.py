@@ -15,8 +15,8 @@ def write_part(
     view: OpView,
     local: LocalView,
     dim: int,
-    operands: tuple[str, str],
-    index: str | np.ndarray,
+    index: int | np.ndarray,
+    source: str = "",
     *,
     from_end: bool = False,
 ) -> LocalOp:
@@ -24,21 +24,21 @@ def write_part(
 
     Args:
         view: The node, whose first operand and result are the data.
-        local: The device's part.
-        dim: The dim that is written.
-        operands: Data and source.
-        index: The value that holds the written positions, or these.
+        index: The operand that holds the written positions, or these.
+        source: What is written; by default the last operand.
         from_end: Whether negative positions count from the end; they are out of range otherwise.
     """
     size = view.shape()[dim]
     if local.shapes[0][dim] == size:
         return LocalOp((view.node,))
     constants: dict[str, np.ndarray] = {}
-    if not isinstance(index, str):
-        name = f"{view.node.name}.at"
-        constants[name], index = index.astype(np.int64), name
+    if isinstance(index, int):
+        positions = view.node.inputs[index]
+    else:
+        positions = f"{view.node.name}.at"
+        constants[positions] = index.astype(np.int64)
     part = interval_attrs(local.regions[0][dim])
     attrs: dict[str, Attr] = {"dim": dim, "from_end": from_end, "size": size, **part}
-    data, source = operands
-    op, inputs = "partitioner::index_write_part", (data, index, source)
+    inputs = view.node.inputs[0], positions, source or view.node.inputs[-1]
+    op = "partitioner::index_write_part"
     return LocalOp((replace(view.node, op=op, inputs=inputs, attrs=attrs),), constants)

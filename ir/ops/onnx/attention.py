@@ -63,7 +63,6 @@ def _has_order(view: OpView) -> bool:
 
 
 def _local_attention(view: OpView, local: LocalView) -> LocalOp:
-    """Attend with some rows of queries, and with the same rows of the mask."""
     (node,) = _local_heads(view, local).nodes
     dim, past = view.rank() - 2, _past_keys(view, PAST_KEY)
     rows = local.regions[0][dim]
@@ -173,7 +172,6 @@ def _padding(view: OpView) -> str | None:
 
 
 def _local_heads(view: OpView, local: LocalView) -> LocalOp:
-    """Attributes that count heads are set to the number of the device's own."""
     kv, group = local.sizes.get("h", 1), local.sizes.get("r", 1)
     counts: dict[str, Attr] = {
         "q_num_heads": kv * group,
@@ -204,7 +202,6 @@ def _rotated(view: OpView, heads: int, others: list[Dims], *, ordered: bool = Fa
     """``b heads position channel`` or ``b position (heads channel)``: channels are whole.
 
     Args:
-        view: The node.
         heads: Number of heads of a 3-D operand.
         others: Dims of the operands after the first.
         ordered: Positions are counted from the first: they are whole.

@@ -27,7 +27,7 @@ def _fused_matmul(view: OpView) -> Rule:
 def _matmul_integer(view: OpView) -> Rule:
     """MatMul of quantised factors; zero points for the tensor, a row of A or a column of B."""
     left, right, result = matmul_dims(view.shape(0), view.shape(1), view.out_shape)
-    settings = [_setting(view, 2, left, "m"), _setting(view, 3, right, "n")]
+    settings = [setting(view, 2, left, "m"), setting(view, 3, right, "n")]
     return contraction(view, [left, right, *settings], result)
 
 
@@ -35,14 +35,14 @@ def _qlinear_matmul(view: OpView) -> Rule:
     """MatMul of quantised factors, quantised again: k is whole, since the sum is rounded."""
     left, right, result = matmul_dims(view.shape(0), view.shape(3), view.out_shape)
     operands = [
-        *(left, _setting(view, 1, left, "m"), _setting(view, 2, left, "m")),
-        *(right, _setting(view, 4, right, "n"), _setting(view, 5, right, "n")),
-        *(_setting(view, 6, result, "m"), _setting(view, 7, result, "m")),
+        *(left, setting(view, 1, left, "m"), setting(view, 2, left, "m")),
+        *(right, setting(view, 4, right, "n"), setting(view, 5, right, "n")),
+        *(setting(view, 6, result, "m"), setting(view, 7, result, "m")),
     ]
     return contraction(view, operands, result, rounded=True)
 
 
-def _setting(view: OpView, index: int, dims: list[str], line: str) -> list[str] | None:
+def setting(view: OpView, index: int, dims: list[str], line: str) -> list[str] | None:
     """Dims of a scale or zero point: one for all, one a row or column, or of the tensor's rank."""
     setting = view.type(index)
     if setting is None:
@@ -54,20 +54,20 @@ def _setting(view: OpView, index: int, dims: list[str], line: str) -> list[str] 
     return broadcast(setting.shape, dims if setting.rank > 1 else [line])
 
 
-def _gemm(view: OpView, *, rounded: bool = False) -> Rule:
-    """``m k, k n, (m|1) (n|1) -> m n`` with either factor transposed.
-
-    Args:
-        view: The node.
-        rounded: An activation follows, which needs the whole sum.
-    """
-    left, right, result = matmul_dims(
+def gemm_dims(view: OpView, second: int) -> tuple[list[str], list[str], list[str]]:
+    """Dims of operands 0 and `second`, either of which may be transposed, and of the result."""
+    return matmul_dims(
         view.shape(0),
-        view.shape(1),
+        view.shape(second),
         view.out_shape,
         transpose_a=bool(view.int_attr("transA", 0)),
         transpose_b=bool(view.int_attr("transB", 0)),
     )
+
+
+def _gemm(view: OpView, *, rounded: bool = False) -> Rule:
+    """``m k, k n, (m|1) (n|1) -> m n``; `rounded` if an activation needs the whole sum."""
+    left, right, result = gemm_dims(view, 1)
     operands = [left, right]
     if view.type(2) is not None:
         operands.append(broadcast(view.shape(2), result))

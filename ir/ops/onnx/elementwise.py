@@ -25,11 +25,6 @@ FUNCTIONS = (
 )
 
 
-def _variadic(view: OpView) -> Rule:
-    """Any number of operands, reduced with each other: one FLOP an operand and element."""
-    return elementwise(view, float(len(view.types)))
-
-
 def _cast_like(view: OpView) -> Rule:
     """The second operand gives its element type only, whatever its shape."""
     dims = broadcast(view.shape(), names("b", view.rank()))
@@ -75,7 +70,10 @@ def _along(view: OpView, index: int, line: list[str]) -> list[str] | None:
 
 ROWS: Mapping[str, OpRow] = {
     **{op: OpRow(partial(elementwise, flops=flops_of(op))) for op in FUNCTIONS},
-    **{op: OpRow(_variadic) for op in ("Max", "Mean", "Min", "Sum")},
+    **{
+        op: OpRow(lambda view: elementwise(view, float(len(view.types))))
+        for op in ("Max", "Mean", "Min", "Sum")
+    },
     "CastLike": OpRow(_cast_like),
     "DequantizeLinear": OpRow(_quantize),
     "Dropout": OpRow(_dropout),

@@ -18,15 +18,9 @@ _made_whole = pattern("_ -> d..", whole="d..")
 
 
 def _local_shape(view: OpView, _: LocalView) -> LocalOp:
-    """The whole operand's sizes, as a constant."""
     start, end = view.int_attr("start", 0), view.attr("end")
     sizes = view.shape()[start : end if isinstance(end, int) else None]
     return _constant(view, np.array(sizes, np.int64))
-
-
-def _local_size(view: OpView, _: LocalView) -> LocalOp:
-    """The whole operand's number of elements, as a constant."""
-    return _constant(view, np.array(math.prod(view.shape()), np.int64))
 
 
 def _constant(view: OpView, array: np.ndarray) -> LocalOp:
@@ -39,5 +33,9 @@ ROWS: Mapping[str, OpRow] = {
     "EyeLike": OpRow(_made_whole),
     "Range": OpRow(_made_whole),
     "Shape": OpRow(_measured, _local_shape, moved=lambda _, outs: outs[0]),
-    "Size": OpRow(_measured, _local_size, moved=lambda _, outs: outs[0]),
+    "Size": OpRow(
+        _measured,
+        lambda view, _: _constant(view, np.array(math.prod(view.shape()), np.int64)),
+        moved=lambda _, outs: outs[0],
+    ),
 }

@@ -104,10 +104,8 @@ class _Writer:
         Args:
             ids: Positions in the whole dim; negative ones count from the end.
             intervals: What the device has of the dim.
-            size: Elements of the whole dim.
             outside: The place of ids that lie elsewhere. An id outside the whole dim gets `size`,
                 which the operator refuses.
-            type_: Type of the ids.
         """
         dtype, shape = type_.dtype, type_.shape
 
@@ -285,10 +283,6 @@ def _compress(view: OpView) -> Rule:
     return view.rule([replaced(dims, dim, "x")], [replaced(dims, dim, "y")], whole={"x", "y"})
 
 
-def _gather_elements(view: OpView) -> Rule:
-    return gather_elements(view, view.dim("axis", 0))
-
-
 def _scatter_elements(view: OpView) -> Rule:
     return scatter_elements(view, view.dim("axis", 0), cuts_written=view.opset >= PART_WRITTEN)
 
@@ -308,7 +302,9 @@ def _local_scatter_elements(view: OpView, local: LocalView) -> LocalOp:
 ROWS: Mapping[str, OpRow] = {
     "Compress": OpRow(_compress),
     "Gather": OpRow(_gather, _local_gather, moved=moved_rows, where=True),
-    "GatherElements": OpRow(_gather_elements, moved=moved_rows),
+    "GatherElements": OpRow(
+        lambda view: gather_elements(view, view.dim("axis", 0)), moved=moved_rows
+    ),
     "GatherND": OpRow(_gather_nd, moved=moved_rows),
     "OneHot": OpRow(_one_hot),
     "Scatter": OpRow(_scatter_elements),

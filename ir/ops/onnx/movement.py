@@ -49,15 +49,10 @@ def _flatten(view: OpView) -> Rule:
 
 
 def _squeezed_dims(view: OpView) -> frozenset[int]:
-    """Dims that a Squeeze drops: those named, or all of size 1."""
     shape, axes = view.shape(), view.ints("axes", 1)
     if axes is None:
         return frozenset(dim for dim, size in enumerate(shape) if size == 1)
     return frozenset(axis % len(shape) for axis in axes)
-
-
-def _squeeze(view: OpView) -> Rule:
-    return squeeze(view, _squeezed_dims(view))
 
 
 def _local_squeeze(view: OpView, _: LocalView) -> LocalOp:
@@ -76,10 +71,6 @@ def _unsqueeze(view: OpView) -> Rule:
     if axes is None:
         raise OpaqueError("axes are not given")
     return unsqueeze(view, {axis % len(view.out_shape) for axis in axes})
-
-
-def _transpose(view: OpView) -> Rule:
-    return permute(view, view.ints("perm") or reversed(range(view.rank())))
 
 
 def _tile(view: OpView) -> Rule:
@@ -131,13 +122,7 @@ def _local_pad(view: OpView, local: LocalView) -> LocalOp:
     return with_constant(view, 1, np.array(numbers, np.int64))
 
 
-def _center_crop_pad(view: OpView) -> Rule:
-    """Dims that get another size are whole."""
-    return resize(view, changed_dims(view))
-
-
 def _local_center_crop_pad(view: OpView, local: LocalView) -> LocalOp:
-    """The wanted sizes are the local result's."""
     out = local.out_shapes[0]
     axes = view.ints("axes") or range(len(out))
     return with_constant(view, 1, np.array([out[axis] for axis in axes], np.int64))
@@ -146,10 +131,6 @@ def _local_center_crop_pad(view: OpView, local: LocalView) -> LocalOp:
 def _depth_to_space(view: OpView) -> Rule:
     depth = "(c p q)" if view.attr("mode", "DCR") == "CRD" else "(p q c)"
     return _blocks(view, f"n {depth} h w", "n c (h p) (w q)")
-
-
-def _space_to_depth(view: OpView) -> Rule:
-    return _blocks(view, "n c (h p) (w q)", "n (p q c) h w")
 
 
 def _blocks(view: OpView, before: str, after: str) -> Rule:
@@ -164,10 +145,6 @@ def _reverse_sequence(view: OpView) -> Rule:
     if {time, batch} != {0, 1}:  # ONNX Runtime takes others for 0 and 1
         raise IRError(f"time_axis {time} and batch_axis {batch} must be 0 and 1, or 1 and 0")
     return view.rule([dims, [dims[batch]]], [dims], whole={dims[time]})
-
-
-def _concat(view: OpView) -> Rule:
-    return concat(view, view.dim("axis", 1, len(view.out_shape)))
 
 
 def _split(view: OpView) -> Rule:
@@ -232,8 +209,12 @@ def _local_slice(view: OpView, local: LocalView) -> LocalOp:
 
 
 ROWS: Mapping[str, OpRow] = {
-    "CenterCropPad": OpRow(_center_crop_pad, _local_center_crop_pad),
-    "Concat": OpRow(_concat, local_concat),
+    "CenterCropPad": OpRow(  # dims that get another size are whole
+        lambda view: resize(view, changed_dims(view)), _local_center_crop_pad
+    ),
+    "Concat": OpRow(
+        lambda view: concat(view, view.dim("axis", 1, len(view.out_shape))), local_concat
+    ),
     "DepthToSpace": OpRow(_depth_to_space),
     "Expand": OpRow(expand, local_shape_operand(1)),
     "Flatten": OpRow(_flatten, view=True),
@@ -241,11 +222,13 @@ ROWS: Mapping[str, OpRow] = {
     "Reshape": OpRow(reshape, _local_reshape, view=True),
     "ReverseSequence": OpRow(_reverse_sequence),
     "Slice": OpRow(_slice, _local_slice, moved=lambda _, outs: 2 * outs[0]),
-    "SpaceToDepth": OpRow(_space_to_depth),
+    "SpaceToDepth": OpRow(lambda view: _blocks(view, "n c (h p) (w q)", "n (p q c) h w")),
     "Split": OpRow(_split, _local_split),
-    "Squeeze": OpRow(_squeeze, _local_squeeze, view=True),
+    "Squeeze": OpRow(lambda view: squeeze(view, _squeezed_dims(view)), _local_squeeze, view=True),
     "Tile": OpRow(_tile, _local_tile),
-    "Transpose": OpRow(_transpose),
+    "Transpose": OpRow(
+        lambda view: permute(view, view.ints("perm") or reversed(range(view.rank())))
+    ),
     "Trilu": OpRow(lambda view: along(view, (-2, -1))),
     "Unsqueeze": OpRow(_unsqueeze, view=True),
 }

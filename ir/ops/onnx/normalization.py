@@ -41,22 +41,20 @@ def _from_dim(view: OpView, first: int, flops: float) -> Rule:
     return view.rule(operands, [dims, mean, mean, dims], whole=dims[first:], flops=flops)
 
 
-def _group_norm(view: OpView) -> Rule:
-    """Scale and bias are a group's before opset 21."""
-    return group_norm(view, view.positive("num_groups", 1), scale_a_group=view.opset < 21)
-
-
-def _mean_variance_norm(view: OpView) -> Rule:
-    return along(view, view.ints("axes") or (0, 2, 3), flops=CENTRED)
-
-
 ROWS: Mapping[str, OpRow] = {
     "BatchNormalization": OpRow(_batch_norm),
-    "GroupNormalization": OpRow(_group_norm, local_groups("num_groups")),
+    "GroupNormalization": OpRow(  # scale and bias are a group's before opset 21
+        lambda view: group_norm(
+            view, view.positive("num_groups", 1), scale_a_group=view.opset < 21
+        ),
+        local_groups("num_groups"),
+    ),
     "InstanceNormalization": OpRow(pattern("n c s.., c, c -> n c s..", whole="s..", flops=CENTRED)),
     "LayerNormalization": OpRow(partial(_layer_norm, flops=CENTRED)),
     "LpNormalization": OpRow(lambda view: along(view, [view.int_attr("axis", -1)], flops=3)),
-    "MeanVarianceNormalization": OpRow(_mean_variance_norm),
+    "MeanVarianceNormalization": OpRow(
+        lambda view: along(view, view.ints("axes") or (0, 2, 3), flops=CENTRED)
+    ),
     "RMSNormalization": OpRow(partial(_layer_norm, flops=UNCENTRED)),
     "SimplifiedLayerNormalization": OpRow(partial(_layer_norm, flops=UNCENTRED)),
     "com.microsoft::SkipLayerNormalization": OpRow(partial(_skip_norm, flops=CENTRED)),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partitioner.ir.ops.local import same_node
+from partitioner.ir.ops.onnx.contraction import gemm_dims, setting
 from partitioner.ir.ops.rules.contraction import contraction, matmul_dims
 from partitioner.ir.ops.rules.dims import broadcast, compound, names
 from partitioner.ir.ops.signature import OpaqueError
-from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
+from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
 
 
@@ -62,27 +63,16 @@ def _by_row(view: OpView, index: int, **factors: int) -> list[str]:
     return [name if size != 1 else "1" for name, size in factors.items()]
 
 
-def _local_columns(view: OpView, local: LocalView) -> LocalOp:
-    """K and N are set to the device's own."""
-    return same_node(view, K=local.shapes[0][-1], N=local.out_shapes[0][-1])
-
-
 def _quantised_gemm(view: OpView) -> Rule:
     """QGemm: A, its scale and zero point, B, C, those of the result.
 
     B's scale and zero point are one, or one a column. A bias of quantised sums is added once; k is
     whole where the sum is rounded to a quantised result.
     """
-    left, right, result = matmul_dims(
-        view.shape(0),
-        view.shape(3),
-        view.out_shape,
-        transpose_a=bool(view.int_attr("transA", 0)),
-        transpose_b=bool(view.int_attr("transB", 0)),
-    )
+    left, right, result = gemm_dims(view, 3)
     bias = view.type(6)
     operands = [
-        *(left, None, None, right, _by_column(view, 4), _by_column(view, 5)),
+        *(left, None, None, right, setting(view, 4, [], "n"), setting(view, 5, [], "n")),
         None if bias is None else broadcast(bias.shape, result),
     ]
     return contraction(view, operands, result, rounded=view.type(8) is not None, addends={6})
@@ -95,33 +85,32 @@ def _integer_to_float(view: OpView) -> Rule:
         raise OpaqueError("a scale or zero point for each row of A")
     if any(kind is not None and kind.shape not in {(), (1,)} for kind in map(view.type, (2, 4))):
         raise OpaqueError("a scale or zero point for each row of A")
-    operands = [left, right, None, _by_column(view, 3), None, _by_column(view, 5), ["n"]]
+    operands = [
+        left,
+        right,
+        None,
+        setting(view, 3, [], "n"),
+        None,
+        setting(view, 5, [], "n"),
+        ["n"],
+    ]
     return contraction(view, operands, result, addends={6})
 
 
 def _dynamic(view: OpView) -> Rule:
     """DynamicQuantizeMatMul: A, B, its scale and zero point, bias; all of A makes A's scale."""
     left, right, result = matmul_dims(view.shape(0), view.shape(1), view.out_shape)
-    operands = [left, right, _by_column(view, 2), _by_column(view, 3), ["n"]]
+    operands = [left, right, setting(view, 2, [], "n"), setting(view, 3, [], "n"), ["n"]]
     factors = {name for dims in (left, right) for name in dims if name != "1"}
     return view.rule(operands, [result], whole=factors - {"n"}, flops=2)
-
-
-def _by_column(view: OpView, index: int) -> list[str] | None:
-    """Dims of a setting of B: one for all, or one a column."""
-    setting = view.type(index)
-    if setting is None:
-        return None
-    if setting.rank > 1:
-        raise OpaqueError(
-            f"operand {index} of shape {setting.shape} has a scale form without a rule"
-        )
-    return broadcast(setting.shape, ["n"])
 
 
 ROWS: Mapping[str, OpRow] = {
     "com.microsoft::DynamicQuantizeMatMul": OpRow(_dynamic),
     "com.microsoft::MatMulIntegerToFloat": OpRow(_integer_to_float),
-    "com.microsoft::MatMulNBits": OpRow(_packed_matmul, _local_columns),
+    "com.microsoft::MatMulNBits": OpRow(
+        _packed_matmul,
+        lambda view, local: same_node(view, K=local.shapes[0][-1], N=local.out_shapes[0][-1]),
+    ),
     "com.microsoft::QGemm": OpRow(_quantised_gemm),
 }

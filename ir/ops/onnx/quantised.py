@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from partitioner.ir.ops.rules.dims import broadcast, names
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
@@ -56,37 +57,21 @@ def _concat(view: OpView) -> Rule:
     return view.rule(operands, [dims], whole=whole, points=dims, flops=2)
 
 
-def _pool(view: OpView) -> Rule:
-    kernel = view.ints("kernel_shape") or ()
-    return _image(view, flops=float(math.prod(kernel)))
-
-
-def _global_pool(view: OpView) -> Rule:
-    return _image(view, flops=float(math.prod(_space(view))))
-
-
-def _nhwc_pool(view: OpView) -> Rule:
-    kernel = view.ints("kernel_shape") or ()
-    return _image(view, flops=float(math.prod(kernel)), last=True)
-
-
-def _image(view: OpView, flops: float, *, last: bool | None = None) -> Rule:
-    """Batch and channels are cut, space is whole; `flops` are those of an element of the result."""
+def _image(view: OpView, *, last: bool | None = None) -> Rule:
+    """Batch and channels are cut, space is whole; a FLOP a point of the window, or of all space."""
     last = bool(view.int_attr("channels_last", 0)) if last is None else last
-    space = view.rank() - 2
-    before, after = names("x", space), broadcast(_space(view, last, result=True), names("y", space))
+
+    def space(shape: Sequence[int]) -> tuple[int, ...]:
+        return tuple(shape[1:-1] if last else shape[2:])
+
+    kernel = view.ints("kernel_shape") or space(view.shape())
+    before = names("x", view.rank() - 2)
+    after = broadcast(space(view.out_shape), names("y", view.rank() - 2))
     data = ["n", *before, "c"] if last else ["n", "c", *before]
     result = ["n", *after, "c"] if last else ["n", "c", *after]
     whole = {*before, *(name for name in after if name != "1")}
     points = [name for name in result if name != "1"]
-    return _on_data(view, data, result, whole=whole, points=points, flops=flops)
-
-
-def _space(view: OpView, last: bool | None = None, *, result: bool = False) -> tuple[int, ...]:
-    """Sizes of the spatial dims."""
-    last = bool(view.int_attr("channels_last", 0)) if last is None else last
-    shape = view.out_shape if result else view.shape()
-    return shape[1:-1] if last else shape[2:]
+    return _on_data(view, data, result, whole=whole, points=points, flops=float(math.prod(kernel)))
 
 
 def _conv(view: OpView) -> Rule:
@@ -115,12 +100,12 @@ def _by_channel(view: OpView, index: int) -> Dims:
 
 
 ROWS: Mapping[str, OpRow] = {
-    "com.microsoft::NhwcMaxPool": OpRow(_nhwc_pool),
+    "com.microsoft::NhwcMaxPool": OpRow(partial(_image, last=True)),
     "com.microsoft::QLinearAdd": OpRow(lambda view: _elementwise(view, (0, 3), 6)),
-    "com.microsoft::QLinearAveragePool": OpRow(_pool),
+    "com.microsoft::QLinearAveragePool": OpRow(_image),
     "com.microsoft::QLinearConcat": OpRow(_concat),
     "com.microsoft::QLinearConv": OpRow(_conv),
-    "com.microsoft::QLinearGlobalAveragePool": OpRow(_global_pool),
+    "com.microsoft::QLinearGlobalAveragePool": OpRow(_image),
     "com.microsoft::QLinearLeakyRelu": OpRow(lambda view: _elementwise(view, (0,), 5)),
     "com.microsoft::QLinearMul": OpRow(lambda view: _elementwise(view, (0, 3), 6)),
     "com.microsoft::QLinearSigmoid": OpRow(lambda view: _elementwise(view, (0,), 8)),

@@ -102,31 +102,25 @@ def softmax_dims(view: OpView) -> tuple[int, ...]:
 
 
 def _softmax(view: OpView, flops: float) -> Rule:
-    """Softmax and its relatives."""
     return along(view, softmax_dims(view), flops=flops)
-
-
-def _cumulative(view: OpView) -> Rule:
-    """CumSum and CumProd: the dim is the second operand, a constant."""
-    return along(view, [int(view.constant(1).reshape(-1)[0])], flops=1)
-
-
-def _arg_reduce(view: OpView) -> Rule:
-    """ArgMax and ArgMin give indices in the whole dim."""
-    return reduce(view, [view.dim("axis", 0)], keep=bool(view.int_attr("keepdims", 1)))
-
-
-def _top_k(view: OpView) -> Rule:
-    dim = view.dim("axis", -1)
-    return top_k(view, dim, f"d{dim}")
 
 
 ROWS: Mapping[str, OpRow] = {
     **{op: OpRow(_reduce, _local_mean if op == "ReduceMean" else None) for op in REDUCTIONS},
-    **{op: OpRow(_arg_reduce) for op in ("ArgMax", "ArgMin")},
-    **{op: OpRow(_cumulative) for op in ("CumProd", "CumSum")},
+    **{
+        op: OpRow(  # indices in the whole dim
+            lambda view: reduce(
+                view, [view.dim("axis", 0)], keep=bool(view.int_attr("keepdims", 1))
+            )
+        )
+        for op in ("ArgMax", "ArgMin")
+    },
+    **{
+        op: OpRow(lambda view: along(view, [int(view.constant(1).reshape(-1)[0])], flops=1))
+        for op in ("CumProd", "CumSum")
+    },
     "Hardmax": OpRow(partial(_softmax, flops=2)),
     "LogSoftmax": OpRow(partial(_softmax, flops=TRANSCENDENTAL + 4)),
     "Softmax": OpRow(partial(_softmax, flops=TRANSCENDENTAL + 4)),
-    "TopK": OpRow(_top_k),
+    "TopK": OpRow(lambda view: top_k(view, dim := view.dim("axis", -1), f"d{dim}")),
 }

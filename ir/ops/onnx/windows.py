@@ -14,10 +14,11 @@ from functools import partial
 import numpy as np
 
 from partitioner.ir.errors import IRError
-from partitioner.ir.graph import Attr, Node
+from partitioner.ir.graph import Attr
 from partitioner.ir.layout import Interval
 from partitioner.ir.ops.local import same_node, with_constant
 from partitioner.ir.ops.onnx.reduction import weighted_mean
+from partitioner.ir.ops.pieces import part_of
 from partitioner.ir.ops.rules import sliding
 from partitioner.ir.ops.rules.convolution import ConvDims, conv
 from partitioner.ir.ops.rules.dims import names
@@ -32,8 +33,8 @@ TAPS = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
 
 SIZES = 3  #: Index of Resize's operand "sizes".
 
-#: First opsets in which Resize has its modes as attributes, and Slice its bounds as operands.
-RESIZE_MODES, SLICE_INPUT = 11, 10
+#: First opset in which Resize has its modes as attributes.
+RESIZE_MODES = 11
 
 
 def _conv_dims(view: OpView, weights: int = 1, *, transposed: bool = False) -> ConvDims:
@@ -93,10 +94,10 @@ def _back_slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
     ]
 
 
-def _conv(view: OpView) -> Rule:
-    dims = _conv_dims(view)
-    operands = [dims.data, dims.weights, dims.channel]
-    return conv(view, dims, operands, _slides(view, view.shape(1)[2:]), bias=2)
+def _conv(view: OpView, *, transposed: bool = False) -> Rule:
+    dims = _conv_dims(view, transposed=transposed)
+    slides = (_back_slides if transposed else _slides)(view, view.shape(1)[2:])
+    return conv(view, dims, [dims.data, dims.weights, dims.channel], slides, bias=2)
 
 
 def _fused_conv(view: OpView) -> Rule:
@@ -104,12 +105,6 @@ def _fused_conv(view: OpView) -> Rule:
     dims = _conv_dims(view)
     operands = [dims.data, dims.weights, dims.channel, dims.result][: len(view.types)]
     return conv(view, dims, operands, _slides(view, view.shape(1)[2:]), rounded=True)
-
-
-def _conv_transpose(view: OpView) -> Rule:
-    dims = _conv_dims(view, transposed=True)
-    operands = [dims.data, dims.weights, dims.channel]
-    return conv(view, dims, operands, _back_slides(view, view.shape(1)[2:]), bias=2)
 
 
 def _conv_integer(view: OpView) -> Rule:
@@ -129,7 +124,6 @@ def _qlinear_conv(view: OpView) -> Rule:
 
 
 def _local_conv(view: OpView, local: LocalView, weights: int = 1) -> LocalOp:
-    """The device's own groups; its pads."""
     attrs = _groups(local)
     if local.regions:
         attrs |= _local_pads(view, local, _slides(view, view.shape(weights)[2:]))
@@ -203,8 +197,7 @@ def _pool(view: OpView) -> Rule:
 
 
 def _local_pool(view: OpView, local: LocalView) -> LocalOp:
-    pads = _local_pads(view, local, _pool_slides(view)) if local.regions else {}
-    return same_node(view, **pads)
+    return same_node(view, **_local_pads(view, local, _pool_slides(view)) if local.regions else {})
 
 
 def _pool_slides(view: OpView) -> list[Slide]:
@@ -221,11 +214,6 @@ def _global_pool(view: OpView, how: str = "") -> Rule:
         whole=() if how else space,
         flops=1 if how else 2,
     )
-
-
-def _local_average(view: OpView, local: LocalView) -> LocalOp:
-    """Where space is cut, a device adds its part's average times its share of the positions."""
-    return weighted_mean(view, local, range(2, view.rank()), keepdims=1)
 
 
 def _regions(view: OpView) -> Rule:
@@ -316,20 +304,13 @@ def _local_resize(view: OpView, local: LocalView) -> LocalOp:
         return resized
     name = f"{view.node.name}.whole"
     node = replace(resized.nodes[0], name=name, outputs=(name,))
-    ends = {dim: start + local.out_shapes[0][dim] for dim, start in starts.items()}
-    bounds = {"starts": (*starts.values(),), "ends": (*ends.values(),), "axes": (*starts,)}
-    types = {name: view.out_type.with_shape(shape)}
-    if view.opset < SLICE_INPUT:
-        attrs: dict[str, Attr] = {**bounds}
-        slice_ = Node(view.node.name, "Slice", (name,), view.node.outputs, attrs)
-        return LocalOp((node, slice_), resized.constants, types)
-    lists = {f"{name}.{key}": np.array(numbers, np.int64) for key, numbers in bounds.items()}
-    slice_ = Node(view.node.name, "Slice", (name, *lists), view.node.outputs)
-    return LocalOp((node, slice_), {**resized.constants, **lists}, types)
+    cuts = {dim: (start, local.out_shapes[0][dim]) for dim, start in starts.items()}
+    whole = view.out_type.with_shape(shape)
+    part = part_of(view.graph, name, whole, cuts, view.node.name, view.node.outputs[0])
+    return LocalOp((node, *part.nodes), {**resized.constants, **part.constants}, {name: whole})
 
 
 def _sized(view: OpView, shape: Sequence[int]) -> LocalOp:
-    """The node with a result of a local shape."""
     sizes = view.type(SIZES)
     if view.node.op != "Resize" or sizes is None or sizes.numel == 0:
         return LocalOp((view.node,))
@@ -361,8 +342,11 @@ ROWS: Mapping[str, OpRow] = {
     **{op: OpRow(_resize, _local_resize) for op in ("Resize", "Upsample")},
     "Conv": OpRow(_conv, _local_conv),
     "ConvInteger": OpRow(_conv_integer, _local_conv),
-    "ConvTranspose": OpRow(_conv_transpose, _local_conv_transpose),
-    "GlobalAveragePool": OpRow(partial(_global_pool, how="sum"), _local_average),
+    "ConvTranspose": OpRow(partial(_conv, transposed=True), _local_conv_transpose),
+    "GlobalAveragePool": OpRow(
+        partial(_global_pool, how="sum"),
+        lambda view, local: weighted_mean(view, local, range(2, view.rank()), keepdims=1),
+    ),
     "GlobalLpPool": OpRow(_global_pool),
     "GlobalMaxPool": OpRow(partial(_global_pool, how="max")),
     "GridSample": OpRow(_grid_sample),

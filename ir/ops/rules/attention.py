@@ -33,31 +33,19 @@ def group_of(query_heads: int, kv_heads: int) -> int:
 
 @dataclass(frozen=True)
 class Attention:
-    """Sizes of an attention node.
+    """Sizes of an attention node."""
 
-    Attributes:
-        kv: Key-value heads, factor h.
-        group: Query heads a key-value head, factor r.
-        queries: Query rows, factor q.
-        channels: Of a query head, factor d.
-        keys: Keys of this call, factor k.
-        total: Keys with the past ones, factor t; those are factor p.
-        values: Channels of a value head, factor v.
-        ordered: Positions of the queries matter, and the kernel knows none: queries are whole.
-        masked: Name of the keys' dim in masks.
-        causal: The kernel leaves out keys that come after a query: of as many keys as queries, a
-            query meets half.
-    """
-
-    kv: int
-    group: int
-    queries: int
-    channels: int
-    keys: int
-    total: int
-    values: int
-    ordered: bool
-    masked: str = "m"
+    kv: int  #: Key-value heads, factor h.
+    group: int  #: Query heads a key-value head, factor r.
+    queries: int  #: Query rows, factor q.
+    channels: int  #: Of a query head, factor d.
+    keys: int  #: Keys of this call, factor k.
+    total: int  #: Keys with the past ones, factor t; those are factor p.
+    values: int  #: Channels of a value head, factor v.
+    ordered: bool  #: Positions of the queries matter, and the kernel knows none: queries are whole.
+    masked: str = "m"  #: Name of the keys' dim in masks.
+    #: The kernel leaves out keys that come after a query: of as many keys as queries, a query meets
+    #: half.
     causal: bool = False
 
     @property

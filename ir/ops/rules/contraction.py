@@ -22,13 +22,8 @@ def contraction(
     """Rule of a product of operands.
 
     Args:
-        signature: Signature of the node.
-        operands: Dims of the operands.
         result: Dims of the result; factors that are not among them are summed.
         rounded: The sum is rounded, or an activation follows: those factors are whole.
-        addends: See `Rule`.
-        sums: See `Options`.
-        flops: FLOPs an iteration.
     """
     summed = {name for dims in operands for name in dims or ()}.difference(result)
     return signature.rule(

@@ -15,35 +15,20 @@ from partitioner.ir.rule import Rule
 
 @dataclass(frozen=True)
 class ConvDims:
-    """Dims of a convolution's tensors.
+    """Dims of a convolution's tensors."""
 
-    Attributes:
-        data: ``n (g ci) s..``.
-        weights: ``(g co) ci k..``; ``(g ci) co k..`` of a transposed convolution.
-        channel: Dims of a bias, ``(g co)``.
-        result: ``n (g co) s..``. Where data and result differ in size, windows slide over one.
-        kernel: Factors of the window.
-        sizes: Sizes of the channel factors.
-        transposed: The convolution is transposed.
-    """
-
-    data: list[str]
-    weights: list[str]
-    channel: list[str]
+    data: list[str]  #: ``n (g ci) s..``.
+    weights: list[str]  #: ``(g co) ci k..``; ``(g ci) co k..`` of a transposed convolution.
+    channel: list[str]  #: Dims of a bias, ``(g co)``.
+    #: ``n (g co) s..``. Where data and result differ in size, windows slide over one.
     result: list[str]
-    kernel: list[str]
-    sizes: dict[str, int]
-    transposed: bool
+    kernel: list[str]  #: Factors of the window.
+    sizes: dict[str, int]  #: Sizes of the channel factors.
+    transposed: bool  #: The convolution is transposed.
 
     @classmethod
     def of(cls, weights: Shape, groups: int, *, transposed: bool = False) -> ConvDims:
-        """Dims for weights of a shape.
-
-        Args:
-            weights: Shape of the weights.
-            groups: Number of groups.
-            transposed: The convolution is transposed.
-        """
+        """Dims for weights of a shape."""
         first, second = weights[0] // groups, weights[1]
         kernel = names("k", len(weights) - 2)
         if transposed:
@@ -78,13 +63,9 @@ def conv(
     """Rule of a convolution; input channels are summed.
 
     Args:
-        signature: Signature of the node.
-        dims: Dims of the convolution's tensors.
         operands: Dims of the node's operands, of which the first is the data.
-        slides: Windows over the spatial dims.
         bias: Index of the operand that is a bias.
         rounded: The sum is rounded, so that input channels are whole.
-        linear: See `Rule`.
     """
     shapes = signature.shape(), signature.out_shape
     windows = sliding.windows(slides, *shapes, dims.data, transposed=dims.transposed)

@@ -12,7 +12,7 @@ stay where they were computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from partitioner.ir.loops.dispatch import Dispatch
 from partitioner.ir.ops.signature import Signature
@@ -31,7 +31,6 @@ def experts(
 
     Args:
         signature: The call, with biases ``e (u i), e h`` behind the weights if it is `biased`.
-        loads: Loads of the experts.
         biased: Whether there are biases; then columns are `whole`, too.
         whole: Whether each device has all columns of its experts.
     """
@@ -52,7 +51,6 @@ def experts(
 
 def experts_backward(
     signature: Signature,
-    sums: Iterable[int] = (),
     loads: Sequence[float] = (),
     *,
     biased: bool = False,
@@ -74,7 +72,7 @@ def experts_backward(
         addends={6 + len(biases)},
         points="t k e h i",
         flops=2 * (2 * gates["u"] + 2) / max(signature.shape(4)[0], 1),
-        sums=sums,
+        sums=[0],
         dispatch=_dispatch(signature, 1, 2, 8 if biased else 6, loads),
     )
 

@@ -43,11 +43,9 @@ def scatter_elements(
 
     Args:
         signature: Signature of data, index and, unless a number is written, source.
-        dim: The dim that is indexed.
         adds: Elements are added up, each device's to a partial result; otherwise each device
             writes all of them.
         cuts_written: A device may have a part of the indexed dim, and writes what lies in it.
-        sums: See `Options`.
 
     Raises:
         OpaqueError: The data or the index has no dims, or only a part of the source is written.

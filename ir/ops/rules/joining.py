@@ -82,10 +82,8 @@ def slices(
     A run of a dim is ``d`` of ``pre + d + post``; a dim that is sliced otherwise is whole.
 
     Args:
-        rank: Number of dims.
         runs: The runs that are taken, by sliced dim; None where the slice is no run.
         numbered: Names of factors end with the dim; otherwise only one dim may be sliced.
-        sums: See `Options`.
     """
     around, taken = names("d", rank), names("d", rank)
     sizes: dict[str, int] = {}

@@ -26,8 +26,6 @@ def group_norm(signature: Signature, groups: int, *, scale_a_group: bool = False
     """Data, scale, bias -> result, mean, inverse deviation; groups are cut.
 
     Args:
-        signature: Signature of the node.
-        groups: Number of groups.
         scale_a_group: Scale and bias have an element a group; otherwise one a channel.
     """
     channel, group, sizes = grouped(signature, groups)

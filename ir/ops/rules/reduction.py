@@ -27,7 +27,6 @@ def reduce(
         how: Reduction that combines partial results; "" if none does (a root or log of a sum).
         keep: Reduced dims stay, of size 1.
         flops: FLOPs an operand element.
-        sums: See `Options`.
     """
     dims, lost = names("d", signature.rank()), sorted(reduced)
     result = ["1" if i in lost else name for i, name in enumerate(dims) if keep or i not in lost]
@@ -52,11 +51,8 @@ def along(
     """Rule of an op along dims, such as a softmax: these are whole, and the result has all dims.
 
     Args:
-        signature: Signature of the node.
         whole: The dims, counted from either end.
         operands: Number of operands that have the result's dims.
-        flops: FLOPs an element.
-        sums: See `Options`.
     """
     dims = names("d", signature.rank())
     along_dims = {dims[i] for i in whole if dims}

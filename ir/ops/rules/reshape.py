@@ -18,17 +18,13 @@ Sized = tuple[tuple[int, int], ...]  #: (dim, what is left of its size), major f
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A factor of two shapes of the same elements.
+    """A factor of two shapes of the same elements."""
 
-    Attributes:
-        before: Dim of the old shape that it is a factor of; None if it crosses dims there.
-        after: Dim of the new shape that it is a factor of; None if it crosses dims there.
-        size: Size of the factor.
-    """
-
+    #: Dim of the old shape that it is a factor of; None if it crosses dims there.
     before: int | None
+    #: Dim of the new shape that it is a factor of; None if it crosses dims there.
     after: int | None
-    size: int
+    size: int  #: Size of the factor.
 
 
 def refine(before: Shape, after: Shape) -> tuple[Piece, ...]:

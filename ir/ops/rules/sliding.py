@@ -12,21 +12,14 @@ from partitioner.ir.ops.signature import OpaqueError, Shape
 
 @dataclass(frozen=True, slots=True)
 class Slide:
-    """The window over one spatial dim.
+    """The window over one spatial dim."""
 
-    Attributes:
-        kernel: Points of the window.
-        stride: Elements from one window to the next; of a transposed convolution, in the result.
-        dilation: Elements from one point of the window to the next.
-        before: Padding before the first element; cropping, of a transposed convolution.
-        after: The same after the last element.
-    """
-
-    kernel: int
+    kernel: int  #: Points of the window.
+    #: Elements from one window to the next; of a transposed convolution, in the result.
     stride: int = 1
-    dilation: int = 1
-    before: int = 0
-    after: int = 0
+    dilation: int = 1  #: Elements from one point of the window to the next.
+    before: int = 0  #: Padding before the first element; cropping, of a transposed convolution.
+    after: int = 0  #: The same after the last element.
 
     @property
     def extent(self) -> int:
@@ -85,15 +78,10 @@ class Slide:
 
 @dataclass(frozen=True, slots=True)
 class Zoom:
-    """Upsampling of one spatial dim by a whole number.
+    """Upsampling of one spatial dim by a whole number."""
 
-    Attributes:
-        factor: Elements of the result for each element of the data.
-        reach: Elements of the data before and after its own that a result's element reads.
-    """
-
-    factor: int
-    reach: int = 0
+    factor: int  #: Elements of the result for each element of the data.
+    reach: int = 0  #: Elements of the data before and after its own that a result's element reads.
 
     def window(self, size: int) -> Window:
         """The window over a dim of `size` elements, by positions of the result."""

@@ -37,7 +37,7 @@ from partitioner.foundations.files import (
     write_file,
 )
 from partitioner.foundations.no_gc import no_collection
-from partitioner.frontends.inputs import InputRange, drawn_inputs, input_ranges
+from partitioner.frontends.inputs import InputRange, drawn_inputs
 from partitioner.ir.errors import hints_keywords
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
@@ -123,13 +123,8 @@ class Model(ABC):
 
     @property
     @abstractmethod
-    def graph(self) -> Graph:
-        """The traced graph."""
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The model's name, for people and file names."""
+    def described(self) -> GraphFile:
+        """The model as it is looked at without its weights."""
 
     @property
     @abstractmethod
@@ -137,14 +132,24 @@ class Model(ABC):
         """The model's file, which nothing may overwrite; None for a model without one."""
 
     @property
-    @abstractmethod
+    def graph(self) -> Graph:
+        """The graph that is planned."""
+        return self.described.graph
+
+    @property
+    def name(self) -> str:
+        """The model's name, for people and file names."""
+        return self.described.name
+
+    @property
     def delivered(self) -> frozenset[str]:
         """Values of the graph that every rank delivers whole."""
+        return self.described.delivered
 
     @property
     def ranges(self) -> Mapping[str, InputRange]:
         """The values that each input of a request may hold, by name."""
-        return input_ranges(self.graph)
+        return self.described.ranges
 
     @property
     def input_types(self) -> Mapping[str, TensorType]:
@@ -381,8 +386,7 @@ class Compiled(Planned):
                 json.dumps(summary, indent=1, allow_nan=False) + "\n"
             )
             self.model.write_request(folder, target)
-            model = self.model
-            GraphFile(model.name, model.graph, model.delivered, model.ranges).write(folder)
+            self.model.described.write(folder)
             if self.measured is not None:
                 (folder / FILE).write_text(self.measured.to_json(), encoding="utf-8")
             timeline = simulate(self.schedule)

@@ -6,18 +6,19 @@ This module loads neither front end nor solver.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from partitioner.foundations.files import ResultError, read_text
+from partitioner.foundations.json_types import fits
 from partitioner.frontends.torch.options import AtRest
 from partitioner.ir.nodes.loads import Loads
 from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, PlanError, trial_of
+from partitioner.report.schema import Alone, Space
 
 SOURCE_VERSION = 1
 #: Name of the file of a module's example inputs, by name of the graph's inputs.
@@ -173,9 +174,9 @@ def load_summary(folder: Path) -> dict[str, Any]:
     data = read_object(folder, "summary.json")
     _check_fields(folder, "summary.json", data, _SUMMARY)
     if "trials" in data:
-        _check_fields(folder, "summary.json", data, {"trials": _list_of(_is_trial)})
+        _check_fields(folder, "summary.json", data, {"trials": _are_trials})
     if "spaces" in data:  # folders of earlier versions have none
-        _check_fields(folder, "summary.json", data, {"spaces": _list_of(_is_space)})
+        _check_fields(folder, "summary.json", data, {"spaces": list[Space]})
     return data
 
 
@@ -206,16 +207,13 @@ def read_object(folder: Path, name: str) -> dict[str, Any]:
     return data
 
 
-Check = Callable[[Any], bool]
-
-
 def _check_fields(
-    folder: Path, name: str, data: Mapping[str, Any], fields: Mapping[str, Check]
+    folder: Path, name: str, data: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> None:
-    for key, is_valid in fields.items():
+    for key, kind in fields.items():
         if key not in data:
             raise ResultError(f"{folder}: {name} has no {key}")
-        if not is_valid(data[key]):
+        if not fits(data[key], kind):
             raise ResultError(f"{folder}: {name} has {key} = {_shown(data[key])}")
 
 
@@ -224,32 +222,15 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:80] + "..."
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _is_figure(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= _MOST
-
-
-def _is_rate(value: Any) -> bool:
-    return value is None or _is_figure(value)
-
-
-def _is_trial(value: Any) -> bool:
+def _are_trials(value: Any) -> bool:
     try:
-        trial_of(value)
+        return isinstance(value, list) and all(map(trial_of, value))
     except (KeyError, TypeError, ValueError):
         return False
-    return True
 
 
-def _are_ranges(value: Any) -> bool:
-    return _list_of(_is_size)(value) and len(value) % 2 == 0
+def _are_all_ranges(value: Any) -> bool:
+    return fits(value, dict[str, list[int]]) and all(len(ends) % 2 == 0 for ends in value.values())
 
 
 def _are_loads(value: Any) -> bool:
@@ -257,113 +238,43 @@ def _are_loads(value: Any) -> bool:
     if not isinstance(value, list) or len(value) != 2:
         return False
     pattern, numbers = value
-    return _is_text(pattern) and _list_of(_is_figure)(numbers) and any(numbers)
+    return fits(pattern, str) and fits(numbers, list[float]) and any(numbers)
 
 
-def _list_of(is_valid: Check) -> Check:
-    return lambda value: isinstance(value, list) and all(map(is_valid, value))
-
-
-def _table_of(is_valid: Check) -> Check:
-    return lambda value: isinstance(value, dict) and all(map(is_valid, value.values()))
-
-
-def _one_of(*texts: str) -> Check:
-    return lambda value: _is_text(value) and value in texts
-
-
-def _is_space(value: object) -> bool:
-    """Test for a searched space with the figures of its best plan."""
-    return (
-        isinstance(value, dict)
-        and set(value) - {"changes"} == {"space", "fits", *_SPACE_SIZES, *_SPACE_FIGURES}
-        and ("changes" not in value or _are_changes(value["changes"]))
-        and _is_text(value["space"])
-        and type(value["fits"]) is bool
-        and all(_is_size(value[name]) for name in _SPACE_SIZES)
-        and all(_is_figure(value[name]) for name in _SPACE_FIGURES)
-    )
-
-
-def _are_changes(value: object) -> bool:
-    """Test for a stored comparison of two plans (`schema.Changes`)."""
-    return (
-        isinstance(value, dict)
-        and set(value) == {"verdict", "figures", "moved", "moved_count", "same", "traffic"}
-        and _is_text(value["verdict"])
-        and _is_size(value["moved_count"])
-        and _is_size(value["same"])
-        and _list_of(_has(_FIGURE))(value["figures"])
-        and _list_of(_has(_MOVED))(value["moved"])
-        and _list_of(_has(_TRAFFIC))(value["traffic"])
-    )
-
-
-def _has(fields: Mapping[str, Check]) -> Check:
-    return lambda value: (
-        isinstance(value, dict)
-        and set(value) == set(fields)
-        and all(check(value[name]) for name, check in fields.items())
-    )
-
-
-_FIGURE: Mapping[str, Check] = {
-    "name": _is_text,
-    "unit": _one_of("s", "bytes", "share", "per_s", "count", "times"),
-    "before": _is_rate,
-    "after": _is_rate,
-    "better": _one_of("less", "more", ""),
+_REQUEST: Mapping[str, Any] = {
+    "model": str,
+    "graph_digest": str,
+    "dims": dict[str, int],
+    "shapes": dict[str, list[int]],
 }
-_MOVED: Mapping[str, Check] = {
-    **dict.fromkeys(("name", "op", "before", "after"), _is_text),
-    **dict.fromkeys(("seconds_before", "seconds_after"), _is_figure),
+_MODULE: Mapping[str, Any] = {
+    **dict.fromkeys(("file", "factory", "graph_digest", "call", "optimizer"), str),
+    "training": bool,
+    "at_rest": AtRest,
+    "loads": lambda value: isinstance(value, list) and all(map(_are_loads, value)),
 }
-_TRAFFIC: Mapping[str, Check] = {
-    "kind": _is_text,
-    **dict.fromkeys(("count_before", "count_after", "bytes_before", "bytes_after"), _is_size),
-}
-_SPACE_SIZES, _SPACE_FIGURES = ("devices_used", "busiest"), ("cost", "compute_s", "comm_s")
-#: The largest figure: JSON's numbers have no limit, floats do.
-_MOST = math.nextafter(math.inf, 0.0)
-_REQUEST: Mapping[str, Check] = {
-    "model": _is_text,
-    "graph_digest": _is_text,
-    "dims": _table_of(_is_size),
-    "shapes": _table_of(_list_of(_is_size)),
-}
-_MODULE: Mapping[str, Check] = {
-    **dict.fromkeys(("file", "factory", "graph_digest", "call", "optimizer"), _is_text),
-    "training": lambda value: type(value) is bool,
-    "at_rest": _one_of("", "zero1", "zero2", "zero3"),
-    "loads": _list_of(_are_loads),
-}
-_ONE_DEVICE: Mapping[str, Check] = {
-    **dict.fromkeys(("device", "held_bytes", "limit_bytes", "copies"), _is_size),
-    **dict.fromkeys(("step_s", "latency_s"), _is_figure),
-    "copies_per_s": _is_rate,
-}
-_SUMMARY: Mapping[str, Check] = {
-    "objective": _one_of(*OBJECTIVES),
-    "status": _one_of(*STATUSES),
-    **dict.fromkeys(("strategy", "searched", "solver", "folded"), _is_text),
-    "seed": _is_size,
-    "seconds": _table_of(_is_figure),
-    **dict.fromkeys(("cost", "bound", "gap", "sharded_flops_share"), _is_figure),
-    "kept_whole": _table_of(_is_size),
-    "kept_whole_flops_share": _is_figure,
-    "one_device": _has(_ONE_DEVICE),
-    "latency_s": _is_figure,
-    **dict.fromkeys(("throughput_per_s", "speedup", "gain"), _is_rate),
-    **dict.fromkeys(("devices", "devices_used"), _is_size),
-    **dict.fromkeys(("nodes", "cut_nodes", "replicated_nodes"), _is_size),
-    **dict.fromkeys(("cut_over", "replicated_on"), _list_of(_is_text)),
-    "pinned": lambda value: type(value) is bool,
-    "bound_by": _table_of(_are_ranges),
-    "cost_sources": _table_of(_is_figure),
-    "cost_error": _is_figure,
-    "load_s": _list_of(_is_figure),
-    "peak_bytes": _list_of(_is_size),
-    "not_searched": _table_of(_is_text),
-    "notes": _list_of(_is_text),
-    "fewer_devices": lambda value: value is None or _table_of(_is_figure)(value),
+_SUMMARY: Mapping[str, Any] = {
+    "objective": lambda value: value in OBJECTIVES,
+    "status": lambda value: value in STATUSES,
+    **dict.fromkeys(("strategy", "searched", "solver", "folded"), str),
+    "seed": int,
+    "seconds": dict[str, float],
+    **dict.fromkeys(("cost", "bound", "gap", "sharded_flops_share"), float),
+    "kept_whole": dict[str, int],
+    "kept_whole_flops_share": float,
+    "one_device": Alone,
+    "latency_s": float,
+    **dict.fromkeys(("throughput_per_s", "speedup", "gain"), float | None),
+    **dict.fromkeys(("devices", "devices_used"), int),
+    **dict.fromkeys(("nodes", "cut_nodes", "replicated_nodes"), int),
+    **dict.fromkeys(("cut_over", "replicated_on"), list[str]),
+    "pinned": bool,
+    "bound_by": _are_all_ranges,
+    "cost_sources": dict[str, float],
+    "cost_error": float,
+    "load_s": list[float],
+    "peak_bytes": list[int],
+    "not_searched": dict[str, str],
+    "notes": list[str],
+    "fewer_devices": dict[str, float] | None,
 }

@@ -21,14 +21,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class GraphFile:
-    """The contents of `graph.json`.
-
-    Attributes:
-        name: The model's name.
-        graph: The graph of the plan; contents of weights are left out.
-        delivered: See `Model.delivered`.
-        ranges: See `Model.ranges`.
-    """
+    """The contents of `graph.json`, see `Model`; contents of weights are left out."""
 
     name: str
     graph: Graph

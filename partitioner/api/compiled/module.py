@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from partitioner.api.compiled.base import Compiled, Model, ProfiledRun
 from partitioner.api.compiled.folder import ModuleRequest, load_plan
+from partitioner.api.compiled.graph_file import GraphFile
 from partitioner.api.compiled.module_ranks import ModuleRanks, rest_of
 from partitioner.api.compiled.rank_files import ModuleFiles
 from partitioner.api.verify.module import check_contents, has_no_contents, random_arguments
@@ -26,11 +27,11 @@ from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH
 from partitioner.backends.torch.graphs.signature import Signature
 from partitioner.backends.torch.running.all_ranks import Step
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.frontends.inputs import input_ranges
 from partitioner.frontends.torch.building.graph import ModuleGraph
 from partitioner.frontends.torch.source import ModuleSource
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.errors import OptionError, hints_keywords
-from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
@@ -49,7 +50,6 @@ class ModuleModel(Model):
     """A PyTorch module.
 
     Attributes:
-        module: The module and its trace.
         source: The file or factory that the module came from, if any.
     """
 
@@ -58,25 +58,17 @@ class ModuleModel(Model):
     files = ModuleFiles
     delivers_all = True
 
-    @property
-    def graph(self) -> Graph:
-        """The traced graph: the forward pass and, in training, the backward pass."""
-        return self.module.graph
-
-    @property
-    def name(self) -> str:
-        """The name of the module's file or factory, or its class."""
-        return self.source.name or self.graph.name
+    @cached_property
+    def described(self) -> GraphFile:
+        """See `Model.described`; every rank returns the module's results whole."""
+        graph = self.module.graph
+        results = frozenset(value for value in self.module.traced.results if value)
+        return GraphFile(self.source.name or graph.name, graph, results, input_ranges(graph))
 
     @property
     def path(self) -> Path | None:
         """The exported program's file, if the module came from one."""
         return self.source.file
-
-    @property
-    def delivered(self) -> frozenset[str]:
-        """The module's results: every rank returns them whole."""
-        return frozenset(value for value in self.module.traced.results if value)
 
     def example_inputs(self) -> dict[str, np.ndarray]:
         """See `Model.example_inputs`; none of a plan that runs with the module's values."""
@@ -256,8 +248,12 @@ class ModuleProgram(Compiled):
             VerificationError: The module's weights are fake, or the example inputs from which
                 arguments are drawn.
         """
+        from partitioner.backends.torch.local import check_gpus, run_steps
+
         where = self.measuring_device if device is None else device
-        _check_device(where, len(self.cluster))
+        if where not in ("cpu", "cuda"):
+            raise OptionError(f"device is {where!r}; it must be 'cpu' or 'cuda'")
+        check_gpus(where, len(self.cluster))
         self.ranks.check_even()
         check_contents(self.model.module)
         if not args and not kwargs:
@@ -265,7 +261,8 @@ class ModuleProgram(Compiled):
         inputs = self.signature.feed(args, kwargs, seed)
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             self.ranks.write(Path(name))
-            logs = self.ranks.record(Path(name), inputs, steps, where)
+            files = replace(self.ranks.step_files(Path(name), inputs), device=where)
+            logs = run_steps(files, 0, recorded=steps).logs
         measured = Measured.of(self.plan.digest, logs)
         return ProfiledRun(replace(self, measured=measured), measured)
 
@@ -320,8 +317,14 @@ class ModuleProgram(Compiled):
         program = self if plan is self.plan else self.over(module, plan)
         variants = Variants(program, source)
         whole = program.on_ranks(source)
+        if device is not None:
+            own = torch.device(device)
+        elif torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
+            own = torch.device("cuda", torch.cuda.current_device())
+        else:
+            own = torch.device("cpu")
         rank_module = RankModule(
-            whole, source, _device(device), inputs, seed, check_inputs, variants, agreement
+            whole, source, own, inputs, seed, check_inputs, variants, agreement
         )
         tensors = self.traced.captured.tensors
         parameters = {name: x for name, x in tensors.items() if isinstance(x, nn.Parameter)}
@@ -377,20 +380,3 @@ class ModuleProgram(Compiled):
         from partitioner.api.compiled.module_state import stored_of
 
         return stored_of(self.model.module)
-
-
-def _check_device(device: str, ranks: int) -> None:
-    from partitioner.backends.torch.local import check_gpus
-
-    if device not in ("cpu", "cuda"):
-        raise OptionError(f"device is {device!r}; it must be 'cpu' or 'cuda'")
-    check_gpus(device, ranks)
-
-
-def _device(device: torch.device | str | None) -> torch.device:
-    """The rank's device; by default its GPU under NCCL, else the CPU."""
-    if device is not None:
-        return torch.device(device)
-    if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

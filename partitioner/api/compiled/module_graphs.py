@@ -34,9 +34,6 @@ class ModuleGraphs:
     """See `ModelGraphs`: each number of micro-batches is a trace of its own, and once.
 
     Attributes:
-        opened: The module as the user gave it.
-        cluster: The devices.
-        request: The request.
         clock: Times the traces.
     """
 
@@ -190,7 +187,6 @@ class ModuleGraphs:
             return self._part(count)
 
     def _trace_of(self, plan: Plan) -> TracedModule:
-        """The trace with the graph of a plan."""
         if plan.blocks:
             return self.traced.on(block_graph(self.traced.traced.uncut, plan.blocks))
         if plan.pipeline is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,7 +18,6 @@ from partitioner.api.verify.compare import Verification, check_memory
 from partitioner.api.verify.module import check_contents, random_arguments, verify_module
 from partitioner.backends.errors import BackendError
 from partitioner.backends.launch import LocalRun
-from partitioner.backends.observed import RankLog
 from partitioner.backends.optimization import Optimization
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH
@@ -72,8 +70,6 @@ class ModuleRanks(Ranks):
     """The ranks of a module: a graph each for every phase.
 
     Attributes:
-        module: The module and its trace.
-        programs: The programs of the ranks.
         plan: The plan of the programs; None if the ranks were read from files.
         read_from: Folder of the files that were read; None if the ranks were emitted.
         rest: The last micro-batch of a step, if it is smaller.
@@ -93,12 +89,9 @@ class ModuleRanks(Ranks):
         They hold constant weights as they are: made again where one was written to.
         """
         versions = self.module.constant_versions()
-        if versions not in self._made:
-            self._made.clear()
-            self._made[versions] = self._all_ranks()
-        return self._made[versions]
-
-    def _all_ranks(self) -> AllRanks:
+        if versions in self._made:
+            return self._made[versions]
+        self._made.clear()
         traced, signature = self.module.traced, self.module.signature
         written = {value: traced.stored[name] for name, value in traced.written.items()}
         emitted = AllRanks(
@@ -110,7 +103,10 @@ class ModuleRanks(Ranks):
             written,
             rest=self.rest,
         )
-        return emitted if self.read_from is None else emitted.with_files(self.read_from)
+        if self.read_from is not None:
+            emitted = emitted.with_files(self.read_from)
+        self._made[versions] = emitted
+        return emitted
 
     def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
         """The step of one call of the module on all ranks, in training with its backward pass.
@@ -156,7 +152,8 @@ class ModuleRanks(Ranks):
         check_contents(self.module)
         check_memory(self.module.graph)
         given = None if inputs is None else self._call(inputs)
-        return verify_module(self.module, self.all_ranks, seed, given)
+        with self.module.traced.captured.autocast.region():
+            return verify_module(self.module, self.all_ranks, seed, given)
 
     def at(self, optimization: Optimization) -> NoReturn:
         """See `Ranks.at`."""
@@ -206,7 +203,6 @@ class ModuleRanks(Ranks):
         """Run the files that `write` left in a folder, one process of this machine a rank.
 
         Args:
-            folder: The folder.
             inputs: Whole arguments of the module by name; None draws valid random ones.
             requests: Number of requests or, in training, of steps; one more goes before them.
             seed: Seed of the drawn inputs and of dropout.
@@ -239,48 +235,39 @@ class ModuleRanks(Ranks):
             return run_module_files(folder, arrays, requests, steps=recorded, device=device)
         files = replace(self.step_files(folder, fed), device=device)
         run = run_steps(files, requests, recorded=recorded)
-        results = self.all_ranks.micro.whole(run.results)
+        results = self.all_ranks.micro.whole(run.results[0])
         types = self.programs.outputs
         arrays = {name: to_numpy(value, types[name].dtype) for name, value in results.items()}
         return LocalRun(arrays, run.seconds, run.logs)
 
-    def record(
-        self, folder: Path, inputs: Mapping[str, torch.Tensor], steps: int, device: str
-    ) -> tuple[RankLog, ...]:
-        """Record steps of the ranks from their files, in training with the optimizer's.
-
-        Args:
-            device: Type of the device that each rank runs on, "cpu" or "cuda".
-
-        Raises:
-            BackendError: A rank failed.
-        """
-        from partitioner.backends.torch.local import run_steps
-
-        files = replace(self.step_files(folder, inputs), device=device)
-        return run_steps(files, 0, recorded=steps).logs
-
     def step_files(self, folder: Path, inputs: Mapping[str, torch.Tensor]) -> StepFiles:
         """The files in a folder with what they need for a step with these whole inputs."""
         from partitioner.backends.torch.agreeing.groups import group_ranks
-        from partitioner.backends.torch.local import StepFiles
-        from partitioner.backends.torch.measuring.recorder import described
+        from partitioner.backends.torch.local import RankSteps, StepFiles
         from partitioner.backends.torch.running.phase_steps import links_of
 
-        options, all_ranks = self.module.options, self.all_ranks
-        stored = self.module.stored_values()
+        all_ranks, optimizer = self.all_ranks, self.module.options.optimizer
+        starts = all_ranks.start(inputs, self.module.stored_values())
         shown = set(filter(None, self.module.signature.results))
-        outputs = self.programs.ranks[0].outputs
+        outputs = self.programs.ranks[0].outputs  # rank 0 has them whole
         programs = [self.programs, *([] if self.rest is None else [self.rest.programs])]
+        ranks = [
+            RankSteps(
+                phases,
+                all_ranks.runs(rank),
+                starts[rank],
+                {} if rank else {o.whole: o.value for o in outputs if o.whole in shown},
+                self._updates(rank),
+                all_ranks.last_ranks[rank] if self.rest is not None else None,
+            )
+            for rank, phases in enumerate(all_ranks.ranks)
+        ]
         return StepFiles(
             folder,
-            all_ranks.start(inputs, stored),
-            {output.whole: output.value for output in outputs if output.whole in shown},
-            [described(of, all_ranks.runs(of.rank)) for of in all_ranks.ranks],
-            [described(of, (), last=True) for of in all_ranks.last_ranks],
+            ranks,
             sorted({link for one in programs for link in links_of(one)}),
-            sorted({ranks for one in programs for ranks in group_ranks(one)}),
-            *((options.optimizer, self.updates) if options.training else ()),
+            sorted({group for one in programs for group in group_ranks(one)}),
+            optimizer if self.module.options.training else "",
         )
 
     def check_even(self) -> None:
@@ -297,23 +284,13 @@ class ModuleRanks(Ranks):
                 "with those of whole ones: give micro_batches that divide the batch"
             )
 
-    @property
-    def updates(self) -> list[list[Update]]:
-        """The parameters that each rank's optimizer writes to; none for inference."""
-        return [self._updates(rank) for rank in range(len(self.programs.ranks))]
-
-    @cached_property
-    def _stores_parts(self) -> bool:
-        """Tell whether some rank has only a part of a trained parameter: all are DTensors then."""
-        homes, traced = self.programs.homes, self.module.traced
-        return any(homes[traced.stored[n]].placement.sharding.axes for n in traced.gradients)
-
     def _updates(self, rank: int) -> list[Update]:
         from partitioner.backends.torch.measuring.recording import Update
         from partitioner.backends.torch.state.shards import region_within
 
-        traced, is_cut = self.module.traced, self._stores_parts
-        homes, graph = self.programs.homes, self.module.graph
+        traced, homes, graph = self.module.traced, self.programs.homes, self.module.graph
+        own = [homes[traced.stored[name]].placement.sharding for name in traced.gradients]
+        is_cut = any(sharding.axes for sharding in own)  # all are DTensors then
         results = {output.whole: output.value for output in self.programs.ranks[rank].outputs}
         updates = []
         for name, gradient in traced.gradients.items():

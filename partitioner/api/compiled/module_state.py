@@ -8,12 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import nn
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.state.initialise import Init, Initialiser, without_contents
 from partitioner.backends.torch.state.own_state import OwnState
-from partitioner.backends.torch.state.parts_reset import PLAIN
 from partitioner.backends.torch.state.whole import Stored, Submodule
 from partitioner.frontends.torch.building.calls import constant_loader
 from partitioner.frontends.torch.building.graph import ModuleGraph
@@ -22,6 +22,9 @@ from partitioner.ir.graph import Graph
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.running.filling import Source
+
+#: Types of plain values.
+_PLAIN = int, float, complex, str, tuple, torch.dtype, type(None)
 
 
 def stored_of(module: TracedModule) -> tuple[Stored, ...]:
@@ -121,4 +124,4 @@ def _plain_values(part: nn.Module, settings: Mapping[str, object]) -> dict[str, 
         value = vars(part).get(name)
         if isinstance(value, tuple) and all(isinstance(one, int | float | str) for one in value):
             values[name] = value
-    return {name: value for name, value in values.items() if isinstance(value, PLAIN)}
+    return {name: value for name, value in values.items() if isinstance(value, _PLAIN)}

@@ -26,9 +26,6 @@ class OnnxGraphs:
     """See `ModelGraphs`: micro-batches are cut from the graph, and are proven to compute the same.
 
     Attributes:
-        opened: The model as the user gave it.
-        cluster: The devices.
-        request: The request.
         clock: Times what is read and made.
     """
 
@@ -116,7 +113,6 @@ class OnnxGraphs:
         return Compiled.of(model, self.cluster, outcome.plan, figures, summary, seconds)
 
     def _model_of(self, plan: Plan, graph: Graph) -> OnnxModel:
-        """The model with the graph of a plan."""
         if plan.micro_batches is not None:
             return self._part(plan.micro_batches).of_form(graph.digest)
         return self.model.in_blocks(plan.blocks).of_form(graph.digest)

@@ -16,12 +16,13 @@ import numpy as np
 
 from partitioner.api.compiled.base import Model, Ranks, origin
 from partitioner.api.compiled.folder import OnnxRequest
+from partitioner.api.compiled.graph_file import GraphFile
 from partitioner.api.compiled.rank_files import OnnxFiles
 from partitioner.api.verify.compare import Verification
 from partitioner.api.verify.onnx_model import verify
 from partitioner.backends.errors import BackendError
 from partitioner.backends.optimization import DEFAULT, OPTIMIZATIONS, Optimization
-from partitioner.frontends.inputs import InputRange, input_ranges, random_inputs
+from partitioner.frontends.inputs import input_ranges
 from partitioner.frontends.onnx.load import Traced
 from partitioner.frontends.onnx.rewriting.fold import draws
 from partitioner.ir.checks import is_a
@@ -48,7 +49,6 @@ class OnnxModel(Model):
     """An ONNX model.
 
     Attributes:
-        traced: Its graph, and the whole model.
         file: Its path, absolute; None for a model in memory, which is saved with the plan.
         proto: The model in memory; None if it has a file.
         dims: Sizes of symbolic dims, by symbol.
@@ -112,27 +112,17 @@ class OnnxModel(Model):
         """
         return replace(self, cut=block_graph(self.traced.graph, blocks)) if blocks else self
 
-    @property
-    def graph(self) -> Graph:
-        """The graph that is planned: the traced one, that of a micro-batch or of all blocks."""
-        if self.cut is not None:
-            return self.cut
-        return self.traced.graph if self.part is None else self.part.graph
-
-    @property
-    def name(self) -> str:
-        """The file's name without its suffix, or the graph's if there is no file."""
-        return self.file.stem if self.file is not None else self.graph.name
+    @cached_property
+    def described(self) -> GraphFile:
+        """See `Model.described`; ranks deliver their parts, and inputs are of the whole batch."""
+        graph = self.cut or (self.traced.graph if self.part is None else self.part.graph)
+        name = graph.name if self.file is None else self.file.stem
+        return GraphFile(name, graph, frozenset(), input_ranges(self.traced.graph))
 
     @property
     def path(self) -> Path | None:
         """The model's file; None for a model in memory."""
         return self.file
-
-    @property
-    def delivered(self) -> frozenset[str]:
-        """Deliver no values: each rank delivers its part of the outputs."""
-        return frozenset()
 
     def write_request(self, folder: Path, final: Path) -> None:
         """Write `request.json`, and the model beside it if it has no file."""
@@ -149,16 +139,11 @@ class OnnxModel(Model):
 
     def emit(self, programs: Programs, plan: Plan) -> OnnxRanks:
         """See `Model.emit`; the files are written on first use."""
-        return OnnxRanks(self.traced, self.part, programs, plan=plan, cut=self.cut)
+        return OnnxRanks(self, programs, plan)
 
     def read(self, programs: Programs, folder: Path) -> OnnxRanks:
         """See `Model.read`."""
-        return OnnxRanks(self.traced, self.part, programs, read_from=folder, cut=self.cut)
-
-    @property
-    def ranges(self) -> Mapping[str, InputRange]:
-        """See `Model.ranges`: of the whole batch."""
-        return input_ranges(self.traced.graph)
+        return OnnxRanks(self, programs, read_from=folder)
 
     @property
     def input_types(self) -> Mapping[str, TensorType]:
@@ -174,21 +159,15 @@ class OnnxRanks(Ranks):
     of the folder has changed since. Calls of several threads run one after the other.
 
     Attributes:
-        traced: The whole model.
-        part: The part of a request that the programs run, if it is in micro-batches.
-        programs: The programs of the ranks.
         plan: The plan of the programs; None if the ranks were read from files.
         read_from: Folder of the files that were read; None if the ranks were emitted.
-        cut: The graph of the programs, if it runs in blocks.
         optimization: Level of ONNX Runtime's optimizations.
     """
 
-    traced: Traced
-    part: MicroBatch | None
+    model: OnnxModel
     programs: Programs
     plan: Plan | None = None
     read_from: Path | None = None
-    cut: Graph | None = None
     optimization: Optimization = DEFAULT
     _open: dict[_State, Simulator] = field(default_factory=dict, repr=False)  # at most one
     _at: dict[str, OnnxRanks] = field(default_factory=dict, repr=False)
@@ -197,8 +176,8 @@ class OnnxRanks(Ranks):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies, pickled ones too, open sessions of their own."""
-        fields = (self.traced, self.part, self.programs, self.plan, self.read_from, self.cut)
-        return type(self), (*fields, self.optimization)
+        fields = self.model, self.programs, self.plan, self.read_from, self.optimization
+        return type(self), fields
 
     def at(self, optimization: Optimization) -> OnnxRanks:
         """See `Ranks.at`; the files are the same."""
@@ -209,8 +188,9 @@ class OnnxRanks(Ranks):
         if optimization == self.optimization:
             return self
         if optimization not in self._at:
-            known = (self.traced, self.part, self.programs, self.plan, self.folder, self.cut)
-            self._at[optimization] = OnnxRanks(*known, optimization)
+            self._at[optimization] = OnnxRanks(
+                self.model, self.programs, self.plan, self.folder, optimization
+            )
         return self._at[optimization]
 
     @cached_property
@@ -225,13 +205,13 @@ class OnnxRanks(Ranks):
 
     def _emit(self, folder: Path) -> None:
         from partitioner.backends.onnx.files.emit import emit
-        from partitioner.backends.onnx.files.loadable import check_loadable
+        from partitioner.backends.onnx.sessions.loadable import check_loadable
 
         assert self.plan is not None
-        graph = self.cut or (self.traced.graph if self.part is None else self.part.graph)
-        parts = None if self.part is None else self.part.parts
+        graph, part = self.model.graph, self.model.part
+        parts = None if part is None else part.parts
         emit(self.programs, graph, folder, origin(self.plan, graph), parts)
-        check_loadable(folder, len(self.programs.ranks), self.traced.whole)
+        check_loadable(folder, len(self.programs.ranks), self.model.traced.whole)
 
     def write(self, folder: Path) -> None:
         """See `Ranks.write`; files that were emitted before are copied."""
@@ -245,12 +225,12 @@ class OnnxRanks(Ranks):
         """See `Ranks.run_seconds`."""
         from partitioner.backends.onnx.local import run_local
 
-        return run_local(folder, random_inputs(self.traced.graph, seed=0), count).seconds
+        return run_local(folder, self.model.random_inputs(seed=0), count).seconds
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See `Ranks.run`."""
         if not is_a(inputs, Mapping):
-            names = ", ".join(map(repr, self.traced.graph.inputs))
+            names = ", ".join(map(repr, self.model.traced.graph.inputs))
             raise BackendError(f"inputs is {typed(inputs)}, not a dict of arrays by name ({names})")
         with self._lock:
             return dict(self._simulator().run([dict(inputs)])[0].outputs)
@@ -259,7 +239,8 @@ class OnnxRanks(Ranks):
         """All ranks with their sessions open, as the files are now."""
         from partitioner.backends.onnx.running.simulator import Simulator
 
-        state = _state(self.folder)
+        found = ((path.name, path.stat()) for path in sorted(self.folder.iterdir()))
+        state = tuple((name, of.st_ino, of.st_size, of.st_mtime_ns) for name, of in found)
         if state not in self._open:
             self._open.clear()
             self._open[state] = Simulator(self.folder, optimization=self.optimization)
@@ -278,18 +259,7 @@ class OnnxRanks(Ranks):
 
     def verify(self, seed: int, inputs: Mapping[str, np.ndarray] | None = None) -> Verification:
         """See `Ranks.verify`."""
+        model = self.model
         return verify(
-            self.traced,
-            self.programs,
-            self.folder,
-            seed,
-            self.part,
-            self.optimization,
-            inputs,
+            model.traced, self.programs, self.folder, seed, model.part, self.optimization, inputs
         )
-
-
-def _state(folder: Path) -> _State:
-    """A mark that changes with a file of a folder."""
-    found = ((path.name, path.stat()) for path in sorted(folder.iterdir()))
-    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)

@@ -26,7 +26,6 @@ class RankFiles(ABC):
     """The rank files in the folder of a saved compilation.
 
     Attributes:
-        folder: The folder.
         device: Type of the device that each rank of a module runs on, "cpu" or "cuda"; ranks of
             ONNX models choose theirs.
         optimization: Level of ONNX Runtime's optimizations, of ranks of ONNX models.
@@ -67,7 +66,6 @@ class RankFiles(ABC):
         """Refuse files that are not of the folder's plan and model.
 
         Args:
-            plan: The folder's plan.
             graph: The graph of its model, to compare the weights too (all of them are read); None
                 compares the plan only.
 

@@ -34,35 +34,39 @@ def plan_together(
     cluster: Cluster,
     request: Request,
     search: Callable[[], tuple[Outcome, Mapping[str, Any]]],
-    own: Callable[[Plan], TracedModule] | None = None,
+    trace_of: Callable[[Plan], TracedModule],
 ) -> PlannedModule:
     """The plan that rank 0 finds, on every rank.
 
     Args:
-        agreement: Of the ranks.
-        module: The module as this rank traced it.
-        cluster: The devices.
         request: The request, which is compared but for its constraints.
         search: Finds the plan of the module's graph, with the facts of its summary.
-        own: This rank's trace of the graph of a plan; default: of the module.
+        trace_of: Gives this rank's trace of the graph of a plan.
 
     Raises:
         PartitionerError: The search's error, on every rank.
         BackendError: The ranks compile different models, or with different options.
     """
-    trace_of = own or (lambda plan: module.of(plan.nodes))
+
+    def find() -> PlannedModule:
+        outcome, summary = search()
+        traced = trace_of(outcome.plan).on(outcome.graph)
+        return traced, outcome.plan, outcome.evaluation, summary
+
     if agreement.ranks == 1:
-        return _of(trace_of, *search())
-    doing = f"compile({_options(request)}) on {cluster.name}"
-    digest = agreement.first(lambda: module.graph.digest, doing)
-    with agreement.together(doing):
-        _check(agreement.rank, module.graph.digest, digest)
+        return find()
     planned: list[PlannedModule] = []
 
     def make() -> str:
-        planned.append(_of(trace_of, *search()))
+        planned.append(find())
         return json.dumps([planned[0][1].to_json(), planned[0][3]])
 
+    given = {one.name: getattr(request, one.name) for one in fields(request)}
+    said = [f"{name}={value!r}" for name, value in given.items() if name != "constraints"]
+    doing = f"compile({', '.join(said)}) on {cluster.name}"
+    digest = agreement.first(lambda: module.graph.digest, doing)
+    with agreement.together(doing):
+        _check(agreement.rank, module.graph.digest, digest)
     text, summary = json.loads(agreement.first(make, "compile()"))
     with agreement.together("compile()"):
         if planned:
@@ -88,17 +92,6 @@ def adopted(agreement: Agreement, module: TracedModule, plan: Plan) -> tuple[Tra
     with agreement.together("module()"):
         _check(agreement.rank, module.graph.digest, plan.graph_digest)
     return module, plan
-
-
-def _of(
-    trace_of: Callable[[Plan], TracedModule], outcome: Outcome, summary: Mapping[str, Any]
-) -> PlannedModule:
-    return trace_of(outcome.plan).on(outcome.graph), outcome.plan, outcome.evaluation, summary
-
-
-def _options(request: Request) -> str:
-    values = {one.name: getattr(request, one.name) for one in fields(request)}
-    return ", ".join(f"{name}={value!r}" for name, value in values.items() if name != "constraints")
 
 
 def _check(rank: int, digest: str, expected: str) -> None:

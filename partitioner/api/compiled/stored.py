@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -12,8 +11,6 @@ from partitioner.api.compiled.folder import ModuleRequest, OnnxRequest
 from partitioner.api.compiled.graph_file import GraphFile
 from partitioner.api.compiled.rank_files import ModuleFiles, OnnxFiles, RankFiles
 from partitioner.foundations.files import ResultError
-from partitioner.frontends.inputs import InputRange
-from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
 
@@ -24,10 +21,6 @@ class StoredModel(Model):
 
     Attributes:
         folder: Folder of the saved compilation.
-        request: The model's source.
-        stored: The graph.
-        files: See `Model`.
-        delivers_all: See `Model`.
     """
 
     folder: Path
@@ -48,30 +41,15 @@ class StoredModel(Model):
         return cls(folder, request, stored, ModuleFiles if is_module else OnnxFiles, is_module)
 
     @property
-    def graph(self) -> Graph:
-        """See `Model.graph`."""
-        return self.stored.graph
-
-    @property
-    def name(self) -> str:
-        """See `Model.name`."""
-        return self.stored.name
+    def described(self) -> GraphFile:
+        """See `Model.described`."""
+        return self.stored
 
     @property
     def path(self) -> Path | None:
         """See `Model.path`; the file may be gone."""
         request = self.request
         return request.file if isinstance(request, ModuleRequest) else request.model
-
-    @property
-    def delivered(self) -> frozenset[str]:
-        """See `Model.delivered`."""
-        return self.stored.delivered
-
-    @property
-    def ranges(self) -> Mapping[str, InputRange]:
-        """See `Model.ranges`."""
-        return self.stored.ranges
 
     def write_request(self, folder: Path, final: Path) -> None:
         """See `Model.write_request`."""

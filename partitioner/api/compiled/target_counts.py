@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -38,7 +38,11 @@ def unlike_counts(module: TracedModule, values: Sequence[str]) -> str | None:
         if not {*counting.inputs} <= given.keys():
             continue
         ranks = AllRanks(uncut_programs(counting, deliver_all=True), counting)
-        if len({float(_run(ranks, part)[value]) for part in parts}) > 1:
+        reads, counts = counting.inputs, set()
+        for part in parts:
+            results = ranks.step({name: part[name].cpu() for name in reads}, {}).results
+            counts.add(float(results[value]))
+        if len(counts) > 1:
             return value
     return None
 
@@ -49,8 +53,3 @@ def _leading_to(graph: Graph, value: str) -> Graph:
     read = {each for node in writer.nodes for each in node.reads}
     inputs = tuple(name for name in graph.inputs if name in read)
     return writer.graph((), inputs=inputs, outputs=(value,))
-
-
-def _run(ranks: AllRanks, part: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    read = ranks.graph.inputs
-    return ranks.step({name: part[name].cpu() for name in read}, {}).results

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from partitioner.foundations.files import ResultError
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
@@ -37,62 +37,50 @@ if TYPE_CHECKING:
 
 
 class _Model(Protocol):
-    """The compiled module of a program."""
+    @property
+    def module(self) -> TracedModule: ...
+
+
+class _Program(Protocol):
+    """`ModuleProgram`, as its variants need it."""
 
     @property
-    def module(self) -> TracedModule:
-        """The trace that the program was made of."""
-
-
-class Program(Protocol):
-    """A compiled module as its variants need it."""
+    def model(self) -> _Model: ...
 
     @property
-    def model(self) -> _Model:
-        """The module."""
+    def graph(self) -> Graph: ...
 
     @property
-    def graph(self) -> Graph:
-        """The graph of the plan."""
+    def cluster(self) -> Cluster: ...
 
     @property
-    def cluster(self) -> Cluster:
-        """The devices of the plan."""
+    def plan(self) -> Plan: ...
 
     @property
-    def plan(self) -> Plan:
-        """The plan that a variant may take over."""
+    def stored(self) -> tuple[Stored, ...]: ...
 
     @property
-    def stored(self) -> tuple[Stored, ...]:
-        """The parameters and buffers that the ranks hold."""
+    def spare(self) -> DeviceMesh: ...
 
-    @property
-    def spare(self) -> DeviceMesh:
-        """Where stored values lie that the plan computes nothing with."""
+    def over(self, module: TracedModule, plan: Plan) -> Self: ...
 
-    def over(self, module: TracedModule, plan: Plan) -> Self:
-        """Make the program of another trace of the module with a plan on the same cluster."""
-
-    def on_ranks(self, source: Source) -> Whole:
-        """Make what every rank needs of the program."""
+    def on_ranks(self, source: Source) -> Whole: ...
 
 
-AnyProgram = TypeVar("AnyProgram", bound=Program)
+AnyProgram = TypeVar("AnyProgram", bound=_Program)
 
 
-class Variants(Generic[AnyProgram]):
+class Variants:
     """Makes variants of a program for a rank, and keeps them: later ones take over their plans.
 
     Args:
-        program: The compiled program.
         source: Contents of the constants that are fake.
     """
 
-    def __init__(self, program: AnyProgram, source: Source) -> None:
+    def __init__(self, program: _Program, source: Source) -> None:
         self.program = program
         self.source = source
-        self.variants: list[AnyProgram] = []
+        self.variants: list[_Program] = []
 
     def __call__(
         self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any], share: Share
@@ -117,7 +105,6 @@ def variant(
     """The program of another call of a compiled module.
 
     Args:
-        program: The compiled program.
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
         training: Whether the call is a training step. If not, the module is in evaluation mode or,
@@ -149,12 +136,23 @@ def variant(
     if training or micro is not None:
         earlier = (program, *(one for one in like if _trains(one) == training))
         forms = ((one, module.of(one.plan.nodes)) for one in earlier)
-        alike = next((pair for pair in forms if _have_same_nodes(pair[0], pair[1])), None)
+        alike = next(
+            (
+                (one, form)
+                for one, form in forms
+                if one.graph.by_name.keys() == form.graph.by_name.keys()
+            ),
+            None,
+        )
         if alike is None and micro is None:
             plan = Plan.from_json(share(lambda: _searched(program, module).to_json()))
         else:
             of, module = alike or (program, module.of(program.plan.nodes))
-            plan = taken_over(_with_micro_batches(of.plan, module), of.graph, module.graph)
+            plan, pipeline = of.plan, of.plan.pipeline
+            if pipeline is not None and micro is not None:
+                count = traced.micro.count if traced.micro else 1
+                plan = replace(plan, pipeline=replace(pipeline, micro_batches=count))
+            plan = taken_over(plan, of.graph, module.graph)
     else:
         plain = tuple(one for one in like if not _trains(one))
         earlier = plain if _trains(program) else (program, *plain)
@@ -164,18 +162,11 @@ def variant(
     return program.over(module, plan)
 
 
-def _trains(program: Program) -> bool:
+def _trains(program: _Program) -> bool:
     return program.model.module.options.training
 
 
-def _with_micro_batches(plan: Plan, module: TracedModule) -> Plan:
-    """The plan with the number of micro-batches that a call has."""
-    if plan.pipeline is None or module.micro is None:
-        return plan
-    return replace(plan, pipeline=replace(plan.pipeline, micro_batches=module.micro.count))
-
-
-def _first_that_fits(programs: Iterable[Program], graph: Graph) -> Plan | None:
+def _first_that_fits(programs: Iterable[_Program], graph: Graph) -> Plan | None:
     """The plan of the first program whose plan fits a graph, taken over; None if none fits."""
     for program in programs:
         try:
@@ -208,10 +199,6 @@ def taken_over(plan: Plan, graph: Graph, other: Graph) -> Plan:
             "or leave the batch out"
         ) from None
     return moved
-
-
-def _have_same_nodes(program: Program, module: TracedModule) -> bool:
-    return program.graph.by_name.keys() == module.graph.by_name.keys()
 
 
 def _resized_nodes(plan: Plan, graph: Graph, moved: Plan, other: Graph) -> dict[str, NodePlan]:
@@ -319,7 +306,7 @@ def _size(graph: Graph, name: str, factor: str) -> int:
     return rule.factors[factor].size
 
 
-def _searched(program: Program, module: TracedModule) -> Plan:
+def _searched(program: _Program, module: TracedModule) -> Plan:
     """The best plan that keeps the stored values where the program has them."""
     graph, base = module.graph, _without_pipeline(program.plan)
     stored, pinned = program.model.module.traced.stored, {}
@@ -365,7 +352,7 @@ def _space(plan: Plan, devices: int) -> tuple[str, Mapping[str, int] | None]:
     return ("inter" if most.size() == 1 else "auto"), None
 
 
-def _check_stored(program: Program, module: TracedModule) -> None:
+def _check_stored(program: _Program, module: TracedModule) -> None:
     """Refuse weights of other sizes."""
     stored = program.model.module.traced.stored
     for name, value in module.traced.stored.items():

@@ -7,7 +7,6 @@ longer, divided by their borders.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import tempfile
 import time
@@ -18,7 +17,8 @@ from typing import Any
 import torch.distributed as dist
 
 from partitioner.api.profiling.measure import Timing
-from partitioner.api.profiling.programs import in_phases, on_one_device
+from partitioner.api.profiling.programs import in_phases
+from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.launch import run_job
 from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.backends.onnx.measuring import timing
@@ -26,9 +26,11 @@ from partitioner.backends.onnx.running.simulator import Simulator
 from partitioner.backends.onnx.sessions.segments import SessionConfig
 from partitioner.cost_model.profiles.database import BORDER, Profile, write_links
 from partitioner.cost_model.profiles.entries import LinkEntry
+from partitioner.foundations import units
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.types import TensorType
+from partitioner.search.request import Say
 
 #: Products of the chain, and the rows and columns of their operands: a product of them takes long
 #: enough, and reads enough, to drive the code that starts a session out of the nearest caches.
@@ -36,21 +38,29 @@ _PRODUCTS, _ROWS, _SIDE = 16, 32, 1024
 #: Timed turns, and those before them.
 _TURNS, _FIRST_TURNS = 15, 3
 _OPSET = 17
+_TAKES_S = 5.0  #: Seconds of the measurement, about.
 
 
-def measure_border(known: Profile) -> float:
+def border_seconds(known: Profile, end_s: float, say: Say) -> float | None:
     """Seconds of a border while all processes compute, which are added to the profile.
+
+    Known ones are not measured again. There is no measurement, and None, if it would not be over
+    at `end_s`, a time of `time.perf_counter`.
 
     Raises:
         BackendError: A process raised or was killed.
     """
+    if known.border is not None and known.border.backend == timing.NAME:
+        return known.border.seconds
+    if time.perf_counter() + _TAKES_S > end_s:
+        return None
+    say("measuring the border between two sessions")
     with tempfile.TemporaryDirectory(prefix="partitioner-borders-") as name:
         folder = Path(name)
         run_job(folder, known.processes, {"runner": __name__})
         took = Timing.of(json.loads((folder / "borders.json").read_text()))
-    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    figures = max(0.0, took.seconds), took.spread, took.repeats
-    entry = LinkEntry(BORDER, known.processes, 0, *figures, timing.NAME, now)
+    took = took._replace(seconds=max(0.0, took.seconds))
+    entry = LinkEntry(BORDER, known.processes, 0, *took, timing.NAME, units.now())
     write_links(known.file, known.device, known.threads, [entry])
     return entry.seconds
 
@@ -59,7 +69,7 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`."""
     graph = _chain()
     inputs = random_inputs(graph, seed=0)
-    whole = on_one_device(graph)
+    whole = uncut_programs(graph)
     config = SessionConfig(optimization="all", threads=job["threads"])
     one, many = (
         Simulator(emit_models(programs, graph), configs={0: config})

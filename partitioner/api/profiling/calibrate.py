@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -105,7 +105,15 @@ def calibrate(program: str | Path | Compiled, profile: str | Path | None = None)
     for entry, task in _forms(result, measured):
         entries[entry.form] = entry
         runs.setdefault(entry.form, []).append(task)
-    done = [_timed(entries[form], tasks, measured) for form, tasks in runs.items()]
+    done = [
+        replace(
+            entries[form],
+            seconds=statistics.median(task.seconds for task in tasks),
+            spread=statistics.median(task.spread for task in tasks),
+            repeats=measured.steps * len(tasks),
+        )
+        for form, tasks in runs.items()  # on whichever rank and node
+    ]
     write_entries(file, measured.device, measured.threads, done)
     kernels = [task for rank in measured.ranks for task in rank.tasks]
     return Calibrated(
@@ -163,11 +171,3 @@ def _entry(
         measured_at=measured.measured_at,
         processes=processes,
     )
-
-
-def _timed(entry: Entry, tasks: Sequence[MeasuredTask], measured: Measured) -> Entry:
-    """The entry with the figures of all kernels of its form, on whichever rank and node."""
-    seconds = statistics.median(task.seconds for task in tasks)
-    spread = statistics.median(task.spread for task in tasks)
-    repeats = measured.steps * len(tasks)
-    return replace(entry, seconds=seconds, spread=spread, repeats=repeats)

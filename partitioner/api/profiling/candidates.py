@@ -42,7 +42,6 @@ class Candidate:
     """A form that some plan would run.
 
     Attributes:
-        form: The form.
         placed: A node that has it, with a strategy.
         device: A device on which the node's part has it.
         dtype: Element type that it computes in.
@@ -239,7 +238,6 @@ def graph_before(graph: Graph, candidate: Candidate, cluster: Cluster) -> Graph 
 def _local_graph(
     graph: Graph, placed: Sequence[PlacedNode], candidate: Candidate, cluster: Cluster
 ) -> Graph:
-    """The parts of some nodes on the candidate's device."""
     types = graph.types
     all_reads = dict.fromkeys(value for one in placed for value in one.node.reads)
     all_writes = dict.fromkeys(value for one in placed for value in one.node.writes)
@@ -263,13 +261,11 @@ def _local_graph(
     nodes = tuple(step.node for step in program.steps if isinstance(step, Compute))
     made = dict.fromkeys(value for one in nodes for value in one.writes)
     reads = dict.fromkeys(value for one in nodes for value in one.reads if value not in made)
-    constants = {
-        **{value: Constant.of(array) for value, array in program.literals.items()},
-        **{
-            value: _zeros(program.types[value]) if part.zero else _part(steering[part.whole], part)
-            for value, part in program.constants.items()
-        },
-    }
+    constants = {value: Constant.of(array) for value, array in program.literals.items()}
+    for value, part in program.constants.items():
+        kind = program.types[value]
+        zeros = partial(np.zeros, kind.shape, numpy_dtype(kind.dtype))  # of a partial sum
+        constants[value] = Constant(kind, zeros) if part.zero else _part(steering[part.whole], part)
     names = {value: program.types[value] for value in (*reads, *made)}
     for value in reads:
         is_weight = value.partition("@")[0] in weights and value not in constants
@@ -296,12 +292,6 @@ def _part(constant: Constant, part: Part) -> Constant:
     whole = constant.load()
     array = whole if part.region is None else np.array(cut(whole, part.region))
     return Constant.of(array, constant.type.dtype)
-
-
-def _zeros(tensor_type: TensorType) -> Constant:
-    """The part of a partial sum that a device holds if it is not the first one."""
-    load = partial(np.zeros, tensor_type.shape, numpy_dtype(tensor_type.dtype))
-    return Constant(tensor_type, load)
 
 
 def _drawn(tensor_type: TensorType) -> np.ndarray:

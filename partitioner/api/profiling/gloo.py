@@ -123,7 +123,6 @@ def measure_links(wanted: Sequence[Wanted], end_s: float) -> Mapping[Place, Sequ
     is on both sides of it.
 
     Args:
-        wanted: The communications.
         end_s: Time of `time.perf_counter` at which the measurement ends. What does not fit is left
             out: some sizes of all kinds, or everything.
 
@@ -166,7 +165,6 @@ def added_seconds(
     """Seconds that each communication adds to each turn of the slowest rank.
 
     Args:
-        wanted: The communications.
         times: Of each rank: the number in `wanted`, and `_Turns`, of each that was measured.
     """
     of_ranks: dict[int, list[_Turns]] = defaultdict(list)
@@ -256,8 +254,6 @@ def _take_turns(some: Sequence[_Communication], end_s: float) -> None:
 
 
 class _Buffers:
-    """Hold what all communications read and write."""
-
     def __init__(self, nbytes: int) -> None:
         self._source = torch.ones(nbytes // _FLOAT_BYTES)
         self._target = torch.zeros(nbytes // _FLOAT_BYTES)
@@ -270,8 +266,6 @@ class _Buffers:
 
 
 class _Products:
-    """Products of matrices, whose seconds are known."""
-
     def __init__(self) -> None:
         self._matrix = torch.ones(_SIDE, _SIDE)
         self._result = torch.empty(_SIDE, _SIDE)
@@ -285,7 +279,6 @@ class _Products:
             torch.mm(self._matrix, self._matrix, out=self._result)
 
     def number(self, seconds: float) -> int:
-        """Number of products that take about so long."""
         return max(1, round(seconds / self._one_s))
 
 
@@ -298,7 +291,6 @@ class _Communication:
         repeats: How often a turn has it.
         number: Products between two of it.
         turn_s: Seconds that a turn takes, about.
-        group: The process group.
         products: Computes the products.
         turns: Seconds of the turns until now.
     """
@@ -367,22 +359,19 @@ def _all_reduce(_: int, __: Ranks, buffers: _Buffers, numel: int, group: Any) ->
     return lambda: dist.all_reduce(data, group=group, async_op=True)
 
 
-def _all_gather(_: int, ranks: Ranks, buffers: _Buffers, numel: int, group: Any) -> _Start:
-    part = buffers.source(numel // len(ranks))
-    whole = buffers.target(part.numel() * len(ranks))
-    return lambda: dist.all_gather_single(whole, part, group=group, async_op=True)
+def _exchange(
+    call: Callable[..., Any], *, reads_whole: bool, writes_whole: bool
+) -> Callable[[int, Ranks, _Buffers, int, Any], _Start]:
+    """A collective that reads and writes a whole tensor, or a rank's part of one."""
 
+    def start(_: int, ranks: Ranks, buffers: _Buffers, numel: int, group: Any) -> _Start:
+        part = numel // len(ranks)
+        whole = part * len(ranks)
+        source = buffers.source(whole if reads_whole else part)
+        target = buffers.target(whole if writes_whole else part)
+        return lambda: call(target, source, group=group, async_op=True)
 
-def _reduce_scatter(_: int, ranks: Ranks, buffers: _Buffers, numel: int, group: Any) -> _Start:
-    part = buffers.target(numel // len(ranks))
-    whole = buffers.source(part.numel() * len(ranks))
-    return lambda: dist.reduce_scatter_single(part, whole, group=group, async_op=True)
-
-
-def _all_to_all(_: int, ranks: Ranks, buffers: _Buffers, numel: int, group: Any) -> _Start:
-    source = buffers.source(numel // len(ranks) * len(ranks))
-    target = buffers.target(source.numel())
-    return lambda: dist.all_to_all_single(target, source, group=group, async_op=True)
+    return start
 
 
 def _broadcast(_: int, ranks: Ranks, buffers: _Buffers, numel: int, group: Any) -> _Start:
@@ -401,9 +390,15 @@ def _send(rank: int, ranks: Ranks, buffers: _Buffers, numel: int, group: Any) ->
 
 _STARTS: Mapping[str, Callable[[int, Ranks, _Buffers, int, Any], _Start]] = {
     CommKind.ALL_REDUCE.value: _all_reduce,
-    CommKind.ALL_GATHER.value: _all_gather,
-    CommKind.REDUCE_SCATTER.value: _reduce_scatter,
-    CommKind.ALL_TO_ALL.value: _all_to_all,
+    CommKind.ALL_GATHER.value: _exchange(
+        dist.all_gather_single, reads_whole=False, writes_whole=True
+    ),
+    CommKind.REDUCE_SCATTER.value: _exchange(
+        dist.reduce_scatter_single, reads_whole=True, writes_whole=False
+    ),
+    CommKind.ALL_TO_ALL.value: _exchange(
+        dist.all_to_all_single, reads_whole=True, writes_whole=True
+    ),
     CommKind.BROADCAST.value: _broadcast,
     CommKind.SEND.value: _send,
 }

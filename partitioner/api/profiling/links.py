@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from partitioner.cost_model.profiles.database import (
     write_links,
 )
 from partitioner.cost_model.profiles.entries import LinkEntry
+from partitioner.foundations import units
 from partitioner.search.request import Say
 
 if TYPE_CHECKING:
@@ -136,17 +136,15 @@ def _write(known: Profile, measured: Mapping[Place, Sequence[float]]) -> int:
 
     entries = []
     for (kind, group, nbytes, is_beside), seconds in measured.items():
-        timing, grouped = Timing.of(seconds), in_groups(kind, group.each)
+        grouped = in_groups(kind, group.each)
         entries.append(
             LinkEntry(
                 over(beside(grouped) if is_beside else grouped, group.level),
                 len(group.ranks),
                 nbytes,
-                timing.seconds,
-                timing.spread,
-                timing.repeats,
+                *Timing.of(seconds),
                 gloo.NAME,
-                dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+                units.now(),
             )
         )
     write_links(known.file, known.device, known.threads, entries)

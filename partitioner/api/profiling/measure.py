@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: Fewest and most timed runs of a program.
 _LEAST_REPEATS, _MOST_REPEATS = 5, 50
@@ -17,8 +17,7 @@ _SPREAD = 0.03
 _ENOUGH_S = 0.1
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Timed runs of a program.
 
     Attributes:
@@ -39,7 +38,7 @@ class Timing:
         return cls(median, (high - low) / 2 / median if median else 0.0, len(runs))
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Do nothing."""
 
 
@@ -48,7 +47,7 @@ def timed_runs(
     clock: Callable[[], float] = time.perf_counter,
     end_s: float = float("inf"),
     anyone: Callable[[Sequence[bool]], Sequence[bool]] = list,
-    before_turn: Callable[[], object] = _nothing,
+    before_turn: Callable[[], object] = nothing,
     before_runs: Sequence[Callable[[], object]] = (),
     stopwatch: Callable[[Callable[[], object]], float] | None = None,
 ) -> list[list[float]]:
@@ -74,7 +73,7 @@ def timed_runs(
         return clock() - begin_s
 
     seconds_of = stopwatch or by_clock
-    before = before_runs or [_nothing] * len(programs)
+    before = before_runs or [nothing] * len(programs)
     runs: list[list[float]] = [[] for _ in programs]
     spent_s = [0.0] * len(programs)
 

@@ -6,7 +6,7 @@ import itertools
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from partitioner.api.option_table import ProfileOptions
 from partitioner.api.options import open_with, processes, takes, target_cluster
-from partitioner.api.profiling.borders import measure_border
+from partitioner.api.profiling.borders import border_seconds
 from partitioner.api.profiling.candidates import (
     Candidate,
     candidates,
@@ -27,10 +27,10 @@ from partitioner.api.profiling.candidates import (
 )
 from partitioner.api.profiling.links import groups_of, measure_here, measure_together, unknown_links
 from partitioner.api.profiling.profiled import Profiled
-from partitioner.api.profiling.programs import on_one_device
 from partitioner.api.profiling.whole import whole_seconds
 from partitioner.api.profiling.work import RUNNER, Item, Program, Work, leave_work, read_status
 from partitioner.api.profiling.yardsticks import yardsticks
+from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.launch import run_job
 from partitioner.cost_model.cluster.resolve import (
     cpu_fingerprint,
@@ -68,12 +68,9 @@ _WHOLE_SHARE = 1 / 4
 _PREPARING_SHARE = 1 / 4
 #: Seconds that processes take to start, about: if less is left, none are started.
 _START_S = 3.0
-#: Most of that time for the border between two sessions while other things are unknown, too; and
-#: seconds that its measurement takes, about.
-_BORDER_SHARE, _BORDER_S = 1 / 8, 5.0
-#: The whole model, and a border, among what cannot be measured.
-_WHOLE, _BORDER = "the whole model", "the border between two sessions"
-#: Lines of progress of the measurement of forms.
+#: Most of that time for the border between two sessions while other things are unknown, too.
+_BORDER_SHARE = 1 / 8
+#: Most lines of progress of the measurement of forms.
 _PROGRESS_LINES = 4
 
 
@@ -145,13 +142,18 @@ def profile(
     reading_s = time.perf_counter() - begin
     whole_s, lacks_whole = None, False
     if isinstance(opened, OnnxInput) and (alone := one_process(cluster)) is not None:
+        all_cores, traced = alone.devices[0].profile, opened.traced
+        assert all_cores is not None
         whole_end_s = _until(end_s, _WHOLE_SHARE if new or links else 1.0)
-        whole_s = session.measure_whole(opened, alone, whole_end_s)
-        lacks_whole = whole_s is None and _WHOLE not in session.failed
+        whole_s, lacks_whole = session.tried(
+            "the whole model", lambda: whole_seconds(traced, all_cores, whole_end_s, say)
+        )
     border_s, lacks_border = None, False
     if isinstance(opened, OnnxInput) and known.processes > 1:
-        border_s = session.measure_border(_until(end_s, _BORDER_SHARE if new or links else 1.0))
-        lacks_border = border_s is None and _BORDER not in session.failed
+        border_end_s = _until(end_s, _BORDER_SHARE if new or links else 1.0)
+        border_s, lacks_border = session.tried(
+            "the border between two sessions", lambda: border_seconds(known, border_end_s, say)
+        )
     forms_end_s = max(end_s - _LINKS_S, _until(end_s, 1 - _LINKS_SHARE)) if links else end_s
     session.measure(_in_turns(sticks, missing, graph, new), forms_end_s)
     measured_links = session.measure_links(links, end_s)
@@ -219,7 +221,6 @@ def _far_levels(cluster: Cluster, known: Profile) -> Sequence[LinkLevel]:
 
 
 def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) -> Profiled:
-    """The communications alone, between the processes that torchrun started."""
     known = _profile_of(cluster)
     if is_of_gpu(known.device):
         raise CostError(
@@ -361,38 +362,19 @@ class _Session:
             return 0
         return measure_here(known, wanted, end_s, self.say)
 
-    def measure_whole(self, model: OnnxInput, alone: Cluster, end_s: float) -> float | None:
-        """Seconds of the whole model in one process with all cores.
+    def tried(self, what: str, measure: Callable[[], float | None]) -> tuple[float | None, bool]:
+        """Seconds that a measurement gives, if any, and whether it has no time.
 
-        None if the model cannot be run, for which a reason is in `failed`, or not until `end_s`.
+        A reason for one that cannot be made is in `failed`.
         """
-        known = alone.devices[0].profile
-        assert known is not None
         try:
-            return whole_seconds(model.traced, known, end_s, self.say)
+            seconds = measure()
         except PartitionerError as error:
-            self.failed[_WHOLE] = str(error)
-            return None
-
-    def measure_border(self, end_s: float) -> float | None:
-        """Seconds that the border between two sessions adds to a communication.
-
-        None if it cannot be measured, for which a reason is in `failed`, or not until `end_s`.
-        """
-        known = self.profile.border
-        if known is not None and known.backend == self.backend:
-            return known.seconds
-        if time.perf_counter() + _BORDER_S > end_s:
-            return None
-        self.say("measuring the border between two sessions")
-        try:
-            return measure_border(self.profile)
-        except PartitionerError as error:
-            self.failed[_BORDER] = str(error)
-            return None
+            self.failed[what] = str(error)
+            return None, False
+        return seconds, seconds is None
 
     def measure(self, wanted: Sequence[tuple[Graph, Candidate]], end_s: float) -> None:
-        """Measure candidates of graphs in their order until `end_s`, in processes of their own."""
         left, latest_s = deque(wanted), end_s - _START_S
         while left and time.perf_counter() < latest_s:
             self.say(f"preparing {len(left)} forms")
@@ -411,23 +393,31 @@ class _Session:
         return items
 
     def _run(self, items: Sequence[Item], end_s: float) -> None:
-        """Measure programs in processes of their own until `end_s`."""
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             folder, profile = Path(name), self.profile
             where = profile.file, profile.device, profile.threads
             leave_work(folder, Work(self.backend, *where, items, end_s))
             self.say(f"measuring {len(items)} forms on {profile.processes} processes")
+            told = 0
+
+            def watch() -> None:
+                nonlocal told
+                measured = len(read_status(folder).measured)
+                if measured - told >= max(1, len(items) // _PROGRESS_LINES):
+                    told = measured
+                    self.say(f"measured {measured} of {len(items)} forms")
+
             job = {"runner": RUNNER, "device": self.runs_on}
-            run_job(folder, profile.processes, job, watch=_Watch(folder, len(items), self.say))
+            run_job(folder, profile.processes, job, watch=watch)
             done = read_status(folder)
         self.measured |= done.measured
         for op, why in done.failed.items():
             self.failed.setdefault(op, why)
 
     def _item(self, graph: Graph, candidate: Candidate) -> Item | None:
-        """The form of a graph's candidate as a program; None if there is none."""
         try:
-            program = _program(local_graph(graph, candidate, self.cluster))
+            alone = local_graph(graph, candidate, self.cluster)
+            program = Program(uncut_programs(alone), alone)
             before = graph_before(graph, candidate, self.cluster)
         except PartitionerError as error:
             self.failed.setdefault(candidate.form.op, str(error))
@@ -445,7 +435,7 @@ class _Session:
             "",
         )
         is_new = _is_new(candidate, self.profile, self.backend)
-        less = None if before is None else _program(before)
+        less = None if before is None else Program(uncut_programs(before), before)
         whole = {value: value.partition("@")[0] for value in program.graph.inputs}
         recent = tuple(
             value
@@ -458,23 +448,3 @@ class _Session:
         is_kept = any(is_read_long_after(graph, node, value) for value in node.writes)
         temperature = is_cold(graph, candidate), is_kept
         return Item(program, less, entry, *is_new, recent, *temperature, known)
-
-
-@dataclass
-class _Watch:
-    """Tells how much is done, in at most `_PROGRESS_LINES` lines."""
-
-    folder: Path
-    items: int
-    say: Say
-    told: int = 0
-
-    def __call__(self) -> None:
-        measured = len(read_status(self.folder).measured)
-        if measured - self.told >= max(1, self.items // _PROGRESS_LINES):
-            self.told = measured
-            self.say(f"measured {measured} of {self.items} forms")
-
-
-def _program(graph: Graph) -> Program:
-    return Program(on_one_device(graph), graph)

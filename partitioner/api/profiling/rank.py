@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 import time
 from collections import Counter, deque
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from partitioner.api.profiling.device import Device
-from partitioner.api.profiling.measure import Timing, timed_runs
+from partitioner.api.profiling.measure import Timing, nothing, timed_runs
 from partitioner.api.profiling.work import Item, Program, Status, Work, leave_status, read_work
 from partitioner.backends.onnx.measuring import timing as onnx_timing
 from partitioner.backends.prepared import Prepared
@@ -25,6 +24,7 @@ from partitioner.backends.torch.measuring import timing as torch_timing
 from partitioner.cost_model.profiles.database import write_entries
 from partitioner.cost_model.profiles.entries import Entry
 from partitioner.cost_model.profiles.forms import Order
+from partitioner.foundations import units
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
@@ -114,7 +114,7 @@ def _timed(
 ) -> Iterator[Entry]:
     """Entries of the programs that fit before `end_s`, in turns on so many processes."""
     is_cold = any(item.is_cold for item, _ in ready)
-    before_turn = partial(device.evict, processes) if is_cold else _nothing
+    before_turn = partial(device.evict, processes) if is_cold else nothing
     runs = timed_runs(
         [one.run for _, one in ready],
         time.perf_counter,
@@ -154,7 +154,6 @@ def _prepared(
 
 
 def _ready(work: Work, device: Device, program: Program, orders: Mapping[str, Order]) -> Prepared:
-    """A program with random inputs."""
     inputs = {
         name: _in_order(array, orders[name]) if name in orders else array
         for name, array in random_inputs(program.graph, seed=0).items()
@@ -164,7 +163,6 @@ def _ready(work: Work, device: Device, program: Program, orders: Mapping[str, Or
 
 
 def _in_order(array: np.ndarray, order: Order) -> np.ndarray:
-    """The array, with its dims in this order in memory."""
     return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
 
 
@@ -212,10 +210,6 @@ def _long_enough(
     return several
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 def _difference(before: Prepared, whole: Prepared) -> Prepared:
     """The seconds that a program takes more than another one, run by run in turns."""
 
@@ -237,9 +231,7 @@ def _entry(item: Item, one: Prepared, runs: Sequence[float], processes: int) -> 
     timing = Timing.of([max(_LEAST_S, each / one.copies) for each in seconds])
     return replace(
         item.entry,
-        seconds=timing.seconds,
-        spread=timing.spread,
-        repeats=timing.repeats,
-        measured_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        **timing._asdict(),
+        measured_at=units.now(),
         processes=processes,
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import time
 
 from partitioner.api.profiling.measure import Timing
 from partitioner.backends.onnx.measuring import timing
 from partitioner.backends.onnx.sessions.whole import whole_runs
 from partitioner.cost_model.profiles.database import Profile, whole_entry, whole_key, write_entries
+from partitioner.foundations import units
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced
 from partitioner.search.request import Say, silent
@@ -24,7 +24,6 @@ def whole_seconds(traced: Traced, known: Profile, end_s: float, say: Say = silen
     not be over at `end_s`.
 
     Args:
-        traced: The model.
         known: The profile of a process with all cores.
         end_s: Time of `time.perf_counter` at which the measurement ends.
         say: Tells that the measurement begins.
@@ -50,9 +49,6 @@ def whole_seconds(traced: Traced, known: Profile, end_s: float, say: Say = silen
     if len(runs) < _LEAST_REPEATS:
         return None
     took = Timing.of(runs)
-    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    entry = whole_entry(
-        traced.graph.digest, took.seconds, took.spread, took.repeats, timing.NAME, now
-    )
+    entry = whole_entry(traced.graph.digest, *took, timing.NAME, units.now())
     write_entries(known.file, known.device, known.threads, [entry])
     return took.seconds

@@ -65,7 +65,6 @@ class Work:
         file: The profile.
         device: Fingerprint of the device.
         threads: Threads of one operator.
-        items: The forms.
         end_s: Time of `time.perf_counter`, one clock for all processes of a machine, at which the
             measurements end.
     """

@@ -201,7 +201,6 @@ def compare(
     """Compare one tensor.
 
     Args:
-        name: Name of the tensor.
         ours: The tensor of the ranks.
         whole: The tensor of the whole model.
         floor: Least magnitude that errors are relative to.

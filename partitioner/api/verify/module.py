@@ -88,21 +88,12 @@ def verify_module(
     """Compare all ranks with the module.
 
     Args:
-        module: The module and its trace.
-        ranks: Its ranks.
         seed: Seed of the random inputs and of dropout.
         given: Arguments in place of random ones.
 
     Raises:
         BackendError: A rank fails.
     """
-    with module.traced.captured.autocast.region():
-        return _verified(module, ranks, seed, given)
-
-
-def _verified(
-    module: TracedModule, ranks: AllRanks, seed: int, given: Arguments | None
-) -> Verification:
     args, kwargs = random_arguments(module, seed) if given is None else given
     inputs = module.signature.feed(args, kwargs, seed)
     ours = _FedRanks(ranks, inputs, module.stored_values())
@@ -204,21 +195,6 @@ def random_arguments(module: TracedModule, seed: int) -> tuple[tuple[Any, ...], 
     return tuple(args), dict(kwargs)
 
 
-def random_inputs(module: TracedModule, seed: int) -> dict[str, np.ndarray]:
-    """Random arguments (see `random_arguments`) as arrays, by name of the graph's inputs.
-
-    Raises:
-        VerificationError: The example inputs have no contents.
-    """
-    check_contents(module)
-    args, kwargs = random_arguments(module, seed)
-    types = module.graph.types
-    return {
-        name: to_numpy(tensor, types[name].dtype)
-        for name, tensor in module.signature.feed(args, kwargs, seed).items()
-    }
-
-
 def arrays_like(
     examples: Mapping[str, np.ndarray], types: Mapping[str, TensorType], seed: int
 ) -> dict[str, np.ndarray]:
@@ -259,8 +235,6 @@ def _other_order(flat: torch.Tensor, random: torch.Generator, *, row: bool) -> t
 
 @dataclass(frozen=True)
 class _FedRanks:
-    """Ranks with the inputs and stored values of one step."""
-
     ranks: AllRanks
     inputs: Mapping[str, torch.Tensor]
     stored: Mapping[str, torch.Tensor]
@@ -269,7 +243,6 @@ class _FedRanks:
         return self.ranks.step(self.inputs, self.stored)
 
     def alone(self, graph: Graph) -> _FedRanks:
-        """A graph of the same inputs on one device."""
         ranks, rest = self.ranks, self.ranks.rest
         order = ranks.programs.order
         count = None if order.is_whole else order.table.micro_batches

@@ -59,12 +59,10 @@ def verify(
     from itself by (`partitioner.api.verify.rounding`).
 
     Args:
-        traced: The whole model.
         programs: The ranks' programs, which name their values.
         directory: Folder of the rank files.
         seed: Seed of the random inputs, which are valid (indices within their tables).
         part: The part of a request that the programs run, if it is in micro-batches.
-        optimization: The level.
         given: Whole inputs by name, in place of random ones.
 
     Raises:

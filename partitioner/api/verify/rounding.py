@@ -61,7 +61,6 @@ def own_differences(
     """The largest difference of each output of the whole model from itself, by name.
 
     Args:
-        traced: The model.
         inputs: Its inputs.
         whole: Its outputs.
         optimization: The level that they were computed at.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import onnx_ir
@@ -29,8 +29,8 @@ def runs_of_bodies(node: onnx_ir.Node) -> int:
     body = node.attributes["body"].as_graph()
     if node.op_type == "Scan":
         count = node.attributes["num_scan_inputs"].as_int()
-        first, axes = node.inputs[len(node.inputs) - count], node.attributes.get("scan_input_axes")
-        return _size(first, 0 if axes is None else axes.as_ints()[0])
+        axes = node.attributes.get_ints("scan_input_axes", [0])
+        return _size(node.inputs[len(node.inputs) - count], axes[0])
     count_operand = node.inputs[0] if node.inputs else None
     tensor = None if count_operand is None else convenience.get_const_tensor(count_operand)
     if tensor is not None and tensor.size == 1 and int(tensor.numpy().item()) < _ENDLESS:
@@ -70,32 +70,18 @@ def flops_of_body(
         if not all(is_static(x) or x.const_value is not None for x in (*operands, *results)):
             continue
         with suppress(FrontendError), border("a body"):
-            total += _flops(convert(node), operands, results, types, constants, opsets)
+            inner = convert(node)
+            held = {x.name or "": constants(x) for x in operands if x.const_value is not None}
+            typed = {x.name or "": types(x) for x in (*operands, *results) if is_static(x)}
+            graph = Graph(
+                name="body",
+                inputs=tuple(name for name in inner.reads if name not in held),
+                outputs=inner.writes,
+                nodes=(inner,),
+                types={**typed, **{name: constant.type for name, constant in held.items()}},
+                constants=held,
+                opsets=opsets,
+            )
+            rule = rule_of(graph, inner)
+            total += rule.flops if isinstance(rule, Rule) else estimated_flops(graph, inner)
     return total
-
-
-def _flops(
-    node: Node,
-    operands: Iterable[onnx_ir.Value],
-    results: Iterable[onnx_ir.Value],
-    types: Callable[[onnx_ir.Value], TensorType],
-    constants: Callable[[onnx_ir.Value], Constant],
-    opsets: Mapping[str, int],
-) -> float:
-    """FLOPs of a node, as the only one of a graph."""
-    held = {
-        value.name or "": constants(value) for value in operands if value.const_value is not None
-    }
-    typed = {value.name or "": types(value) for value in (*operands, *results) if is_static(value)}
-    typed |= {name: constant.type for name, constant in held.items()}
-    graph = Graph(
-        name="body",
-        inputs=tuple(name for name in node.reads if name not in held),
-        outputs=node.writes,
-        nodes=(node,),
-        types=typed,
-        constants=held,
-        opsets=opsets,
-    )
-    rule = rule_of(graph, node)
-    return rule.flops if isinstance(rule, Rule) else estimated_flops(graph, node)

@@ -54,9 +54,7 @@ def build_graph(
         for value in graph.inputs
     }
     constants = {
-        name: Constant(
-            types[name], partial(_refuse, f"{where}: weight {name!r}", file), weight=True
-        )
+        name: Constant(types[name], partial(_refuse, where, name, file), weight=True)
         for name, file in missing.items()
     }
     nodes: list[Node] = []
@@ -70,8 +68,10 @@ def build_graph(
                 types[_name(value)] = constants[_name(value)].type
         types.update({value.name: _type(value, where) for value in node.outputs if value.name})
         node_name = fresh(node.name or f"{node.op_type}_0", node_names)
-        if module := _module(node):
-            modules[node_name] = module
+        scopes = node.metadata_props.get(_SCOPES, "")
+        paths = re.findall(r"'([^']*)'", scopes) if len(scopes) <= _MOST_LETTERS else []
+        if len(paths) > 1 and paths[-2]:
+            modules[node_name] = paths[-2]
         nodes.append(_node(node, node_name, opsets, where))
     return Graph(
         name=name,
@@ -113,13 +113,6 @@ def _body(node: onnx_ir.Node, body: onnx_ir.Graph, opsets: Mapping[str, int], wh
         opsets=opsets,
     )
     return Opaque("GraphProto", data, runs_of_bodies(node) * once)
-
-
-def _module(node: onnx_ir.Node) -> str:
-    """The path of the module that an operator was exported from; "" if the model does not say."""
-    scopes = node.metadata_props.get(_SCOPES, "")
-    paths = re.findall(r"'([^']*)'", scopes) if len(scopes) <= _MOST_LETTERS else []
-    return str(paths[-2]) if len(paths) > 1 else ""
 
 
 def _name(value: onnx_ir.Value | None) -> str:
@@ -166,8 +159,8 @@ def _loader(tensor: onnx_ir.TensorProtocol) -> Callable[[], np.ndarray]:
     return load
 
 
-def _refuse(what: str, file: Path) -> np.ndarray:
-    raise FrontendError(f"{what} lies in {file}, which is missing")
+def _refuse(where: str, name: str, file: Path) -> np.ndarray:
+    raise FrontendError(f"{where}: weight {name!r} lies in {file}, which is missing")
 
 
 def _type(value: onnx_ir.Value, where: str) -> TensorType:

@@ -10,6 +10,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import onnx_ir
 from onnx import ModelProto
@@ -29,11 +30,10 @@ from partitioner.frontends.onnx.rewriting.fold import lift_constants, settle_out
 from partitioner.ir.graph import Graph, Opaque
 from partitioner.ir.onnx_types import onnx_dtype
 from partitioner.rewrites.keys import keys_in_parts
+from partitioner.rewrites.node_writer import in_parts
 from partitioner.rewrites.onnx import norms, reductions
-from partitioner.rewrites.onnx.part_writer import in_parts
 
-_NO_DIMS: Mapping[str, int] = MappingProxyType({})
-_NO_SHAPES: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Traced:
 
 def load_onnx(
     model: str | Path | ModelProto,
-    dims: Mapping[str, int] = _NO_DIMS,
-    shapes: Mapping[str, tuple[int, ...]] = _NO_SHAPES,
+    dims: Mapping[str, int] = _NOTHING,
+    shapes: Mapping[str, tuple[int, ...]] = _NOTHING,
     *,
     plan_only: bool = False,
 ) -> Traced:
@@ -86,16 +86,12 @@ def load_onnx(
         FrontendError: The model is not valid or not supported, or an input dim has no size.
     """
     with border(name_of(model)):
-        return _load(model, dims, shapes, plan_only)
+        return _traced(read_source(model, plan_only=plan_only), dims, shapes)
 
 
-def _load(
-    model: str | Path | ModelProto,
-    dims: Mapping[str, int],
-    shapes: Mapping[str, tuple[int, ...]],
-    plan_only: bool,
+def _traced(
+    source: Source, dims: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]
 ) -> Traced:
-    source = read_source(model, plan_only=plan_only)
     where = source.where
     read = onnx_ir.from_proto(source.proto)
     if source.folder is not None:
@@ -103,7 +99,13 @@ def _load(
     lift_weights(read.graph)
     declared, binding = _bind_inputs(read, dims, shapes, where)
     missing = _without_values(read.graph, frozenset(source.missing.values()))
-    _inline(read, where)
+    try:
+        if read.functions:
+            InlinePass()(read)
+    except (ValueError, RuntimeError, onnx_ir.passes.InvariantError) as error:
+        cause = error.__cause__ or error
+        raise FrontendError(f"{where}: cannot inline its functions: {one_line(cause)}") from error
+    lift_constants(read)
     bounded = bounded_values(read.graph, binding.given)
     copy = read.clone() if bounded else None
     depending = {value.name for value in bounded}
@@ -131,16 +133,11 @@ def _load(
     graph = replace(graph, bounded=frozenset(made))
     check_rules(graph, where)
     graph = in_parts(graph, {**norms.WITHOUT_KERNELS, **reductions.WITHOUT_KERNELS})
-    _declare_outputs(source.proto, graph)
+    for value, name in zip(source.proto.graph.output, graph.outputs, strict=True):
+        if value.type.WhichOneof("value") is None:  # outputs that declare no element type
+            value.type.tensor_type.elem_type = onnx_dtype(graph.types[name].dtype)
     notes = (*_notes(source, binding, graph), *remarks)
     return Traced(graph, source.proto, source.folder, notes)
-
-
-def _declare_outputs(whole: ModelProto, graph: Graph) -> None:
-    """Write the element types of outputs that declare none."""
-    for value, name in zip(whole.graph.output, graph.outputs, strict=True):
-        if value.type.WhichOneof("value") is None:
-            value.type.tensor_type.elem_type = onnx_dtype(graph.types[name].dtype)
 
 
 def _bind_inputs(
@@ -188,16 +185,6 @@ def _without_values(graph: onnx_ir.Graph, files: Container[Path]) -> Mapping[str
         value.const_value = None
         graph.inputs.append(value)
     return missing
-
-
-def _inline(model: onnx_ir.Model, where: str) -> None:
-    try:
-        if model.functions:
-            InlinePass()(model)
-    except (ValueError, RuntimeError, onnx_ir.passes.InvariantError) as error:
-        cause = error.__cause__ or error
-        raise FrontendError(f"{where}: cannot inline its functions: {one_line(cause)}") from error
-    lift_constants(model)
 
 
 def _notes(source: Source, binding: Binding, graph: Graph) -> Iterator[str]:

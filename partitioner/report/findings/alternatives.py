@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from partitioner.ir.rule import Cut
 from partitioner.problem.build import Built, build
 from partitioner.solver.joint.state import State, tables
 from partitioner.strategies.derive import Rules, strategies
-from partitioner.strategies.speeds import device_speeds
+from partitioner.strategies.shares import device_shares
 
 MAX_GROUPS = 8  #: Of more device groups than these only the nearest ones of a node are tried.
 
@@ -118,14 +118,18 @@ class Neighbourhood:
     @cached_property
     def _built(self) -> Built:
         meshes = dict.fromkeys(self.plan.groups)
-        speeds = device_speeds(self.graph, self.rules, self.cluster)
-        offered = {mesh: strategies(self.graph, self.rules, mesh, speeds) for mesh in meshes}
+        shares = device_shares(self.graph, self.rules, self.cluster)
+        offered = {mesh: strategies(self.graph, self.rules, mesh, shares) for mesh in meshes}
         candidates: dict[str, tuple[PlacedNode, ...]] = {}
         for node in self.graph.nodes:
             placed = self.placed[node.name]
             options = [placed, *(p for mesh in self._near(node) for p in offered[mesh][node.name])]
             if placed.rule is None:
-                options += self._on_single_devices(node)
+                groups = (self.plan.groups[i] for i in self._of_stage(node))
+                devices = sorted({d for mesh in groups for d in mesh.devices})
+                for device in devices if len(devices) <= MAX_GROUPS else ():
+                    single = DeviceMesh.single(device)
+                    options.append(place(self.graph, node, single, {}, None))
             distinct: dict[object, PlacedNode] = {}
             for option in options:
                 distinct.setdefault((option.mesh, option.ins, option.outs), option)
@@ -153,13 +157,6 @@ class Neighbourhood:
     def _idlest(self) -> DeviceMesh:
         load = evaluate(self.graph, self.plan, self.cluster).load_s
         return min(self.plan.groups, key=lambda mesh: max(load[d] for d in mesh.devices))
-
-    def _on_single_devices(self, node: Node) -> Iterator[PlacedNode]:
-        """A node without a rule on each device of the plan."""
-        groups = (self.plan.groups[i] for i in self._of_stage(node))
-        devices = sorted({d for mesh in groups for d in mesh.devices})
-        for device in devices if len(devices) <= MAX_GROUPS else ():
-            yield place(self.graph, node, DeviceMesh.single(device), {}, None)
 
 
 def best_other(alternatives: Sequence[Alternative]) -> Alternative | None:

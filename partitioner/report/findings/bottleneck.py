@@ -35,10 +35,8 @@ class Bottleneck:
         seconds: By limit: one of `COMPUTING`, a kind of communication ("all-reduce"), or
             `WAITING` where nothing ran; adds up to `total_s`.
         counts: Number of operators or communications of each limit.
-        balance: See `balance`.
         longest: Name and seconds of the operator or communication that takes longest; of a step
             of micro-batches, all times that it runs.
-        turn: See `turn_of`.
     """
 
     device: int | None
@@ -211,12 +209,7 @@ def worth_sentence(
     objective: str,
     turn: str = "request",
 ) -> str:
-    """A sentence on what the plan gains over the whole model on one device.
-
-    Args:
-        single: The whole model on one device.
-        turn: See `turn_of`.
-    """
+    """A sentence on what the plan gains over the whole model on one device."""
     used, device = evaluation.devices_used, single.device
     equal = cluster.has_equal_devices
     one = "one device alone" if equal else f"device {device} ({cluster.devices[device].name}) alone"

@@ -22,11 +22,7 @@ def delivery_notes(
     """Large results that not every rank has whole: a plan's figures leave out their delivery.
 
     Args:
-        graph: The plan's graph.
-        plan: The plan.
-        evaluation: Its figures.
         delivered: Outputs that every rank returns whole.
-        ranks: Number of ranks.
     """
     apart = {}
     for placed in resolve(graph, plan):

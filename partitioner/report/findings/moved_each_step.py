@@ -61,7 +61,6 @@ class _Uses:
     moved: dict[str, tuple[int, DimLayout]] = field(default_factory=dict)
 
     def add(self, placed: PlacedNode) -> None:
-        """Note a node of the plan's order."""
         row, operands, results = row_of(placed.node), placed.operands(), placed.results()
         self.made.update((value, at.sharding) for value, at in results)
         if row is not None and row.stored:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, best_single, one_device
@@ -19,7 +18,6 @@ class OneDevice:
     """The whole model on the best device alone, as predicted.
 
     Attributes:
-        device: The device.
         step_s: Seconds between requests, or of a training step.
         latency_s: Seconds of one request.
         held_bytes: Bytes to reserve, as `Evaluation.needed_bytes`.
@@ -43,7 +41,6 @@ class OneDevice:
         """The best device, and the best way to run the model there.
 
         Args:
-            cluster: The devices.
             objective: What counts where several hold the model.
             *runs: Ways to run the model: its graph, of which nothing that is offered is taken, and
                 how many micro-batches run it one after the other, None for the whole batch at once.
@@ -64,15 +61,6 @@ class OneDevice:
             figures.limit_bytes[device],
             *_copies(cluster, runs, known=figures),
         )
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> OneDevice:
-        """The value that `to_data` wrote."""
-        return cls(**data)
-
-    def to_data(self) -> dict[str, Any]:
-        """The figures by name, for JSON."""
-        return asdict(self)
 
     def copies_sentence(
         self, plan_per_s: float | None, objective: str, bound_s: float = 0.0
@@ -145,7 +133,6 @@ def _copies(
     """The devices that hold the whole model, and the requests a second that all of them serve.
 
     Args:
-        cluster: The devices.
         runs: Ways to run the model, as of `OneDevice.best`.
         known: The best of them on one device, which need not be priced again on equal devices.
     """

@@ -40,7 +40,6 @@ def kept_whole(graph: Graph, rules: Mapping[str, Rule | str]) -> dict[str, Any]:
     FLOPs of nodes without a rule are estimated.
 
     Args:
-        graph: The graph.
         rules: The rule of each node, or the reason why it has none.
     """
     counts, flops, known = Counter[str](), Counter[str](), 0.0

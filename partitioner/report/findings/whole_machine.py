@@ -27,8 +27,6 @@ def whole_machine_notes(
     cost: float,
     priced_by: Sources,
     objective: str,
-    *,
-    micro_batches: int | None = None,
 ) -> tuple[str, ...]:
     """A sentence for a plan on several processes of this machine; for another plan none.
 
@@ -36,12 +34,8 @@ def whole_machine_notes(
     as a whole; else the seconds of its operators are added up.
 
     Args:
-        graph: The graph of the plan.
-        cluster: Its devices.
-        cost: Its predicted seconds.
         priced_by: Where the seconds of its operators come from.
         objective: "throughput" or "latency"; "memory" is not compared.
-        micro_batches: Of a step of the plan, which runs the graph once for each; None without.
     """
     whole = one_process(cluster)
     if whole is None or objective == "memory":
@@ -61,7 +55,7 @@ def whole_machine_notes(
     )
     if _is_unknown(Sources.of(alone, resolve(alone, plan), whole)):
         return (_unknown(measures, 1),)
-    evaluation = one_device(alone, whole, 0, micro_batches)
+    evaluation = one_device(alone, whole, 0)
     if not evaluation.fits_exactly:
         return ()
     return (_verdict(threads, evaluation.cost(objective), cost),)
@@ -81,7 +75,6 @@ def _unknown(measures: str, devices: int) -> str:
 
 
 def _verdict(threads: int, alone_s: float, cost: float) -> str:
-    """The sentence: what one process takes, what the plan should take, and what follows."""
     compared = (
         f"one process with {threads} threads takes {units.seconds(alone_s)} for what this plan "
         f"takes {units.seconds(cost)}"

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.foundations import units
 from partitioner.ir.errors import IRError
 from partitioner.ir.plan import NodePlan
-from partitioner.report.blocks import Block
+from partitioner.report.blocks import Block, block_label
 from partitioner.report.planned import Planned
+from partitioner.report.schema import BlockMoveRow
 
 #: Nodes of the graph times changed plans: more are not priced, for each makes a schedule.
 MAX_WORK = 40_000
@@ -23,38 +24,15 @@ MAX_WORK = 40_000
 BELONGS = 0.9
 
 
-@dataclass(frozen=True)
-class BlockMove:
-    """A plan that differs in one block.
-
-    Attributes:
-        first: First node of the block, by number.
-        last: Its last node.
-        at: Its group in the plan, in words.
-        to: What changes, in words.
-        change: The plan's cost, seconds or bytes by its objective, less that of the plan itself.
-        fits: Whether it fits in memory.
-        reason: What makes the difference.
-    """
-
-    first: int
-    last: int
-    at: str
-    to: str
-    change: float
-    fits: bool
-    reason: str
-
-
-def block_moves(result: Planned, outer: Sequence[Block]) -> list[BlockMove]:
+def block_moves(result: Planned, outer: Sequence[Block]) -> list[BlockMoveRow]:
     """The changes of whole blocks that the plan's rules allow, the cheapest that fits first.
 
     Args:
-        result: The plan.
         outer: The outermost blocks of its graph.
     """
     graph = result.graph
-    moves = []
+    names = [node.name for node in graph.nodes]
+    moves: list[BlockMoveRow] = []
     tried = 0
     for block, at, to, nodes in _changes(result, outer):
         tried += 1
@@ -66,10 +44,19 @@ def block_moves(result: Planned, outer: Sequence[Block]) -> list[BlockMove]:
         except IRError:  # the order of stages, an operator without a rule, a part of no elements
             continue
         change = figures.cost(result.objective) - result.cost
-        reason = why(result.evaluation, figures, change, result.objective)
-        fits = figures.fits_exactly
-        moves.append(BlockMove(block.first, block.last, at, to, change, fits, reason))
-    return sorted(moves, key=lambda move: (not move.fits, move.change))
+        moves.append(
+            BlockMoveRow(
+                label=block_label(block, names),
+                first=block.first,
+                last=block.last,
+                at=at,
+                to=to,
+                change=change,
+                fits=figures.fits_exactly,
+                reason=why(result.evaluation, figures, change, result.objective),
+            )
+        )
+    return sorted(moves, key=lambda move: (not move["fits"], move["change"]))
 
 
 def _changes(
@@ -97,14 +84,13 @@ def _changes(
             if block.kind >= 0 and kind in seen:
                 continue
             seen.add(kind)
-            whole = {name: _without(plan.nodes[name], axis) for name in own}
+            whole = {}
+            for name in own:
+                cuts = plan.nodes[name].cuts.items()
+                left = {factor: cut for factor, cut in cuts if axis not in cut.axes}
+                whole[name] = replace(plan.nodes[name], cuts=left)
             if any(plan.nodes[name] != node for name, node in whole.items()):
                 yield block, at, f"not cut over {axis}", whole
-
-
-def _without(node: NodePlan, axis: str) -> NodePlan:
-    cuts = {factor: cut for factor, cut in node.cuts.items() if axis not in cut.axes}
-    return replace(node, cuts=cuts)
 
 
 def _neighbours(result: Planned, members: Sequence[str], group: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.prices.compute import local_flops, local_moved_bytes
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations import units
@@ -18,8 +16,8 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
-from partitioner.ir.plan import Certificate, place
-from partitioner.report.blocks import Block, blocks
+from partitioner.ir.plan import place
+from partitioner.report.blocks import Block, block_label, blocks
 from partitioner.report.edges import NODE, edges
 from partitioner.report.findings.alternatives import Alternative, Neighbourhood, best_other
 from partitioner.report.findings.bottleneck import (
@@ -37,9 +35,11 @@ from partitioner.report.page.block_moves import block_moves
 from partitioner.report.page.measured import measured_run
 from partitioner.report.page.memory import memory
 from partitioner.report.page.ribbon import ribbon
-from partitioner.report.page.schema import (
+from partitioner.report.page.timelines import timelines
+from partitioner.report.page.traffic import algorithm, crossing_bytes, traffic
+from partitioner.report.planned import Planned
+from partitioner.report.schema import (
     VERSION,
-    BlockMoveRow,
     BlockRow,
     CommRow,
     DeviceRow,
@@ -50,15 +50,11 @@ from partitioner.report.page.schema import (
     Report,
     RunnerUp,
     SpaceRow,
-    StageRow,
     StepRow,
     TensorRow,
     TerminalRow,
 )
-from partitioner.report.page.timelines import timelines
-from partitioner.report.page.traffic import algorithm, crossing_bytes, traffic
-from partitioner.report.planned import Planned
-from partitioner.report.stages import Stage, bubble_share, plan_sentence, schedule_name, stages
+from partitioner.report.stages import stages, step_facts, step_sentence
 from partitioner.report.summary import solved_by, status_text, trial_lines
 
 #: Tasks of a step times nodes, above which the other strategies of nodes in stages are not priced:
@@ -72,17 +68,9 @@ def report_data(result: Planned, comparison: Comparison[Planned] | None = None) 
     """Everything that the page of a plan shows.
 
     Args:
-        result: The plan.
         comparison: Its prediction beside a measured run of it, if there was one.
     """
     return _Builder(result, comparison).report()
-
-
-def _status(figures: Evaluation, cert: Certificate | None) -> str:
-    """The certificate's status of the plan in words, "" if it has none."""
-    if not figures.fits_exactly:
-        return "does not fit"
-    return status_text(cert.status, cert.gap) if cert else ""
 
 
 def headline(
@@ -93,7 +81,6 @@ def headline(
     """The head of the report.
 
     Args:
-        result: The plan.
         limits: Its bottleneck if it is known already.
         comparison: Its prediction beside a measured run of it, if there was one.
     """
@@ -102,12 +89,14 @@ def headline(
     one = result.one_device
     limits = limits or result_bottleneck(result)
     busy = sum(figures.load_s.values())
+    status = status_text(cert.status, cert.gap) if cert else ""
+    status = status if figures.fits_exactly else "does not fit"
     step_measured_s, latency_measured_s = _measured_seconds(result, comparison)
     return Head(
         cluster=cluster.name,
         strategy=cert.strategy if cert else "",
         objective=objective,
-        status=_status(figures, cert),
+        status=status,
         solver=solved_by(cert.solver, cert.status) if cert else "",
         searched=cert.space if cert else "",
         seed=cert.seed if cert else None,
@@ -136,7 +125,11 @@ def headline(
         ),
         verdict=verdict(limits, figures, one, cluster, objective),
         spaces=space_rows(result.summary, objective),
-        notes=[_sentence(note) for note in (*result.warnings, *result.summary.get("notes", ()))],
+        notes=[
+            f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+            for note in (*result.warnings, *result.summary.get("notes", ()))
+            for text in [str(note).strip()]
+        ],
         trials=trial_lines(cert.trials) if cert else [],
     )
 
@@ -159,12 +152,6 @@ def _measured_seconds(
     if result.objective == "latency":
         return None, trial.measured_s
     return trial.measured_s, None
-
-
-def _sentence(note: str) -> str:
-    """A note with a capital and a full stop."""
-    text = str(note).strip()
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
 def space_rows(summary: Mapping[str, Any], objective: str) -> list[SpaceRow]:
@@ -209,29 +196,18 @@ def _why_not(row: Mapping[str, Any], chosen: Mapping[str, Any], objective: str) 
 
 
 def _step_row(result: Planned) -> StepRow | None:
-    plan, pipeline = result.plan, result.plan.pipeline
-    if pipeline is None:
+    facts = step_facts(result.plan, result.evaluation)
+    if not facts:
         return None
     return StepRow(
-        sentence=plan_sentence(plan, result.evaluation),
-        schedule=schedule_name(pipeline),
-        micro_batches=pipeline.micro_batches,
-        bubble=bubble_share(result.evaluation, plan),
-        stages=[_stage_row(stage, lanes(result)) for stage in stages(result.schedule)],
-    )
-
-
-def _stage_row(stage: Stage, lanes: Lanes) -> StageRow:
-    return StageRow(
-        devices=lanes.among(stage.devices),
-        nodes=stage.nodes,
-        forward_s=stage.forward_s,
-        backward_s=stage.backward_s,
-        weights_bytes=stage.weights_bytes,
-        in_flight=stage.in_flight,
-        kept_bytes=stage.kept_bytes,
-        sends_to=list(stage.sends),
-        sends_bytes=list(stage.sends.values()),
+        sentence=step_sentence(facts),
+        schedule=facts["schedule"],
+        micro_batches=facts["micro_batches"],
+        bubble=facts["bubble_share"],
+        stages=[
+            {**stage, "devices": lanes(result).among(stage["devices"])}
+            for stage in stages(result.schedule)
+        ],
     )
 
 
@@ -276,7 +252,7 @@ class _Builder:
             terminals=list(self._terminals()),
             comms=[self._comm(task) for task in self._comms],
             blocks=self._blocks(),
-            moves=list(self._moves()),
+            moves=block_moves(self.result, self._outer_blocks),
             ribbon=ribbon(result, self.lanes),
             tasks=self._refs,
             timelines=timelines(result.schedule, self._refs, self.lanes),
@@ -305,16 +281,17 @@ class _Builder:
         return refs
 
     def _node(self, node: Node) -> NodeRow:
-        placed = self.neighbourhood.placed[node.name]
+        placed, task = self.neighbourhood.placed[node.name], self.result.node_tasks[node.name]
         alone = place(self.graph, node, DeviceMesh.single(0), {}, placed.rule)
-        alternatives = self._alternatives(node)
+        priced = len(self.graph.nodes) * len(self.result.cluster) <= MAX_PRICED
+        alternatives = self.neighbourhood.alternatives(node) if priced else ()
         sharded = "sharded" if placed.layouts else "replicated"
         return NodeRow(
             name=node.name,
             op=node.op,
             group=self.result.plan.nodes[node.name].group,
             stage=placed.stage if self.result.plan.pipeline else None,
-            times=self.result.schedule.times(self._tasks[node.name]),
+            times=self.result.schedule.times(task),
             kind="whole" if placed.mesh.size() == 1 else sharded,  # type: ignore[typeddict-item]
             cut=placed.cut_text,
             opaque=self.neighbourhood.rules.why_opaque(node),
@@ -323,60 +300,41 @@ class _Builder:
                 local_flops(self.graph, placed, point) for _, point in placed.mesh.coords()
             ),
             bytes=local_moved_bytes(self.graph, alone, {}),
-            seconds=self._tasks[node.name].longest_s,
+            seconds=task.longest_s,
             inputs=[self._tensor(v, at) for v, at in placed.operands()],
             outputs=[self._tensor(v, at) for v, at in placed.results()],
             options=len(alternatives),
             runner_up=self._runner_up(alternatives),
         )
 
-    def _alternatives(self, node: Node) -> Sequence[Alternative]:
-        """The strategies of a node; none where pricing those of all nodes would take minutes."""
-        if len(self.graph.nodes) * len(self.result.cluster) > MAX_PRICED:
-            return ()
-        return self.neighbourhood.alternatives(node)
-
     def _runner_up(self, alternatives: Sequence[Alternative]) -> RunnerUp | None:
-        if not alternatives:
-            return None
-        chosen, best = alternatives[0], best_other(alternatives)
+        best = best_other(alternatives) if alternatives else None
         if best is None:
             return None
-        if self.result.plan.pipeline is not None:
-            return self._simulated(best)
+        chosen, neighbourhood = alternatives[0], self.neighbourhood
+        step_s, chosen_s = best.step_s, chosen.step_s
+        work_s, chosen_work_s = best.work_s, chosen.work_s
+        if self.result.plan.pipeline is None:
+            fits = neighbourhood.fits(best)
+        else:  # the step is simulated
+            schedule, figures = self.result.schedule, self.result.evaluation
+            if sum(map(schedule.times, schedule.tasks)) * len(self.graph.nodes) > MAX_SIMULATED:
+                return None
+            try:
+                changed = neighbourhood.evaluated(best)
+            except PhaseError:
+                return None
+            step_s, chosen_s = changed.step_s, figures.step_s
+            work_s, chosen_work_s = (math.fsum(of.load_s.values()) for of in (changed, figures))
+            fits = changed.fits_exactly
         return RunnerUp(
             group=str(best.placed.mesh),
             cut=best.placed.cut_text,
-            step_s=best.step_s,
-            step_change_s=best.step_s - chosen.step_s,
-            work_change_s=best.work_s - chosen.work_s,
-            fits=self.neighbourhood.fits(best),
+            step_s=step_s,
+            step_change_s=step_s - chosen_s,
+            work_change_s=work_s - chosen_work_s,
+            fits=fits,
         )
-
-    def _simulated(self, best: Alternative) -> RunnerUp | None:
-        """The runner-up of a node of a plan in stages; None if its step is not simulated."""
-        count = sum(map(self.result.schedule.times, self.result.schedule.tasks))
-        if count * len(self.graph.nodes) > MAX_SIMULATED:
-            return None
-        try:
-            changed = self.neighbourhood.evaluated(best)
-        except PhaseError:
-            return None
-        figures = self.result.evaluation
-        work_s = [math.fsum(of.load_s.values()) for of in (figures, changed)]
-        return RunnerUp(
-            group=str(best.placed.mesh),
-            cut=best.placed.cut_text,
-            step_s=changed.step_s,
-            step_change_s=changed.step_s - figures.step_s,
-            work_change_s=work_s[1] - work_s[0],
-            fits=changed.fits_exactly,
-        )
-
-    @cached_property
-    def _tasks(self) -> Mapping[str, Task]:
-        tasks = self.result.schedule.tasks
-        return {task.placed.node.name: task for task in tasks if task.placed is not None}
 
     def _tensor(self, value: str, at: Placement) -> TensorRow:
         type_ = self.graph.types[value]
@@ -438,22 +396,6 @@ class _Builder:
         groups = [self.result.plan.nodes[node.name].group for node in self.graph.nodes]
         return blocks(self.graph, groups)
 
-    def _moves(self) -> Iterable[BlockMoveRow]:
-        names = [node.name for node in self.graph.nodes]
-        by_first = {block.first: block for block in self._outer_blocks}
-        for move in block_moves(self.result, self._outer_blocks):
-            block = by_first[move.first]
-            yield BlockMoveRow(
-                label=_label(block, names[block.first : block.last + 1]),
-                first=move.first,
-                last=move.last,
-                at=move.at,
-                to=move.to,
-                change=move.change,
-                fits=move.fits,
-                reason=move.reason,
-            )
-
     def _blocks(self) -> list[BlockRow]:
         names = [node.name for node in self.graph.nodes]
         rows: list[BlockRow] = []
@@ -462,7 +404,7 @@ class _Builder:
             for block in level:
                 rows.append(
                     BlockRow(
-                        label=_label(block, names[block.first : block.last + 1]),
+                        label=block_label(block, names),
                         first=block.first,
                         last=block.last,
                         parent=parent,
@@ -475,18 +417,6 @@ class _Builder:
 
         add(self._outer_blocks, -1)
         return rows
-
-
-def _label(block: Block, names: Sequence[str]) -> str:
-    """The scope that the names of a repeat's nodes share, or its number; a chunk's end names."""
-    # What the first and the last name in sorted order share, all share.
-    pairs = zip(min(names), max(names), strict=False)
-    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
-    common = "".join(letter for letter, _ in shared)
-    scope = common[: max(common.rfind("."), common.rfind("/")) + 1].strip("./")
-    if block.count > 1 and any(c.isdigit() for c in scope):
-        return scope
-    return f"block {block.index + 1}" if block.count > 1 else f"{names[0]} ... {names[-1]}"
 
 
 def device_rows(result: Planned, lanes: Lanes) -> list[DeviceRow]:

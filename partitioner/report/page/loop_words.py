@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from partitioner.ir.graph import Graph
-from partitioner.ir.loops.factors import DimExpr, FactorKind, Term
+from partitioner.ir.loops.factors import FactorKind, Term
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
 
@@ -44,7 +44,11 @@ class LoopWords:
                 words = _of_factors(node.rule, node.node.inputs, dims, static)
                 for value, exprs in zip(node.node.outputs, node.rule.results, strict=True):
                     if value and value not in static and exprs is not None:
-                        dims[value] = [_of_dim(expr, words) for expr in exprs]
+                        # Of terms that lie one after the other, the first tells.
+                        dims[value] = [
+                            tuple(word for name in expr[0] for word in words.get(name, ()))
+                            for expr in exprs
+                        ]
             loops[node.node.name] = words
         return cls(static, loops)
 
@@ -106,11 +110,6 @@ def _apart(term: Term, told: Words) -> list[tuple[str, Words]]:
     if told[-1:] == COLUMNS:
         return [(name, COLUMNS if at else HEADS) for at, name in enumerate(term)]
     return [(name, told[-1:] if at else told[:1]) for at, name in enumerate(term)]
-
-
-def _of_dim(expr: DimExpr, words: Mapping[str, Words]) -> Words:
-    """The words of a result's dim, of the first of terms that lie one after the other."""
-    return tuple(word for name in expr[0] for word in words.get(name, ()))
 
 
 def _by_place(rule: Rule, name: str) -> Words:

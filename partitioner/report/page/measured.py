@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+from partitioner.foundations import units
 from partitioner.ir.program import Comm
 from partitioner.report.measured import Comparison, Row
-from partitioner.report.page.schema import (
+from partitioner.report.planned import Planned
+from partitioner.report.schema import (
     MeasuredEvents,
-    MeasuredRankRow,
     MeasuredRun,
     MeasuredTaskRow,
 )
-from partitioner.report.planned import Planned
 
 _COMPUTE, _COMM, _WAITING, _OTHER = range(4)
 
@@ -55,7 +55,7 @@ def measured_run(comparison: Comparison[Planned], refs: Sequence[int]) -> Measur
         end_s=max([timeline.latency_s, *(start + seconds for *_, start, seconds in seen)]),
         predicted=_columns(planned),
         measured=_columns(seen),
-        ranks=[MeasuredRankRow(**vars(totals)) for totals in comparison.totals],  # type: ignore[typeddict-item]
+        ranks=list(comparison.totals),
         tasks=[_task(row, by_name) for row in comparison.worst],
     )
 
@@ -81,11 +81,9 @@ class _Refs:
             self._by_task.append(ref)
 
     def of_task(self, position: int) -> int | None:
-        """Ref of the task at a position of the run's schedule."""
         return self._by_task[position]
 
     def first(self, nodes: Sequence[str], comms: Sequence[int]) -> int | None:
-        """Ref of the first node or communication of a group."""
         refs = (*map(self.by_node.get, nodes), *map(self.by_seq.get, comms))
         return next((ref for ref in refs if ref is not None), None)
 
@@ -110,8 +108,8 @@ def _columns(events: Iterable[_Event]) -> MeasuredEvents:
         kind=kind,
         ref=ref,
         name=name,
-        start_s=[_rounded(value) for value in start_s],
-        duration_s=[_rounded(value) for value in duration_s],
+        start_s=[units.short(value) for value in start_s],
+        duration_s=[units.short(value) for value in duration_s],
     )
 
 
@@ -120,13 +118,8 @@ def _task(row: Row, refs: _Refs) -> MeasuredTaskRow:
         rank=row.rank,
         name=row.name,
         ref=refs.first(row.nodes, row.comms),
-        predicted_s=_rounded(row.predicted_s),
-        measured_s=_rounded(row.measured.seconds),
-        waited_s=_rounded(row.measured.waited_s),
+        predicted_s=units.short(row.predicted_s),
+        measured_s=units.short(row.measured.seconds),
+        waited_s=units.short(row.measured.waited_s),
         spread=round(row.measured.spread, 4),
     )
-
-
-def _rounded(value: float) -> float:
-    """Round to nine significant digits: enough to draw, and short as text."""
-    return float(f"{value:.9g}")

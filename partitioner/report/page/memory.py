@@ -18,9 +18,10 @@ from partitioner.cost_model.memory.lifetimes import (
 from partitioner.cost_model.memory.lives import Moments, Numbers, StepLives
 from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.foundations import units
 from partitioner.report.lanes import Lanes
-from partitioner.report.page.schema import Live, Memory
 from partitioner.report.planned import Planned
+from partitioner.report.schema import Live, Memory
 
 MAX_LIVE = 40  #: Entries of a live set that are listed.
 MAX_MOMENTS = 4000  #: Of one device in stages; of more the largest of each pass is kept.
@@ -99,12 +100,12 @@ def _device(
         limit_bytes=limit,
         weights_bytes=resident,
         position=moments.position[shown].tolist(),
-        seconds=None if seconds is None else [float(f"{seconds[m]:.9g}") for m in shown],
+        seconds=None if seconds is None else [units.short(seconds[m]) for m in shown],
         activations=(total - buffers)[shown].tolist(),
         buffers=buffers[shown].tolist(),
         peak_bytes=resident + (int(total[peak]) if total.size else 0),
         peak_position=int(moments.position[peak]) if total.size else 0,
-        peak_s=float(f"{seconds[peak]:.9g}") if seconds else None,
+        peak_s=units.short(seconds[peak]) if seconds else None,
         live=_live(moments, weights, peak),
     )
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 
-from partitioner.report.page.schema import Diff, Report, Sweep
+from partitioner.report.schema import Diff, Report, Sweep
 
 LIBRARIES = ("graph", "charts")
 #: In the order in which constants need each other at start; functions are hoisted.
@@ -66,7 +66,9 @@ def render(data: Report | Diff | Sweep) -> str:
     Raises:
         ValueError: A figure is not finite.
     """
-    scripts = {name: _read(f"vendor/{name}.js").strip() for name in LIBRARIES} | {"app": _app()}
+    scripts = {name: _read(f"vendor/{name}.js").strip() for name in LIBRARIES}
+    body = "\n".join(_read(f"js/{name}.js") for name in SCRIPTS)
+    scripts["app"] = f'(() => {{\n"use strict";\n{body}}})();'  # `page` is its only global
     slots = scripts | {
         "policy": _policy(scripts.values()),
         "style": _read("style.css"),
@@ -80,12 +82,6 @@ def embedded(data: Report | Diff | Sweep) -> str:
     """The data as JSON that is safe in a script element."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.translate(_ESCAPES)
-
-
-def _app() -> str:
-    """The page's scripts in one function, so that `page` is their only global."""
-    body = "\n".join(_read(f"js/{name}.js") for name in SCRIPTS)
-    return f'(() => {{\n"use strict";\n{body}}})();'
 
 
 def _policy(scripts: Iterable[str]) -> str:

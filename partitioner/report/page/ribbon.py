@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Literal
 
 from partitioner.cost_model.schedule.simulate import simulate
@@ -22,9 +22,9 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.report.blocks import Path, is_name, paths
 from partitioner.report.lanes import Lanes
 from partitioner.report.page.loop_words import LoopWords
-from partitioner.report.page.schema import BoxRow, CutRow, Ribbon, SwimLane
 from partitioner.report.planned import Planned
 from partitioner.report.ranges import ranges
+from partitioner.report.schema import BoxRow, CutRow, Ribbon, SwimLane
 
 #: Boxes of one part of a lane that are shown at first: heavier ones are opened up to so many.
 MOST_BOXES = 9
@@ -251,14 +251,14 @@ class _Ribbon:
             order = sorted(set(every))
             lanes = [SwimLane(devices=[lane], stages=[], mesh="") for lane in order]
             return lanes, {group: [order.index(at) for at in devices[group]] for group in used}
-        rows = []
+        rows, pipeline = [], self.result.plan.pipeline
         for own in sets:
             groups = [group for group in used if devices[group] == own]
             axes = meshes[groups[0]].axes
             rows.append(
                 SwimLane(
                     devices=list(own),
-                    stages=sorted({self._stage(group) for group in groups} - {-1}),
+                    stages=sorted({pipeline.stages[at] for at in groups}) if pipeline else [],
                     mesh=" ".join(f"{axis}={size}" for axis, size in axes if size > 1),
                 )
             )
@@ -277,11 +277,6 @@ class _Ribbon:
             if left_s <= 0:
                 return self.spans[index][0], own
         return 0.0, own
-
-    def _stage(self, group: int) -> int:
-        """The stage of a group; -1 in a plan without stages."""
-        pipeline = self.result.plan.pipeline
-        return pipeline.stages[group] if pipeline else -1
 
     def _level(self, nodes: Sequence[int], depth: int) -> list[_Box]:
         """The boxes of nodes that share `depth` parts of their paths, in order of time."""
@@ -304,7 +299,6 @@ class _Ribbon:
         return list(self._merged(boxes))
 
     def _merged(self, boxes: Iterable[_Box]) -> Iterator[_Box]:
-        """Consecutive boxes of equal structure as one."""
         for _, run in groupby(boxes, key=self._structure):
             alike = tuple(run)
             if len(alike) == 1 or not alike[0].path:
@@ -408,13 +402,9 @@ class _Ribbon:
     def _start(self, nodes: Sequence[int]) -> float:
         return min(self.drawn[index][0] for index in nodes)
 
-    @cached_property
-    def _lasts(self) -> Mapping[str, float]:
-        tasks = self.result.schedule.tasks
-        return {task.placed.node.name: task.longest_s for task in tasks if task.placed is not None}
-
     def _seconds(self, nodes: Iterable[int]) -> float:
-        return sum(self._lasts[self.graph.nodes[index].name] for index in nodes)
+        tasks, names = self.result.node_tasks, self.graph.nodes
+        return sum(tasks[names[index].name].longest_s for index in nodes)
 
 
 def _joined(first: _Box, second: _Box) -> _Box:
@@ -437,11 +427,7 @@ def _ranged(names: Sequence[str]) -> str:
         return "" if not names[0] else f"{names[0]} to {names[-1]}"
     columns = [sorted(set(map(int, column))) for column in zip(*numbers, strict=True)]
     texts = iter(
-        str(c[0]) if len(c) == 1 else f"{c[0]}{'-' if _dense(c) else ' to '}{c[-1]}"
+        str(c[0]) if len(c) == 1 else f"{c[0]}{'-' if c[-1] - c[0] < len(c) else ' to '}{c[-1]}"
         for c in columns
     )
     return re.sub("#", lambda _: next(texts), shape.pop())
-
-
-def _dense(numbers: Sequence[int]) -> bool:
-    return all(b == a + 1 for a, b in pairwise(numbers))

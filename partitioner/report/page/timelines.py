@@ -10,8 +10,9 @@ from partitioner.cost_model.schedule.critical_path import critical_path
 from partitioner.cost_model.schedule.passes import Pass, pass_text, passes
 from partitioner.cost_model.schedule.simulate import Event, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.foundations import units
 from partitioner.report.lanes import Lanes
-from partitioner.report.page.schema import Timeline
+from partitioner.report.schema import Timeline
 
 STREAM = 4  #: Requests in flight in the second timeline.
 MAX_EVENTS = 40_000  #: Of the second timeline.
@@ -54,13 +55,20 @@ class _Row(NamedTuple):
 
 
 def _timeline(
-    timeline: simulator.Timeline, refs: Sequence[int], label: str, lanes: Lanes
+    timeline: simulator.Timeline,
+    refs: Sequence[int],
+    label: str,
+    lanes: Lanes,
+    boxes: Sequence[Pass] | None = None,
 ) -> Timeline:
     path = set(critical_path(timeline))
-    rows = [
-        _Row(event, refs[event.task], index in path) for index, event in enumerate(timeline.events)
-    ]
-    return _columns(timeline, label, rows, lanes)
+    inside = {index: box for box in boxes or () for index in box.events}
+    rows = []
+    for index, event in enumerate(timeline.events):
+        box = inside.get(index)
+        texts = ("", "") if box is None else (box.label, pass_text(box))
+        rows.append(_Row(event, refs[event.task], index in path, *texts))
+    return _columns(timeline, label, rows, lanes, passes=boxes is not None)
 
 
 def _step(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> list[Timeline]:
@@ -69,14 +77,7 @@ def _step(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> list[Timeline]:
     whole = _passes(timeline, boxes, refs, lanes)
     if len(timeline.events) > MAX_EVENTS:
         return [whole]
-    path = set(critical_path(timeline))
-    inside = {index: box for box in boxes for index in box.events}
-    rows = []
-    for index, event in enumerate(timeline.events):
-        box = inside.get(index)
-        texts = ("", "") if box is None else (box.label, pass_text(box))
-        rows.append(_Row(event, refs[event.task], index in path, *texts))
-    return [whole, _columns(timeline, "one step, task by task", rows, lanes, passes=True)]
+    return [whole, _timeline(timeline, refs, "one step, task by task", lanes, boxes)]
 
 
 def _passes(
@@ -119,14 +120,9 @@ def _columns(
         kind=[int(row.event.kind == "comm") for row in rows],
         ref=[row.ref for row in rows],
         request=[row.event.request for row in rows],
-        start_s=[_rounded(row.event.start_s) for row in rows],
-        duration_s=[_rounded(row.event.end_s - row.event.start_s) for row in rows],
+        start_s=[units.short(row.event.start_s) for row in rows],
+        duration_s=[units.short(row.event.end_s - row.event.start_s) for row in rows],
         critical=[index for index, row in enumerate(rows) if row.critical],
         passes=[row.name for row in rows] if passes else None,
         about=[row.about for row in rows] if passes else None,
     )
-
-
-def _rounded(value: float) -> float:
-    """Round to nine significant digits: enough to draw, and short as text."""
-    return float(f"{value:.9g}")

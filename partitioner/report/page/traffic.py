@@ -13,7 +13,7 @@ from partitioner.cost_model.schedule.tasks import Task
 from partitioner.cost_model.schedule.traffic import moves
 from partitioner.ir.types import DTYPE_BITS
 from partitioner.report.lanes import Lanes
-from partitioner.report.page.schema import Link, Traffic
+from partitioner.report.schema import Link, Traffic
 
 
 def traffic(schedule: Schedule, cluster: Cluster, lanes: Lanes) -> Traffic:

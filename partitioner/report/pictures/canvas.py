@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,18 +65,11 @@ def draw_file(path: str | Path, make: Callable[[], Figure]) -> None:
     require_matplotlib()
     check_file(target)
     buffer = io.BytesIO()
-    with _style():
-        make().savefig(buffer, format=suffix[1:], metadata=_METADATA[suffix], dpi=_DPI)
-    write_file(target, buffer.getvalue())
-
-
-@contextmanager
-def _style() -> Iterator[None]:
-    """Matplotlib's defaults with `_STYLE`, whatever the user's matplotlibrc says."""
     from matplotlib import style
 
-    with style.context(["default", _STYLE]):
-        yield
+    with style.context(["default", _STYLE]):  # whatever the user's matplotlibrc says
+        make().savefig(buffer, format=suffix[1:], metadata=_METADATA[suffix], dpi=_DPI)
+    write_file(target, buffer.getvalue())
 
 
 def drawable(text: str, limit: int) -> str:

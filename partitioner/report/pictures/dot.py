@@ -35,7 +35,6 @@ def dot(result: Planned) -> str:
 
 
 def _ids(result: Planned) -> dict[Terminal, str]:
-    """Identifiers without the model's names."""
     ids: dict[Terminal, str] = {
         (NODE, placed.node.name): f"n{index}"
         for index, placed in enumerate(placed_nodes(result.schedule))

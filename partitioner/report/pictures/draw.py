@@ -136,9 +136,10 @@ class _Picture:
         from matplotlib.path import Path as Outline
 
         edge = _downward(arc)
-        points = _clipped(self.layout.routes[edge])
+        (x0, y0), *between, (x1, y1) = self.layout.routes[edge]
+        points = [(x0, y0 + _BOX_SHARE / 2), *between, (x1, y1 - _BOX_SHARE / 2)]
         if edge != (arc.source, arc.target):
-            points = points[::-1]
+            points.reverse()
         colour, width = (COMM, 1.3) if arc.needs_comm else (QUIET, 0.6)
         vertices, codes = _rounded(points)
         axes.add_patch(
@@ -244,12 +245,6 @@ def _two_lines(axes: Axes, at: Point, lines: Sequence[str]) -> None:
             va="center",
             zorder=4,
         )
-
-
-def _clipped(points: Sequence[Point]) -> list[Point]:
-    """A route from the bottom of its first box to the top of its last."""
-    (x0, y0), (x1, y1) = points[0], points[-1]
-    return [(x0, y0 + _BOX_SHARE / 2), *points[1:-1], (x1, y1 - _BOX_SHARE / 2)]
 
 
 def _rounded(points: Sequence[Point]) -> tuple[list[Point], list[int]]:

@@ -112,7 +112,6 @@ class _Grid:
 
     @cached_property
     def depth(self) -> Mapping[Item, int]:
-        """The layer of each item."""
         return {item: index for index, row in enumerate(self.layers) for item in row}
 
     def swept(self) -> _Grid:
@@ -137,7 +136,6 @@ class _Grid:
         return total
 
     def width(self, item: Item) -> float:
-        """Width of an item, in boxes."""
         return 1.0 if item in self.graph else _WAYPOINT
 
     def centres(self) -> dict[Item, float]:

@@ -78,7 +78,6 @@ def bars(timeline: Timeline, boxes: Sequence[Pass] = ()) -> tuple[Bar, ...]:
     """The bars to draw, by device and kind; events that take no time have none.
 
     Args:
-        timeline: The timeline.
         boxes: Its passes, which stand for the nodes in them.
     """
     thin = timeline.makespan_s * _THIN
@@ -121,7 +120,8 @@ def _figure(result: Planned, timeline: Timeline, boxes: Sequence[Pass]) -> Figur
     high = inner + below + (0.22 if result.plan.pipeline is None else 0.36)
     figure = Figure(figsize=(_WIDTH_INCHES, high))
     axes = figure.add_axes((_LEFT, below / high, _ACROSS, inner / high))
-    unit, scale = _unit(timeline.makespan_s)
+    fit = (unit for unit in _UNITS if timeline.makespan_s >= unit[1])
+    unit, scale = next(fit, _UNITS[-1])
     _lanes(axes, devices, timeline.makespan_s / scale or 1.0)
     drawn = bars(timeline, boxes)
     for bar in drawn:
@@ -138,11 +138,6 @@ def _figure(result: Planned, timeline: Timeline, boxes: Sequence[Pass]) -> Figur
     figure.text(0.5, 1 - 0.05 / high, title, ha="center", va="top", fontsize=_FONT + 1)
     _legend(figure, entries)
     return figure
-
-
-def _unit(span_s: float) -> tuple[str, float]:
-    """The largest unit that is not longer than the span."""
-    return next(((unit, scale) for unit, scale in _UNITS if span_s >= scale), _UNITS[-1])
 
 
 def _top(device: int, kind: str) -> float:

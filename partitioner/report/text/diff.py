@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule.tasks import Task
@@ -14,25 +13,27 @@ from partitioner.foundations import units
 from partitioner.report.findings.bottleneck import balance, tightest
 from partitioner.report.lanes import joined, lanes
 from partitioner.report.page.data import device_rows
-from partitioner.report.page.schema import VERSION, DeviceRow, Diff, DiffTraffic, Figure, Moved
 from partitioner.report.page.traffic import crossing_bytes
 from partitioner.report.planned import Planned
-from partitioner.report.stages import bubble_share
+from partitioner.report.schema import (
+    VERSION,
+    Better,
+    DeviceRow,
+    Diff,
+    DiffTraffic,
+    Figure,
+    Moved,
+    Unit,
+)
+from partitioner.report.stages import step_facts
 from partitioner.report.text.show import clean
 from partitioner.report.text.tables import safe, table
 
 #: Plans whose costs differ by a smaller share cost the same.
 EQUAL = 5e-5
-#: Which change of a figure is for the better; of the others neither is.
-_BETTER: Mapping[str, Literal["less", "more"]] = {
-    **dict.fromkeys(("step", "latency", "busy seconds of all devices", "bubble"), "less"),
-    **dict.fromkeys(("communication of them", "bytes sent", "fullest device"), "less"),
-    "fullest device, of its memory": "less",
-    "throughput": "more",
-    "speed-up over one device": "more",
-    "balance": "more",
-}
 MAX_RUNS = 40  #: Runs of moved nodes that the text lists.
+#: Name, unit, which change is for the better, and value of a figure.
+_Measure = tuple[str, Unit, Better, float | None]
 
 
 def diff(
@@ -46,7 +47,7 @@ def diff(
         names: What the texts call the two plans.
         objective: Of the verdict; None: the plans' own.
     """
-    old, new = _tasks(before), _tasks(after)
+    old, new = before.node_tasks, after.node_tasks
     both = [name for name in old if name in new]
     decisions = {name: (_decision(before, old[name]), _decision(after, new[name])) for name in both}
     moved = [
@@ -185,14 +186,7 @@ def _moved(changes: Diff) -> list[str]:
     return lines
 
 
-def _tasks(result: Planned) -> dict[str, Task]:
-    """The task of each node."""
-    tasks = result.schedule.tasks
-    return {task.placed.node.name: task for task in tasks if task.placed is not None}
-
-
 def _seconds(result: Planned, task: Task) -> float:
-    """Seconds of a request or step."""
     return result.schedule.times(task) * task.longest_s
 
 
@@ -205,45 +199,38 @@ def _decision(result: Planned, task: Task) -> str:
 def _figures(before: Planned, after: Planned) -> list[Figure]:
     old, new = _measures(before), _measures(after)
     if before.plan.pipeline is not None or after.plan.pipeline is not None:
-        old, new = {**old, **_stages(before)}, {**new, **_stages(after)}
+        old, new = [*old, *_stages(before)], [*new, *_stages(after)]
     return [
-        Figure(
-            name=name,
-            unit=unit,  # type: ignore[typeddict-item]
-            before=value,
-            after=new[name, unit],
-            better=_BETTER.get(name, ""),
-        )
-        for (name, unit), value in old.items()
+        Figure(name=name, unit=unit, before=value, after=other, better=better)
+        for (name, unit, better, value), (*_, other) in zip(old, new, strict=True)
     ]
 
 
-def _stages(result: Planned) -> dict[tuple[str, str], float | None]:
+def _stages(result: Planned) -> list[_Measure]:
     """The figures of a step; of a plan without stages, those of one stage that runs all at once."""
-    pipeline = result.plan.pipeline
-    bubble = 0.0 if pipeline is None else bubble_share(result.evaluation, result.plan)
-    return {
-        ("stages", "count"): 1.0 if pipeline is None else 1.0 + max(pipeline.stages),
-        ("micro-batches", "count"): float(result.plan.micro_batches or 1),
-        ("bubble", "share"): bubble,
-    }
+    facts = step_facts(result.plan, result.evaluation)
+    return [
+        ("stages", "count", "", float(facts.get("stages", 1))),
+        ("micro-batches", "count", "", float(result.plan.micro_batches or 1)),
+        ("bubble", "share", "less", facts.get("bubble_share", 0.0)),
+    ]
 
 
-def _measures(result: Planned) -> dict[tuple[str, str], float | None]:
+def _measures(result: Planned) -> list[_Measure]:
     figures = result.evaluation
-    return {
-        ("step", "s"): figures.step_s,
-        ("latency", "s"): figures.latency_s,
-        ("throughput", "per_s"): units.finite(figures.throughput_per_s),
-        ("speed-up over one device", "times"): result.speedup,
-        ("busy seconds of all devices", "s"): sum(figures.load_s.values()),
-        ("communication of them", "s"): sum(figures.comm_s.values()),
-        ("bytes sent", "bytes"): float(sum(figures.sent_bytes.values())),
-        ("fullest device", "bytes"): float(max(figures.needed_bytes.values())),
-        ("fullest device, of its memory", "share"): 1 - tightest(figures)[1],
-        ("balance", "share"): balance(figures),
-        ("devices used", "count"): float(figures.devices_used),
-    }
+    return [
+        ("step", "s", "less", figures.step_s),
+        ("latency", "s", "less", figures.latency_s),
+        ("throughput", "per_s", "more", units.finite(figures.throughput_per_s)),
+        ("speed-up over one device", "times", "more", result.speedup),
+        ("busy seconds of all devices", "s", "less", sum(figures.load_s.values())),
+        ("communication of them", "s", "less", sum(figures.comm_s.values())),
+        ("bytes sent", "bytes", "less", float(sum(figures.sent_bytes.values()))),
+        ("fullest device", "bytes", "less", float(max(figures.needed_bytes.values()))),
+        ("fullest device, of its memory", "share", "less", 1 - tightest(figures)[1]),
+        ("balance", "share", "more", balance(figures)),
+        ("devices used", "count", "", float(figures.devices_used)),
+    ]
 
 
 def _traffic(before: Planned, after: Planned) -> list[DiffTraffic]:

@@ -16,10 +16,10 @@ from partitioner.report.findings.bottleneck import COMPUTING, Bottleneck
 from partitioner.report.lanes import lanes
 from partitioner.report.page.data import headline, result_bottleneck
 from partitioner.report.page.memory import memory
-from partitioner.report.page.schema import Head
 from partitioner.report.planned import Planned
 from partitioner.report.ranges import contains
 from partitioner.report.schedules import variations
+from partitioner.report.schema import Head
 from partitioner.report.text.show import clean, loads_text
 from partitioner.report.text.tables import table
 
@@ -164,8 +164,8 @@ def _memory(result: Planned) -> list[str]:
 
 
 def _about(result: Planned, placed: PlacedNode) -> list[str]:
-    node, rule, tasks = placed.node, placed.rule, result.schedule.tasks
-    spent_s = next(t.longest_s for t in tasks if t.placed is not None and t.placed.node is node)
+    node, rule = placed.node, placed.rule
+    spent_s = result.node_tasks[node.name].longest_s
     busy = (device for node in result.placed for device in node.mesh.devices)
     cluster, in_parts = result.cluster.beside(busy), stores_parts(result.placed)
     estimates = node_estimates(result.graph, placed, cluster, in_parts=in_parts).values()
@@ -179,22 +179,18 @@ def _about(result: Planned, placed: PlacedNode) -> list[str]:
     if rule is not None:
         sizes = (f"{name} = {factor.size}" for name, factor in rule.factors.items())
         rule_text = f"factors: {', '.join(sizes)}"
+    loads = []
+    if placed.loads:
+        equal = units.share(1 / len(placed.loads))
+        shares = f"{loads_text(placed)} of the choices of tokens, {equal} each if they were equal"
+        loads.append(f"  loads: the parts of the experts get {shares}")
     return [
         f"{clean(node.name)} ({clean(node.op)}) on {placed.mesh}, {placed.cut_text or 'whole'}",
         f"  {units.seconds(spent_s)} on {where}{each} ({source}), {units.flops(flops)} {about}",
         f"  {rule_text}",
-        *_loads(placed),
+        *loads,
         *_bound(result, node),
     ]
-
-
-def _loads(placed: PlacedNode) -> list[str]:
-    """The loads of a layer's experts, if they are given and cut."""
-    if not placed.loads:
-        return []
-    equal = units.share(1 / len(placed.loads))
-    shares = f"{loads_text(placed)} of the choices of tokens, {equal} each if they were equal"
-    return [f"  loads: the parts of the experts get {shares}"]
 
 
 def _bound(result: Planned, node: Node) -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partitioner.foundations import units
-from partitioner.report.measured import Comparison, RankTotals, Row
+from partitioner.report.measured import Comparison, Row
 from partitioner.report.planned import Planned
+from partitioner.report.schema import MeasuredRankRow
 from partitioner.report.text.show import clean
 from partitioner.report.text.tables import table
 
@@ -47,15 +48,15 @@ def _beside(predicted_s: float, measured_s: float) -> str:
     return f"predicted {units.seconds(predicted_s)}, measured {units.seconds(measured_s)}{ratio}"
 
 
-def _rank(rank: int, totals: RankTotals) -> tuple[str, ...]:
-    peak = "not measured" if totals.peak_bytes is None else units.size(totals.peak_bytes)
+def _rank(rank: int, totals: MeasuredRankRow) -> tuple[str, ...]:
+    peak = "not measured" if totals["peak_bytes"] is None else units.size(totals["peak_bytes"])
     return (
         str(rank),
-        _pair(totals.predicted_compute_s, totals.compute_s),
-        _pair(totals.predicted_comm_s, totals.comm_s),
-        units.seconds(totals.waited_s),
-        units.seconds(totals.other_s),
-        f"{units.size(totals.predicted_peak_bytes)} -> {peak}",
+        _pair(totals["predicted_compute_s"], totals["compute_s"]),
+        _pair(totals["predicted_comm_s"], totals["comm_s"]),
+        units.seconds(totals["waited_s"]),
+        units.seconds(totals["other_s"]),
+        f"{units.size(totals['predicted_peak_bytes'])} -> {peak}",
     )
 
 

@@ -24,7 +24,6 @@ def profile_notes(
     Each says what the profile holds instead, and the command that measures.
 
     Args:
-        cluster: The devices.
         backend: Gives the name of the backend that runs the model, with its version; it is called
             only if there are measurements.
         training: Whether the model is planned for training.

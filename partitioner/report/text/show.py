@@ -95,22 +95,22 @@ def _head(result: Planned) -> list[str]:
 
 
 def _stages(result: Planned) -> list[str]:
-    """Write a line for each stage."""
     head = ("stage", "devices", "nodes", "forward", "backward", "weights", "in flight", "sends")
     rows = [head]
     for index, stage in enumerate(stages(result.schedule)):
-        kept = units.size(stage.in_flight * stage.kept_bytes)
-        each = units.size(stage.kept_bytes)
-        sends = (f"{units.size(nbytes)} to stage {to}" for to, nbytes in stage.sends.items())
+        kept = units.size(stage["in_flight"] * stage["kept_bytes"])
+        each = units.size(stage["kept_bytes"])
+        ends = zip(stage["sends_to"], stage["sends_bytes"], strict=True)
+        sends = (f"{units.size(nbytes)} to stage {to}" for to, nbytes in ends)
         rows.append(
             (
                 str(index),
-                numbers(stage.devices),
-                str(stage.nodes),
-                units.seconds(stage.forward_s),
-                units.seconds(stage.backward_s),
-                units.size(stage.weights_bytes),
-                f"{stage.in_flight} x {each} = {kept}",
+                numbers(stage["devices"]),
+                str(stage["nodes"]),
+                units.seconds(stage["forward_s"]),
+                units.seconds(stage["backward_s"]),
+                units.size(stage["weights_bytes"]),
+                f"{stage['in_flight']} x {each} = {kept}",
                 ", ".join(sends) or "-",
             )
         )
@@ -154,7 +154,6 @@ def _steps(result: Planned, *, everything: bool) -> list[str]:
 
 
 def _pass(order: StepOrder | None, task: Task) -> Row:
-    """The cell of a task's pass; none without stages."""
     return () if order is None else (pass_name(order, task),)
 
 

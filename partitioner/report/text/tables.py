@@ -22,7 +22,10 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
         width = shutil.get_terminal_size().columns
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if width is not None:
-        widths = _narrowed(widths, width - 2 * (len(widths) - 1))
+        limit, total = max(widths, default=0), width - 2 * (len(widths) - 1)
+        while limit > LEAST and sum(min(w, limit) for w in widths) > total:
+            limit -= 1  # the widest columns give way
+        widths = [min(w, limit) for w in widths]
     lines = [
         "  ".join(shortened(cell, w).ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
         for row in rows
@@ -37,14 +40,6 @@ def shortened(text: str, width: int) -> str:
         return text
     end = (width - 1) // 2
     return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
-
-
-def _narrowed(widths: Sequence[int], total: int) -> list[int]:
-    """Widths of the given sum at most where no column is below `LEAST`: the widest give way."""
-    limit = max(widths, default=0)
-    while limit > LEAST and sum(min(w, limit) for w in widths) > total:
-        limit -= 1
-    return [min(w, limit) for w in widths]
 
 
 def safe(text: str) -> str:

@@ -46,13 +46,11 @@ def _row(boxes: Sequence[Pass], comms: Sequence[Event], end_s: float) -> str:
     parts: list[Pass | Event] = [*comms, *boxes]
     for part in parts:
         start, stop = (round(WIDTH * t / end_s) for t in (part.start_s, part.end_s))
-        cells[start:stop] = _text(part, stop - start)
+        width = stop - start
+        if isinstance(part, Event):
+            cells[start:stop] = _BUSY * width
+            continue
+        short = LETTERS.get(part.part, str(part.part))
+        label = part.label if len(part.label) <= width else short
+        cells[start:stop] = label.ljust(width, "-")[:width]
     return "".join(cells)
-
-
-def _text(part: Pass | Event, width: int) -> str:
-    """The label of a pass, or of one too short for it its letter."""
-    if isinstance(part, Event):
-        return _BUSY * width
-    label = part.label if len(part.label) <= width else LETTERS.get(part.part, str(part.part))
-    return label.ljust(width, "-")[:width]

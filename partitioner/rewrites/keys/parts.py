@@ -15,7 +15,8 @@ from partitioner.ir.ops import rule_of
 from partitioner.ir.rule import Rule
 from partitioner.rewrites.graph_writer import GraphWriter, replaced
 from partitioner.rewrites.keys import aten, onnx
-from partitioner.rewrites.keys.writer import WIDE, Writer
+from partitioner.rewrites.keys.naming import WIDE
+from partitioner.rewrites.keys.writer import write
 
 #: Keys a query at least.
 LEAST_KEYS = 2
@@ -32,10 +33,10 @@ def keys_in_parts(graph: Graph) -> Graph:
     """The graph with attention of few queries in parts; itself if it has none or is of training."""
     kinds = {node.name: kind for node in graph.nodes if (kind := _writer(graph, node))}
 
-    def write(writer: GraphWriter, node: Node) -> None:
-        kinds[node.name](writer, node).write()
+    def write_parts(writer: GraphWriter, node: Node) -> None:
+        write(kinds[node.name](writer, node))
 
-    return replaced(graph, dict.fromkeys(kinds, write))
+    return replaced(graph, dict.fromkeys(kinds, write_parts))
 
 
 def has_few_queries(graph: Graph) -> bool:
@@ -48,7 +49,7 @@ def weighs_values(graph: Graph, weights: str) -> bool:
     return any(True for _ in _values(graph, weights, _MOST_BETWEEN))
 
 
-def _writer(graph: Graph, node: Node) -> type[Writer] | None:
+def _writer(graph: Graph, node: Node) -> type[aten.AtenWriter | onnx.OnnxWriter] | None:
     """The writer of a node that is replaced; None if it stays."""
     if graph.backward:
         return None
@@ -56,9 +57,9 @@ def _writer(graph: Graph, node: Node) -> type[Writer] | None:
         return aten.AtenWriter if _is_attention(graph, node) else None
     if node.op == onnx.ATTENTION:
         return onnx.OnnxWriter if _is_onnx_attention(graph, node) else None
-    if node.op in aten.SOFTMAX:
+    if node.op in aten.AtenWriter.SOFTMAX:
         return aten.AtenWriter if _is_softmax(graph, node) else None
-    if node.op == onnx.SOFTMAX and graph.opsets.get("", 1) >= _ONE_AXIS:
+    if node.op in onnx.OnnxWriter.SOFTMAX and graph.opsets.get("", 1) >= _ONE_AXIS:
         is_wide = graph.types[node.inputs[0]].dtype in WIDE
         return onnx.OnnxWriter if is_wide and _is_softmax(graph, node) else None
     return None

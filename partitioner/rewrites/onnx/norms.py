@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.rewrites.onnx.part_writer import Form, PartWriter
+from partitioner.rewrites.node_writer import Form, PartWriter
 
 #: First opset in which GroupNormalization has a scale and a bias a channel, not a group.
 _SCALE_A_CHANNEL = 21
@@ -65,17 +65,17 @@ def _scaled(writer: PartWriter) -> None:
         shape = (data.shape[0], groups, channels // groups, *space)
         size = channels // groups if writer.graph.opsets[""] >= _SCALE_A_CHANNEL else 1
         scale_shape = (groups, size, *[1] * len(space))
-        x = writer.reshape(x, shape)
+        x = writer.reshaped(x, shape)
     centred, variance = _centred(writer, x, range(2, len(shape)))
     least = writer.number("epsilon", epsilon, x)
     deviation = writer.add("Sqrt", [writer.add("Add", [variance, least])])
-    scale, bias = (writer.reshape(value, scale_shape) for value in writer.node.inputs[1:3])
+    scale, bias = (writer.reshaped(value, scale_shape) for value in writer.node.inputs[1:3])
     factor = writer.add("Div", [scale, deviation])
     scaled = writer.add("Mul", [centred, factor])
     if shape == data.shape:
         writer.add("Add", [scaled, bias], made=result)
     else:
-        writer.reshape(writer.add("Add", [scaled, bias]), data.shape, made=result)
+        writer.reshaped(writer.add("Add", [scaled, bias]), data.shape, made=result)
 
 
 def _centred(writer: PartWriter, x: str, axes: Iterable[int]) -> tuple[str, str]:

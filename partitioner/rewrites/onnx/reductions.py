@@ -24,7 +24,7 @@ from partitioner.ir.ops.onnx.reduction import reduced_dims, softmax_dims
 from partitioner.ir.ops.table import OpView
 from partitioner.ir.types import numpy_dtype
 from partitioner.rewrites.keys import weighs_values
-from partitioner.rewrites.onnx.part_writer import Form, PartWriter
+from partitioner.rewrites.node_writer import Form, PartWriter
 
 #: Least elements along the reduced dims for a second form: a row of fewer, 4 KiB, is gathered in
 #: less time than an all-reduce takes to start, by the figures of all presets but `ideal`.
@@ -156,7 +156,7 @@ def _place(writer: PartWriter) -> None:
     place = write(writer, dims, least=writer.node.op == "ArgMin")
     keep = writer.type(place).shape == writer.graph.types[writer.result].shape
     made = writer.result if keep else ""
-    index = writer.add("Cast", [place], made=made, dtype="int64", to=_INT64)
+    index = writer.add("Cast", [place], made=made, dtype="int64", attrs={"to": _INT64})
     if not keep:
         _shaped(writer, index)
 
@@ -215,7 +215,7 @@ def _hardmax(writer: PartWriter) -> None:
     places = _places(writer, dims)
     equal = writer.add("Equal", [places, place], dtype="bool")
     shape = writer.type(writer.operand).shape
-    writer.add("Cast", [equal], shape, made=writer.result, to=_FLOAT)
+    writer.add("Cast", [equal], shape, made=writer.result, attrs={"to": _FLOAT})
 
 
 def _places(writer: PartWriter, dims: list[int]) -> str:
@@ -232,7 +232,7 @@ def _count(shape: tuple[int, ...], dims: list[int]) -> int:
 def _shaped(writer: PartWriter, x: str) -> None:
     """The node's result in its shape, with or without the reduced dims."""
     result = writer.result
-    writer.reshape(x, writer.graph.types[result].shape, made=result)
+    writer.reshaped(x, writer.graph.types[result].shape, made=result)
 
 
 _ARG = Form(

@@ -113,7 +113,7 @@ class Shared:
             return None
         resharder = Resharder(roomy, most_joined(graph))
         search = JointSearch(graph, roomy, request, Rules.of(graph), resharder)
-        plans = JointSpace(search, family).search(budget, ()).plans
+        plans = JointSpace(search, family, needed=False).search(budget, ()).plans
         if not plans:
             return None
         _, plan = planned_on(graph, cluster, plans[0].plan.groups, plans[0].plan.nodes)

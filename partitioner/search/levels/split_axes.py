@@ -49,8 +49,8 @@ class SplitAxesSpace:
     meshes: tuple[Layout, ...]
 
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
-        """The best plan; none if none is found to fit, or the joint problems leave no gain."""
-        if not may_gain(others):
+        """The best plan; none if none is found to fit, or nothing is left to gain or no time."""
+        if budget.work.late or not may_gain(others):
             return SpaceResult()
         try:
             best = cheapest_staged(

@@ -32,9 +32,9 @@ from partitioner.solver import Infeasible, Objective, Solution, solve
 from partitioner.solver.joint.solve import LEAST_GAP
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules, strategies
+from partitioner.strategies.shares import device_shares
 from partitioner.strategies.side_by_side import side_by_side
 from partitioner.strategies.spaces import Family, families
-from partitioner.strategies.speeds import device_speeds
 
 #: Steps of building and presolving a problem, for each choice and each item.
 CHOICE_STEPS, ITEM_STEPS = 150, 15
@@ -57,9 +57,9 @@ class JointSearch:
     resharder: Resharder
 
     @cached_property
-    def speeds(self) -> Mapping[int, float] | None:
-        """The speed of every device on this graph; None if all are equal."""
-        return device_speeds(self.graph, self.rules, self.cluster)
+    def shares(self) -> tuple[Mapping[int, float], ...]:
+        """Shares of this graph that the devices may have, beside balanced ones."""
+        return device_shares(self.graph, self.rules, self.cluster)
 
     def goal(self, family: Family) -> Objective:
         """The objective of the joint problem.
@@ -125,23 +125,26 @@ class JointSearch:
         path_s = max(done.values(), default=0.0) if goal == "latency" else 0.0
         return max(device_s / len(self.cluster), path_s)
 
-    def options(self, family: Family) -> dict[str, tuple[PlacedNode, ...]]:
+    def options(
+        self, family: Family, check: Callable[[], None] = nothing
+    ) -> dict[str, tuple[PlacedNode, ...]]:
         """The strategies of each node that honour the constraints, on all groups.
 
         A node that takes either of two operands has one strategy for each; an optional node may
         also be left out. Cuts in parts that overlap are among them, as far as their number allows.
+        `check` is called at each node, and may raise.
 
         Raises:
             ConstraintError: A node is left without any.
         """
-        plain = self._options(family, 0)
+        plain = self._options(family, 0, check)
         if not any(isinstance(r, Rule) and r.windows for r in self.rules.by_node.values()):
             return plain
         several = any(len(mesh.axes) > 1 for mesh in family.groups)
         for fused in FUSED_OVER_AXES if several else FUSED:
             if self._pairs(plain) > MOST_WITH_FUSED:
                 break
-            options = self._options(family, fused)
+            options = self._options(family, fused, check)
             if self._pairs(options) <= MOST_WITH_FUSED:
                 return options
         return plain
@@ -151,20 +154,23 @@ class JointSearch:
         ends = ((self.graph.producers.get(v), n) for n in self.graph.nodes for v in n.reads)
         return sum(len(options[a.name]) * len(options[b.name]) for a, b in ends if a is not None)
 
-    def _options(self, family: Family, fused: int) -> dict[str, tuple[PlacedNode, ...]]:
+    def _options(
+        self, family: Family, fused: int, check: Callable[[], None]
+    ) -> dict[str, tuple[PlacedNode, ...]]:
         """The options with halos of up to so many windows fused."""
         constraints = self.request.constraints
         parts = _parts(family, constraints)
-        by_group = [
-            strategies(self.graph, self.rules, mesh, self.speeds, fused=fused)
-            for mesh in family.groups
-        ]
+        derived = partial(
+            strategies, self.graph, self.rules, shares=self.shares, fused=fused, check=check
+        )
+        by_group = [derived(mesh) for mesh in family.groups]
         by_part = {
-            mesh: strategies(self.graph, self.rules, mesh, self.speeds, fused=fused)
+            mesh: derived(mesh)
             for mesh in dict.fromkeys(mesh for some in parts.values() for mesh in some)
         }
         options: dict[str, tuple[PlacedNode, ...]] = {}
         for position, node in enumerate(self.graph.nodes):
+            check()
             pinned = kept_decision(self.graph, constraints.plan, self.rules, node)
             if pinned is not None:
                 options[node.name] = (pinned,)
@@ -206,10 +212,18 @@ class JointSearch:
 
 @dataclass(frozen=True)
 class JointSpace:
-    """All plans on the device groups of a family, as one joint problem."""
+    """All plans on the device groups of a family, as one joint problem.
+
+    Attributes:
+        shared: The search.
+        family: The family.
+        needed: Whether the problem is made behind the time limit, too, where no other space is
+            known: the refusal is told by it.
+    """
 
     shared: JointSearch
     family: Family
+    needed: bool = True
 
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The best plan and, if that leaves devices idle, the nearest that does not.
@@ -217,7 +231,7 @@ class JointSpace:
         No plan if the work alone shows that none of the space costs less than `budget.best_s` by
         more than the gap.
         """
-        known = any(result.plans or result.refused for result in others)
+        known = not self.needed or any(result.plans or result.refused for result in others)
         limit_s = self.shared.request.time_limit_s
 
         def check() -> None:
@@ -230,7 +244,7 @@ class JointSpace:
             known_s = budget.best_s
             best = "" if math.isinf(known_s) else f", best {units.cost(goal, known_s)}"
             budget.say(f"searching {self.family}{best}")
-            options = self.shared.options(self.family)
+            options = self.shared.options(self.family, check)
             budget.work.spend(CHOICE_STEPS * sum(map(len, options.values())))
             least = self.shared.least_cost(self.shared.goal(self.family), options)
             if least >= (1 - budget.gap) * budget.best_s:
@@ -254,7 +268,7 @@ class JointSpace:
             solution = solve(
                 built.problem,
                 goal,
-                budget.work.of_the_clock(budget.parts),
+                budget.work,
                 gap=budget.gap,
                 seed=budget.seed,
                 engine=budget.engine,
@@ -310,19 +324,35 @@ class KindSpace:
         except PartitionerError:
             return SpaceResult()
         (family,) = families("intra", devices, request.mesh)
-        space = JointSpace(replace(shared, request=request), replace(family, name=self.kind))
+        space = JointSpace(
+            replace(shared, request=request), replace(family, name=self.kind), needed=False
+        )
         result = space.search(budget, others)
         return SpaceResult(tuple(replace(plan, bounds_space=False) for plan in result.plans))
 
     def _is_wanted(self, budget: Budget, others: tuple[SpaceResult, ...]) -> bool:
-        """Tell whether plans are to be run, or the best known one is not within the gap."""
+        """Tell whether plans are to be run, or the best known one is not within the mesh's gap.
+
+        Where none is known, a plan of a kind may fit that was not found among all, unless these are
+        proven not to.
+        """
         if self.shared.request.tune is not None:
             return True
         costs = [
             plan.cost(self.shared.request.objective) for result in others for plan in result.plans
         ]
-        least = min((result.least for result in others), default=0.0)
-        return bool(costs) and least < (1 - budget.gap) * min(costs)
+        if not costs:
+            refused = [result.refused for result in others]
+            return not all(one is not None and one.error.proven for one in refused)
+        own = [result for result in others if self._is_part_of(result)]
+        least = min((result.least for result in own or others), default=0.0)
+        return least < (1 - budget.gap) * min(costs)
+
+    def _is_part_of(self, result: SpaceResult) -> bool:
+        """Test whether a result's bound is that of all plans on the kind's mesh."""
+        sizes = tuple((self.mesh or {"": len(self.shared.cluster)}).values())
+        groups = [plan.space.groups for plan in result.plans if plan.bounds_space]
+        return any(len(of) == 1 and tuple(n for _, n in of[0].axes) == sizes for of in groups)
 
 
 def _parts(family: Family, constraints: Constraints) -> Mapping[str, tuple[DeviceMesh, ...]]:

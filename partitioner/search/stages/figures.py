@@ -31,6 +31,7 @@ from partitioner.ir.pipeline import (
 from partitioner.ir.plan import Pipeline, PlacedNode, Plan, resolve
 from partitioner.rewrites.staging import changing_nodes, stages_of_all
 from partitioner.search.stages.stage_lives import Floats, LaneRuns, StageLives
+from partitioner.solver.stages.least_cuts import State, least_cuts
 
 Ints = npt.NDArray[np.int64]
 
@@ -399,7 +400,7 @@ class StageFigures:
             lost_s: Gives the seconds that stretches between positions lose to keep so many bytes
                 less of a micro-batch; None if they keep all.
         """
-        at, stages = self.positions, len(held)
+        at = self.positions
         count = len(at) - 1
         limit = min(device.memory_bytes for device in self.cluster.devices)
         loads = self.load_sums[:ONCE].sum(0)[at]
@@ -410,30 +411,25 @@ class StageFigures:
         between[np.tril_indices(count + 1)] = math.inf  # a stage has a node
         rest = resident[None, :] - resident[:, None]
         flying = with_headroom(np.maximum(saved[None, :] - saved[:, None], 0).astype(np.int64))
-        most = np.full((stages + 1, count + 1), math.inf)
-        choice = np.zeros((stages + 1, count + 1), np.int64)
-        most[0, 0] = 0.0
-        known: dict[tuple[int, int, int], Floats] = {}
+        known: dict[tuple[int, int, int], int] = {}
+        by_stage: list[Floats] = []
+        steps: dict[State, list[tuple[State, int]]] = {(0,): []}
         for stage, flight in enumerate(held):
             lane = [other for other, of in enumerate(lane_of) if of == lane_of[stage]]
             key = flight, len(lane), sum(held[other] for other in lane)
             if key not in known:
+                known[key] = len(by_stage)
                 if len(lane) == 1:
                     over = rest + flight * flying - limit
                 else:
                     room = limit - resident[-1] / self.lanes
                     over = flight * flying - room * flight / max(key[2], 1)
-                known[key] = between + _lost(at, over, flight, lost_s)
-            worst = np.maximum(most[stage][:, None], known[key])
-            choice[stage + 1] = np.argmin(worst, axis=0)
-            most[stage + 1] = np.min(worst, axis=0)
-        if math.isinf(most[stages, count]):
+                by_stage.append(between + _lost(at, over, flight, lost_s))
+            steps[(stage + 1,)] = [((stage,), known[key])]
+        cuts = least_cuts(by_stage, steps)
+        if math.isinf(cuts.load_s[(len(held),)][count]):
             return None
-        cut, stop = [], count
-        for stage in range(stages, 0, -1):
-            cut.append(int(at[stop]))
-            stop = int(choice[stage, stop])
-        return tuple(reversed(cut))
+        return tuple(int(at[stop]) for _, stop, _ in cuts.stages((len(held),)))
 
     def over_bytes(
         self,

@@ -8,9 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.prices.compute import stored_bytes
+from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.ir.graph import Graph
-from partitioner.ir.ops import row_of
 from partitioner.search.find_plan import find_plan
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages.figures import Sharding
@@ -20,6 +19,9 @@ from partitioner.solver.joint.shortage import shortage_message
 #: Shardings that were found, by the digest of the graph that was searched, the number of its nodes
 #: that may be left out, the size of the mesh and the limit.
 Known = dict[tuple[str, int, int, int], Sharding]
+#: Limits that are tried where the first is a guess: within the least bytes that are proven to be
+#: needed a search may find no plan, though there is one.
+GUESSES = 3
 
 
 def sharded_within(
@@ -34,16 +36,15 @@ def sharded_within(
 ) -> Sharding:
     """The best plan of the graph on one mesh of so many devices, of `limit` bytes each.
 
-    It takes half of what is left of the budget, of the clock as well: its cuts take the rest. One
-    that is `known` is not searched again, and a new one becomes known.
+    It takes half of what is left of the clock: its cuts take the rest, in training half of the
+    steps, too. One that is `known` is not searched again, and a new one becomes known.
     """
     key = graph.digest, len(graph.optional), size, limit
     if key in known:
         return known[key]
     first = cluster.first(size).with_memory(max(1, limit))
     spaces = request.inside_stages(size, micro_batches, len(cluster) // size).over(size).on(graph)
-    work = budget.work.share(2)
-    work.deadline -= work.left_s / 2
+    work = budget.work.share(2 if graph.backward else 1).of_the_clock(2)
     try:
         outcome = find_plan(graph, first, spaces, replace(budget, work=work, best_s=math.inf))
     finally:
@@ -69,16 +70,14 @@ def first_sharding(
     Raises:
         Infeasible: Nothing fits the limit, and it is no guess, or no such plan was found.
     """
-    try:
-        return sharded(limit)
-    except Infeasible as error:
-        if not is_guess or not error.bytes_short:
-            raise _of_devices(error, limit, memory) from None
-        limit += math.ceil(error.bytes_short)
-    try:
-        return sharded(limit)
-    except Infeasible as error:
-        raise _of_devices(error, limit, memory) from None
+    for left in reversed(range(GUESSES)):
+        try:
+            return sharded(limit)
+        except Infeasible as error:
+            if not (is_guess and left and error.bytes_short):
+                raise _of_devices(error, limit, memory) from None
+            limit += math.ceil(error.bytes_short)
+    raise AssertionError("the last guess returns or raises")
 
 
 def _of_devices(error: Infeasible, limit: int, memory: int) -> Infeasible:
@@ -108,18 +107,14 @@ def least_memory(cluster: Cluster) -> int:
 def limit_bytes(graph: Graph, cluster: Cluster, size: int) -> int:
     """Bytes that the whole model may take on each device of one mesh.
 
-    A device holds what is stored of one stage alone. But the first of several stages holds the
+    A device holds what is kept of one stage alone. But the first of several stages holds the
     activations of as many micro-batches as there are stages, which are as many bytes as those of
     one micro-batch of the whole model.
     """
+    if size == 1 and not graph.optional:  # there is one plan
+        return 4 * sum(type_.nbytes for type_ in graph.types.values())
     lanes = len(cluster) // size
-    stored = sum(
-        stored_bytes(node, graph.types[value].dtype, graph.types[value].nbytes)
-        for node in graph.nodes
-        if (row := row_of(node)) is not None and row.stored
-        for value in node.writes
-    )
-    return least_memory(cluster) + stored // size * (lanes - 1) // lanes
+    return least_memory(cluster) + kept_bytes(graph) // size * (lanes - 1) // lanes
 
 
 def sharded_for(

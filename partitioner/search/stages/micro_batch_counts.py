@@ -213,8 +213,13 @@ class CountSearch:
         """The numbers one of which fits if any does: the first, then those that hold least.
 
         These leave each device one sample, or two. Where the batch is not cut over the devices, a
-        micro-batch of one sample holds least. Where too many are impossible, fewer are tried.
+        micro-batch of one sample holds least. Where too many are impossible, fewer are tried, and
+        at last those beside the number that was short of the fewest bytes. Through stages on few
+        devices what holds least goes first, so that a plan is known early.
         """
+        in_stages = self.sizes is not None and self.sizes != (len(self.cluster),)
+        if in_stages and len(self.cluster) <= EXPLICIT:
+            yield from counts[-1:]
         yield from counts[:1]
         least, devices = counts[-1] if counts else 0, len(self.cluster)
         for samples in (1, 2):
@@ -223,6 +228,16 @@ class CountSearch:
         for count in reversed(counts):
             if all(other in self.impossible for other in counts if other > count):
                 yield count
+        while self.refused and not self.budget.work.over:
+            nearest = min(self.refused, key=lambda count: self.refused[count].bytes_short)
+            place = counts.index(nearest)
+            beside = [*counts[place + 1 : place + 2], *counts[max(0, place - 1) : place]]
+            untried = [
+                count for count in beside if count not in {**self.refused, **self.impossible}
+            ]
+            if not untried:
+                break
+            yield untried[0]
 
     @property
     def best(self) -> Outcome:
@@ -237,10 +252,8 @@ class CountSearch:
 
         On many devices the first numbers may take all of it: each takes long, and may be the last.
         """
-        share = self.budget.share(parts)
-        if sizes is not None and len(self.cluster) > EXPLICIT:
-            return share
-        return replace(share, work=share.work.of_the_clock(min(parts, 2)))
+        is_large = sizes is not None and len(self.cluster) > EXPLICIT
+        return self.budget.share(parts, clock=1 if is_large else min(parts, 2))
 
     def _open_graphs(self, count: int, sizes: tuple[int, ...] | None) -> Iterator[Graph]:
         """The graphs of a micro-batch, but for one that is sure not to fit where another follows.

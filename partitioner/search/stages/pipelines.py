@@ -94,8 +94,7 @@ def find_pipeline(
         ways = Pipelines.of(request, micro_batches, names, groups, stages)
         result = _of_pinned_sizes(graph, cluster, request, budget, ways)
         outcome = winner([result], request, cluster, stopped=budget.work.stopped)
-        _check_kept(outcome.plan, request.constraints.plan)
-        return replace(outcome, of=graph)
+        return _of_kept(replace(outcome, of=graph), request.constraints.plan)
     sizes = sizes or request.stage_sizes(len(cluster))
     sizes = (len(groups[0]),) if groups else _filling(_even(sizes, cluster), graph, cluster)
     for index, size in enumerate(sizes):
@@ -127,8 +126,7 @@ def find_pipeline(
         bound = min(result.bound for result in results)
         raise NoCheaper(f"no plan of {micro_batches} micro-batches was found to be faster", bound)
     outcome = winner(results, request, cluster, stopped=budget.work.stopped)
-    _check_kept(outcome.plan, request.constraints.plan)
-    return replace(outcome, of=graph)
+    return _of_kept(replace(outcome, of=graph), request.constraints.plan)
 
 
 def _even(sizes: tuple[int, ...], cluster: Cluster) -> tuple[int, ...]:
@@ -315,14 +313,15 @@ def _pinned_groups(
     return filled, ()
 
 
-def _check_kept(found: Plan, kept: Plan | None) -> None:
-    """Refuse stages that contradict what a plan in part says of some nodes.
+def _of_kept(outcome: Outcome, kept: Plan | None) -> Outcome:
+    """The outcome of stages that a plan says of some nodes; of all, its cost is the bound.
 
     Raises:
-        ConstraintError: They do.
+        ConstraintError: The stages contradict that plan.
     """
     if kept is None:
-        return
+        return outcome
+    found = outcome.plan
     for name, decision in kept.nodes.items():
         wanted, own = kept.groups[decision.group], found.groups[found.nodes[name].group]
         if set(wanted.devices) != set(own.devices):
@@ -331,6 +330,11 @@ def _check_kept(found: Plan, kept: Plan | None) -> None:
                 f"the nodes that it lists beside it bring it to {numbers(own.devices)}: list more "
                 "nodes of the forward pass, from which stages are made"
             )
+    certificate = found.certificate
+    if certificate is None or found.nodes.keys() != kept.nodes.keys():
+        return outcome
+    certificate = replace(certificate, bound=certificate.cost, status="optimal")
+    return replace(outcome, plan=replace(found, certificate=certificate))
 
 
 def _filled(groups: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from partitioner.search.stages.figures import ONCE, Ints, StageFigures
 from partitioner.search.stages.stage_lives import Floats
+from partitioner.solver.stages.least_cuts import State, least_cuts
 
 #: Most stages of a cut.
 MOST_STAGES = 8
@@ -51,29 +52,22 @@ def uneven_cuts(figures: Mapping[int, StageFigures], devices: int) -> Iterator[U
         devices: Number of devices.
     """
     at = figures[min(figures)].positions
-    loads = {size: _loads(of_size, at) for size, of_size in figures.items()}
-    count = len(at) - 1
-    most = np.full((devices + 1, count + 1), np.inf)
-    most[0, 0] = 0.0
-    choices: list[tuple[Ints, Ints]] = []  # by number of stages: size and start of the last one
-    for _ in range(min(MOST_STAGES, devices)):
-        following = np.full_like(most, np.inf)
-        sizes, starts = (np.zeros(most.shape, np.int64) for _ in range(2))
+    sizes = tuple(figures)
+    loads = [_loads(of_size, at) for of_size in figures.values()]
+    most = min(MOST_STAGES, devices)
+    steps: dict[State, list[tuple[State, int]]] = {(0, 0): []}
+    for stages in range(1, most + 1):
         for used in range(1, devices + 1):
-            for size, load in loads.items():
-                if size > used:
-                    continue
-                worst = np.maximum(most[used - size][:, None], load)
-                least, start = worst.min(axis=0), worst.argmin(axis=0)
-                better = least < following[used]
-                following[used][better] = least[better]
-                sizes[used][better], starts[used][better] = size, start[better]
-        most = following
-        choices.append((sizes, starts))
-        if np.isfinite(most[devices, count]):
-            cut = _cut(choices, at, devices, float(most[devices, count]))
-            if len(set(cut.sizes)) > 1:
-                yield cut
+            steps[stages, used] = [
+                ((stages - 1, used - size), index) for index, size in enumerate(sizes)
+            ]
+    cuts = least_cuts(loads, steps)
+    for stages in range(1, most + 1):
+        load_s = float(cuts.load_s[stages, devices][-1])
+        taken = cuts.stages((stages, devices)) if np.isfinite(load_s) else ()
+        of_stages = tuple(sizes[load] for *_, load in taken)
+        if len(set(of_stages)) > 1:
+            yield UnevenCut(tuple(int(at[stop]) for _, stop, _ in taken), of_stages, load_s)
 
 
 def _loads(figures: StageFigures, at: Ints) -> Floats:
@@ -83,13 +77,3 @@ def _loads(figures: StageFigures, at: Ints) -> Floats:
     loads = sums[None, :] - sums[:, None] + sent[:, None] + sent[None, :]
     loads[np.tril_indices(len(at))] = np.inf
     return np.asarray(loads)
-
-
-def _cut(choices: list[tuple[Ints, Ints]], at: Ints, devices: int, load_s: float) -> UnevenCut:
-    """The cut that ends with all devices at the last position."""
-    used, stop, ends, taken = devices, len(at) - 1, [], []
-    for sizes, starts in reversed(choices):
-        ends.append(int(at[stop]))
-        taken.append(int(sizes[used, stop]))
-        used, stop = used - taken[-1], int(starts[used, stop])
-    return UnevenCut(tuple(reversed(ends)), tuple(reversed(taken)), load_s)

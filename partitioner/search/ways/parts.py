@@ -193,7 +193,9 @@ class InStages:
         model, through = self.parts.model, through_stages(outcome.plan)
         outcome = replace(outcome, whole=model.whole)
         if self.bound is None or self.request.tune is not None:  # asked for, or one of several
-            return outcome.noted(*self.parts.notes(outcome.plan))
+            notes = self.parts.notes
+            plans = tuple(replace(one, notes=notes(one.plan)) for one in outcome.candidates)
+            return replace(outcome, notes=notes(outcome.plan), candidates=plans)
         if budget.best_s == math.inf:
             return outcome.noted(*_where_nothing_else_fits(outcome, model))
         count = outcome.plan.micro_batches

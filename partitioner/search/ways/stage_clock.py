@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from partitioner.search.request import Say
 from partitioner.solver.compiling import COMPILATION
+from partitioner.solver.work import now_s
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,12 @@ class StageClock:
     Attributes:
         say: Receives the name of each stage as it begins.
         seconds: Seconds of each finished stage, without those of stages inside of it.
+        begun_s: Second of the solver's clock at which the first began.
     """
 
     say: Say
     seconds: dict[str, float] = field(default_factory=dict)
+    begun_s: float = field(default_factory=now_s)
     _inside: list[float] = field(default_factory=list)
 
     @contextmanager

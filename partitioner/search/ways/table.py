@@ -55,7 +55,7 @@ class Table:
             PartitionerError: As `compile`.
         """
         ways = tuple(self.ways())
-        budget = Budget.of(self.request, self.clock.say)
+        budget = Budget.of(self.request, self.clock.say, self.clock.begun_s)
         is_short, share = self._is_short, FIRST_SHARE
         if is_short:  # less, the less memory there is for what one device holds
             share = max(LEAST_SHARE, FIRST_SHARE * min(1.0, self._room / 2))
@@ -237,7 +237,7 @@ class Table:
             return False
 
     def _fewest_parts(self, *, weighs_stages: bool) -> Iterator[Way]:
-        """Micro-batches on one mesh of all devices, then through stages of fewer."""
+        """Micro-batches through stages, of which each device holds one, then on one mesh of all."""
         if not (self.request.may_run_in_parts and self._holds_weights):
             return
         try:
@@ -247,14 +247,14 @@ class Table:
         devices = len(self.cluster)
         mesh, *stages = self.request.sizes_in_parts(devices)
         is_one_mesh = devices <= EXPLICIT or len(device_pools(self.cluster)) == 1
-        if len(counts) > 1 and is_one_mesh:
-            yield self._fewest("micro-batches on all devices", mesh, rung=1)
         if stages and not weighs_stages:
-            yield self._fewest("micro-batches through stages", stages[0], rung=2)
+            yield self._fewest("micro-batches through stages", stages[0])
+        if len(counts) > 1 and is_one_mesh:
+            yield self._fewest("micro-batches on all devices", mesh)
 
-    def _fewest(self, name: str, sizes: tuple[int, ...], rung: int) -> Way:
+    def _fewest(self, name: str, sizes: tuple[int, ...]) -> Way:
         fewest = FewestParts(self._parts, self.cluster, self.request, self.clock, sizes)
-        return Way(name, fewest.search, rung=rung, would_fit=fewest.would_fit)
+        return Way(name, fewest.search, rung=1, would_fit=fewest.would_fit)
 
     def _in_blocks(self) -> Way:
         graph = self.model.uncut

@@ -96,7 +96,7 @@ class WholeBatch:
         graph = self.offers() if all_ else None
         if graph is None:
             work = budget.work.share(FIRST_PART).of_the_clock(FIRST_CLOCK if one else 1)
-            first = replace(budget, work=work, parts=FIRST_PART, defers_memory=True)
+            first = replace(budget, work=work, defers_memory=True)
             with suppress(Infeasible):
                 outcome = find_plan(self.graph, self.cluster, request, first, rules)
             if outcome is not None and not outcome.memory_binds:

@@ -13,13 +13,14 @@ from partitioner.solver import solve as solve_placement
 from partitioner.solver.formats import dnnp, dnnp_referee, iopddl, json_files, piper, piper_referee
 from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
 from partitioner.solver.formats.json_files import FormatError
-from partitioner.solver.formats.piper_search import plan_pipeline
 from partitioner.solver.joint.solve import THOROUGH
 from partitioner.solver.milp.engines import Engine
 from partitioner.solver.outcome import relative_gap
 from partitioner.solver.pairwise import Pairwise
 from partitioner.solver.pairwise import evaluate as evaluate_pairwise
 from partitioner.solver.pairwise import solve as solve_pairwise
+from partitioner.solver.stages import StageGraph, plan_stages
+from partitioner.solver.stages.graph import PlannedStage
 from partitioner.solver.work import Work, now_s
 
 #: The least time that is left for the search of a file that takes long to read, in seconds.
@@ -193,11 +194,11 @@ def _priced(cost_s: float, fullest_bytes: float, limit_bytes: float, fault: str)
     return Priced((("cost", f"{cost_s:.12g}"), ("peak usage", size)), fault)
 
 
-def _solve_piper(instance: piper.Instance, search: Search) -> Solved:
+def _solve_piper(graph: StageGraph, search: Search) -> Solved:
     objective, start = "time per sample (largest of a stage)", now_s()
     try:
-        answer = plan_pipeline(
-            instance,
+        answer = plan_stages(
+            graph,
             Work(search.deadline),
             gap=search.gap,
             seed=search.seed,
@@ -217,14 +218,12 @@ def _solve_piper(instance: piper.Instance, search: Search) -> Solved:
     )
 
 
-def _evaluate_piper(
-    instance: piper.Instance, plan: tuple[piper_referee.PlannedStage, ...]
-) -> Priced:
-    outcome = piper_referee.evaluate_plan(instance, plan)
+def _evaluate_piper(graph: StageGraph, plan: tuple[PlannedStage, ...]) -> Priced:
+    outcome = piper_referee.evaluate_plan(graph, plan)
     fault = next(iter(outcome.faults), "")
     if not outcome.time_s:
         return Priced((), fault)
-    return _priced(max(outcome.time_s), max(outcome.held_bytes), instance.limit_bytes, fault)
+    return _priced(max(outcome.time_s), max(outcome.held_bytes), graph.limit_bytes, fault)
 
 
 FORMATS = (

@@ -8,22 +8,14 @@ NeurIPS 2021. A file is JSON:
                 "memoryUsageB", "syncTimeFw": {"u": bytes}, "syncTimeBw": {"v": bytes}}]}}],
      "edges": [{"sourceId", "destId", "communicationCost"}]}
 
-A TMPC is a way to run a node on t devices, for instance with its activations computed again. A
-stage is a set of nodes on d times t devices: t share each node, d take turns at micro-batches.
-No edge leads back to an earlier stage, d divides the number of micro-batches, and all d sum to
-that number at most. A stage's time per sample is
-
-    (2 * (cut edges' bytes and syncs) / d + 4 * (d - 1) / d * parameters / n) / bandwidth
-    + timePerSample / d
-
-and the largest counts. A device holds memoryUsageA * y + memoryUsageB of each node, where
-y = ceil(d of this stage and all later ones / d).
+A TMPC is a way to run a node on t devices, for instance with its activations computed again: a
+`Config` of `solver.stages.graph`, which says what a plan costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -35,64 +27,11 @@ from partitioner.solver.formats.json_files import (
     number,
     objects,
 )
+from partitioner.solver.stages.graph import Config, Sharded, StageGraph
 
 
-@dataclass(frozen=True)
-class Config:
-    """A way to run a node on some number of devices (a TMPC).
-
-    Attributes:
-        name: Its id in the file.
-        time_s: Seconds a sample.
-        flying_bytes: Held for each micro-batch in flight.
-        resident_bytes: Held besides.
-    """
-
-    name: str
-    time_s: float
-    flying_bytes: float
-    resident_bytes: float
-
-
-@dataclass(frozen=True)
-class Sharded:
-    """A node on one number of devices.
-
-    Attributes:
-        configs: The ways to run it; at least one.
-        parameter_bytes: Of its weights on a device, the same in all ways.
-        sync_in_bytes: For each predecessor, paid if its edge is cut; the same in all ways.
-        sync_out_bytes: For each successor.
-    """
-
-    configs: tuple[Config, ...]
-    parameter_bytes: float
-    sync_in_bytes: Mapping[int, float]
-    sync_out_bytes: Mapping[int, float]
-
-
-@dataclass(frozen=True)
-class Instance:
-    """A file's content; `dataclasses.replace` it for other devices or limits.
-
-    Attributes:
-        limit_bytes: Memory of each device.
-        bandwidth_bytes_per_s: From each device to the others.
-        microbatches: In a batch.
-        nodes: For each id, the node on each number of devices it can be on; topological order.
-        edges: (source, target) -> bytes of activations.
-    """
-
-    devices: int
-    limit_bytes: float
-    bandwidth_bytes_per_s: float
-    microbatches: int
-    nodes: Mapping[int, Mapping[int, Sharded]]
-    edges: Mapping[tuple[int, int], float]
-
-
-def parse(data: Any) -> Instance:
-    """An instance from JSON content.
+def parse(data: Any) -> StageGraph:
+    """A graph from JSON content.
 
     Raises:
         FormatError: Something is missing, out of its range or not supported.
@@ -113,7 +52,7 @@ def parse(data: Any) -> Instance:
     except CycleError as error:
         cycle = " -> ".join(map(str, error.args[1]))
         raise FormatError(f"the edges form a cycle: {cycle}") from None
-    return Instance(
+    return StageGraph(
         devices=count(top, "maxDevices"),
         limit_bytes=number(top, "maxMemoryPerDevice", "the file"),
         bandwidth_bytes_per_s=bandwidth,

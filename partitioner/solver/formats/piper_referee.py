@@ -1,4 +1,4 @@
-"""Price a plan of a piper instance by the definition in `piper`, apart from the search.
+"""Price a plan of a piper instance by the definition in `stages.graph`, apart from the search.
 
 A plan is `{"stages": [{"nodes": [ids], "dataParallelDegree", "tensorParallelDegree", "TMPCids":
 [[id, name], ...]}, ...]}`, the stages in order, as the authors' program states it.
@@ -12,17 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from partitioner.solver.formats.json_files import FormatError, as_object, count, objects
-from partitioner.solver.formats.piper import Config, Instance, Sharded
 from partitioner.solver.stages import flights
-
-
-@dataclass(frozen=True)
-class PlannedStage:
-    """A stage of a plan: the name of the config of each of its nodes, and its degrees."""
-
-    configs: Mapping[int, str]
-    data_degree: int
-    tensor_degree: int
+from partitioner.solver.stages.graph import Config, PlannedStage, Sharded, StageGraph
 
 
 @dataclass(frozen=True)
@@ -34,68 +25,68 @@ class PlanOutcome:
     faults: tuple[str, ...]
 
 
-def evaluate_plan(instance: Instance, plan: Sequence[PlannedStage]) -> PlanOutcome:
+def evaluate_plan(graph: StageGraph, plan: Sequence[PlannedStage]) -> PlanOutcome:
     """Price a plan and name every rule that it breaks; without a price if it is not its memory."""
-    if faults := _plan_faults(instance, plan):
+    if faults := _plan_faults(graph, plan):
         return PlanOutcome((), (), tuple(faults))
     many = flights([stage.data_degree for stage in plan])
-    held = tuple(_held_bytes(instance, stage, m) for stage, m in zip(plan, many, strict=True))
+    held = tuple(_held_bytes(graph, stage, m) for stage, m in zip(plan, many, strict=True))
     return PlanOutcome(
-        tuple(_time_s(instance, stage) for stage in plan),
+        tuple(_time_s(graph, stage) for stage in plan),
         held,
         tuple(
-            f"stage {index} holds {size:.0f} bytes of {instance.limit_bytes:.0f}"
+            f"stage {index} holds {size:.0f} bytes of {graph.limit_bytes:.0f}"
             for index, size in enumerate(held)
-            if size > instance.limit_bytes
+            if size > graph.limit_bytes
         ),
     )
 
 
-def _plan_faults(instance: Instance, plan: Sequence[PlannedStage]) -> list[str]:
+def _plan_faults(graph: StageGraph, plan: Sequence[PlannedStage]) -> list[str]:
     faults: list[str] = []
     where: dict[int, int] = {}
     for index, stage in enumerate(plan):
-        if stage.data_degree < 1 or instance.microbatches % stage.data_degree:
+        if stage.data_degree < 1 or graph.microbatches % stage.data_degree:
             faults.append(
                 f"stage {index}: data degree {stage.data_degree} does not divide "
-                f"{instance.microbatches} micro-batches"
+                f"{graph.microbatches} micro-batches"
             )
         for node, name in stage.configs.items():
             if where.setdefault(node, index) != index:
                 faults.append(f"node {node} is in stages {where[node]} and {index}")
-            shards = instance.nodes.get(node, {}).get(stage.tensor_degree)
+            shards = graph.nodes.get(node, {}).get(stage.tensor_degree)
             if shards is None or name not in {config.name for config in shards.configs}:
                 faults.append(f"node {node} on {stage.tensor_degree} devices has no {name!r}")
-    if set(where) != set(instance.nodes):
+    if set(where) != set(graph.nodes):
         faults.append("the stages do not hold the instance's nodes")
         return faults
-    faults += [f"edge from {u} to {v} leads back" for u, v in instance.edges if where[u] > where[v]]
+    faults += [f"edge from {u} to {v} leads back" for u, v in graph.edges if where[u] > where[v]]
     devices = sum(stage.data_degree * stage.tensor_degree for stage in plan)
-    if devices > instance.devices:
-        faults.append(f"{devices} devices are taken, there are {instance.devices}")
+    if devices > graph.devices:
+        faults.append(f"{devices} devices are taken, there are {graph.devices}")
     total = sum(stage.data_degree for stage in plan)
-    if total > instance.microbatches:
-        faults.append(f"data degrees sum to {total}, over {instance.microbatches} micro-batches")
+    if total > graph.microbatches:
+        faults.append(f"data degrees sum to {total}, over {graph.microbatches} micro-batches")
     return faults
 
 
-def _time_s(instance: Instance, stage: PlannedStage) -> float:
+def _time_s(graph: StageGraph, stage: PlannedStage) -> float:
     d = stage.data_degree
-    sharded = {node: instance.nodes[node][stage.tensor_degree] for node in stage.configs}
+    sharded = {node: graph.nodes[node][stage.tensor_degree] for node in stage.configs}
     cut = math.fsum(
         size + (sharded[v].sync_in_bytes[u] if v in sharded else sharded[u].sync_out_bytes[v])
-        for (u, v), size in instance.edges.items()
+        for (u, v), size in graph.edges.items()
         if (u in sharded) != (v in sharded)
     )
     parameters = math.fsum(of.parameter_bytes for of in sharded.values())
     computed = math.fsum(_config(sharded[v], name).time_s for v, name in stage.configs.items())
-    moved = 2 * cut / d + 4 * (d - 1) / d * parameters / instance.microbatches
-    return moved / instance.bandwidth_bytes_per_s + computed / d
+    moved = 2 * cut / d + 4 * (d - 1) / d * parameters / graph.microbatches
+    return moved / graph.bandwidth_bytes_per_s + computed / d
 
 
-def _held_bytes(instance: Instance, stage: PlannedStage, many: int) -> float:
+def _held_bytes(graph: StageGraph, stage: PlannedStage, many: int) -> float:
     configs = [
-        _config(instance.nodes[node][stage.tensor_degree], name)
+        _config(graph.nodes[node][stage.tensor_degree], name)
         for node, name in stage.configs.items()
     ]
     return math.fsum(config.flying_bytes * many + config.resident_bytes for config in configs)

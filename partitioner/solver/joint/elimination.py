@@ -100,6 +100,7 @@ class Eliminator:
         self.spans = np.array([(item.first, item.last) for item in problem.items]).reshape(-1, 2)
         #: Whether the direct way is known to be too wide.
         self.too_wide = problem.devices == 1 and len(problem.items) > MAX_ITEMS
+        self._known: dict[bytes, Answer] = {}
 
     @cached_property
     def tables(self) -> _Tables:
@@ -148,6 +149,12 @@ class Eliminator:
         return self._solve(np.zeros(devices), np.where(live, self.item_bytes / devices, 0.0))
 
     def _solve(self, weights: Floats, prices: Floats) -> Answer:
+        key = weights.tobytes() + prices.tobytes()
+        if key not in self._known:
+            self._known[key] = self._solved(weights, prices)
+        return self._known[key]
+
+    def _solved(self, weights: Floats, prices: Floats) -> Answer:
         answer = None if self.too_wide else self._direct(weights, prices)
         if answer is None and self.problem.devices == 1:
             self.too_wide = True

@@ -11,11 +11,12 @@ from partitioner.solver.problem import Edge, Problem
 CHOICE_STEPS, ITEM_STEPS = 2, 1
 
 
-def along(problem: Problem) -> tuple[tuple[int, ...], float]:
+def along(problem: Problem, byte_price: float = 0.0) -> tuple[tuple[int, ...], float]:
     """The choices that cost least beside those of the nodes before, in the global order.
 
     A choice costs its own load on all devices and that of the items that it triggers with its
     predecessors and that are not paid yet. A node whose choices are all forbidden takes the first.
+    With a `byte_price` (per byte held during the whole order) choices that hold less are preferred.
 
     Returns:
         The choice of each node, and the steps that finding it took.
@@ -26,7 +27,11 @@ def along(problem: Problem) -> tuple[tuple[int, ...], float]:
     held: list[list[tuple[tuple[int, ...], ...]]] = [[] for _ in problem.nodes]
     for hold in problem.holds:
         held[hold.node].append(hold.items)
-    seconds = [sum(item.load_s) for item in problem.items]
+    by_place = byte_price / max(1, len(problem.nodes))
+    prices = [
+        sum(item.load_s) + by_place * sum(item.bytes) * (item.last - item.first + 1)
+        for item in problem.items
+    ]
     paid: set[int] = set()
     chosen: list[int] = []
     steps = 0.0
@@ -48,7 +53,7 @@ def along(problem: Problem) -> tuple[tuple[int, ...], float]:
                 continue
             fresh = set(triggered(choice)) - paid
             steps += CHOICE_STEPS + ITEM_STEPS * len(fresh)
-            cost_s = sum(option.load_s) + sum(seconds[item] for item in fresh)
+            cost_s = sum(option.load_s) + sum(prices[item] for item in fresh)
             if cost_s < least_s:
                 best, least_s = choice, cost_s
         paid.update(triggered(best))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.greedy import along
@@ -17,9 +18,11 @@ from partitioner.solver.problem import Problem
 from partitioner.solver.progress import ROUNDING, device_most_over
 from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.symmetry import symmetric_groups
+from partitioner.solver.work import Work
 
 #: Plans, each with its bytes over the limits and its value.
-Ranked = dict[tuple[int, ...], tuple[float, float]]
+Plan = tuple[int, ...]
+Ranked = dict[Plan, tuple[float, float]]
 
 #: Moves that local search tries from each start.
 EFFORT = 30_000
@@ -133,26 +136,45 @@ def refute(search: Search) -> None:
         search.prove(math.inf, "elimination")
 
 
-def squeeze(eliminator: Eliminator, least: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Plans of little load at several prices of a byte: the lowest at which they fit is sought."""
-    problem = eliminator.problem
+def squeeze(
+    problem: Problem, priced: Callable[[float], Plan | None], work: Work, least: Plan
+) -> list[Plan]:
+    """Plans of little load at several prices of a byte: the lowest at which they fit is sought.
+
+    Args:
+        problem: The problem.
+        priced: Gives the plan of little load at a price of a byte; None if it cannot tell.
+        work: Ends the search.
+        least: The plan at no price.
+    """
     limits = [limit for limit in problem.limit_bytes if math.isfinite(limit)]
-    plans: list[tuple[int, ...]] = []
+    plans: list[Plan] = []
     if not limits:
         return plans
     unit = sum(evaluate_choices(problem, least).load_s) / max(sum(limits), 1.0)
     low, high = -3.0, 3.0  # powers of ten of the price, in `unit`
     for step in range(SQUEEZES):
         power = high if not step else (low + high) / 2
-        answer = eliminator.min_sum([1.0] * problem.devices, unit * 10**power)
-        if answer is None or eliminator.work.over:
+        plan = priced(unit * 10**power)
+        if plan is None or work.over:
             return plans
-        plans.append(answer[0])
-        fits = evaluate_choices(problem, answer[0]).excess_bytes <= 0
+        plans.append(plan)
+        fits = evaluate_choices(problem, plan).excess_bytes <= 0
         if not step and not fits:
             return plans
         low, high = (low, power) if fits else (power, high)
     return plans
+
+
+def squeezed(eliminator: Eliminator, least: Plan) -> list[Plan]:
+    """The same, of the plans that elimination finds."""
+    weights = [1.0] * eliminator.problem.devices
+
+    def priced(byte_price: float) -> Plan | None:
+        answer = eliminator.min_sum(weights, byte_price)
+        return None if answer is None else answer[0]
+
+    return squeeze(eliminator.problem, priced, eliminator.work, least)
 
 
 def starts(search: Search) -> list[tuple[int, ...]]:
@@ -162,14 +184,25 @@ def starts(search: Search) -> list[tuple[int, ...]]:
     plans = [*picks.values(), *(split.chosen for split in splits(search, picks))]
     least = _cheapest(search.eliminator)
     if least is not None:
-        return [*plans, least, *squeeze(search.eliminator, least)]
+        return [*plans, least, *squeezed(search.eliminator, least)]
     if plans:
         return plans
-    plan, steps = along(problem)
-    search.work.spend(steps)
+
     # every node's choice of least work, whatever its neighbours choose
     work = [[sum(choice.load_s) for choice in choices] for choices in problem.nodes]
-    return [plan, tuple(seconds.index(min(seconds)) for seconds in work)]
+    return [_greedy(search, 0.0), tuple(seconds.index(min(seconds)) for seconds in work)]
+
+
+def frugal(search: Search) -> list[Plan]:
+    """Plans that hold little, made node after node: cheap, whatever steps are left."""
+    work = Work(search.work.deadline, parent=search.work)
+    return squeeze(search.problem, partial(_greedy, search), work, _greedy(search, 0.0))
+
+
+def _greedy(search: Search, byte_price: float) -> Plan:
+    plan, steps = along(search.problem, byte_price)
+    search.work.spend(steps)
+    return plan
 
 
 def splits(search: Search, picks: Picks) -> list[Split]:
@@ -196,6 +229,8 @@ def seek(search: Search) -> None:
         most = QUICK
     effort = min(most, EFFORT_PER_CHOICE * sum(map(len, search.problem.nodes)))
     ranked = offer_all(search, starts(search), "dynamic programming")
+    if search.best is None or search.objective == "memory":
+        ranked |= offer_all(search, frugal(search), "dynamic programming")
     if search.best is None:
         refute(search)
     if math.isinf(search.bound):
@@ -240,7 +275,8 @@ def improve(
 
 def _cheapest(eliminator: Eliminator) -> tuple[int, ...] | None:
     """The plan of least total load, if elimination can tell and one is allowed."""
-    answer = eliminator.min_sum([1.0] * eliminator.problem.devices)
+    devices = eliminator.problem.devices
+    answer = eliminator.min_sum([1 / devices] * devices)  # the weights of `relax`
     return answer[0] if answer is not None and math.isfinite(answer[1]) else None
 
 

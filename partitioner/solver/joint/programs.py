@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from partitioner.solver.joint.elimination import Eliminator
-from partitioner.solver.joint.incumbents import offer_all, squeeze
+from partitioner.solver.joint.incumbents import offer_all, squeezed
 from partitioner.solver.joint.local_search import local_search
 from partitioner.solver.joint.search import Search
 from partitioner.solver.milp.engines import node_steps_of, solve_milp
@@ -82,7 +82,7 @@ def _rounded(
         return
     plans = [answer[0]]
     if evaluate_choices(few, answer[0]).excess_bytes > 0:
-        plans += squeeze(eliminator, answer[0])
+        plans += squeezed(eliminator, answer[0])
     for plan in plans:
         yield tuple(choices[pick] for choices, pick in zip(kept, plan, strict=True))
 

@@ -20,7 +20,6 @@ import numpy as np
 import scipy.sparse as sp
 
 from partitioner.solver.milp.engines import HIGHS, Engine, solve_milp
-from partitioner.solver.milp.highs import OPTIONS, new_highs
 from partitioner.solver.milp.program import Milp, Row
 from partitioner.solver.pairwise.model import Model
 from partitioner.solver.pairwise.problem import Floats, Ints, index_in_group, offsets_of
@@ -43,46 +42,17 @@ def solve_exactly(
     """
     cost, matrix, lower, upper = _program(model)
     scale = max(1.0, float(cost.max(initial=0.0)) / 1e6)
-    if engine is not HIGHS:
-        milp = _milp(cost / scale, matrix, lower, upper, len(model.usage))
-        result = solve_milp(milp, Work.within(time_limit_s), gap, engine=engine)
-        chosen = _chosen(model, np.array(result.values)) if result.values else None
-        return chosen, result.bound * scale
-    import highspy
-
-    total, strategies = len(cost), len(model.usage)
-    solver = new_highs()
-    options = {**OPTIONS, "threads": 1, "time_limit": max(time_limit_s, 0.01)}
-    for name, value in {**options, "mip_rel_gap": gap, "mip_abs_gap": 1e-9}.items():
-        solver.setOptionValue(name, value)
-    program = highspy.HighsLp()
-    program.num_col_, program.num_row_ = total, len(lower)
-    program.col_cost_ = cost / scale
-    program.col_lower_, program.col_upper_ = np.zeros(total), np.full(total, 1.0)
-    program.row_lower_, program.row_upper_ = lower, upper
-    program.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    program.a_matrix_.start_, program.a_matrix_.index_ = matrix.indptr, matrix.indices
-    program.a_matrix_.value_ = matrix.data
-    binary, continuous = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
-    program.integrality_ = [binary] * strategies + [continuous] * (total - strategies)
-    solver.passModel(program)
-    solver.run()
-    info = solver.getInfo()
-    if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
-        return None, math.inf
-    bound = float(info.mip_dual_bound) * scale
-    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        return None, bound
-    return _chosen(model, np.array(solver.getSolution().col_value[:strategies])), bound
-
-
-def _chosen(model: Model, values: Floats) -> Ints:
+    milp = _milp(cost / scale, matrix, lower, upper, len(model.usage))
+    result = solve_milp(milp, Work.within(time_limit_s), gap, engine=engine)
+    if not result.values:
+        return None, result.bound * scale
+    values = np.array(result.values)
     chosen = [int(values[a:b].argmax()) for a, b in pairwise(model.graph.offsets)]
-    return np.array(chosen, dtype=np.int64)
+    return np.array(chosen, dtype=np.int64), result.bound * scale
 
 
 def _milp(cost: Floats, matrix: Any, lower: Floats, upper: Floats, strategies: int) -> Milp:
-    """The program for solvers that PuLP drives; each row has one finite side, or both equal."""
+    """The program as data; each row has one finite side, or both equal."""
     total, by_row = len(cost), matrix.tocsr()
     rows = (
         Row(

@@ -1,33 +1,27 @@
 """Contiguous placement: an order is cut into intervals, one a device group, by an exact DP.
 
-    best(used groups, j) = min over i and group g of
-                           max(best(used groups less g, i - 1), load(g, [i, j]))
-
-The loads are `intervals.interval_loads`: exact where groups are interchangeable and no value is
-read in two other intervals, a lower bound on contiguous plans in this order otherwise. The referee
-prices the plans. Long orders are cut only at the best of a bounded number of positions.
+The states of the DP (`stages.least_cuts`) are the numbers of groups of each class in use. The loads
+are `intervals.interval_loads`: exact where groups are interchangeable and no value is read in two
+other intervals, a lower bound on contiguous plans in this order otherwise. The referee prices the
+plans. Long orders are cut only at the best of a bounded number of positions.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from partitioner.solver.placement.intervals import Blocks, Floats, Picks, interval_loads
+from partitioner.solver.placement.intervals import Blocks, Picks, interval_loads
 from partitioner.solver.problem import Problem
 from partitioner.solver.referee import evaluate_choices
+from partitioner.solver.stages.least_cuts import LeastCuts, State, least_cuts
 from partitioner.solver.symmetry import group_classes, group_devices
 
 Classes = tuple[tuple[int, ...], ...]  #: Interchangeable groups together, any other by itself.
-Used = tuple[int, ...]  #: How many groups of each class are in use.
-#: For each `Used` and number of nodes j: the least largest load of plans of the first j nodes, and
-#: the class and the start of their last interval.
-Table = dict[Used, tuple[Floats, npt.NDArray[np.intp], npt.NDArray[np.intp]]]
 
 #: No more combinations of used groups than this are told apart.
 MAX_STATES = 4096
@@ -62,15 +56,16 @@ def contiguous_plans(
     for members in classes:
         # one group of each class that the rest may be on while the first one runs an interval
         others = [*members[1:2], *(rest[0] for rest in classes if rest is not members)]
-        loads.append(interval_loads(problem, members[0], picks, others, blocks, positions))
-    table = _fill(classes, {group: group_devices(problem, group) for group in picks}, loads)
-    by_count: dict[int, tuple[float, Used]] = {}
-    for used, (best, _, _) in table.items():
+        of_blocks = interval_loads(problem, members[0], picks, others, blocks, positions)
+        loads.append(np.pad(of_blocks, ((0, 1), (1, 0)), constant_values=math.inf))
+    cuts = least_cuts(loads, _steps(problem, classes))
+    by_count: dict[int, tuple[float, State]] = {}
+    for used, best in cuts.load_s.items():
         count = sum(used)
         if count and best[-1] < by_count.get(count, (math.inf, used))[0]:
             by_count[count] = (float(best[-1]), used)
     return [
-        Split(_trace(table, classes, used, picks, blocks), value)
+        Split(_chosen(cuts, classes, used, picks, blocks), value)
         for _, (value, used) in sorted(by_count.items())
     ]
 
@@ -88,51 +83,32 @@ def _fullest(problem: Problem, picks: Picks) -> tuple[int, ...]:
     return tuple(sorted(positions))
 
 
-def _fill(
-    classes: Classes, devices: Mapping[int, frozenset[int]], loads: Sequence[Floats]
-) -> Table:
-    size = len(loads[0]) + 1
-    empty = np.full(size, math.inf)
-    empty[0] = 0.0
-    none = np.full(size, -1)
-    table: Table = {(0,) * len(classes): (empty, none, none)}
+def _steps(problem: Problem, classes: Classes) -> dict[State, list[tuple[State, int]]]:
+    """The numbers of groups of each class that may be in use, none sharing a device."""
+    devices = {g: group_devices(problem, g) for members in classes for g in members}
     states = itertools.product(*(range(len(members) + 1) for members in classes))
+    steps: dict[State, list[tuple[State, int]]] = {}
     for used in sorted(states, key=lambda used: (sum(used), used)):
         groups = [g for n, members in zip(used, classes, strict=True) for g in members[:n]]
         union = frozenset().union(*(devices[g] for g in groups))
-        if not groups or sum(len(devices[g]) for g in groups) > len(union):
-            continue  # nothing is used, or two of the groups share a device
-        best, last_class, last_start = np.full(size, math.inf), none.copy(), none.copy()
-        for index in range(len(classes)):
-            before = (*used[:index], used[index] - 1, *used[index + 1 :])
-            if before not in table:
-                continue
-            # value[i, j]: the last interval is nodes i to j, the rest is done before
-            value = np.maximum(table[before][0][:-1, None], loads[index])
-            first = value.argmin(axis=0)
-            least = np.concatenate(([math.inf], value[first, np.arange(size - 1)]))
-            better = least < best
-            best = np.where(better, least, best)
-            last_class = np.where(better, index, last_class)
-            last_start = np.where(better, np.concatenate(([0], first)), last_start)
-        table[used] = (best, last_class, last_start)
-    return table
+        if sum(len(devices[g]) for g in groups) <= len(union):
+            steps[used] = [
+                ((*used[:index], used[index] - 1, *used[index + 1 :]), index)
+                for index in range(len(classes))
+            ]
+    return steps
 
 
-def _trace(
-    table: Table, classes: Classes, used: Used, picks: Picks, blocks: Blocks
+def _chosen(
+    cuts: LeastCuts, classes: Classes, used: State, picks: Picks, blocks: Blocks
 ) -> tuple[int, ...]:
-    stop = len(blocks.ends)
-    chosen = [0] * len(blocks.order)
-    ends = (0, *blocks.ends)
-    while stop:
-        _, last_class, last_start = table[used]
-        index, first = int(last_class[stop]), int(last_start[stop])
-        group = classes[index][used[index] - 1]
-        for node in blocks.order[ends[first] : ends[stop]]:
+    """The plan of a cut: of each class the last groups in use run the last intervals."""
+    chosen, left, ends = [0] * len(blocks.order), list(used), (0, *blocks.ends)
+    for start, stop, index in reversed(cuts.stages(used)):
+        left[index] -= 1
+        group = classes[index][left[index]]
+        for node in blocks.order[ends[start] : ends[stop]]:
             chosen[node] = picks[group][node]
-        used = (*used[:index], used[index] - 1, *used[index + 1 :])
-        stop = first
     return tuple(chosen)
 
 

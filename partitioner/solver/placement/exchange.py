@@ -8,6 +8,7 @@ local search). A plan is better if its loads, largest first, are lexicographical
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from partitioner.solver.placement.fleet import Fleet
@@ -17,6 +18,8 @@ from partitioner.solver.progress import Progress, lower_loads
 
 #: Best splits, by rounded seconds, of which the best by exact seconds is taken.
 LOOKED_AT = 10
+#: Nodes of a run that is not halved again.
+LEAST_PART = 8
 #: Random splits of one kick, and by how much they may be above the plan's largest load.
 KICK_PAIRS = (1, 2, 3)
 KICK_ABOVE = (1.0, 1.005, 1.02)
@@ -83,7 +86,7 @@ class _Exchange:
         for _ in range(self.rng.choice(KICK_PAIRS)):
             first, second = self.rng.sample(groups, 2)
             limit = max(plan.loads) * self.rng.choice(KICK_ABOVE)
-            splits = self._splits(plan, first, second, limit)
+            splits = next(self._splits(plan, first, second, limit), None)
             quanta = splits.within(limit) if splits is not None else []
             if splits is None or not quanta:
                 continue
@@ -93,30 +96,43 @@ class _Exchange:
 
     def _best_split(self, plan: _Plan, first: int, second: int) -> _Plan | None:
         limit = self._load(plan, first)
-        splits = self._splits(plan, first, second, limit)
-        if splits is None:
-            return None
         both = self.fleet.held(plan.chosen, first) | self.fleet.held(plan.chosen, second)
         sacks = self.fleet.knapsacks
         least, best = (limit, limit), None
-        for quanta in splits.within(limit)[:LOOKED_AT]:
-            inside = splits.on_first(quanta)
-            seconds = sacks[first].seconds(inside), sacks[second].seconds(both - inside)
-            ranked = max(seconds), min(seconds)
-            if ranked < least:
-                least, best = ranked, inside
+        for splits in self._splits(plan, first, second, limit):
+            for quanta in splits.within(limit)[:LOOKED_AT]:
+                inside = splits.on_first(quanta)
+                seconds = sacks[first].seconds(inside), sacks[second].seconds(both - inside)
+                ranked = max(seconds), min(seconds)
+                if ranked < least:
+                    least, best = ranked, inside
+            if best is not None:
+                break
         return None if best is None else self.price(self._moved(plan, first, second, best))
 
-    def _splits(self, plan: _Plan, first: int, second: int, limit: float) -> Splits | None:
-        both = self.fleet.held(plan.chosen, first) | self.fleet.held(plan.chosen, second)
-        order = [node for node in self.fleet.order if node in both]
-        if not order:
-            return None
+    def _splits(self, plan: _Plan, first: int, second: int, limit: float) -> Iterator[Splits]:
+        """All splits of the two devices or, where the tables would be too large, of parts.
+
+        A part is a run of the order that is free; of the other nodes of the two each device's stay
+        together.
+        """
+        held = self.fleet.held(plan.chosen, first), self.fleet.held(plan.chosen, second)
+        order = [node for node in self.fleet.order if node in held[0] or node in held[1]]
         sacks = self.fleet.knapsacks
-        splits = split(sacks[first], sacks[second], order, limit)
-        laid_out = NODE_STEPS * len(order)
-        self.progress.work.spend(laid_out + (splits.work if splits is not None else 0.0))
-        return splits
+        parts = [order] if order else []
+        while parts and not self.progress.over:
+            part = parts.pop()
+            rest = [nodes.difference(part) for nodes in held]
+            splits = split(sacks[first], sacks[second], part, limit, filter(None, rest))
+            laid_out = NODE_STEPS * len(order)
+            self.progress.work.spend(laid_out + (splits.work if splits is not None else 0.0))
+            if splits is not None:
+                yield splits
+            elif len(part) > LEAST_PART:
+                half, quarter = len(part) // 2, len(part) // 4
+                halves = [part[:half], part[quarter : quarter + half], part[half:]]
+                self.rng.shuffle(halves)
+                parts += halves
 
     def _moved(
         self, plan: _Plan, first: int, second: int, inside: frozenset[int]

@@ -61,6 +61,20 @@ class Knapsack:
         work = math.fsum(self.work_s[node] for node in inside)
         return work + math.fsum(star.seconds(inside) for star in self.stars)
 
+    def merged(self, unit: Mapping[int, int]) -> Knapsack:
+        """The same where some nodes are one with another one, by node."""
+        work_s, stars = list(self.work_s), list[Star]()
+        for node, of in unit.items():
+            if node != of:
+                work_s[of] += work_s[node]
+                work_s[node] = 0.0
+        for star in self.stars:
+            centre = unit.get(star.centre, star.centre)
+            leaves = {unit.get(leaf, leaf) for leaf in star.leaves} - {centre}
+            if leaves:
+                stars.append(Star(centre, tuple(sorted(leaves)), star.leave_s, star.come_s))
+        return Knapsack(tuple(work_s), tuple(stars))
+
 
 @dataclass(frozen=True)
 class Fleet:

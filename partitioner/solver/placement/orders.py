@@ -1,9 +1,8 @@
 """Orders of the nodes: in which little communication crosses each position, or few nodes wait.
 
 A contiguous plan cuts an order into intervals, so it can be no better than its order. The first
-orders are grown greedily: the next node is the one that opens the least communication and
-closes the most (the one-sided minimum linear arrangement heuristic), the one touched last of
-equals. Grown along the edges, against them, and from either end whatever their direction.
+orders are grown (`stages.cut_orders.grow`) along the edges, against them, and from either end
+whatever their direction.
 
 Tables over the nodes that wait for others (`sweep`) are as large as two to the power of their
 number, so the last order keeps the frontier of waiting nodes small.
@@ -11,25 +10,14 @@ number, so the last order keeps the frontier of waiting nodes small.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from partitioner.solver.problem import Problem
-
-Order = tuple[int, ...]
+from partitioner.solver.stages.cut_orders import Net, Order, grow
 
 #: Frontier orders that are grown, and the nodes of all of them together: 0.1 s.
 STARTS = 16
 MOST_GROWN = 8000
-
-
-@dataclass(frozen=True)
-class Net:
-    """A value: nodes between which it is paid once if they are not together."""
-
-    nodes: tuple[int, ...]  #: The nodes that make and read it, ascending.
-    load_s: float  #: Seconds, over all devices, where it is dearest.
 
 
 def nets(problem: Problem) -> list[Net]:
@@ -62,79 +50,6 @@ def narrow_orders(problem: Problem) -> list[Order]:
         grow(count, values, (), first=count - 1)[::-1],
     ]
     return list(dict.fromkeys(orders))
-
-
-def grow(
-    count: int,
-    nets: Sequence[Net],
-    arcs: Iterable[tuple[int, int]],
-    first: int | None = None,
-) -> Order:
-    """An order grown node by node, from the first one if it is given.
-
-    It keeps the arcs, (before, after) pairs without a cycle.
-    """
-    growth = _Growth(count, nets, arcs)
-    order: list[int] = []
-    while len(order) < count:
-        node = first if first is not None and not order else growth.next()
-        order.append(node)
-        growth.place(node, len(order))
-    return tuple(order)
-
-
-class _Growth:
-    """The nodes that are not placed yet, by the communication that each would open."""
-
-    def __init__(self, count: int, nets: Sequence[Net], arcs: Iterable[tuple[int, int]]) -> None:
-        self.nets = nets
-        self.nets_of: list[list[int]] = [[] for _ in range(count)]
-        for index, net in enumerate(nets):
-            for node in net.nodes:
-                self.nets_of[node].append(index)
-        self.unplaced = [len(net.nodes) for net in nets]
-        self.after: list[list[int]] = [[] for _ in range(count)]
-        self.waiting = [0] * count
-        for u, v in arcs:
-            self.after[u].append(v)
-            self.waiting[v] += 1
-        self.opens = [sum(nets[index].load_s for index in indices) for indices in self.nets_of]
-        self.touched = [0] * count
-        self.placed = [False] * count
-        self.heap: list[tuple[float, int, int]] = []
-        for node in range(count):
-            self._push(node)
-
-    def next(self) -> int:
-        """The node that opens the least communication and closes the most."""
-        while True:
-            opens, stamp, node = heapq.heappop(self.heap)
-            if not self.placed[node] and (opens, -stamp) == (self.opens[node], self.touched[node]):
-                return node
-
-    def place(self, node: int, stamp: int) -> None:
-        """Place a node as the `stamp`-th."""
-        self.placed[node] = True
-        changed = dict.fromkeys(self.after[node])
-        for other in self.after[node]:
-            self.waiting[other] -= 1
-        for index in self.nets_of[node]:
-            net = self.nets[index]
-            opened = self.unplaced[index] == len(net.nodes)
-            self.unplaced[index] -= 1
-            nearly_closed = self.unplaced[index] == 1
-            if opened or nearly_closed:
-                for other in net.nodes:
-                    if not self.placed[other]:
-                        self.opens[other] -= net.load_s * (opened + nearly_closed)
-                        self.touched[other] = stamp
-                        changed[other] = None
-        for other in changed:
-            self._push(other)
-
-    def _push(self, node: int) -> None:
-        if not self.waiting[node] and not self.placed[node]:
-            heapq.heappush(self.heap, (self.opens[node], -self.touched[node], node))
 
 
 def frontier_order(count: int, pairs: Iterable[tuple[int, int]]) -> Order:

@@ -9,7 +9,7 @@ again exactly.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,7 @@ class Splits:
     swept: Swept  #: The least seconds of b for every number of quanta of a; inside is on a.
     quantum_s: float  #: Seconds.
     work: float  #: Steps of the search that they took.
+    unit: Mapping[int, int]  #: The node that others go with, of each of these.
 
     def within(self, limit_s: float) -> list[int]:
         """Quanta of a at which neither device takes more than about the limit, best first."""
@@ -42,21 +43,33 @@ class Splits:
 
     def on_first(self, quanta: int) -> frozenset[int]:
         """The nodes on a."""
-        return self.swept.inside(quanta)
+        inside = self.swept.inside(quanta)
+        return inside.union(node for node, of in self.unit.items() if of in inside)
 
 
-def split(first: Knapsack, second: Knapsack, order: Sequence[int], limit_s: float) -> Splits | None:
+def split(
+    first: Knapsack,
+    second: Knapsack,
+    order: Sequence[int],
+    limit_s: float,
+    together: Iterable[Collection[int]] = (),
+) -> Splits | None:
     """All splits of some nodes between two devices that may stay within the limit.
 
     Args:
         first: Of device a.
         second: Of device b.
-        order: The nodes that the two hold, in an order in which few wait for one another.
+        order: Nodes that the two hold, in an order in which few wait for one another.
         limit_s: No split above it is of use.
+        together: The other nodes that they hold, in sets that stay whole.
 
     Returns:
         None if the tables would be too large.
     """
+    unit = {node: min(nodes) for nodes in together for node in nodes}
+    if unit:
+        order = [*sorted({*unit.values()}), *order]
+        first, second = first.merged(unit), second.merged(unit)
     # how many quanta are cheap depends on the size of the tables, and that on the nodes alone
     levels = FEWEST
     layout = _layout(first, second, order, limit_s / levels)
@@ -67,7 +80,7 @@ def split(first: Knapsack, second: Knapsack, order: Sequence[int], limit_s: floa
     if levels > FEWEST:
         layout = _layout(first, second, order, quantum) or layout
     values = np.rint(np.array(first.work_s) / quantum).astype(np.int64)
-    return Splits(sweep(layout, values, levels + 1), quantum, layout.work(levels + 1))
+    return Splits(sweep(layout, values, levels + 1), quantum, layout.work(levels + 1), unit)
 
 
 def _layout(

@@ -12,6 +12,8 @@
 """
 
 from partitioner.solver.stages.cut import cut_stages, find_cut
+from partitioner.solver.stages.graph import StageGraph
+from partitioner.solver.stages.graph_search import StagePlan, plan_stages
 from partitioner.solver.stages.knapsack import Ways, pack
 from partitioner.solver.stages.model import (
     Cut,
@@ -29,7 +31,9 @@ __all__ = [
     "CutOutcome",
     "Pool",
     "Stage",
+    "StageGraph",
     "StageOption",
+    "StagePlan",
     "StageProblem",
     "Ways",
     "cut_stages",
@@ -37,4 +41,5 @@ __all__ = [
     "find_cut",
     "flights",
     "pack",
+    "plan_stages",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,11 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.loads import Loads
 from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import PlacedNode, Plan, PlanError, check_graph, resolve_node
-from partitioner.strategies.constraints.honouring import (
-    Busy,
-    blamed,
-    concerns,
-    demands,
-    kept_of,
-    names,
-)
 from partitioner.strategies.constraints.reading import placements, tables
 from partitioner.strategies.constraints.values import Along, ConstraintError, NamedDims, Pin
+
+#: By mesh axis and node, the factors that the node is cut along over the axis, see `Constraints`.
+Busy = Mapping[str, Mapping[str, frozenset[str]]]
 
 
 @hints_keywords
@@ -132,7 +127,7 @@ class Constraints:
             if pin.tensor and pin.tensor not in graph.types:
                 near = did_you_mean(pin.tensor, graph.types)
                 raise ConstraintError(f"{pin.text}: the model has no tensor {pin.tensor!r}{near}")
-            if not pin.tensor and not any(names(pin, node) for node in graph.nodes):
+            if not pin.tensor and not any(pin.names(node) for node in graph.nodes):
                 near = did_you_mean(pin.op, (node.op for node in graph.nodes))
                 near = did_you_mean(pin.nodes[0], graph.by_name) if pin.nodes else near
                 raise ConstraintError(
@@ -165,7 +160,6 @@ class Constraints:
         """The constraints as far as they are on some axes of a mesh.
 
         Args:
-            axes: The axes.
             every: Whether these are all that the mesh has. A cut over any axis waits for the last.
         """
         pins = (
@@ -182,7 +176,24 @@ class Constraints:
 
     def demands(self, graph: Graph) -> Mapping[str, Hashable]:
         """What is demanded of each node that constraints bind, equal where the demands are."""
-        return demands(graph, self.pins, self.along, self.busy)
+        by_tensor: dict[str, list[Pin]] = defaultdict(list)
+        for pin in self.pins:
+            by_tensor[pin.tensor].append(pin)
+        found: dict[str, list[Hashable]] = defaultdict(list)
+        for node in graph.nodes:
+            for index, value in enumerate((*node.inputs, *node.outputs)):
+                found[node.name] += (
+                    (index, pin.dim, pin.axis, pin.replicate, pin.cut)
+                    for pin in by_tensor.get(value, ())
+                    if pin.concerns(node)
+                )
+        for number, demand in enumerate(self.along):
+            for name, factors in demand.factors.items():
+                found[name].append((number, factors))
+        for axis, nodes in self.busy.items():
+            for name, factors in nodes.items():
+                found[name].append((axis, factors))
+        return {name: tuple(demands) for name, demands in found.items() if demands}
 
     @property
     def cutting_pin(self) -> Pin | None:
@@ -205,7 +216,7 @@ class Constraints:
 
     def group_of(self, node: Node) -> tuple[int, ...]:
         """The devices that a node is pinned to, ascending; () if it is not."""
-        groups = (pin.devices for pin in self.pins if pin.devices and names(pin, node))
+        groups = (pin.devices for pin in self.pins if pin.devices and pin.names(node))
         return tuple(sorted(next(groups, ())))
 
     def stage_of(self, node: Node) -> tuple[int, ...]:
@@ -228,9 +239,9 @@ class Constraints:
         bound: dict[str, list[int]] = defaultdict(list)
         for position, node in enumerate(graph.nodes):
             values = dict.fromkeys((*node.inputs, *node.outputs))
-            texts = [pin.text for pin in of_nodes if names(pin, node)]
+            texts = [pin.text for pin in of_nodes if pin.names(node)]
             texts += [
-                pin.text for v in values for pin in by_tensor.get(v, ()) if concerns(pin, node)
+                pin.text for v in values for pin in by_tensor.get(v, ()) if pin.concerns(node)
             ]
             texts += [demand.text for demand in self.along if node.name in demand.factors]
             texts += [f"parallel {axis}" for axis in self.busy if node.name in self.busy[axis]]
@@ -238,7 +249,8 @@ class Constraints:
                 texts.append(f"parallel {self.places[node.name][0]}")
             if self.plan is not None and node.name in self.plan.nodes:
                 texts.append("the plan that is kept")
-            for text in dict.fromkeys(map(_without_detail, texts)):
+            kinds = (t.partition(":")[0] if t.startswith("parallel ") else t for t in texts)
+            for text in dict.fromkeys(kinds):
                 bound[text].append(position)
         return bound
 
@@ -255,11 +267,43 @@ class Constraints:
 
     def keep(self, node: Node, candidates: Sequence[PlacedNode]) -> tuple[PlacedNode, ...]:
         """The strategies of a node that honour every pin."""
-        return kept_of(node, candidates, self.pins, self.along, self.busy)
+        kept, values = tuple(candidates), {*node.inputs, *node.outputs}
+        for pin in self.pins:
+            if not pin.tensor or pin.tensor in values:
+                kept = tuple(placed for placed in kept if pin.honoured(node, placed))
+        for demand in self.along:
+            kept = tuple(placed for placed in kept if demand.honoured(node, placed))
+        for axis, nodes in self.busy.items():
+            if node.name in nodes:
+                cut = tuple(p for p in kept if _uses(p, axis, nodes[node.name]))
+                kept = cut or tuple(p for p in kept if _uses(p, axis, p.layouts)) or kept
+        return kept
 
     def blame(self, node: Node, candidates: Sequence[PlacedNode]) -> tuple[str, str]:
-        """See `honouring.blamed`."""
-        return blamed(node, candidates, self.pins, self.along)
+        """Find the first constraint that leaves a node no strategy, and why: beside which other."""
+        kept: Sequence[PlacedNode] = candidates
+        for number, pin in enumerate(self.pins):
+            kept = [placed for placed in kept if pin.honoured(node, placed)]
+            if not kept:
+                own = [placed for placed in candidates if pin.honoured(node, placed)]
+                if not own:
+                    return pin.text, pin.why_not(candidates)
+                beside = (
+                    f"none honours {other.text} too"
+                    for other in self.pins[:number]
+                    if not any(other.honoured(node, placed) for placed in own)
+                )
+                return pin.text, next(beside, "")
+        for demand in self.along:
+            kept = [placed for placed in kept if demand.honoured(node, placed)]
+            if not kept:
+                return demand.text, ""
+        return "its constraints", ""
+
+
+def _uses(placed: PlacedNode, axis: str, factors: Container[str]) -> bool:
+    """Test whether a node is cut over an axis along one of these factors."""
+    return any(axis in at.axes for name, at in placed.layouts.items() if name in factors)
 
 
 def _of_size(plan: Plan, size: int) -> Plan:
@@ -299,8 +343,3 @@ def _check_plan(plan: Plan, graph: Graph, devices: int) -> None:
             raise PlanError(
                 f"plan has {name!r} on device {max(mesh.devices)}, not one of 0..{devices - 1}"
             )
-
-
-def _without_detail(text: str) -> str:
-    """A text of a constraint; of one of a kind of parallelism the kind: "parallel tp"."""
-    return text.partition(":")[0] if text.startswith("parallel ") else text

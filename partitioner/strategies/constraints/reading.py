@@ -30,7 +30,6 @@ def tables(
     """Pins, named dims and loads of the tables of a file.
 
     Args:
-        data: The tables.
         where: Their place, for errors.
         short: The same in the texts of constraints.
 
@@ -149,11 +148,6 @@ def _table(table: Any, source: str) -> Iterable[tuple[str, Any]]:
 
 
 def _loads(table: Any, source: str) -> Loads:
-    """Loads by pattern.
-
-    Raises:
-        ConstraintError: They are no lists of numbers, or there is none above 0.
-    """
     if not isinstance(table, Mapping) or not all(isinstance(name, str) for name in table):
         raise ConstraintError(f"{source}: [loads] is a table of names, not {table!r}")
     for name, numbers in table.items():
@@ -185,7 +179,6 @@ def _words(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _group(devices: Any) -> tuple[Any, ...]:
-    """A device, or a sequence of them, as a tuple."""
     return tuple(devices) if isinstance(devices, list | tuple) else (devices,)
 
 

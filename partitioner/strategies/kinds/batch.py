@@ -31,20 +31,15 @@ Dim = tuple[str, int]  #: A value and the index of a dim of it.
 
 @dataclass(frozen=True)
 class Followed:
-    """A dim of a model, such as its batch.
+    """A dim of a model, such as its batch."""
 
-    Attributes:
-        inputs: Graph inputs that have it, also caches that the graph keeps, and which of their dims
-            it is.
-        factors: By name, the nodes that read or make values that have it, and the factors of each
-            that stand for it; none where no factor does.
-        values: All values that have it, as far as it was followed.
-        broken: Of the nodes, those that do not take it as it lies: they need a communication.
-    """
-
+    #: Graph inputs that have it, also caches that the graph keeps, and which of their dims it is.
     inputs: Mapping[str, int]
+    #: By name, the nodes that read or make values that have it, and the factors of each that stand
+    #: for it; none where no factor does.
     factors: Mapping[str, frozenset[str]]
-    values: frozenset[str] = frozenset()
+    values: frozenset[str] = frozenset()  #: All values that have it, as far as it was followed.
+    #: Of the nodes, those that do not take it as it lies: they need a communication.
     broken: frozenset[str] = frozenset()
 
     def size(self, graph: Graph) -> int:
@@ -150,8 +145,9 @@ class _Walk:
 
     def run(self, seeds: Iterable[Dim], cuts: Mapping[Dim, DimLayout] | None = None) -> _Walk:
         for value, dim in seeds:
-            cut = (cuts or {}).get((value, dim))
-            self._publish(value, _cut(self.graph.types[value].shape, dim, cut))
+            whole = [DimLayout.whole(size) for size in self.graph.types[value].shape]
+            whole[dim] = (cuts or {}).get((value, dim)) or even(whole[dim].size)
+            self._publish(value, Sharding(tuple(whole)))
         for sweep in range(_MAX_SWEEPS):
             order = reversed(self.graph.nodes) if sweep % 2 else self.graph.nodes
             news = [self._visit(node) for node in order]
@@ -279,12 +275,6 @@ class _Walk:
     def _publish(self, value: str, at: Sharding) -> None:
         if at.axes and not at.partial and value not in self.layouts:
             self.layouts[value] = at
-
-
-def _cut(shape: tuple[int, ...], dim: int, cut: DimLayout | None) -> Sharding:
-    whole = [DimLayout.whole(size) for size in shape]
-    whole[dim] = cut or even(shape[dim])
-    return Sharding(tuple(whole))
 
 
 def even(size: int) -> DimLayout:

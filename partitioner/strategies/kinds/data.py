@@ -17,7 +17,7 @@ from partitioner.ir.plan import Plan
 from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
 from partitioner.strategies.kinds.batch import Followed
-from partitioner.strategies.kinds.kind import Asked
+from partitioner.strategies.kinds.kind import Asked, whole_operators
 from partitioner.strategies.kinds.parameter_uses import (
     can_cut,
     is_again,
@@ -28,18 +28,13 @@ from partitioner.strategies.kinds.parameter_uses import (
 
 @dataclass(frozen=True)
 class DataParallel:
-    """The values that a kind that cuts the batch stores in parts.
+    """The values that a kind that cuts the batch stores in parts."""
 
-    Attributes:
-        word: The word of the kind, for messages.
-        at_rest: Whether what the optimizer works on is cut. (`partitioner::rest` nodes hold
-            parameters between steps in zero1 and zero2.)
-        until_use: Whether parameters are cut in a pass too, until their use.
-    """
-
-    word: str
+    word: str  #: The word of the kind, for messages.
+    #: Whether what the optimizer works on is cut. (`partitioner::rest` nodes hold parameters
+    #: between steps in zero1 and zero2.)
     at_rest: bool
-    until_use: bool
+    until_use: bool  #: Whether parameters are cut in a pass too, until their use.
 
     def constraints(self, asked: Asked) -> Constraints:
         """Pins of parameters and of their uses; nodes that depend on the batch are cut along it.
@@ -47,66 +42,51 @@ class DataParallel:
         Raises:
             ConstraintError: There is no batch, or it has too few elements.
         """
-        _check_batch(self.word, asked)
-        factors = asked.batch.factors
-        caches = (asked.graph.producers[n].name for n in asked.batch.inputs if _is_kept(asked, n))
+        self._check_batch(asked)
+        factors, producers = asked.batch.factors, asked.graph.producers
+        caches = (producers[name].name for name in asked.batch.inputs if name in producers)
         dependent = (*depending(asked.graph, asked.batch), *caches)
         busy = {asked.axis: {name: factors.get(name, frozenset()) for name in dependent}}
         return Constraints(tuple(stored_pins(asked, asked.batch, self)), busy=busy)
 
     def notes(self, asked: Asked, plan: Plan) -> tuple[str, ...]:
         """Where the batch lies unless it is dim 0 throughout, and what cannot be cut with it."""
-        return _notes(self.word, asked, plan)
+        graph, batch, axis, word = asked.graph, asked.batch, asked.axis, self.word
+        notes = list[str]()
+        if not any(axis in mesh.names for mesh in plan.groups):
+            return ()
+        if word in ("zero1", "zero2") and not asked.alone:
+            notes.append(
+                f"parallel {word}: joined with another kind, it keeps parameters and gradients in "
+                "parts between steps too"
+            )
+        shaped = [name for name in graph.inputs if graph.types[name].rank]
+        if any(batch.inputs.get(name) != 0 for name in shaped):
+            fed = [name for name in batch.inputs if name not in graph.producers]
+            dims = ", ".join(f"dim {batch.inputs[name]} of {name!r}" for name in fed)
+            others = [repr(name) for name in shaped if name not in batch.inputs]
+            without = f"; {', '.join(others)} without it" if others else ""
+            notes.append(f"parallel {word}: the batch is {dims}{without}")
+        if whole := whole_operators(graph, plan, axis, dict.fromkeys(batch.factors)):
+            notes.append(
+                f"parallel {word}: {whole} cannot be cut with the batch, and each device of an "
+                f"axis {axis} computes all of it"
+            )
+        return tuple(notes)
 
-
-def _is_kept(asked: Asked, value: str) -> bool:
-    """Test whether a value with the batch is a cache, not an input."""
-    return value in asked.graph.producers
-
-
-def _notes(word: str, asked: Asked, plan: Plan) -> tuple[str, ...]:
-    graph, batch, axis, notes = asked.graph, asked.batch, asked.axis, list[str]()
-    fed = [name for name in batch.inputs if not _is_kept(asked, name)]
-    if not any(axis in mesh.names for mesh in plan.groups):
-        return ()
-    if word in ("zero1", "zero2") and not asked.alone:
-        notes.append(
-            f"parallel {word}: joined with another kind, it keeps parameters and gradients in "
-            "parts between steps too"
-        )
-    shaped = [name for name in graph.inputs if graph.types[name].rank]
-    if any(batch.inputs.get(name) != 0 for name in shaped):
-        dims = ", ".join(f"dim {batch.inputs[name]} of {name!r}" for name in fed)
-        others = [repr(name) for name in shaped if name not in batch.inputs]
-        without = f"; {', '.join(others)} without it" if others else ""
-        notes.append(f"parallel {word}: the batch is {dims}{without}")
-    whole = [
-        f"{node.name} ({node.op.rpartition('::')[2]})"
-        for node in graph.nodes
-        if node.name in batch.factors and node.name not in graph.backward
-        if axis in plan.groups[plan.nodes[node.name].group].names
-        if not any(axis in cut.axes for cut in plan.nodes[node.name].cuts.values())
-    ]
-    if whole:
-        more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
-        notes.append(
-            f"parallel {word}: {', '.join(whole[:3])}{more} cannot be cut with the batch, and "
-            f"each device of an axis {axis} computes all of it"
-        )
-    return tuple(notes)
-
-
-def _check_batch(word: str, asked: Asked) -> None:
-    graph, batch, size = asked.graph, asked.batch, asked.size
-    if not batch.inputs:
-        shapes = ", ".join(f"{name} {graph.types[name]}" for name in graph.inputs)
-        raise ConstraintError(f"parallel {word}: no input has a batch that can be cut: {shapes}")
-    if batch.size(graph) < size:
-        dims = " and ".join(f"dim {dim} of {name!r}" for name, dim in batch.inputs.items())
-        raise ConstraintError(
-            f"parallel {word}: the batch ({dims}) has {batch.size(graph)} elements, "
-            f"fewer than {size} devices"
-        )
+    def _check_batch(self, asked: Asked) -> None:
+        graph, batch, size, word = asked.graph, asked.batch, asked.size, self.word
+        if not batch.inputs:
+            shapes = ", ".join(f"{name} {graph.types[name]}" for name in graph.inputs)
+            raise ConstraintError(
+                f"parallel {word}: no input has a batch that can be cut: {shapes}"
+            )
+        if batch.size(graph) < size:
+            dims = " and ".join(f"dim {dim} of {name!r}" for name, dim in batch.inputs.items())
+            raise ConstraintError(
+                f"parallel {word}: the batch ({dims}) has {batch.size(graph)} elements, "
+                f"fewer than {size} devices"
+            )
 
 
 def depending(graph: Graph, batch: Followed) -> Iterator[str]:
@@ -160,7 +140,6 @@ def stored_pins(asked: Asked, batch: Followed, data: DataParallel) -> Iterator[P
 
 
 def _stored(cut: bool, dim: int | None) -> dict[str, Any]:
-    """The demand of a pin on a value that is cut, along a dim if that is given, or is whole."""
     if not cut:
         return {"replicate": True}
     return {"cut": True} if dim is None else {"dim": dim}

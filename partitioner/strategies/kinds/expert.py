@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout
-from partitioner.ir.loops.factors import FactorKind, single
+from partitioner.ir.loops.factors import FactorKind, names_of, single
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.loads import origins
 from partitioner.ir.ops import is_stored, rules_of
@@ -152,7 +152,7 @@ def _chosen(graph: Graph, node: Node, rule: Rule, index: int, choices: frozenset
         return False
     factor = rule.factors[name]
     others = [
-        (graph.types[value], {n for e in other for term in e for n in term})
+        (graph.types[value], names_of([other]))
         for at, (value, other) in enumerate(zip(node.inputs, rule.operands, strict=True))
         if value and other and at != index and at not in rule.addends  # a bias is no rows
     ]
@@ -172,14 +172,11 @@ def _choices(graph: Graph, rules: Mapping[str, Rule | str]) -> Iterator[int]:
             continue
         for value, dims in zip(node.inputs, rule.operands, strict=True):
             if value and dims and "float" in graph.types[value].dtype:
-                names = {name for expr in dims for term in expr for name in term}
-                yield from (
-                    rule.factors[n].size for n in names if rule.factors[n].kind is FactorKind.WHOLE
-                )
+                factors = (rule.factors[name] for name in names_of([dims]))
+                yield from (at.size for at in factors if at.kind is FactorKind.WHOLE)
 
 
 def _is_stored(graph: Graph, value: str) -> bool:
-    """Test whether a value is a constant, or kept from step to step."""
     if value in graph.constants:
         return True
     node = graph.producers.get(value)

@@ -21,15 +21,10 @@ from partitioner.ir.rule import Rule
 
 @dataclass(frozen=True)
 class ExpertList:
-    """A list of experts.
+    """A list of experts."""
 
-    Attributes:
-        path: The list's path, as in the names of weights.
-        members: By place in the list, the nodes of each expert, those that store its weights
-            included.
-    """
-
-    path: str
+    path: str  #: The list's path, as in the names of weights.
+    #: By place in the list, the nodes of each expert, those that store its weights included.
     members: tuple[frozenset[str], ...]
 
 
@@ -43,12 +38,12 @@ _BEFORE = -1
 def expert_lists(graph: Graph) -> tuple[ExpertList, ...]:
     """The lists of experts of a graph, in the order of their weights."""
     found = []
-    flow = _Flow.of(graph)
+    weighed = _weighed(graph)
     for path, numbered in _lists(graph).items():
         numbers = {number: place for place, number in enumerate(sorted(set(numbered.values())))}
         owners = {value: numbers[number] for value, number in numbered.items()}
         members = _Members.of(graph, owners, len(numbers))
-        if members is not None and members.are_chosen(flow):
+        if members is not None and members.are_chosen(weighed):
             found.append(ExpertList(path, members.nodes()))
     return tuple(found)
 
@@ -72,22 +67,14 @@ def _is_stored(graph: Graph, value: str) -> bool:
     return node is not None and is_stored(node) and not node.inputs
 
 
-@dataclass(frozen=True)
-class _Flow:
-    """The values of the forward pass that depend on inputs and on weights, and which read which."""
-
-    graph: Graph
-    weighed: frozenset[str]
-
-    @classmethod
-    def of(cls, graph: Graph) -> _Flow:
-        """Follow inputs and weights through a graph."""
-        fed, weighed = set(graph.inputs), {v for v in graph.types if _is_stored(graph, v)}
-        for node in _forward(graph):
-            for known in (fed, weighed):
-                if known.intersection(node.reads):
-                    known.update(node.writes)
-        return cls(graph, frozenset(fed & weighed))
+def _weighed(graph: Graph) -> frozenset[str]:
+    """The values of the forward pass that depend on inputs and on weights."""
+    fed, weighed = set(graph.inputs), {v for v in graph.types if _is_stored(graph, v)}
+    for node in _forward(graph):
+        for known in (fed, weighed):
+            if known.intersection(node.reads):
+                known.update(node.writes)
+    return frozenset(fed & weighed)
 
 
 def _forward(graph: Graph) -> Iterator[Node]:
@@ -96,19 +83,12 @@ def _forward(graph: Graph) -> Iterator[Node]:
 
 @dataclass(frozen=True)
 class _Members:
-    """Members of a list that do not read each other's results.
-
-    Attributes:
-        graph: The graph.
-        count: How many there are.
-        states: By value.
-        owner: By node, the member that it is of.
-    """
+    """Members of a list that do not read each other's results."""
 
     graph: Graph
-    count: int
-    states: Mapping[str, _State]
-    owner: Mapping[str, int]
+    count: int  #: How many there are.
+    states: Mapping[str, _State]  #: By value.
+    owner: Mapping[str, int]  #: By node, the member that it is of.
 
     @classmethod
     def of(cls, graph: Graph, owners: Mapping[str, int], count: int) -> _Members | None:
@@ -120,7 +100,10 @@ class _Members:
         meetings = 0
         for node in graph.nodes:
             is_backward = node.name in graph.backward
-            state = _joined([_of_pass(v, states, forward, is_backward) for v in node.reads])
+            known = ((v, states.get(v, (_BEFORE, None))) for v in node.reads)
+            state = _joined(  # a value of the other pass is as a weight
+                [(_BEFORE, at[1]) if is_backward and v in forward else at for v, at in known]
+            )
             twin = owner.get(graph.twins.get(node.name, ""))
             if state[1] is None and state[0] >= 0 and twin is not None:
                 state = state[0], twin
@@ -146,9 +129,9 @@ class _Members:
             of[place].add(name)
         return tuple(map(frozenset, of))
 
-    def are_chosen(self, flow: _Flow) -> bool:
+    def are_chosen(self, weighed: frozenset[str]) -> bool:
         """Tell whether a router gives each member, or all of their results together, a weight."""
-        routed = self._routed(flow)
+        routed = self._routed(weighed)
         readers: dict[str, set[int]] = defaultdict(set)
         for node in _forward(self.graph):
             if (place := self.owner.get(node.name)) is not None:
@@ -157,13 +140,13 @@ class _Members:
         own = {place for places in readers.values() if len(places) == 1 for place in places}
         return len(own) == self.count or self._are_weighed_together(routed)
 
-    def _routed(self, flow: _Flow) -> set[str]:
+    def _routed(self, weighed: frozenset[str]) -> set[str]:
         """Values that depend on no member, and on a value with an element for each of them."""
         routed: set[str] = set()
-        for node in _forward(flow.graph):
+        for node in _forward(self.graph):
             for value in node.writes:
-                is_plain = self.states[value][1] is None and value in flow.weighed
-                has_one = self.count in flow.graph.types[value].shape
+                is_plain = self.states[value][1] is None and value in weighed
+                has_one = self.count in self.graph.types[value].shape
                 if is_plain and (has_one or not routed.isdisjoint(node.reads)):
                     routed.add(value)
         return routed
@@ -216,14 +199,6 @@ def _with_what_they_alone_read(graph: Graph, owner: Mapping[str, int]) -> dict[s
             if place is not None:
                 owners[node.name] = place
     return owners
-
-
-def _of_pass(
-    value: str, states: Mapping[str, _State], forward: Mapping[str, _State], is_backward: bool
-) -> _State:
-    """The state of a value for a node of a pass: one of the other pass is as a weight."""
-    state = states.get(value, (_BEFORE, None))
-    return (_BEFORE, state[1]) if is_backward and value in forward else state
 
 
 def _joined(states: Sequence[_State]) -> _State:

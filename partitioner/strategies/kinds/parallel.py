@@ -286,9 +286,7 @@ def forms(
     that of the cache, which is cut in the form whose keys are in parts alone.
 
     Args:
-        text: The kinds that are asked for.
         known: The graph as read and, if there is one, its form in parts.
-        mesh: The mesh that is asked for.
         free: Whether other forms may be planned than the first.
 
     Raises:

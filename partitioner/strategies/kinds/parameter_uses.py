@@ -36,7 +36,6 @@ def parameter_uses(graph: Graph) -> Mapping[str, tuple[str, ...]]:
 
 
 def _origin(graph: Graph, value: str) -> str:
-    """The value of which a value at rest is another name."""
     while inputs := graph.producers[value].inputs:
         value = inputs[0]
     return value

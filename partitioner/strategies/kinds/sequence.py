@@ -20,7 +20,7 @@ from partitioner.rewrites.ring import STEP, ring
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.kinds.batch import Followed, sequence_of
 from partitioner.strategies.kinds.data import DataParallel, depending, stored_pins
-from partitioner.strategies.kinds.kind import Asked
+from partitioner.strategies.kinds.kind import Asked, whole_operators
 
 #: The kind, and the one that allows of the forms of attention the ring alone (`rewrites.ring`).
 SEQUENCE, RING = "cp", "ring"
@@ -77,11 +77,6 @@ def ring_constraints(asked: Asked) -> Constraints:
 
 
 def _checked_sequence(graph: Graph, size: int) -> Followed:
-    """The sequence of a graph, long enough for an axis of a size.
-
-    Raises:
-        ConstraintError: There is none, or it has too few elements.
-    """
     sequence = sequence_of(graph)
     if not sequence.inputs:
         shapes = ", ".join(f"{name} {graph.types[name]}" for name in graph.inputs)
@@ -131,19 +126,13 @@ def sequence_notes(asked: Asked, plan: Plan) -> tuple[str, ...]:
     ]
     without = f"; {', '.join(others)} without it" if others else ""
     notes = [f"parallel {SEQUENCE}: the sequence is {_dims(sequence)}{without}"]
-    whole = [
-        f"{node.name} ({node.op.rpartition('::')[2]})"
-        for node in graph.nodes
-        if node.name in sequence.factors and node.name not in graph.backward
-        if (row := row_of(node)) is None or not (row.stored or row.in_place is not None)
-        if axis in plan.groups[plan.nodes[node.name].group].names
-        if not any(axis in cut.axes for cut in plan.nodes[node.name].cuts.values())
-    ]
-    if whole:
-        more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
+    rows = ((name, row_of(graph.by_name[name])) for name in sequence.factors)
+    stored = {name for name, row in rows if row and (row.stored or row.in_place is not None)}
+    reached = dict.fromkeys(name for name in sequence.factors if name not in stored)
+    if whole := whole_operators(graph, plan, axis, reached):
         notes.append(
-            f"parallel {SEQUENCE}: {', '.join(whole[:3])}{more} cannot be cut with the sequence, "
-            f"and each device of an axis {axis} computes all of it"
+            f"parallel {SEQUENCE}: {whole} cannot be cut with the sequence, and each device of an "
+            f"axis {axis} computes all of it"
         )
     return tuple(notes)
 

@@ -16,7 +16,7 @@ from partitioner.ir.ops import rules_of
 from partitioner.ir.plan import Plan
 from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import ConstraintError, Constraints
-from partitioner.strategies.kinds.kind import Asked
+from partitioner.strategies.kinds.kind import Asked, whole_operators
 
 #: Usual names of the mesh axes; the first if no mesh is given.
 AXES = ("spatial", "d", "h", "w")
@@ -39,9 +39,12 @@ def spatial_constraints(asked: Asked) -> Constraints:
     factors = image_factors(graph)
     busy = {}
     for axis, dim in _dims_of(graph, axes).items():
-        _check(graph, axis, axes[axis], dim)
-        nodes = {name: frozenset({dims[dim]}) for name, dims in factors.items() if dim in dims}
-        busy[axis] = nodes
+        if (largest := _largest(graph, dim)) < axes[axis]:
+            raise ConstraintError(
+                f"parallel spatial: axis {axis!r} has {axes[axis]} devices, and no convolution, "
+                f"pool or resize has a {_word(dim)} of more than {largest}"
+            )
+        busy[axis] = {name: frozenset({dims[dim]}) for name, dims in factors.items() if dim in dims}
     return Constraints(busy=busy)
 
 
@@ -53,20 +56,13 @@ def spatial_notes(asked: Asked, plan: Plan) -> tuple[str, ...]:
 def _whole(graph: Graph, axes: Mapping[str, int], plan: Plan) -> Iterator[str]:
     factors, rules = image_factors(graph), rules_of(graph)
     for axis, dim in _dims_of(graph, axes).items():
-        whole = [
-            f"{node.name} ({node.op.rpartition('::')[2]})"
-            for node in graph.nodes
-            if node.name in plan.nodes and dim in factors.get(node.name, {})
-            if node.name not in graph.backward and _slides(rules[node.name])
-            if axis in plan.groups[plan.nodes[node.name].group].names
-            if not _is_cut(plan, node, factors[node.name][dim], axis)
-        ]
-        if whole:
-            more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
-            yield (
-                f"parallel spatial: {', '.join(whole[:3])}{more} cannot be cut along "
-                f"{_word(dim)} over axis {axis}"
-            )
+        slid = {
+            name: (dims[dim],)
+            for name, dims in factors.items()
+            if dim in dims and _slides(rules[name])
+        }
+        if whole := whole_operators(graph, plan, axis, slid):
+            yield f"parallel spatial: {whole} cannot be cut along {_word(dim)} over axis {axis}"
 
 
 def image_factors(graph: Graph) -> Factors:
@@ -147,15 +143,6 @@ def _dims_of(graph: Graph, axes: Mapping[str, int]) -> Mapping[str, int]:
     return chosen
 
 
-def _check(graph: Graph, axis: str, size: int, dim: int) -> None:
-    """Refuse an axis of more devices than the largest image has elements."""
-    if (largest := _largest(graph, dim)) < size:
-        raise ConstraintError(
-            f"parallel spatial: axis {axis!r} has {size} devices, and no convolution, pool or "
-            f"resize has a {_word(dim)} of more than {largest}"
-        )
-
-
 def _word(dim: int) -> str:
     """A dim of an image for people; windows over channels of a volume slide over its dim -4."""
     return _WORDS.get(dim, f"dim {dim}")
@@ -174,8 +161,3 @@ def _largest(graph: Graph, dim: int) -> int:
 
 def _slides(rule: Rule | str) -> bool:
     return isinstance(rule, Rule) and bool(rule.windows)
-
-
-def _is_cut(plan: Plan, node: Node, factor: str, axis: str) -> bool:
-    cut = plan.nodes[node.name].cuts.get(factor)
-    return cut is not None and axis in cut.axes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.loops.factors import Dims, FactorKind
+from partitioner.ir.loops.factors import FactorKind, names_of
 from partitioner.ir.ops import rule_of, writes_stored
 from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import Constraints, Pin
@@ -50,15 +50,11 @@ def _is_cut(graph: Graph, value: str, whole: Container[str], size: int) -> bool:
 def _loops(rule: Rule, value: str, node: Node, whole: Container[str], size: int) -> Iterator[str]:
     """Loops of a node that cut a value in so many parts, and no operand that is to be whole."""
     operands = list(zip(node.inputs, rule.operands, strict=True))
-    kept = {name for other, dims in operands if other in whole for name in _names(dims)}
-    for name in (name for other, dims in operands if other == value for name in _names(dims)):
+    kept = {name for other, dims in operands if other in whole for name in names_of([dims])}
+    for name in (name for other, dims in operands if other == value for name in names_of([dims])):
         factor = rule.factors[name]
         if factor.kind is not FactorKind.WHOLE and factor.size >= size and name not in kept:
             yield name
-
-
-def _names(dims: Dims | None) -> Iterator[str]:
-    return (name for expr in dims or () for term in expr for name in term)
 
 
 def _matrices(graph: Graph) -> Mapping[str, str]:

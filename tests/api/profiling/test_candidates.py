@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from helpers.modules.expert_models import Experts
 from helpers.plans.cost_cases import flat
 from partitioner.api.profiling.candidates import candidates, is_cold, local_graph
-from partitioner.api.profiling.programs import on_one_device
+from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.torch.measuring.timing import prepared
 from partitioner.cost_model.profiles.forms import call_form
 from partitioner.frontends.inputs import random_inputs
@@ -90,7 +90,7 @@ def test_forms_run_on_drawn_operands(name: str) -> None:
         if candidate.form.op == "partitioner::update":  # of parts: it wants a process group
             continue
         part = local_graph(graph, candidate, cluster)
-        prepared(on_one_device(part), part, random_inputs(part, seed=0), threads=1)
+        prepared(uncut_programs(part), part, random_inputs(part, seed=0), threads=1)
         ran.append(candidate.form.op)
     assert any("backward" in op or "grad" in op for op in ran)
 

@@ -90,7 +90,9 @@ def test_a_run_ends_on_a_gpu_with_its_last_kernel() -> None:
         def elapsed_time(self, later: Event) -> float:
             return later.ms - self.ms
 
-    clock = StreamClock(Event, lambda: calls.append("synchronize"), now=lambda: 7.0)
+    clock = StreamClock(
+        event=Event, synchronize=lambda: calls.append("synchronize"), now=lambda: 7.0
+    )
     assert timed_run(clock, lambda: calls.append("run")) == pytest.approx(0.004)
     assert calls == ["synchronize", "record", "run", "record", "synchronize"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from partitioner.report.page.schema import (
+from partitioner.report.schema import (
     VERSION,
     BlockMoveRow,
     BlockRow,

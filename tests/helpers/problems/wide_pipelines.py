@@ -122,6 +122,9 @@ def _file(
 #: The graphs of the benchmark: name -> file content.
 WIDE: Mapping[str, Callable[[], Json]] = {
     "convolutional": convolutional,
+    "on 16 devices": lambda: (
+        convolutional() | {"maxDevices": 16, "maxMemoryPerDevice": 4 * 2.0**30}
+    ),
     "one a stage": lambda: one_device_a_stage(convolutional()),
     "recurrent": recurrent,
     "grid of 12": lambda: recurrent(12, 24, limit_gib=0.625),

@@ -937,7 +937,7 @@ def resets_parts(side: Side) -> None:
     for part in side.module.modules():
         torch.manual_seed(6)
         if isinstance(part, nn.Linear):
-            nn.init.sparse_(part.weight, 0.3, std=part.in_features**-0.5)
+            nn.init.normal_(part.weight, std=part.in_features**-0.5)
         if isinstance(part, nn.BatchNorm1d):
             part.reset_running_stats()
     side.steps(side.sgd(), 4)
@@ -1067,6 +1067,8 @@ def autocasts(side: Side) -> None:
 
 
 o = torch.optim
+#: What is refused of tensors that are cut.
+IN_PARTS = r"\w+\(\) is not computed of a tensor that is cut over ranks: compute it of p\.full_tens"
 HABITS: dict[str, Habit] = {
     "accumulation": Habit(accumulates),
     "sum of two calls' losses": Habit(adds_losses),
@@ -1158,10 +1160,10 @@ HABITS: dict[str, Habit] = {
         refused=r"share_memory\(\) of a rank's module: its",
     ),
     "BatchNorm reset": Habit(refreshes_statistics),
-    "rows scaled": Habit(scales_rows),
-    "rows scaled, tp": Habit(scales_rows, parallel="tp"),
-    "parts written": Habit(writes_parts),
-    "parts written, tp": Habit(writes_parts, parallel="tp"),
+    "rows scaled": Habit(scales_rows, refused=IN_PARTS),
+    "rows scaled, tp": Habit(scales_rows, refused=IN_PARTS, parallel="tp"),
+    "parts written": Habit(writes_parts, refused=IN_PARTS),
+    "parts written, tp": Habit(writes_parts, refused=IN_PARTS, parallel="tp"),
     "means swapped by .data": Habit(swaps_means),
     "means swapped by .data, zero2": Habit(
         swaps_means, refused=r"rank 0: up\.weight\.data was set, and the plan", parallel="zero2"
@@ -1172,26 +1174,21 @@ HABITS: dict[str, Habit] = {
     "LAMB": Habit(steps_by_lamb, Unbiased),
     "Lion": Habit(steps_by_signs, Unbiased),
     "Lookahead": Habit(looks_ahead),
-    "masks in sets": Habit(masks_in_sets),
-    "threads": Habit(works_in_threads),
+    "masks in sets": Habit(masks_in_sets, refused=IN_PARTS),
+    "threads": Habit(works_in_threads, refused=IN_PARTS),
     "parts reset": Habit(resets_parts),
     "update_bn": Habit(updates_statistics, refused="momentum was traced as it was when the mod"),
     "pickle": Habit(pickles, refused="a rank's module cannot be pickled: save its state_dict"),
-    "plain gradients": Habit(gives_plain_gradients, Unbiased),
-    "elements emptied": Habit(empties_elements),
-    "pruning": Habit(
-        prunes,
-        refused=r"rank 0: (?:up|down) has a hook, which would not be called: set it, as torch",
-    ),
+    "plain gradients": Habit(gives_plain_gradients, Unbiased, IN_PARTS),
+    "elements emptied": Habit(empties_elements, refused=IN_PARTS),
+    "pruning": Habit(prunes, refused=IN_PARTS),
     "pruning before compile": Habit(lambda side: side.steps(side.sgd()), Pruned),
-    "weight_norm": Habit(
-        parametrises, refused=r"a Linear of a rank's module cannot become a ParametrizedLinear: par"
-    ),
+    "weight_norm": Habit(parametrises, refused=IN_PARTS),
     "weight_norm before compile": Habit(lambda side: side.steps(side.sgd()), Parametrised),
     "copies behind a step": Habit(copies_behind_a_step),
     "copies of parts of larger memory": Habit(copies_behind_a_step, parallel="zero2"),
-    "rows read later": Habit(reads_rows_later),
-    "rows read later, tp": Habit(reads_rows_later, parallel="tp"),
+    "rows read later": Habit(reads_rows_later, refused=IN_PARTS),
+    "rows read later, tp": Habit(reads_rows_later, refused=IN_PARTS, parallel="tp"),
     "clipped adaptively": Habit(clips_adaptively),
     "clipped adaptively, tp": Habit(clips_adaptively, parallel="tp"),
     "other sizes": Habit(changes_sizes),
@@ -1211,16 +1208,18 @@ HABITS: dict[str, Habit] = {
     ),
     "checkpointing": Habit(lambda side: side.steps(side.sgd()), Checkpointed),
     "closure": Habit(partial(closes, make=partial(o.SGD, lr=0.1))),
-    "LBFGS": Habit(partial(closes, make=partial(o.LBFGS, lr=0.1, max_iter=3))),
+    "LBFGS": Habit(
+        partial(closes, make=partial(o.LBFGS, lr=0.1, max_iter=3)),
+        refused="LBFGS does not work on parts of tensors: take another optimizer, or a plan that",
+    ),
+    "LBFGS, dp": Habit(partial(closes, make=partial(o.LBFGS, lr=0.1, max_iter=3)), parallel="dp"),
     "DistributedSampler, local": Habit(samples, local=True, parallel="dp"),
     "DistributedSampler, global": Habit(
         samples, refused="rank 1 has other data in input 'x' and 1 more than rank 0"
     ),
     "logs": Habit(logs),
     "assigned .data": Habit(assigns_data),
-    "vector_to_parameters": Habit(
-        flattens, refused=r"the \.data of a tensor that is cut over ranks was set to a tensor that"
-    ),
+    "vector_to_parameters": Habit(flattens, refused=IN_PARTS),
     **{
         f"{make.__name__}{options or ''}": Habit(optimizes(make, **options))
         for make, options in (
@@ -1239,12 +1238,15 @@ HABITS: dict[str, Habit] = {
         )
     },
     "Rprop": Habit(
-        optimizes(o.Rprop), Unbiased, refused="Rprop does not work on parts of tensors in PyTo"
+        optimizes(o.Rprop), Unbiased, refused="Rprop does not work on parts of tensors: take"
     ),
     "Adafactor": Habit(
         optimizes(o.Adafactor), Unbiased, refused="Adafactor does not work on parts of ten"
     ),
-    "Muon": Habit(optimizes_matrices(o.Muon), atol=2e-4),  # it rounds to bfloat16
+    "Muon": Habit(optimizes_matrices(o.Muon), refused="Muon does not work on parts of tensors: t"),
+    "Muon, dp": Habit(
+        optimizes_matrices(o.Muon), parallel="dp", atol=2e-4
+    ),  # it rounds to bfloat16
 }
 
 
@@ -1254,7 +1256,12 @@ OTHERS_IN_STAGES = {
     "clip_grads_with_norm_": "this rank's gradients are those of its own layers only, so their nor",
     "GradScaler": "this rank's gradients are those of its own layers only, so their norm is not th",
     "LBFGS": "LBFGS measures along all parameters at once, and this rank holds those of its own la",
-    "Rprop": "",
+    "LBFGS, dp": "LBFGS measures along all parameters at once, and this rank holds those of its ow",
+    **dict.fromkeys(("Rprop", "Muon", "masks in sets", "threads", "plain gradients"), ""),
+    **dict.fromkeys(("rows scaled", "rows scaled, tp", "parts written", "parts written, tp"), ""),
+    **dict.fromkeys(("rows read later", "rows read later, tp", "elements emptied"), ""),
+    "pruning": r"rank 0: (?:up|down) has a hook, which would not be called: set it, as torch",
+    "weight_norm": r"a Linear of a rank's module cannot become a ParametrizedLinear: parametrize t",
     "Adafactor": "",
     "vector_to_parameters": "",
     # rank 1 has no norm: it saves its state, for which rank 0 does not come

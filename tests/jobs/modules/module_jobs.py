@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 import partitioner
 from helpers.modules.trained import Batch, Gpt, Mlp
-from jobs.dtensors import dtensor_data, dtensor_draws, dtensor_reads, dtensor_writes
+from jobs.dtensors import rank_tensors
 from jobs.modules import (
     agreement_jobs,
     autocast_modules,
@@ -776,19 +776,7 @@ JOBS = {
     "ordinary": Job(2, whole_parameters_are_ordinary, [data_parallel]),
     "whole_and_cut": Job(2, whole_and_cut_parameters_load_each_other, [data_parallel, MLP]),
     "load": Job(2, loads_the_whole_model, [MLP, GPT]),
-    "numbers": Job(3, dtensor_draws.of_whole_tensors),
-    "writes": Job(3, dtensor_writes.writes_of_whole_tensors, slow=True),
-    "writes in turn": Job(3, dtensor_writes.writes_in_turn),
-    "plain tensors that differ": Job(
-        2,
-        dtensor_writes.plain_tensors_that_differ,
-        [partial(dtensor_writes.program, "zero3", 2)],
-    ),
-    "writes behind views": Job(3, dtensor_writes.views_show_later_writes),
-    "others": Job(2, dtensor_reads.leaves_other_tensors_alone),
-    **dtensor_data.JOBS,
-    **dtensor_writes.WRITES_OF_TERMS,
-    **dtensor_writes.WRITES_TO_PARAMETERS,
+    **rank_tensors.JOBS,
     "save_on_4_and_load_on_2": Job(
         4, checkpoint, [MLP_ON_4, GPT_ON_4], then=Job(2, checkpoint, [MLP, GPT])
     ),

@@ -10,7 +10,7 @@ from helpers.pages import schema_check
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
 from partitioner.report.page.data import report_data, result_bottleneck, space_rows
-from partitioner.report.page.schema import Report
+from partitioner.report.schema import Report
 
 MODELS = {
     "mlp": {"layers": 3, "hidden": 32},

@@ -17,7 +17,7 @@ from selenium.webdriver.common.keys import Keys
 from helpers.pages import browser as headless
 from helpers.pages import synthetic
 from partitioner.report.page import page
-from partitioner.report.page.schema import Report, Sweep
+from partitioner.report.schema import Report, Sweep
 
 needs_chromium = pytest.mark.skipif(headless.binary() is None, reason="no chromium is installed")
 

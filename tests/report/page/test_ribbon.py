@@ -12,7 +12,7 @@ from partitioner import examples
 from partitioner.api.compiled.base import Compiled
 from partitioner.report.lanes import lanes
 from partitioner.report.page.ribbon import pattern, ribbon
-from partitioner.report.page.schema import BoxRow, Ribbon
+from partitioner.report.schema import BoxRow, Ribbon
 
 
 def numbers(box: BoxRow) -> list[int]:

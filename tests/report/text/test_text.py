@@ -12,7 +12,7 @@ from partitioner import examples
 from partitioner.api import sweeping
 from partitioner.cli.main import main
 from partitioner.frontends.onnx.load import load_onnx
-from partitioner.report.page.schema import Diff, Point, Sweep
+from partitioner.report.schema import Diff, Point, Sweep
 
 
 @pytest.fixture(scope="module")

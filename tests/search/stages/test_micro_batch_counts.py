@@ -17,6 +17,7 @@ from partitioner.search.outcome import NoCheaper
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages.micro_batch_counts import CountSearch, Trial, usual_trials
 from partitioner.search.stages.pipelines import find_pipeline
+from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.spaces import SearchError
 
@@ -94,6 +95,26 @@ def test_fewest_finds_a_number_that_fits_where_others_do_not(
     possible = fitting - impossible
     held = {2, 4, 8} | {max({2, 4, 8, 16, 32} - impossible)}
     assert (found is not None) == bool(possible & held)
+
+
+def test_fewest_looks_beside_the_number_that_comes_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[int] = []
+
+    def plan(search: CountSearch, count: int, *_: object) -> bool:
+        planned.append(count)
+        search.refused[count] = Infeasible("short", bytes_short=abs(count - 20.0))
+        return count == 16
+
+    monkeypatch.setattr(CountSearch, "_plan", plan)
+    monkeypatch.setattr(CountSearch, "best", property(lambda _: planned))
+    best = SimpleNamespace(evaluation=SimpleNamespace(step_s=1.0))
+    request, cluster = Request(), resolve_cluster("4xh100")
+    for sizes, first in ((None, 2), ((4,), 2), ((1, 2), 64)):
+        planned.clear()
+        search = CountSearch(lambda _: (), cluster, request, Budget.of(request), sizes)
+        search.outcomes = defaultdict(lambda: best)  # type: ignore[assignment]
+        assert search.fewest([2, 4, 8, 16, 32, 64]) is not None
+        assert (planned[0], 16 in planned) == (first, True)
 
 
 @pytest.mark.slow

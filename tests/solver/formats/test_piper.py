@@ -4,39 +4,22 @@ import copy
 import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from helpers.problems.piper_files import Json, all_plans, piper, price
 from partitioner.cli.main import main
 from partitioner.solver import Infeasible, SolverError
-from partitioner.solver.formats.piper import Config, Instance, Sharded, parse
-from partitioner.solver.formats.piper_layout import Layout, enumerate_downsets
-from partitioner.solver.formats.piper_problem import Planner, frontier, planner
-from partitioner.solver.formats.piper_referee import (
-    PlannedStage,
-    _held_bytes,
-    _time_s,
-    evaluate_plan,
-    parse_plan,
-    to_solution,
-)
-from partitioner.solver.formats.piper_search import plan_pipeline
-from partitioner.solver.stages import Stage, cut_stages
+from partitioner.solver.formats.piper import parse
+from partitioner.solver.formats.piper_referee import evaluate_plan, parse_plan, to_solution
+from partitioner.solver.stages import plan_stages
+from partitioner.solver.stages.downsets import enumerate_downsets
+from partitioner.solver.stages.graph import PlannedStage
 from partitioner.solver.work import Work
-
-
-def counted(instance: Instance) -> Planner:
-    """The problem of an instance of few downsets and ways."""
-    downsets = enumerate_downsets(instance)
-    assert downsets is not None
-    planned = planner(Layout(instance, downsets))
-    assert planned is not None
-    return planned
 
 
 def test_some_models_have_plans() -> None:
@@ -45,48 +28,12 @@ def test_some_models_have_plans() -> None:
     assert feasible.count(True) >= 12
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_a_plan_is_as_good_as_any(seed: int) -> None:
-    data = piper(seed)
-    best = min(price(data, plan) for plan in all_plans(data))
-    instance = parse(data)
-    plans = counted(instance)
-    if math.isinf(best):
-        with pytest.raises(Infeasible):
-            cut_stages(plans.problem)
-        return
-    cut = cut_stages(plans.problem)
-    plan = plans.plan(cut)
-    outcome = evaluate_plan(instance, plan)
-    assert not outcome.faults
-    assert max(outcome.time_s) == pytest.approx(cut.load_s, rel=1e-12)
-    stated = [(dict(s.configs), s.data_degree, s.tensor_degree) for s in plan]
-    assert price(data, stated) == pytest.approx(max(outcome.time_s), rel=1e-12)
-    assert cut.load_s == cut.bound_s == pytest.approx(best, rel=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_every_stage_is_priced_as_the_referee_does(seed: int) -> None:
-    instance = parse(piper(seed, 4))
-    plans = counted(instance)
-    for index, option in enumerate(plans.problem.options):
-        for way, i, j in zip(*np.nonzero(np.isfinite(option.load_s)), strict=True):
-            stage = plans.planned(Stage(int(i), int(j), index, int(way)))
-            assert _time_s(instance, stage) == pytest.approx(option.load_s[way, i, j], rel=1e-12)
-            for many in (1, 3):
-                held = option.resident_bytes[way, i, j] + option.flying_bytes[way, i, j] * many
-                assert _held_bytes(instance, stage, many) == pytest.approx(held, rel=1e-12)
-
-
 def test_the_random_files_are_varied() -> None:
     """Brute force is a test only if plans differ: some have stages, degrees and small ways."""
     plans = []
     for seed in range(24):
-        planned = counted(parse(piper(seed)))
-        try:
-            plans.append(planned.plan(cut_stages(planned.problem)))
-        except Infeasible:
-            continue
+        with suppress(Infeasible):
+            plans.append(plan_stages(parse(piper(seed)), Work()).stages)
     assert 14 < len(plans) < 24, len(plans)
     assert any(len(plan) > 1 for plan in plans)
     stages = [stage for plan in plans for stage in plan]
@@ -158,23 +105,9 @@ def test_downsets_hold_what_their_nodes_need() -> None:
     assert set(downsets) == {frozenset(s) for s in ([], [0], [7], [0, 7], [0, 14], [0, 7, 14])}
 
 
-def _sharded(*configs: tuple[str, float, float, float]) -> Sharded:
-    return Sharded(tuple(Config(*config) for config in configs), 0.0, {}, {})
-
-
-def test_ways_that_another_beats_are_left_out() -> None:
-    both = _sharded(("small", 2.0, 1.0, 5.0), ("fast", 1.0, 4.0, 3.0), ("bad", 3.0, 2.0, 5.0))
-    assert [config.name for config in frontier(both)] == ["fast", "small"]
-    # 1 micro-batch is always in flight: 1 + 6 bytes are no less than 4 + 3
-    same = _sharded(("fast", 1.0, 4.0, 3.0), ("later", 2.0, 4.0, 4.0))
-    assert [config.name for config in frontier(same)] == ["fast"]
-    three = _sharded(("a", 1.0, 5.0, 5.0), ("b", 2.0, 4.0, 5.0), ("c", 3.0, 3.0, 5.0))
-    assert [config.name for config in frontier(three)] == ["a", "b", "c"]
-
-
 def test_no_number_of_devices_is_refused() -> None:
     with pytest.raises(SolverError, match="no number of devices holds any node"):
-        plan_pipeline(replace(parse(piper(1)), devices=0), Work())
+        plan_stages(replace(parse(piper(1)), devices=0), Work())
 
 
 def _way(data: Json, key: str, value: object) -> None:

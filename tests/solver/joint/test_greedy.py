@@ -1,6 +1,7 @@
 """A first plan, node after node: it is allowed where a node has an allowed choice left."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -71,3 +72,13 @@ def test_that_a_problem_is_too_wide_is_found_once(monkeypatch: pytest.MonkeyPatc
     assert spent > 0
     assert eliminator.min_sum([1.0, 1.0]) is None
     assert work.spent == spent
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_plan_that_fits_is_found_when_no_work_is_left(seed: int) -> None:
+    problem = spmd(seed, 6, 3)
+    least = brute_force(problem, "memory")
+    assert least is not None
+    tight = replace(problem, limit_bytes=(1.3 * least[1],) * problem.devices)
+    found = solve(tight, work=Work.within(60.0, steps=1), reason_s=0.0)
+    assert evaluate_choices(tight, found.chosen).excess_bytes == 0

@@ -130,6 +130,33 @@ def test_the_best_split_is_the_best_there_is(seed: int) -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(20))
+def test_the_best_split_of_a_part_is_the_best_there_is(seed: int) -> None:
+    """The other nodes of the two stay together, by device."""
+    rng = random.Random(seed)
+    first, second = random_sack(rng), random_sack(rng)
+    nodes = rng.sample(range(COUNT), 7)
+    together = [frozenset(nodes[:2]), frozenset(nodes[2:4])]
+    part = [node for node in order_of((*first.stars, *second.stars)) if node in nodes[4:]]
+    limit = first.seconds(frozenset(nodes)) + second.seconds(frozenset(nodes))
+    splits = split(first, second, part, limit, together)
+    assert splits is not None
+    units = [*together, *(frozenset({node}) for node in part)]
+    best = min(
+        max(first.seconds(inside), second.seconds(frozenset(nodes) - inside))
+        for size in range(len(units) + 1)
+        for taken in itertools.combinations(units, size)
+        for inside in [frozenset().union(*taken)]
+    )
+    ours = [splits.on_first(quanta) for quanta in splits.within(limit)[:6]]
+    assert all(unit <= inside or not unit & inside for inside in ours for unit in together)
+    least = min(
+        max(first.seconds(inside), second.seconds(frozenset(nodes) - inside)) for inside in ours
+    )
+    assert best - 1e-9 <= least <= best + 8 * limit / FEWEST
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("seed", range(20))
 def test_longest_runs_fit_and_cannot_be_longer(seed: int) -> None:
     rng = random.Random(seed)
     sack = random_sack(rng)

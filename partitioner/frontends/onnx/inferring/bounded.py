@@ -10,12 +10,12 @@ found on a copy of the model, because the model itself must not be simplified by
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx_ir
 
-from partitioner.frontends.onnx.reading.bodies import captured
+from partitioner.frontends.onnx.reading.bodies import captured, made
 from partitioner.frontends.onnx.reading.names import fresh
 
 #: Operators whose results have a size that depends on data.
@@ -35,16 +35,14 @@ def bounded_values(graph: onnx_ir.Graph, given: Collection[str]) -> tuple[onnx_i
 
 def behind(graph: onnx_ir.Graph, bounded: Collection[onnx_ir.Value]) -> tuple[onnx_ir.Node, ...]:
     """The nodes that make these results, and all that read what those lead to, in order."""
-    return tuple(_behind(graph, frozenset(bounded)))
-
-
-def _behind(graph: onnx_ir.Graph, bounded: frozenset[onnx_ir.Value]) -> Iterator[onnx_ir.Node]:
-    made: set[onnx_ir.Value] = set()
+    reached: set[onnx_ir.Value] = set()
+    nodes = []
     for node in graph:
         reads = (value for value in (*node.inputs, *captured(node)) if value is not None)
-        if not bounded.isdisjoint(node.outputs) or not made.isdisjoint(reads):
-            made.update(node.outputs)
-            yield node
+        if not reached.isdisjoint(reads) or any(value in bounded for value in node.outputs):
+            reached.update(node.outputs)
+            nodes.append(node)
+    return tuple(nodes)
 
 
 def keep_together(
@@ -63,8 +61,7 @@ def keep_together(
     nodes = behind(graph, bounded)
     if not nodes:
         return "", ()
-    taken: set[str | None] = {*graph.initializers, *(value.name for value in graph.inputs)}
-    taken |= {value.name for node in graph for value in node.outputs}
+    taken = {value.name for value in made(graph)}
     names = ", ".join(sorted({repr(value.name) for value in bounded}))
     inner = {i: value for i, value in enumerate(graph.outputs) if value.producer() in nodes}
     graph.remove(nodes)
@@ -77,7 +74,8 @@ def keep_together(
         value.name, value.type = fresh(f"{value.name}_inside", taken), type_
         graph.outputs[index] = results[-1]
     then = onnx_ir.Graph([], list(inner.values()), nodes=nodes, name="behind_bounds")
-    condition = _constant(fresh("behind_bounds_condition", taken), np.array(1, np.bool_))
+    true = onnx_ir.tensor(np.array(1, np.bool_), name=fresh("behind_bounds_condition", taken))
+    condition = onnx_ir.val(true.name, const_value=true)
     graph.register_initializer(condition)
     branches = {"then_branch": then, "else_branch": _other(results)}
     attributes = [onnx_ir.AttrGraph(name, branch) for name, branch in branches.items()]
@@ -100,13 +98,3 @@ def _other(results: Collection[onnx_ir.Value]) -> onnx_ir.Graph:
         node.outputs[0].name = f"behind_bounds_none_{index}"
         empty.append(node)
     return onnx_ir.Graph([], [node.outputs[0] for node in empty], nodes=empty, name="never")
-
-
-def _constant(name: str, array: np.ndarray) -> onnx_ir.Value:
-    tensor = onnx_ir.tensor(array, name=name)
-    return onnx_ir.Value(
-        name=name,
-        type=onnx_ir.TensorType(tensor.dtype),
-        shape=onnx_ir.Shape(array.shape),
-        const_value=tensor,
-    )

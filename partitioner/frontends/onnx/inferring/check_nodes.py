@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import onnx
 import onnx_ir
-from onnx import TensorProto, TypeProto
+from onnx import TypeProto
 from onnx_ir import serde
 
 from partitioner.frontends.errors import FrontendError
@@ -52,8 +52,12 @@ def infer_by_schema(node: onnx_ir.Node, opsets: Mapping[str, int]) -> Mapping[st
         types: Mapping[str, TypeProto] = onnx.shape_inference.infer_node_outputs(
             schema,
             serde.serialize_node(node),
-            {value.name or "": _type(value) for value in inputs},
-            {value.name or "": data for value in inputs if (data := _data(value)) is not None},
+            {value.name or "": serde.serialize_value(value).type for value in inputs},
+            {
+                value.name or "": serde.serialize_tensor(value.const_value)
+                for value in inputs
+                if value.const_value is not None and value.const_value.size <= MAX_OPERAND
+            },
         )
     except onnx.checker.ValidationError:  # folding wrote a form of another opset
         return {}
@@ -70,10 +74,9 @@ def _is_known(type_: TypeProto) -> bool:
 
 def _check_equation(node: onnx_ir.Node) -> None:
     """Refuse signs in the equation of an Einsum at which ONNX's own inference does not end."""
-    attribute = node.attributes.get("equation") if node.op_type == "Einsum" else None
-    if attribute is None or node.domain:
+    if node.op_type != "Einsum" or node.domain:
         return
-    equation = attribute.as_string()
+    equation = node.attributes.get_string("equation", "")
     terms = re.sub(r"->|\.\.\.|[A-Za-z, ]", "", equation)
     if terms or equation.count("->") > 1:
         raise onnx.shape_inference.InferenceError(f"equation {equation!r} is not one of Einsum")
@@ -91,18 +94,6 @@ def check_by_schema(node: onnx_ir.Node, opsets: Mapping[str, int], where: str) -
         raise FrontendError(
             f"{where}: node {node.name!r} ({node.op_type}) is not valid: {reason(error)}"
         ) from error
-
-
-def _type(value: onnx_ir.Value) -> TypeProto:
-    assert value.dtype is not None and value.shape is not None  # noqa: PT018
-    return onnx.helper.make_tensor_type_proto(value.dtype.value, value.shape.numpy())
-
-
-def _data(value: onnx_ir.Value) -> TensorProto | None:
-    tensor = value.const_value
-    if tensor is None or tensor.size > MAX_OPERAND:
-        return None
-    return serde.serialize_tensor(tensor)
 
 
 def check_rules(graph: Graph, where: str) -> None:

@@ -9,20 +9,25 @@ NumPy computes the contents. An element that is not known is a symbol.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir
 from onnx_ir import DataType, convenience
-from onnx_shape_inference import ShapeInferenceContext, registry
+from onnx_shape_inference import ShapeInferenceContext
 
 #: Most elements of a tensor whose contents are followed.
 MOST_FOLLOWED = 256
+#: Ends of a Slice that mean the end of the dim.
+TO_THE_END = (2**31 - 1, 2**63 - 1)
 
-Rule: TypeAlias = Callable[[ShapeInferenceContext, onnx_ir.Node], None]
+#: The library's inference of an operator.
+Infer: TypeAlias = Callable[[ShapeInferenceContext, onnx_ir.Node], None]
 Elements: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"  #: Integers, truth values, symbols.
 
 
@@ -40,9 +45,9 @@ class _Call:
     operands: Sequence[Elements | None]
     unknown: Callable[[], onnx_ir.SymbolicDim]
 
-    def integer(self, name: str, default: int) -> int:
-        """An attribute."""
-        return int(self.node.attributes.get_int(name, default) or 0)
+    def axis(self) -> int:
+        """The attribute of that name."""
+        return int(self.node.attributes.get_int("axis", 0))
 
     def shape(self, index: int = 0) -> tuple[int, ...]:
         """The inferred shape of a result."""
@@ -55,39 +60,28 @@ class _Call:
 Contents: TypeAlias = Callable[[_Call], "Sequence[Elements] | None"]
 
 
-def follow_contents() -> None:
-    """Put exact contents in place of the library's own, once a process."""
-    registry.collect()
-    for op_type, contents in _CONTENTS.items():
-        for since in registry.version_boundaries("", op_type):
-            rule = registry.get("", op_type, since)
-            assert rule is not None
-            registry.register("", op_type, since)(_Followed(rule, contents))
-
-
-class _Followed:
-    """A registered rule for the types of results, and contents beside it."""
-
-    def __init__(self, rule: Rule, contents: Contents) -> None:
-        self._rule, self._contents = rule, contents
-
-    def __call__(self, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
-        self._rule(_TypesOnly(context), node)
-        if not all(map(_is_followed, node.outputs)):
-            return
-        known = [_contents(context, value) for value in node.inputs]
-        if all(elements is None for elements in known):
-            return
-        operands = []
-        for value, elements in zip(node.inputs, known, strict=True):
-            if value is not None and elements is None:
-                elements = _symbols(context, value)
-                if elements is None:
-                    return
-            operands.append(elements)
-        results = self._contents(_Call(node, operands, context.new_symbolic_dim))
-        for value, result in zip(node.outputs, results or (), strict=False):
-            _tell(context, value, result)
+def followed(
+    contents: Contents, infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node
+) -> None:
+    """Let the library infer the types of results, and tell their contents."""
+    infer(_TypesOnly(context), node)
+    if any(value.dtype not in _LIMITS or _followed_shape(value) is None for value in node.outputs):
+        return
+    known = [_contents(context, value) for value in node.inputs]
+    if all(elements is None for elements in known):
+        return
+    operands = []
+    for value, elements in zip(node.inputs, known, strict=True):
+        if value is not None and elements is None:
+            shape = _followed_shape(value)
+            if shape is None:
+                return
+            symbols = [context.new_symbolic_dim() for _ in range(math.prod(shape))]
+            elements = _array(symbols, shape)
+        operands.append(elements)
+    results = contents(_Call(node, operands, context.new_symbolic_dim))
+    for value, result in zip(node.outputs, results or (), strict=False):
+        _tell(context, value, result)
 
 
 class _TypesOnly:
@@ -113,22 +107,18 @@ def part_of(size: int, start: int, end: int, step: int) -> tuple[int, int]:
     """The first place and the number of places that Slice takes of a dim in ONNX Runtime."""
     first = start + size if start < 0 else start
     first = min(max(first, 0), size - 1 if step < 0 else size)
-    if end in (2**31 - 1, 2**63 - 1):
+    if end in TO_THE_END:
         last = -1 if step < 0 else size
     else:
         last = min(max(end + size if end < 0 else end, -1 if step < 0 else 0), size)
     return first, max(0, -((first - last) // step))
 
 
-def _is_followed(value: onnx_ir.Value) -> bool:
-    return value.dtype in _LIMITS and _followed_shape(value) is not None
-
-
 def _followed_shape(value: onnx_ir.Value) -> tuple[int, ...] | None:
     if value.shape is None or not value.shape.is_static():
         return None
     shape = value.shape.numpy()
-    return shape if np.prod(shape, dtype=np.float64) <= MOST_FOLLOWED else None
+    return shape if math.prod(shape) <= MOST_FOLLOWED else None
 
 
 def _contents(
@@ -142,17 +132,9 @@ def _contents(
         is_small = most is None or tensor.size <= most
         return tensor.numpy().astype(object) if is_small else None
     shape, elements = _followed_shape(value), context.get_symbolic_value(value)
-    if shape is None or elements is None or np.prod(shape, dtype=int) != len(elements):
+    if shape is None or elements is None or math.prod(shape) != len(elements):
         return None
     return _array(elements, shape)
-
-
-def _symbols(context: ShapeInferenceContext, value: onnx_ir.Value) -> Elements | None:
-    shape = _followed_shape(value)
-    if shape is None:
-        return None
-    count = int(np.prod(shape, dtype=int))
-    return _array([context.new_symbolic_dim() for _ in range(count)], shape)
 
 
 def _array(elements: Sequence[object], shape: tuple[int, ...]) -> Elements:
@@ -185,20 +167,13 @@ def _is_known(element: object) -> bool:
     return not isinstance(element, onnx_ir.SymbolicDim)
 
 
-def _limits(dtype: DataType) -> tuple[int, int]:
-    info = np.iinfo(dtype.numpy())
-    return int(info.min), int(info.max)
-
-
 #: Least and largest number of each type whose contents are followed.
 _LIMITS: Mapping[DataType | None, tuple[int, int]] = {
     DataType.BOOL: (0, 1),
     **{
-        dtype: _limits(dtype)
-        for dtype in (
-            *(DataType.INT8, DataType.INT16, DataType.INT32, DataType.INT64),
-            *(DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64),
-        )
+        DataType[f"{sign}INT{bits}"]: (least, least + 2**bits - 1)
+        for bits in (8, 16, 32, 64)
+        for sign, least in (("", -(2 ** (bits - 1))), ("U", 0))
     },
 }
 
@@ -224,17 +199,12 @@ def _each(call: _Call, operation: Callable[..., object], *operands: Elements) ->
     return _array([one(*elements) for elements in flat], arrays[0].shape)
 
 
-def _folded(call: _Call, operation: Callable[[Any, Any], object]) -> Sequence[Elements] | None:
+def _folded(operation: Callable[[Any, Any], object], call: _Call) -> Sequence[Elements] | None:
     """An operator of two operands or more."""
     first, *others = (elements for elements in call.operands if elements is not None)
     for other in others:
         first = _each(call, operation, first, other)
     return [first]
-
-
-def _with_symbols(operation: Callable[[Any, Any], object]) -> Contents:
-    """Arithmetic that symbols have too."""
-    return lambda call: _folded(call, operation)
 
 
 def _divided(call: _Call) -> Sequence[Elements] | None:
@@ -251,7 +221,7 @@ def _divided(call: _Call) -> Sequence[Elements] | None:
             return None
         return abs(a) // abs(b) if (a < 0) == (b < 0) else -(abs(a) // abs(b))
 
-    return _folded(call, quotient)
+    return _folded(quotient, call)
 
 
 def _extreme(choose: Callable[[int, int], int]) -> Contents:
@@ -260,7 +230,7 @@ def _extreme(choose: Callable[[int, int], int]) -> Contents:
             return choose(a, b)
         return a if _same(a, b) else None
 
-    return lambda call: _folded(call, chosen)
+    return partial(_folded, chosen)
 
 
 def _same(a: object, b: object) -> bool:
@@ -289,18 +259,18 @@ def _cast(call: _Call) -> Sequence[Elements] | None:
 
 def _rearranged(call: _Call) -> Sequence[Elements] | None:
     elements = call.operands[0]
-    if elements is None or elements.size != np.prod(call.shape(), dtype=int):
+    if elements is None or elements.size != math.prod(call.shape()):
         return None
     return [elements.reshape(call.shape())]
 
 
 def _joined(call: _Call) -> Sequence[Elements] | None:
-    return [np.concatenate([x for x in call.operands if x is not None], call.integer("axis", 0))]
+    return [np.concatenate([x for x in call.operands if x is not None], call.axis())]
 
 
 def _gathered(call: _Call) -> Sequence[Elements] | None:
     data, places = call.operands
-    indices, axis = _integers(places), call.integer("axis", 0)
+    indices, axis = _integers(places), call.axis()
     if data is None or places is None or indices is None or not -data.ndim <= axis < data.ndim:
         return None
     size = data.shape[axis]
@@ -334,7 +304,7 @@ def _cut(call: _Call) -> Sequence[Elements] | None:
 
 
 def _parts(call: _Call) -> Sequence[Elements] | None:
-    data, axis = call.operands[0], call.integer("axis", 0)
+    data, axis = call.operands[0], call.axis()
     if data is None or not -data.ndim <= axis < data.ndim:
         return None
     sizes = [call.shape(index)[axis] for index in range(len(call.node.outputs))]
@@ -352,8 +322,9 @@ def _not_followed(_: _Call) -> Sequence[Elements] | None:
     return None
 
 
-_CONTENTS: Mapping[str, Contents] = {
-    "Add": _with_symbols(operator.add),
+#: The contents of the results of operators.
+CONTENTS: Mapping[str, Contents] = {
+    "Add": partial(_folded, operator.add),
     "Cast": _cast,
     "Ceil": _not_followed,
     "Concat": _joined,
@@ -363,13 +334,13 @@ _CONTENTS: Mapping[str, Contents] = {
     "Identity": _rearranged,
     "Max": _extreme(max),
     "Min": _extreme(min),
-    "Mul": _with_symbols(operator.mul),
+    "Mul": partial(_folded, operator.mul),
     "Neg": _negative,
     "Reshape": _rearranged,
     "Slice": _cut,
     "Split": _parts,
     "Squeeze": _rearranged,
-    "Sub": _with_symbols(operator.sub),
+    "Sub": partial(_folded, operator.sub),
     "Sum": _not_followed,
     "Unsqueeze": _rearranged,
     "Where": _where,

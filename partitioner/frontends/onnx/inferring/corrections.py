@@ -18,13 +18,15 @@ A comparison with all those schemas, and with the results of ONNX's own node cas
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import onnx_ir
 from onnx_ir import DataType, serde
 from onnx_shape_inference import ShapeInferenceContext, registry
 
+from partitioner.frontends.onnx.inferring import sizes
 from partitioner.frontends.onnx.inferring.check_nodes import is_static
+from partitioner.frontends.onnx.inferring.contents import CONTENTS, Infer, followed
 from partitioner.frontends.onnx.inferring.window_counts import (
     POOLS,
     Size,
@@ -40,60 +42,60 @@ from partitioner.frontends.onnx.reading.runtime import (
 
 _DOMAIN = "com.microsoft"
 
-Infer = Callable[
-    [ShapeInferenceContext, onnx_ir.Node], None
-]  #: The library's inference of an operator.
 
-
-def _zero_point(index: int) -> Callable[[onnx_ir.Node], DataType | None]:
-    """The type of the result's zero point, float without one."""
-
-    def dtype(node: onnx_ir.Node) -> DataType | None:
-        value = node.inputs[index] if index < len(node.inputs) else None
-        return DataType.FLOAT if value is None else value.dtype
-
-    return dtype
-
-
-#: Element type of the first result; None while it is not known.
-_RESULTS: dict[str, Callable[[onnx_ir.Node], DataType | None]] = {
-    "QEmbedLayerNormalization": lambda _: DataType.FLOAT,
-    "QGemm": _zero_point(8),
-    "QLinearConcat": _zero_point(1),
-}
-
-#: The windows of an operator, by its node and the sizes of its operand and result.
-Counts = Callable[[onnx_ir.Node, Sizes, Sizes], list[Size]]
-_COUNTS: dict[str, Counts] = {
-    **dict.fromkeys(POOLS, pool_counts),
-    "ConvTranspose": transposed_counts,
-}
-
-
+@cache
 def correct_inference() -> None:
-    """Put the corrections before the library's own inference, which keeps a type that it finds."""
+    """Put the corrections before the library's own rules, which keep a type that they find."""
     registry.collect()
+    _put_before("Slice", sizes.slice_, 10)
+    _put_before("Range", sizes.range_)
+    _put_before("Resize", sizes.scaled)
+    _put_before("Upsample", sizes.scaled)
     for domain, op in runtime_operators():
-        infer = registry.get(domain, op, 1) if domain == _DOMAIN else None
-        if infer is not None:
+        if domain == _DOMAIN:
             ask = _group_query if op == "GroupQueryAttention" else _ask
-            registry.register(domain, op)(partial(ask, infer))
-    for op, dtype in _RESULTS.items():
-        _register(op, dtype)
-    registry.register("", "MelWeightMatrix", 17)(_leave)
-    resize = registry.get("", "Resize", 18)
-    assert resize is not None
-    registry.register("", "Resize", 18)(partial(_resize, resize))
-    for op, counts in _COUNTS.items():
-        windows = registry.get("", op, 1)
-        assert windows is not None
-        registry.register("", op, 1)(partial(_windows, counts, windows))
-    attention = registry.get("", "Attention", 23)
-    assert attention is not None
-    registry.register("", "Attention", 23)(partial(_attention, attention))
-    loop = registry.get("", "Loop", 1)
-    assert loop is not None
-    registry.register("", "Loop", 1)(partial(_loop, loop))
+            _put_before(op, ask, 1, domain=_DOMAIN)
+    for op, zero_point in (("QEmbedLayerNormalization", None), ("QGemm", 8), ("QLinearConcat", 1)):
+        _put_before(op, partial(_typed, zero_point), 1, domain=_DOMAIN)
+    _put_before("MelWeightMatrix", lambda _infer, _context, _node: None, 17)
+    _put_before("Resize", _resize, 18)
+    for op in POOLS:
+        _put_before(op, partial(_windows, pool_counts), 1)
+    _put_before("ConvTranspose", partial(_windows, transposed_counts), 1)
+    _put_before("Attention", _attention, 23)
+    _put_before("Loop", _loop, 1)
+    for op, contents in CONTENTS.items():
+        _put_before(op, partial(followed, contents))
+    # first opsets with an operand for the pads' axes, the parts, the axes, the shape
+    _put_before("Pad", sizes.pad, 18)
+    _put_before("Split", sizes.split, 13)
+    _put_before("Squeeze", sizes.squeeze, 13)
+    for op, since in (("ConstantOfShape", 9), ("Expand", 8), ("Reshape", 5), ("Tile", 6)):
+        _put_before(op, sizes.shaped, since)
+    _put_before("Concat", sizes.concat, 4)
+    _put_before("If", sizes.if_, 1)
+
+
+def _put_before(op: str, rule: sizes.Rule, *since: int, domain: str = "") -> None:
+    """Register a rule from these opsets on, by default from each that the library tells apart."""
+    for opset in since or dict.fromkeys(registry.version_boundaries(domain, op)):
+        known = registry.get(domain, op, opset)
+        if known is not None:
+            registry.register(domain, op, opset)(partial(rule, known))
+
+
+def _typed(
+    zero_point: int | None, infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node
+) -> None:
+    """Give the first result the type of its zero point, an operand; float without one."""
+    result = node.outputs[0] if node.outputs else None
+    if result is not None and result.dtype is None:
+        is_given = zero_point is not None and zero_point < len(node.inputs)
+        value = node.inputs[zero_point] if zero_point is not None and is_given else None
+        dtype = DataType.FLOAT if value is None else value.dtype
+        if dtype is not None:
+            result.dtype = dtype
+    infer(context, node)
 
 
 def _ask(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
@@ -106,8 +108,7 @@ def _ask(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> No
             type_ = types.get(value.name or "")
             if type_ is not None:
                 shape = serde.deserialize_type_proto_for_shape(type_)
-                dtype = onnx_ir.DataType(type_.tensor_type.elem_type)
-                context.set_shape_and_dtype(value, shape, dtype)
+                context.set_shape_and_dtype(value, shape, DataType(type_.tensor_type.elem_type))
     is_told = all(is_static(value) for value in node.outputs if value.name)
     if not is_told and not shares_buffer(node):  # the library takes each new key for one more
         infer(context, node)
@@ -125,18 +126,16 @@ def _group_query(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Nod
     _ask(infer, context, node)
 
 
-def _leave(_: ShapeInferenceContext, node: onnx_ir.Node) -> None:
-    """Infer nothing."""
-
-
 def _resize(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
-    policy = node.attributes.get("keep_aspect_ratio_policy")
-    if policy is None or policy.as_string() == "stretch":
+    if node.attributes.get_string("keep_aspect_ratio_policy", "stretch") == "stretch":
         infer(context, node)
 
 
 def _windows(
-    counts: Counts, infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node
+    counts: Callable[[onnx_ir.Node, Sizes, Sizes], list[Size]],
+    infer: Infer,
+    context: ShapeInferenceContext,
+    node: onnx_ir.Node,
 ) -> None:
     """The spatial dims of the result have as many elements as ONNX Runtime counts windows."""
     for value in node.outputs:
@@ -146,9 +145,9 @@ def _windows(
     if image is None or image.shape is None or result is None:
         return
     dims = list(result)
-    sizes = counts(node, list(image.shape)[2:], dims[2:])
+    spatial = counts(node, list(image.shape)[2:], dims[2:])
     for value in node.outputs:
-        value.shape = onnx_ir.Shape([*dims[:2], *sizes])
+        value.shape = onnx_ir.Shape([*dims[:2], *spatial])
 
 
 def _loop(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
@@ -166,13 +165,16 @@ def _loop(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> N
 def _attention(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
     """Present keys and values are ``batch heads position channel`` also of packed operands."""
     shapes = [_by_heads(node, operand, 3 + operand) for operand in (1, 2)]
-    for value, shape in zip(node.outputs[1:3], shapes, strict=False):
-        if shape is not None:
-            value.shape = None
+    by_heads = [
+        (value, shape)
+        for value, shape in zip(node.outputs[1:3], shapes, strict=False)
+        if shape is not None
+    ]
+    for value, _ in by_heads:
+        value.shape = None
     infer(context, node)
-    for value, shape in zip(node.outputs[1:3], shapes, strict=False):
-        if shape is not None:
-            value.shape = shape
+    for value, shape in by_heads:
+        value.shape = shape
 
 
 def _by_heads(node: onnx_ir.Node, operand: int, past: int) -> onnx_ir.Shape | None:
@@ -180,24 +182,11 @@ def _by_heads(node: onnx_ir.Node, operand: int, past: int) -> onnx_ir.Shape | No
 
     Sizes that are not known yet are found by a later turn.
     """
-    value, heads = node.inputs[operand], node.attributes.get("kv_num_heads")
+    value, count = node.inputs[operand], node.attributes.get_int("kv_num_heads", 0)
     is_past = len(node.inputs) > past and node.inputs[past] is not None
-    if is_past or heads is None or value is None or value.shape is None or len(value.shape) != 3:
+    if is_past or value is None or value.shape is None or len(value.shape) != 3:
         return None
-    (batch, positions, width), count = value.shape, heads.as_int()
+    batch, positions, width = value.shape
     if not isinstance(width, int) or count < 1 or width % count:
         return None
     return onnx_ir.Shape([batch, count, positions, width // count])
-
-
-def _register(op: str, dtype: Callable[[onnx_ir.Node], DataType | None]) -> None:
-    infer = registry.get(_DOMAIN, op, 1)
-    assert infer is not None
-
-    def typed(context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
-        result = dtype(node)
-        if node.outputs and node.outputs[0].dtype is None and result is not None:
-            node.outputs[0].dtype = result
-        infer(context, node)
-
-    registry.register(_DOMAIN, op)(typed)

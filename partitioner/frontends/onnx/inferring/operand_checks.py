@@ -11,8 +11,6 @@ import onnx_ir
 
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.onnx.inferring.check_nodes import is_static
-from partitioner.ir.errors import IRError
-from partitioner.ir.onnx_types import from_onnx_dtype
 
 #: Ops with indices: the operand that holds them; they count along `axis` of operand 0.
 _INDICES = {"Gather": 1, "GatherElements": 1, "Scatter": 1, "ScatterElements": 1}
@@ -58,7 +56,7 @@ def _check_types(node: onnx_ir.Node, schema: onnx.defs.OpSchema, what: str) -> N
         formal = schema.inputs[min(index, len(schema.inputs) - 1)] if schema.inputs else None
         if value is None or value.dtype is None or formal is None:
             continue
-        name, dtype = formal.type_str, _type_text(value.dtype)
+        name, dtype = formal.type_str, f"tensor({value.dtype.name.lower()})"
         types = allowed.get(name, [name])
         if dtype not in types:
             raise FrontendError(
@@ -75,15 +73,6 @@ def _check_types(node: onnx_ir.Node, schema: onnx.defs.OpSchema, what: str) -> N
             )
 
 
-def _type_text(dtype: onnx_ir.DataType) -> str:
-    """ONNX's text of a tensor type: ``tensor(float)``."""
-    try:
-        name = from_onnx_dtype(dtype.value)
-    except IRError:
-        name = dtype.name.lower()
-    return f"tensor({ {'float32': 'float', 'float64': 'double'}.get(name, name) })"
-
-
 def _check_indices(node: onnx_ir.Node, what: str) -> None:
     index = _INDICES.get(node.op_type)
     if index is None or len(node.inputs) <= index:
@@ -91,8 +80,7 @@ def _check_indices(node: onnx_ir.Node, what: str) -> None:
     data, indices = node.inputs[0], node.inputs[index]
     if data is None or data.shape is None or indices is None or indices.const_value is None:
         return
-    sizes, axis = data.shape.numpy(), node.attributes.get("axis")
-    dim = 0 if axis is None else axis.as_int()
+    sizes, dim = data.shape.numpy(), node.attributes.get_int("axis", 0)
     if not -len(sizes) <= dim < len(sizes) or not indices.const_value.size:
         return  # the first is found by inference
     values = indices.const_value.numpy()
@@ -109,7 +97,7 @@ def _check_convolution(node: onnx_ir.Node, what: str) -> None:
         return
     shapes = [() if v is None or v.shape is None else v.shape.numpy() for v in node.inputs]
     x, weight = shapes[0], shapes[_WEIGHTS[node.op_type]]
-    group = node.attributes["group"].as_int() if "group" in node.attributes else 1
+    group = node.attributes.get_int("group", 1)
     if group < 1 or len(x) < 3 or len(weight) != len(x) or 0 in (*x, *weight):
         return  # found by inference, or nothing to compute
     if x[1] != weight[1] * group:
@@ -125,9 +113,9 @@ def _check_convolution(node: onnx_ir.Node, what: str) -> None:
 
 
 def _check_hidden_size(node: onnx_ir.Node, what: str) -> None:
-    attribute = node.attributes.get("hidden_size")
-    if node.op_type in _RECURRENT and (attribute is None or attribute.as_int() < 1):
-        size = "missing" if attribute is None else attribute.as_int()
+    size = node.attributes.get_int("hidden_size", None)
+    if node.op_type in _RECURRENT and (size is None or size < 1):
+        size = "missing" if size is None else size
         raise FrontendError(f"{what}: attribute 'hidden_size' is {size}; it must be at least 1")
 
 
@@ -135,11 +123,9 @@ def _check_norm(node: onnx_ir.Node, what: str) -> None:
     x = node.inputs[0] if node.op_type in _NORMS else None
     if x is None or x.shape is None:
         return
-    shape, attribute = x.shape.numpy(), node.attributes.get("axis")
-    axis = -1 if attribute is None else attribute.as_int()
+    shape, axis = x.shape.numpy(), node.attributes.get_int("axis", -1)
     if not -len(shape) <= axis < len(shape):
         raise FrontendError(f"{what}: axis {axis} is not a dim of its operand {list(shape)}")
-    normalised = shape[axis:]
     for value in node.inputs[1:3]:
         sizes = () if value is None or value.shape is None else value.shape.numpy()
         pairs = zip(sizes[::-1], shape[::-1], strict=False)
@@ -147,5 +133,5 @@ def _check_norm(node: onnx_ir.Node, what: str) -> None:
             assert value is not None
             raise FrontendError(
                 f"{what}: operand {value.name!r} of shape {list(sizes)} does not broadcast to the "
-                f"normalised dims {list(normalised)}"
+                f"normalised dims {list(shape[axis:])}"
             )

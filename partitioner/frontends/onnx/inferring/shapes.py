@@ -11,7 +11,6 @@ from types import MappingProxyType
 
 import onnx
 import onnx_ir
-from onnx import TypeProto
 from onnx_ir import serde
 from onnx_shape_inference import infer_symbolic_shapes
 
@@ -22,12 +21,9 @@ from partitioner.frontends.onnx.inferring.check_nodes import (
     infer_by_schema,
     is_static,
 )
-from partitioner.frontends.onnx.inferring.contents import follow_contents
 from partitioner.frontends.onnx.inferring.corrections import correct_inference
 from partitioner.frontends.onnx.inferring.dims import Declared, agree, declared_dims, evaluate, text
 from partitioner.frontends.onnx.inferring.operand_checks import check_operands
-from partitioner.frontends.onnx.inferring.run_time_sizes import never_guess
-from partitioner.frontends.onnx.inferring.sizes import size_as_onnx_runtime
 from partitioner.frontends.onnx.inferring.window_counts import state_pads
 from partitioner.frontends.onnx.reading.border import reason
 from partitioner.frontends.onnx.reading.runtime import shares_buffer
@@ -49,9 +45,7 @@ _UNARY = frozenset(FUNCTIONS) - {"BitCast"}
 
 Shapes = Mapping[str, tuple[Declared, ...]]
 
-size_as_onnx_runtime()
 correct_inference()
-follow_contents()
 
 
 def make_static(
@@ -78,7 +72,6 @@ def make_static(
     Raises:
         FrontendError: A contradiction in the shapes, or a tensor whose shape stays dynamic.
     """
-    never_guess()
     put_in_rows(model.graph)
     declared, growth = _forget_declared(model.graph), Growth()
     stale, shared = dict[str, str](), dict[str, str]()
@@ -89,8 +82,16 @@ def make_static(
             what = one_line(error) + ("" if error.__cause__ is None else f": {reason(error)}")
             raise FrontendError(f"{where}: shapes do not fit: {what}") from error
         changed = _infer_by_schema(model.graph)
-        _check_given(model.graph, given, where)
-        stale |= _stale(model.graph, declared)
+        for node, value, inferred in _contradicted(model.graph, given):
+            raise FrontendError(
+                f"{where}: --shape {value}={','.join(map(str, given[value]))}: node {node.name!r} "
+                f"({node.op_type}) makes it {text(inferred)}"
+            )
+        for node, value, inferred in _contradicted(model.graph, declared):
+            stale[value] = (
+                f"tensor {value!r} of node {node.name!r} ({node.op_type}) is declared "
+                f"{text(declared[value])} but works out as {text(inferred)}, which is taken"
+            )
         right = {name: dims for name, dims in declared.items() if name not in stale}
         stated: Shapes = {**right, **given}
         changed = _apply_declared(model.graph, stated, symbols) or changed
@@ -110,9 +111,9 @@ def make_static(
         opset = model.graph.opset_imports.get(node.domain)
         check_operands(node, opset, where)
         check_by_schema(node, model.graph.opset_imports, where)
-        for value in node.outputs:
-            if value.name and node not in dynamic:
-                _check_static(node, value, where)
+        for result in node.outputs:
+            if result.name and node not in dynamic:
+                _check_static(node, result, where)
     return (*stale.values(), *shared.values())
 
 
@@ -132,59 +133,33 @@ def _infer_by_schema(graph: onnx_ir.Graph) -> bool:
     """Fill in missing result types, in place and in order; True if any was inferred."""
     inferred = False
     for node in graph:
-        if any(value.name and not is_static(value) for value in node.outputs):
-            inferred = _infer_node(node, graph.opset_imports) or inferred
+        unknown = [value for value in node.outputs if value.name and not is_static(value)]
+        if not unknown:
+            continue
+        try:
+            types = infer_by_schema(node, graph.opset_imports)
+        except onnx.shape_inference.InferenceError:
+            continue  # stays dynamic, and is then refused by name
+        for value in unknown:
+            proto = types.get(value.name or "")
+            shape = None if proto is None else serde.deserialize_type_proto_for_shape(proto)
+            is_tensor = proto is not None and proto.HasField("tensor_type")
+            if proto is not None and is_tensor and shape is not None and shape.is_static():
+                value.shape = shape
+                value.type = serde.deserialize_type_proto_for_type(proto)
+                inferred = True
     return inferred
 
 
-def _infer_node(node: onnx_ir.Node, opsets: Mapping[str, int]) -> bool:
-    try:
-        types = infer_by_schema(node, opsets)
-    except onnx.shape_inference.InferenceError:
-        return False  # stays dynamic, and is then refused by name
-    return sum(_set_type(value, types.get(value.name or "")) for value in node.outputs) > 0
-
-
-def _set_type(value: onnx_ir.Value, proto: TypeProto | None) -> bool:
-    if proto is None or is_static(value) or not proto.HasField("tensor_type"):
-        return False
-    shape = serde.deserialize_type_proto_for_shape(proto)
-    if shape is None or not shape.is_static():
-        return False
-    value.shape = shape
-    value.type = serde.deserialize_type_proto_for_type(proto)
-    return True
-
-
-def _check_given(graph: onnx_ir.Graph, given: Mapping[str, tuple[int, ...]], where: str) -> None:
-    """Refuse a shape that the user gives of a result which has another one."""
-    for node, value, inferred in _inferred(graph, given):
-        if not agree(inferred, given[value]):
-            raise FrontendError(
-                f"{where}: --shape {value}={','.join(map(str, given[value]))}: node {node.name!r} "
-                f"({node.op_type}) makes it {text(inferred)}"
-            )
-
-
-def _stale(graph: onnx_ir.Graph, declared: Shapes) -> Mapping[str, str]:
-    """A note on each declaration that contradicts what was inferred, by the value's name."""
-    return {
-        value: f"tensor {value!r} of node {node.name!r} ({node.op_type}) is declared "
-        f"{text(declared[value])} but works out as {text(inferred)}, which is taken"
-        for node, value, inferred in _inferred(graph, declared)
-        if not agree(inferred, declared[value])
-    }
-
-
-def _inferred(
-    graph: onnx_ir.Graph, names: Collection[str]
+def _contradicted(
+    graph: onnx_ir.Graph, shapes: Shapes
 ) -> Iterator[tuple[onnx_ir.Node, str, tuple[Declared, ...]]]:
-    """The results of nodes that have one of these names and a rank."""
+    """The results of nodes that have other shapes than these, by name, and what was inferred."""
     for node in graph:
         for value in node.outputs:
-            dims = declared_dims(value)
-            if value.name and value.name in names and dims is not None:
-                yield node, value.name, dims
+            dims, stated = declared_dims(value), shapes.get(value.name or "")
+            if dims is not None and stated is not None and not agree(dims, stated):
+                yield node, value.name or "", dims
 
 
 def _apply_declared(graph: onnx_ir.Graph, declared: Shapes, symbols: Mapping[str, int]) -> bool:
@@ -270,13 +245,21 @@ def _check_loops(graph: onnx_ir.Graph, where: str) -> None:
     Inference takes all shapes for the first iteration's.
     """
     for node in onnx_ir.traversal.RecursiveGraphIterator(graph):
+        if node.domain or node.op_type not in ("Loop", "Scan"):
+            continue
         what = f"{where}: node {node.name!r} ({node.op_type})"
-        if node.domain == "" and node.op_type == "Loop":
-            body = node.attributes["body"].as_graph()
+        body = node.attributes["body"].as_graph()
+        if node.op_type == "Loop":
             _check_carried(zip(body.inputs[2:], body.outputs[1:], strict=False), what)
-            _check_stacked(node, body, what)
-        elif node.domain == "" and node.op_type == "Scan":
-            body = node.attributes["body"].as_graph()
+            for value in node.outputs[len(body.inputs) - 2 :]:
+                is_read = value.uses() or value.is_graph_output()
+                if is_read and not _runs_to_its_count(node, body):
+                    raise FrontendError(
+                        f"{what} stacks {value.name!r} over as many iterations as its condition "
+                        "allows, which depends on data; only loops with a constant condition are "
+                        "supported"
+                    )
+        else:
             states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
             _check_carried(zip(body.inputs[:states], body.outputs[:states], strict=True), what)
 
@@ -288,16 +271,6 @@ def _check_carried(pairs: Iterable[tuple[onnx_ir.Value, onnx_ir.Value]], what: s
             raise FrontendError(
                 f"{what} carries {before.name!r} of shape {text(old)} into an iteration and "
                 f"{text(new)} out of it; only loops that keep their shapes are supported"
-            )
-
-
-def _check_stacked(node: onnx_ir.Node, body: onnx_ir.Graph, what: str) -> None:
-    stacked = node.outputs[len(body.inputs) - 2 :]
-    for value in stacked:
-        if (value.uses() or value.is_graph_output()) and not _runs_to_its_count(node, body):
-            raise FrontendError(
-                f"{what} stacks {value.name!r} over as many iterations as its condition allows, "
-                "which depends on data; only loops with a constant condition are supported"
             )
 
 

@@ -7,7 +7,6 @@ wider than the image, and for transposed convolutions whose stride is wider than
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import onnx_ir
 from onnx_ir import SymbolicDim
@@ -20,41 +19,26 @@ Size = int | SymbolicDim
 Sizes = Sequence[Size]
 
 
-@dataclass(frozen=True)
-class _Attributes:
-    """The attributes of a node."""
+def _ints(node: onnx_ir.Node, name: str, default: Sequence[int]) -> list[int]:
+    return list(node.attributes.get_ints(name, default))
 
-    node: onnx_ir.Node
 
-    def ints(self, name: str, default: Sequence[int]) -> list[int]:
-        """A list of integers."""
-        attribute = self.node.attributes.get(name)
-        return list(default if attribute is None else attribute.as_ints())
+def _auto(node: onnx_ir.Node) -> str:
+    """The kind of automatic padding; NOTSET for stated padding."""
+    return node.attributes.get_string("auto_pad", "NOTSET")
 
-    @property
-    def auto(self) -> str:
-        """The kind of automatic padding; NOTSET for stated padding."""
-        attribute = self.node.attributes.get("auto_pad")
-        return "NOTSET" if attribute is None else attribute.as_string()
 
-    @property
-    def ceil(self) -> bool:
-        """Tell whether a last window may reach beyond the padding."""
-        attribute = self.node.attributes.get("ceil_mode")
-        return attribute is not None and attribute.as_int() != 0
-
-    def slides(self, kernel: Sequence[int]) -> list[Slide]:
-        """The window of each spatial dim, padded as stated; none if the attributes do not fit."""
-        count = len(kernel)
-        strides, dilations = (self.ints(name, [1] * count) for name in ("strides", "dilations"))
-        pads = self.ints("pads", [0] * (2 * count))
-        if self.auto != "NOTSET":
-            pads = [0] * (2 * count)
-        sides = kernel, strides, dilations, pads[:count], pads[count:]
-        fits = (
-            all(len(side) == count for side in sides) and min((*strides, *dilations), default=0) > 0
-        )
-        return [Slide(*side) for side in zip(*sides, strict=True)] if fits else []
+def _slides(node: onnx_ir.Node, kernel: Sequence[int]) -> list[Slide]:
+    """The window of each spatial dim, padded as stated; none if the attributes do not fit."""
+    count = len(kernel)
+    strides, dilations = (_ints(node, name, [1] * count) for name in ("strides", "dilations"))
+    pads = [0] * (2 * count)
+    if _auto(node) == "NOTSET":
+        pads = _ints(node, "pads", pads)
+    sides = kernel, strides, dilations, pads[:count], pads[count:]
+    is_moving = min((*strides, *dilations), default=0) > 0
+    fits = is_moving and all(len(side) == count for side in sides)
+    return [Slide(*side) for side in zip(*sides, strict=True)] if fits else []
 
 
 def pool_counts(node: onnx_ir.Node, image: Sizes, inferred: Sizes) -> list[Size]:
@@ -65,15 +49,13 @@ def pool_counts(node: onnx_ir.Node, image: Sizes, inferred: Sizes) -> list[Size]
         image: Sizes of its operand's spatial dims.
         inferred: Sizes of its result's, kept where an operand's is not known.
     """
-    attributes = _Attributes(node)
-    slides = attributes.slides(attributes.ints("kernel_shape", []))
+    slides, auto = _slides(node, _ints(node, "kernel_shape", [])), _auto(node)
     if len(slides) != len(image):
         return list(inferred)
 
     def count(slide: Slide, size: int) -> int:
-        is_same = attributes.auto.startswith("SAME")
-        padded = same_pads(slide, size, attributes.auto, dilated=False) if is_same else slide
-        return padded.positions(size, ceil=attributes.ceil)
+        padded = same_pads(slide, size, auto, dilated=False) if auto.startswith("SAME") else slide
+        return padded.positions(size, ceil=node.attributes.get_int("ceil_mode", 0) != 0)
 
     return [
         count(slide, size) if isinstance(size, int) else kept
@@ -91,8 +73,8 @@ def state_pads(node: onnx_ir.Node) -> None:
     if node.domain or image is None or image.shape is None or not image.shape.is_static():
         return
     sizes = [int(size) for size in image.shape.numpy()[2:]]
-    is_same = _Attributes(node).auto.startswith("SAME")
-    if _Attributes(node).ceil and node.op_type in POOLS and not is_same:
+    is_same = _auto(node).startswith("SAME")
+    if node.op_type in POOLS and node.attributes.get_int("ceil_mode", 0) and not is_same:
         floors = onnx_ir.Node("", node.op_type, node.inputs, node.attributes.values())
         del floors.attributes["ceil_mode"]
         if pool_counts(node, sizes, sizes) == pool_counts(floors, sizes, sizes):
@@ -111,12 +93,10 @@ def _narrow(node: onnx_ir.Node, sizes: Sequence[int]) -> None:
     With ceil_mode, ONNX Runtime counts the elements of a mean so; without it, it counts those of
     the window.
     """
-    attributes = _Attributes(node)
-    kernel = attributes.ints("kernel_shape", [])
-    slides = attributes.slides(kernel)
+    kernel = _ints(node, "kernel_shape", [])
     widths = [
         min(width, size + slide.before + slide.after) if slide.dilation == 1 else width
-        for width, slide, size in zip(kernel, slides, sizes, strict=False)
+        for width, slide, size in zip(kernel, _slides(node, kernel), sizes, strict=False)
     ]
     if len(widths) == len(kernel):
         node.attributes["kernel_shape"] = onnx_ir.AttrInt64s("kernel_shape", widths)
@@ -124,12 +104,11 @@ def _narrow(node: onnx_ir.Node, sizes: Sequence[int]) -> None:
 
 def _pool_pads(node: onnx_ir.Node, sizes: Sequence[int]) -> list[int]:
     """Pads of a pool with dilations; none for one without."""
-    attributes = _Attributes(node)
-    slides = attributes.slides(attributes.ints("kernel_shape", []))
+    slides = _slides(node, _ints(node, "kernel_shape", []))
     if len(slides) != len(sizes) or all(slide.dilation == 1 for slide in slides):
         return []
     padded = [
-        same_pads(slide, size, attributes.auto, dilated=False)
+        same_pads(slide, size, _auto(node), dilated=False)
         for slide, size in zip(slides, sizes, strict=True)
     ]
     return [*(slide.before for slide in padded), *(slide.after for slide in padded)]
@@ -140,7 +119,7 @@ def _back_pads(node: onnx_ir.Node, sizes: Sequence[int]) -> list[int]:
     if node.op_type != "ConvTranspose" or "output_shape" in node.attributes:
         return []
     counts = transposed_counts(node, sizes, [2**62] * len(sizes))
-    strides = _Attributes(node).ints("strides", [1] * len(sizes))
+    strides = _ints(node, "strides", [1] * len(sizes))
     totals = [
         int(count) - size * stride
         for count, size, stride in zip(counts, sizes, strides, strict=True)
@@ -149,8 +128,7 @@ def _back_pads(node: onnx_ir.Node, sizes: Sequence[int]) -> list[int]:
     if len(totals) != len(sizes) or min(totals) >= 0:
         return []
     totals = [max(total, 0) for total in totals]
-    is_upper = _Attributes(node).auto == "SAME_UPPER"
-    firsts = [total // 2 if is_upper else -(-total // 2) for total in totals]
+    firsts = [total // 2 if _auto(node) == "SAME_UPPER" else -(-total // 2) for total in totals]
     return [*firsts, *(total - first for total, first in zip(totals, firsts, strict=True))]
 
 
@@ -162,12 +140,12 @@ def transposed_counts(node: onnx_ir.Node, image: Sizes, inferred: Sizes) -> list
         image: Sizes of its operand's spatial dims.
         inferred: Sizes of its result's, kept where an operand's is not known.
     """
-    attributes, weights = _Attributes(node), node.inputs[1]
-    if not attributes.auto.startswith("SAME") or "output_shape" in node.attributes:
+    weights = node.inputs[1]
+    if not _auto(node).startswith("SAME") or "output_shape" in node.attributes:
         return list(inferred)
     shape = [] if weights is None or weights.shape is None else list(weights.shape)[2:]
-    slides = attributes.slides([size for size in shape if isinstance(size, int)])
-    more = attributes.ints("output_padding", [0] * len(slides))
+    slides = _slides(node, [size for size in shape if isinstance(size, int)])
+    more = _ints(node, "output_padding", [0] * len(slides))
     if not len(slides) == len(more) == len(image):
         return list(inferred)
     return [

@@ -40,6 +40,13 @@ def _outer_values(body: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
     yield from (value for value in body.outputs if value not in inner)
 
 
+def made(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
+    """The values that a graph itself defines."""
+    yield from dict.fromkeys((*graph.inputs, *graph.initializers.values()))
+    for node in graph:
+        yield from node.outputs
+
+
 def lift_weights(graph: onnx_ir.Graph) -> None:
     """Make the constants of bodies, at any depth, those of the graph, which bodies read, in place.
 
@@ -50,10 +57,10 @@ def lift_weights(graph: onnx_ir.Graph) -> None:
     holders = [body for node in RecursiveGraphIterator(graph) for body in bodies(node)]
     if not holders:
         return
-    names = Counter(value.name for holder in (graph, *holders) for value in _made(holder))
+    names = Counter(value.name for holder in (graph, *holders) for value in made(holder))
     taken = set(names)
     for body in holders:
-        for value in [*body.initializers.values(), *map(_as_initializer, _constants(body))]:
+        for value in [*body.initializers.values(), *_lift_constants(body)]:
             if not _is_weight(value.const_value):
                 value.const_value = _copied(value.const_value)
             elif not value.is_graph_input():
@@ -75,42 +82,21 @@ def _copied(tensor: onnx_ir.TensorProtocol | None) -> onnx_ir.TensorProtocol | N
 
 def _initializer(old: onnx_ir.Value, name: str) -> onnx_ir.Value:
     """A constant of this name, which is read in place of a value."""
-    tensor = convenience.get_const_tensor(old)
-    assert tensor is not None
-    new = onnx_ir.Value(
-        name=name,
-        type=onnx_ir.TensorType(tensor.dtype),
-        shape=onnx_ir.Shape(tensor.shape.numpy()),
-        const_value=tensor,
-    )
+    new = onnx_ir.val(name, const_value=convenience.get_const_tensor(old))
     convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     return new
 
 
-def _made(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
-    """The values that a graph itself defines."""
-    yield from dict.fromkeys((*graph.inputs, *graph.initializers.values()))
-    for node in graph:
-        yield from node.outputs
-
-
-def _constants(body: onnx_ir.Graph) -> Iterator[onnx_ir.Node]:
-    """The Constant nodes of weights that are left: those whose value the body returns."""
+def _lift_constants(body: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
+    """Initializers in place of the Constant nodes that are left: weights that the body returns."""
     for node in list(body):
         if node.op_type == "Constant" and not node.domain:
-            tensor = convenience.get_const_tensor(node.outputs[0])
-            if _is_weight(tensor):
-                yield node
-
-
-def _as_initializer(node: onnx_ir.Node) -> onnx_ir.Value:
-    """An initializer of a body in place of its Constant node."""
-    body = node.graph
-    assert isinstance(body, onnx_ir.Graph)
-    new = _initializer(node.outputs[0], node.outputs[0].name or "")
-    body.remove(node, safe=True)
-    body.register_initializer(new)
-    return new
+            (result,) = node.outputs
+            if _is_weight(convenience.get_const_tensor(result)):
+                new = _initializer(result, result.name or "")
+                body.remove(node, safe=True)
+                body.register_initializer(new)
+                yield new
 
 
 def _return_copy(body: onnx_ir.Graph, value: onnx_ir.Value, name: str) -> None:

@@ -9,9 +9,9 @@ node. What they log of a model goes to those who set up logging, not to a user's
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 import onnx_ir
 
@@ -61,12 +61,9 @@ def reason(error: BaseException) -> str:
 
 def _place(error: BaseException) -> str:
     """`: node 'name' (Op)` of the innermost node that the code was at; "" for none."""
-    place, step = "", error.__traceback__
-    while step is not None:
-        place, step = _at(step) or place, step.tb_next
+    place = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("node")
+        if isinstance(node, onnx_ir.Node):
+            place = f": node {node.name!r} ({node.op_type})"
     return place
-
-
-def _at(step: TracebackType) -> str:
-    node = step.tb_frame.f_locals.get("node")
-    return f": node {node.name!r} ({node.op_type})" if isinstance(node, onnx_ir.Node) else ""

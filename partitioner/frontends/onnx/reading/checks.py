@@ -12,7 +12,15 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TypeProto,
+)
 
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.reading.runtime import runtime_operators
@@ -60,7 +68,7 @@ def check_model(
     if not proto.HasField("graph"):
         raise FrontendError(f"{where}: not an ONNX model (it holds no graph)")
     _check_opset(proto, where)
-    graphs = (proto.graph, *nested_graphs(node for nodes in node_lists(proto) for node in nodes))
+    graphs = list(all_graphs(proto))
     for sparse in (tensor for graph in graphs for tensor in graph.sparse_initializer):
         name = sparse.values.name
         raise FrontendError(f"{where}: initializer {name!r} is sparse; store it as a dense tensor")
@@ -96,6 +104,24 @@ def node_lists(proto: ModelProto) -> Iterator[Sequence[NodeProto]]:
         yield from (graph.node for graph in nested_graphs(nodes))
 
 
+def all_nodes(proto: ModelProto) -> Iterator[NodeProto]:
+    """The nodes of `node_lists`."""
+    for nodes in node_lists(proto):
+        yield from nodes
+
+
+def all_graphs(proto: ModelProto) -> Iterator[GraphProto]:
+    """The main graph and all subgraphs, those of functions included."""
+    yield proto.graph
+    for holder in (proto.graph, *proto.functions):
+        yield from nested_graphs(holder.node)
+
+
+def own_opset(holder: ModelProto | FunctionProto) -> int:
+    """The version of ONNX's own operators that a model or function imports; 0 for none."""
+    return max((entry.version for entry in holder.opset_import if not entry.domain), default=0)
+
+
 def _run_checker(proto: ModelProto, file: Path | None) -> None:
     """ONNX's own checker, less its demands that inputs and outputs declare a rank, outputs a type.
 
@@ -128,8 +154,8 @@ def _run_checker(proto: ModelProto, file: Path | None) -> None:
 
 def _runtime_nodes(proto: ModelProto) -> Iterator[NodeProto]:
     """Nodes of ONNX's own domain whose operators only ONNX Runtime has in this opset."""
-    opset = max((entry.version for entry in proto.opset_import if not entry.domain), default=0)
-    for node in (node for nodes in node_lists(proto) for node in nodes):
+    opset = own_opset(proto)
+    for node in all_nodes(proto):
         first = runtime_operators().get(("", node.op_type), opset + 1)
         if not node.domain and not onnx.defs.has(node.op_type, opset) and first <= opset:
             yield node
@@ -157,8 +183,7 @@ def _check_opset(proto: ModelProto, where: str) -> None:
 
 def _check_values(proto: ModelProto, where: str) -> None:
     """Refuse declared element types that ONNX does not define, and negative sizes."""
-    nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
-    for graph in (proto.graph, *nested_graphs(nodes)):
+    for graph in all_graphs(proto):
         for value in (*graph.input, *graph.output, *graph.value_info):
             tensor = value.type.tensor_type
             what = f"{where}: value {value.name!r}"
@@ -234,10 +259,9 @@ def _check_external_data(
 
 def all_tensors(proto: ModelProto) -> Iterator[TensorProto]:
     """Every tensor of a model: initializers and attributes, at any depth and in functions."""
-    nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
-    for graph in (proto.graph, *nested_graphs(nodes)):
+    for graph in all_graphs(proto):
         yield from graph.initializer
-    for node in _flat(nodes):
+    for node in all_nodes(proto):
         for attribute in node.attribute:
             if attribute.type == AttributeProto.TENSOR:
                 yield attribute.t
@@ -341,7 +365,7 @@ def _check_calls(proto: ModelProto, where: str) -> None:
 
 def _check_counts(proto: ModelProto, where: str) -> None:
     """Refuse a Split with another number of parts than results, which readers would allocate."""
-    for node in (node for nodes in node_lists(proto) for node in nodes):
+    for node in all_nodes(proto):
         counts = [a.i for a in node.attribute if a.name == "num_outputs" and not a.ref_attr_name]
         if node.op_type == "Split" and not node.domain and counts not in ([], [len(node.output)]):
             raise FrontendError(
@@ -352,8 +376,8 @@ def _check_counts(proto: ModelProto, where: str) -> None:
 
 def _check_absent(proto: ModelProto, where: str) -> None:
     """Refuse an absent operand that is not optional, at which ONNX Runtime ends the process."""
-    opset = max((o.version for o in proto.opset_import if not o.domain), default=0)
-    for node in (node for nodes in node_lists(proto) for node in nodes):
+    opset = own_opset(proto)
+    for node in all_nodes(proto):
         if node.domain or "" not in node.input or not onnx.defs.has(node.op_type, opset):
             continue
         formals = onnx.defs.get_schema(node.op_type, opset).inputs

@@ -7,13 +7,12 @@ imported, the graph has no name. That an output has no type, the checker is not 
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator, Mapping
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Iterator
 
+import networkx as nx
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from partitioner.frontends.onnx.reading.checks import nested_graphs, node_lists
+from partitioner.frontends.onnx.reading.checks import all_graphs, all_nodes, nested_graphs
 from partitioner.frontends.onnx.reading.runtime import runtime_domains
 
 #: First IR version in which an initializer need not be an input.
@@ -30,8 +29,7 @@ def write_as_onnx(proto: ModelProto, name: str) -> bool:
         name: The graph's name if it has none.
     """
     changed = _put_in_order(proto.graph)
-    nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
-    for graph in (proto.graph, *nested_graphs(nodes)):
+    for graph in all_graphs(proto):
         changed = _forget_unknown_sizes(graph) or changed
     if proto.HasField("graph") and not proto.graph.name:
         proto.graph.name = name
@@ -48,7 +46,7 @@ def write_as_onnx(proto: ModelProto, name: str) -> bool:
 def _import_domains(proto: ModelProto) -> bool:
     """Import the domains of ONNX Runtime's operators, in the versions that it takes."""
     imported = {entry.domain for entry in proto.opset_import}
-    used = {node.domain for nodes in node_lists(proto) for node in nodes if node.domain}
+    used = {node.domain for node in all_nodes(proto) if node.domain}
     versions = runtime_domains()
     missing = sorted((used - imported) & versions.keys())
     for domain in missing:
@@ -73,37 +71,24 @@ def _put_in_order(graph: GraphProto) -> bool:
     Nodes in a circle, or out of order in a body, stay as they are: ONNX Runtime refuses them, too.
     """
     makers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
-    makers_read = {
-        index: {makers[name] for name in _read(node) if name in makers}
+    order: nx.DiGraph[int] = nx.DiGraph()
+    order.add_nodes_from(range(len(graph.node)))
+    order.add_edges_from(
+        (makers[name], index)
         for index, node in enumerate(graph.node)
-    }
-    if all(maker < index for index, before in makers_read.items() for maker in before):
+        for name in _read(node)
+        if name in makers
+    )
+    if all(maker < index for maker, index in order.edges):
         return False
     try:
-        order = list(_earliest_first(makers_read))
-    except CycleError:
+        numbers = list(nx.lexicographical_topological_sort(order))
+    except nx.NetworkXUnfeasible:
         return False
-    nodes = [NodeProto.FromString(graph.node[index].SerializeToString()) for index in order]
+    nodes = [NodeProto.FromString(graph.node[index].SerializeToString()) for index in numbers]
     del graph.node[:]
     graph.node.extend(nodes)
     return True
-
-
-def _earliest_first(before: Mapping[int, Iterable[int]]) -> Iterator[int]:
-    """The numbers, each behind those that must stand before it, else in their own order.
-
-    Raises:
-        CycleError: There is no such order.
-    """
-    sorter = TopologicalSorter(before)
-    sorter.prepare()
-    ready: list[int] = []
-    while sorter.is_active():
-        for number in sorter.get_ready():
-            heapq.heappush(ready, number)
-        number = heapq.heappop(ready)
-        yield number
-        sorter.done(number)
 
 
 def _read(node: NodeProto) -> Iterator[str]:

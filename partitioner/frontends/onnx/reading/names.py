@@ -7,12 +7,18 @@ Split crash on a result without a name. So absent results are named where the op
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto
 
-from partitioner.frontends.onnx.reading.checks import nested_graphs, node_lists
+from partitioner.frontends.onnx.reading.checks import (
+    all_graphs,
+    all_nodes,
+    nested_graphs,
+    own_opset,
+)
 
 _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 
@@ -70,24 +76,17 @@ def distinct_outputs(graph: GraphProto) -> tuple[Mapping[str, str], tuple[str, .
 
 def name_results(proto: ModelProto) -> None:
     """Name the absent results that their op needs, and drop absent ones at the end, in place."""
-    taken = _names(proto)
+    taken = {name for node in all_nodes(proto) for name in node.output}
+    taken.update(name for function in proto.functions for name in function.input)
+    for graph in all_graphs(proto):
+        taken.update(value.name for value in (*graph.input, *graph.initializer))
     for holder in (proto, *proto.functions):
-        opset = {entry.domain: entry.version for entry in holder.opset_import}.get("", 0)
+        opset = own_opset(holder)
         nodes = holder.graph.node if isinstance(holder, ModelProto) else holder.node
         for inner in (nodes, *(body.node for body in nested_graphs(nodes))):
             for node in inner:
                 if node.domain == "" and "" in node.output and onnx.defs.has(node.op_type, opset):
                     _name_absent(node, onnx.defs.get_schema(node.op_type, opset), taken)
-
-
-def _names(proto: ModelProto) -> set[str]:
-    """Every value name of the model, at any depth."""
-    functions = [node for function in proto.functions for node in function.node]
-    names = {name for nodes in node_lists(proto) for node in nodes for name in node.output}
-    names.update(name for function in proto.functions for name in function.input)
-    for graph in (proto.graph, *nested_graphs(proto.graph.node), *nested_graphs(functions)):
-        names.update(value.name for value in (*graph.input, *graph.initializer))
-    return names
 
 
 def _name_absent(node: NodeProto, schema: onnx.defs.OpSchema, taken: set[str]) -> None:
@@ -97,10 +96,8 @@ def _name_absent(node: NodeProto, schema: onnx.defs.OpSchema, taken: set[str]) -
     del node.output[count:]
     for index, name in enumerate(node.output):
         if not name and (needed[index] or node.op_type in {"Attention", "BatchNormalization"}):
-            count = 0
-            while f"{node.op_type}_unread_{count}" in taken:
-                count += 1
-            node.output[index] = f"{node.op_type}_unread_{count}"
+            names = (f"{node.op_type}_unread_{number}" for number in itertools.count())
+            node.output[index] = next(name for name in names if name not in taken)
             taken.add(node.output[index])
 
 

@@ -15,11 +15,12 @@ from partitioner.foundations.files import read_file
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.reading.checks import (
     OLDEST_OPSET,
+    all_nodes,
     all_tensors,
     check_model,
     follow_links,
     nested_graphs,
-    node_lists,
+    own_opset,
 )
 from partitioner.frontends.onnx.reading.habits import write_as_onnx
 from partitioner.frontends.onnx.reading.names import (
@@ -103,13 +104,9 @@ def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> S
         count = sum(other == file for other in missing.values())
         weights = "1 weight is" if count == 1 else f"{count} weights are"
         notes += (f"{file} is missing: {weights} planned by size alone",)
-    name = _readable(proto.graph.name)
+    name: str | bytes = proto.graph.name  # bytes, from protobuf, where it is no UTF-8
+    name = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
     return Source(proto, where, folder, name, notes, missing, output_names)
-
-
-def _readable(name: str | bytes) -> str:
-    """Decode a name that protobuf hands over as bytes because it is no UTF-8."""
-    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name
 
 
 def name_of(model: str | Path | ModelProto) -> str:
@@ -150,7 +147,7 @@ def _newer(proto: ModelProto, where: str) -> tuple[ModelProto, tuple[str, ...]]:
     Raises:
         FrontendError: Its opset is older, and ONNX's version converter does not take it.
     """
-    version = max((opset.version for opset in proto.opset_import if not opset.domain), default=0)
+    version = own_opset(proto)
     if version >= OLDEST_OPSET:
         return proto, ()
     if any(tensor.data_location == TensorProto.EXTERNAL for tensor in all_tensors(proto)):
@@ -196,9 +193,7 @@ def _write_default_domain(proto: ModelProto) -> None:
     for holder in (proto, *proto.functions):
         for opset in holder.opset_import:
             opset.domain = "" if opset.domain == "ai.onnx" else opset.domain
-    for nodes in node_lists(proto):
-        for node in nodes:
-            if node.domain == "ai.onnx":
-                node.domain = ""
+    for node in all_nodes(proto):
+        node.domain = "" if node.domain == "ai.onnx" else node.domain
     if proto.opset_import and all(opset.domain for opset in proto.opset_import):
         proto.opset_import.append(onnx.helper.make_opsetid("", _OWN_OPSET))

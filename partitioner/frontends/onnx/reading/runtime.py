@@ -159,23 +159,38 @@ def _alone(node: onnx_ir.Node, opsets: Mapping[str, int]) -> ModelProto:
     return helper.make_model(graph, opset_imports=versions, ir_version=_IR_VERSION)
 
 
+def plain_session(model: bytes) -> ort.InferenceSession:
+    """A session of a model as it is, on one thread; what it refuses is not logged."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
 @lru_cache(maxsize=4096)
 def _types(model: bytes, *, runs: bool) -> tuple[_Type | None, ...]:
     """Types of the outputs of a model of one node, less their first dim; () if it does not load."""
     import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
     try:
-        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        types = [_inferred(value) for value in session.get_outputs()]
+        session = plain_session(model)
+        types: list[_Type | None] = [
+            (_ELEMENTS[value.type], tuple(value.shape[1:]))
+            if value.type in _ELEMENTS
+            and value.shape
+            and all(isinstance(size, int) for size in value.shape)
+            else None
+            for value in session.get_outputs()
+        ]
         if None in types and runs:
-            feeds = {
-                value.name: ort.OrtValue.ortvalue_from_numpy(_zeros(value))
-                for value in session.get_inputs()
-            }
+            feeds = {}
+            for value in session.get_inputs():
+                dtype = helper.tensor_dtype_to_np_dtype(_ELEMENTS[value.type])
+                zeros = np.zeros(value.shape, dtype)
+                feeds[value.name] = ort.OrtValue.ortvalue_from_numpy(zeros)
             types = [
                 (value.element_type(), tuple(value.shape()[1:]))
                 for value in session.run_with_ort_values(None, feeds)
@@ -183,15 +198,3 @@ def _types(model: bytes, *, runs: bool) -> tuple[_Type | None, ...]:
     except Exception:  # noqa: BLE001 - not valid, or no kernel on a CPU: others say so
         return ()
     return tuple(types)
-
-
-def _inferred(value: ort.NodeArg) -> _Type | None:
-    """The type of an output; None if a size is not known."""
-    element, shape = _ELEMENTS.get(value.type), value.shape
-    if element is None or not shape or not all(isinstance(size, int) for size in shape):
-        return None
-    return element, tuple(shape[1:])
-
-
-def _zeros(value: ort.NodeArg) -> np.ndarray:
-    return np.zeros(value.shape, helper.tensor_dtype_to_np_dtype(_ELEMENTS[value.type]))

@@ -18,6 +18,8 @@ import onnx_ir
 from onnx_ir import DataType, convenience, serde
 from onnx_ir.traversal import RecursiveGraphIterator
 
+from partitioner.frontends.onnx.reading.runtime import plain_session
+
 if TYPE_CHECKING:
     import onnxruntime
 
@@ -46,6 +48,7 @@ _EVALUATED = frozenset((
 #: ONNX Runtime computes a chain of nodes without kernels of these in float32 and rounds at its end:
 #: the value of one of its nodes, or of a Cast before it, would round once more.
 _IN_CHAINS = (DataType.BFLOAT16, DataType.FLOAT16)
+_SIGNED = (DataType.INT8, DataType.INT16, DataType.INT32, DataType.INT64)
 
 
 def evaluate_constants(
@@ -85,16 +88,13 @@ def _is_evaluated(node: onnx_ir.Node) -> bool:
     if node.domain or node.op_type not in _EVALUATED or _REFUSED in node.meta:
         return False
     results = [value for value in node.outputs if value.name]
-    if not results or any(v.is_graph_output() or not _has_bytes(v) for v in results):
+    if not results or any(v.is_graph_output() for v in results):
+        return False
+    if any(v.dtype in (None, DataType.STRING) or v.dtype.bitwidth < 8 for v in results):
         return False
     if any(value is not None and value.dtype in _IN_CHAINS for value in (*node.inputs, *results)):
         return False
     return any(value.uses() for value in results)
-
-
-def _has_bytes(value: onnx_ir.Value) -> bool:
-    """Tell whether it is a tensor whose elements are whole bytes."""
-    return value.dtype not in (None, DataType.STRING) and value.dtype.bitwidth >= 8
 
 
 def _is_constant(node: onnx_ir.Node, made: set[onnx_ir.Value]) -> bool:
@@ -117,7 +117,7 @@ def _may_end(node: onnx_ir.Node, made: set[onnx_ir.Value]) -> bool:
     if node.op_type not in ("Div", "Mod") or len(node.inputs) != 2:
         return False
     dividend, divisor = node.inputs
-    if dividend is None or divisor is None or not _is_signed(divisor.dtype):
+    if dividend is None or divisor is None or divisor.dtype not in _SIGNED:
         return False
     if dividend in made or divisor in made:
         return True
@@ -126,10 +126,6 @@ def _may_end(node: onnx_ir.Node, made: set[onnx_ir.Value]) -> bool:
     assert b is not None
     low = np.iinfo(b.dtype.numpy()).min
     return bool((b.numpy() == -1).any() and (a.numpy() == low).any())
-
-
-def _is_signed(dtype: DataType | None) -> bool:
-    return dtype in (DataType.INT8, DataType.INT16, DataType.INT32, DataType.INT64)
 
 
 def _evaluated(
@@ -160,17 +156,9 @@ def _run(
     nodes: Sequence[onnx_ir.Node], opset: int
 ) -> Mapping[onnx_ir.Value, onnx_ir.TensorProtocol] | None:
     """Results that other nodes read; None where ONNX Runtime refuses a node."""
-    import onnxruntime as ort
-
     model, read = _model(nodes, opset)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # what is refused stays, and is told of when the model runs
-    try:
-        session = ort.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+    try:  # what is refused stays, and is told of when the model runs
+        session = plain_session(model.SerializeToString())
         results = session.run_with_ort_values(list(read), {})
     except Exception:  # noqa: BLE001 - its errors have no common class
         return None

@@ -18,13 +18,12 @@ from onnx_ir.passes.common import (
 )
 from onnxscript.optimizer import fold_constants_ir
 
-from partitioner.frontends.onnx.reading.bodies import bodies
+from partitioner.frontends.onnx.reading.bodies import bodies, made
 from partitioner.frontends.onnx.reading.names import fresh, last_present
 from partitioner.frontends.onnx.rewriting.evaluate import evaluate_constants
 from partitioner.frontends.onnx.rewriting.opset_forms import (
-    keep_casts,
-    keep_part_dims,
     matrices_unseen,
+    state_forms,
     use_own_forms,
 )
 from partitioner.ir.errors import IRError
@@ -79,8 +78,7 @@ def fold(model: onnx_ir.Model, growth: Growth) -> bool:
     """Fold what inferred shapes allow; True if anything changed, so that more may be inferred."""
     changed = _fold_known(model.graph)
     changed = _fold_views(model.graph, growth) or changed
-    keep_casts(model)
-    keep_part_dims(model)
+    state_forms(model)
     changed = _fold_computed(model, growth) or changed
     try:  # it simplifies; what it computes is not ONNX Runtime's
         with matrices_unseen(model):
@@ -122,7 +120,12 @@ def remove_identities(model: onnx_ir.Model) -> None:
     opset = model.graph.opset_imports.get("", 0)
     for node in list(model.graph):
         if _is(node, "Dropout") and _is_off(node, opset):
-            _as_identity(node)
+            old, new = node.outputs[0], onnx_ir.node("Identity", node.inputs[:1], name=node.name)
+            (result,) = new.outputs
+            result.name, result.shape, result.type = old.name, old.shape, old.type
+            model.graph.insert_before(node, new)
+            convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
+            model.graph.remove(node, safe=True)
     for node in list(model.graph):
         if _is(node, "Identity"):
             _remove_identity(node)
@@ -140,8 +143,7 @@ def _remove_unused(model: onnx_ir.Model) -> None:
 
 def settle_outputs(graph: onnx_ir.Graph, names: tuple[str, ...]) -> None:
     """Make each output a node's own result under the name that it must have."""
-    taken = {value.name for node in graph for value in node.outputs}
-    taken |= {*graph.initializers, *names, *(value.name for value in graph.inputs)}
+    taken = {*names, *(value.name for value in made(graph))}
     for index, (value, name) in enumerate(zip(list(graph.outputs), names, strict=True)):
         producer = value.producer()
         if producer is None or _is(producer, "Constant") or value in graph.outputs[:index]:
@@ -168,7 +170,10 @@ def _fold_computed(model: onnx_ir.Model, growth: Growth) -> bool:
     for node, results in evaluate_constants(model, lambda node: _may_grow(node, growth)):
         graph = node.graph
         assert isinstance(graph, onnx_ir.Graph)
-        constants = [(value, _constant(value, tensor)) for value, tensor in results.items()]
+        constants = [
+            (value, onnx_ir.val(value.name, const_value=tensor))
+            for value, tensor in results.items()
+        ]
         for value, constant in constants:
             convenience.replace_all_uses_with(value, constant)
         graph.remove(node, safe=True)
@@ -269,20 +274,10 @@ def _fill(node: onnx_ir.Node) -> onnx_ir.TensorProtocol:
 def _replace(graph: onnx_ir.Graph, node: onnx_ir.Node, tensor: onnx_ir.TensorProtocol) -> None:
     """Put an initializer of the same name in place of a node with one result."""
     old = node.outputs[0]
-    new = _constant(old, tensor)
+    new = onnx_ir.val(old.name, const_value=tensor)
     convenience.replace_all_uses_with(old, new)
     graph.remove(node, safe=True)
     graph.register_initializer(new)
-
-
-def _constant(old: onnx_ir.Value, tensor: onnx_ir.TensorProtocol) -> onnx_ir.Value:
-    """A constant of the name of a value."""
-    return onnx_ir.Value(
-        name=old.name,
-        type=onnx_ir.TensorType(tensor.dtype),
-        shape=onnx_ir.Shape(tensor.shape.numpy()),
-        const_value=tensor,
-    )
 
 
 def _is_off(node: onnx_ir.Node, opset: int) -> bool:
@@ -293,16 +288,6 @@ def _is_off(node: onnx_ir.Node, opset: int) -> bool:
     if mode is None:
         return True
     return mode.const_value is not None and not mode.const_value.numpy().any()
-
-
-def _as_identity(node: onnx_ir.Node) -> None:
-    old = node.outputs[0]
-    new = onnx_ir.node("Identity", [node.inputs[0]], name=node.name)
-    new.outputs[0].name, new.outputs[0].shape, new.outputs[0].type = old.name, old.shape, old.type
-    assert node.graph is not None
-    node.graph.insert_before(node, new)
-    convenience.replace_all_uses_with(old, new.outputs[0], replace_graph_outputs=True)
-    node.graph.remove(node, safe=True)
 
 
 def _remove_identity(node: onnx_ir.Node) -> None:

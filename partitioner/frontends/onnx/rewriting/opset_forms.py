@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import onnx_ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
+from partitioner.frontends.onnx.reading.bodies import made
 from partitioner.frontends.onnx.reading.names import fresh
 
 #: First opset in which these take an operand instead of the attribute of this name.
@@ -30,20 +31,26 @@ _HIDDEN = "ReshapeToMatrix"
 _PLAIN = {"value_int", "value_ints", "value_float", "value_floats"}
 
 
-def keep_casts(model: onnx_ir.Model) -> None:
-    """Write each CastLike, in place, as the Cast that it is, with all its attributes."""
+def state_forms(model: onnx_ir.Model) -> None:
+    """Write each CastLike, in place, as the Cast that it is, with all its attributes.
+
+    A SplitToSequence has no `keepdims` then where its vector of sizes overrules that.
+    """
     for node in RecursiveGraphIterator(model.graph):
-        like = node.inputs[1] if node.op_type == "CastLike" and not node.domain else None
-        if like is not None and like.dtype is not None:
+        second = node.inputs[1] if len(node.inputs) > 1 and not node.domain else None
+        if second is None:
+            continue
+        if node.op_type == "CastLike" and second.dtype is not None:
             node.op_type = "Cast"
             node.resize_inputs(1)
-            node.attributes["to"] = onnx_ir.AttrInt64("to", like.dtype.value)
+            node.attributes["to"] = onnx_ir.AttrInt64("to", second.dtype.value)
+        elif node.op_type == "SplitToSequence" and _is_vector(second):
+            node.attributes.pop("keepdims", None)
 
 
 def put_in_rows(graph: onnx_ir.Graph) -> None:
     """Give each MatMulNBits, in place, its constant scales and zero points in rows."""
-    taken: set[str | None] = {*graph.initializers, *(value.name for value in graph.inputs)}
-    taken |= {value.name for node in graph for value in node.outputs}
+    taken = {value.name for value in made(graph)}
     for node in list(graph):
         columns = node.attributes.get("N")
         if (node.domain, node.op_type) != ("com.microsoft", "MatMulNBits") or columns is None:
@@ -54,12 +61,8 @@ def put_in_rows(graph: onnx_ir.Graph) -> None:
             if tensor is None or len(tensor.shape) != 1 or tensor.size % columns.as_int():
                 continue
             shape = onnx_ir.Shape([columns.as_int(), tensor.size // columns.as_int()])
-            rows = onnx_ir.Value(
-                name=fresh(f"{tensor.name}_in_rows", taken),
-                type=onnx_ir.TensorType(tensor.dtype),
-                shape=shape,
-                const_value=_in_shape(tensor, shape),
-            )
+            name = fresh(f"{tensor.name}_in_rows", taken)
+            rows = onnx_ir.val(name, const_value=_in_shape(tensor, shape))
             graph.register_initializer(rows)
             node.replace_input_with(index, rows)
 
@@ -73,23 +76,17 @@ def _in_shape(tensor: onnx_ir.TensorProtocol, shape: onnx_ir.Shape) -> onnx_ir.L
     )
 
 
-def keep_part_dims(model: onnx_ir.Model) -> None:
-    """Take `keepdims` from each SplitToSequence, in place, whose vector of sizes overrules it."""
-    for node in RecursiveGraphIterator(model.graph):
-        sizes = node.inputs[1] if node.op_type == "SplitToSequence" and node.inputs[1:] else None
-        if sizes is not None and sizes.shape is not None and len(sizes.shape) == 1:
-            node.attributes.pop("keepdims", None)
-
-
 @contextmanager
 def matrices_unseen(model: onnx_ir.Model) -> Iterator[None]:
     """Let folding take the Reshapes of integers to other than vectors for an unknown operator."""
-    hidden = []
-    for node in RecursiveGraphIterator(model.graph):
-        if node.op_type == "Reshape" and not node.domain:
-            result = node.outputs[0]
-            if result.dtype == onnx_ir.DataType.INT64 and not _is_vector(result):
-                hidden.append(node)
+    hidden = [
+        node
+        for node in RecursiveGraphIterator(model.graph)
+        if node.op_type == "Reshape"
+        and not node.domain
+        and node.outputs[0].dtype == onnx_ir.DataType.INT64
+        and not _is_vector(node.outputs[0])
+    ]
     for node in hidden:
         node.op_type = _HIDDEN
     try:
@@ -112,7 +109,11 @@ def use_own_forms(model: onnx_ir.Model) -> None:
             if node.op_type == "Split" and opset < _NUM_OUTPUTS:
                 node.attributes.pop("num_outputs", None)
             if node.op_type == "Constant" and opset < _PLAIN_CONSTANTS:
-                _use_tensor(node)
+                for name in _PLAIN & set(node.attributes):
+                    tensor = onnx_ir.convenience.get_const_tensor(node.outputs[0])
+                    assert tensor is not None
+                    del node.attributes[name]
+                    node.attributes["value"] = onnx_ir.AttrTensor("value", tensor)
     _rename_repeated(model.graph)
 
 
@@ -126,14 +127,6 @@ def _use_attribute(node: onnx_ir.Node, opset: int) -> None:
     values = [int(value) for value in tensor.numpy().reshape(-1)]
     node.attributes[name] = onnx_ir.AttrInt64s(name, values)
     node.resize_inputs(1)
-
-
-def _use_tensor(node: onnx_ir.Node) -> None:
-    for name in _PLAIN & set(node.attributes):
-        tensor = onnx_ir.convenience.get_const_tensor(node.outputs[0])
-        assert tensor is not None
-        del node.attributes[name]
-        node.attributes["value"] = onnx_ir.AttrTensor("value", tensor)
 
 
 def _rename_repeated(graph: onnx_ir.Graph) -> None:

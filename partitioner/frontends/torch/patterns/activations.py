@@ -44,8 +44,8 @@ def named_activation(node: fx.Node) -> tuple[fx.Node, str, bool] | None:
     if not calls(node, _aten.mul.Tensor):
         name = _named(node)
         return (through(args_of(node)[0]), name, False) if name else None
-    for act, other in (args_of(node)[:2], reversed(args_of(node)[:2])):
-        act, other = through(act), through(other)
+    one, two = map(through, args_of(node)[:2])
+    for act, other in ((one, two), (two, one)):
         if not (name := _named(act)):
             continue
         halves = through(args_of(act)[0]), other
@@ -105,31 +105,29 @@ def _written(
         if not isinstance(operand, fx.Node):
             operands.append(repr(operand))
             continue
-        source = through(operand)
-        begin = _written(source, steps, places, shape, is_begin)
+        operand = through(operand)
+        begin = _written(operand, steps, places, shape, is_begin)
         if begin is None:
             return None
-        operands.append(places[source])
+        operands.append(places[operand])
     if begin is None:
         return None
     if step[0] == "clamp":
-        return _clamped(node, operands, steps, places)
+        places[node] = _clamped(operands, steps)
+        return begin
     steps.append(" ".join((step[0], *operands)))
     places[node] = f"%{len(steps)}"
     return begin
 
 
-def _clamped(
-    node: fx.Node, operands: list[str], steps: list[str], places: dict[fx.Node, str]
-) -> fx.Node:
-    """Write the steps of a clamp by one bound or both."""
+def _clamped(operands: list[str], steps: list[str]) -> str:
+    """Write the steps of a clamp by one bound or both; returns the last one's place."""
     source, *bounds = operands
     for name, bound in zip(("clamp_min", "clamp_max"), bounds, strict=True):
         if bound != repr(None):
             steps.append(f"{name} {source} {bound}")
             source = f"%{len(steps)}"
-    places[node] = source
-    return next(iter(places))
+    return source
 
 
 def _step(node: fx.Node) -> tuple[str, tuple[Any, ...]] | None:
@@ -183,14 +181,7 @@ def _halves(node: fx.Node) -> bool:
     """Tell whether it cuts the last dim in two equal parts."""
     if not calls(node, _aten.chunk.default, _aten.split.Tensor):
         return False
-    (whole, parts, dim), shape = (
-        list(arguments_of(node).values())[:3],
-        value(args_of(node)[0]).shape,
-    )
-    del whole
-    equal = shape[-1] % 2 == 0
-    return (
-        equal
-        and dim % 2 == 1
-        and parts == (2 if calls(node, _aten.chunk.default) else shape[-1] // 2)
-    )
+    parts, dim = list(arguments_of(node).values())[1:3]
+    columns = value(args_of(node)[0]).shape[-1]
+    half = 2 if calls(node, _aten.chunk.default) else columns // 2
+    return columns % 2 == 0 and dim % 2 == 1 and parts == half

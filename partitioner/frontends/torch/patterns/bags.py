@@ -11,7 +11,7 @@ import partitioner.backends.torch.operators  # noqa: F401 - registers our own op
 from partitioner.frontends.torch.patterns.rewrite import (
     Rewriter,
     arguments_of,
-    graph_modules,
+    rewrite_nodes,
     value,
 )
 
@@ -28,14 +28,7 @@ def replace_bags(module: fx.GraphModule) -> int:
     Returns:
         How many were replaced.
     """
-    total = 0
-    for part in graph_modules(module):
-        nodes = [node for node in part.graph.nodes if node.target in _BAGS]
-        count = sum(_replace(node) for node in nodes)
-        if count:
-            part.recompile()
-        total += count
-    return total
+    return rewrite_nodes(module, lambda node: node.target in _BAGS and _replace(node))
 
 
 def _replace(bag: fx.Node) -> bool:
@@ -57,17 +50,8 @@ def _replace(bag: fx.Node) -> bool:
     padding = args.get("padding_idx")
     padding = -1 if padding is None else padding % size
     settings = (args["mode"], bags, padding, size, total, [0], [size], [0], [total], [0], [bags])
-    call = Rewriter(result).call(
-        torch.ops.partitioner.embedding_bag.default,
-        table,
-        indices,
-        offsets,
-        weights,
-        *settings,
-    )
-    result.target, result.args, result.kwargs = call.target, call.args, call.kwargs
-    result.meta["val"] = call.meta["val"]
-    result.graph.erase_node(call)
+    write, embedding_bag = Rewriter(result), torch.ops.partitioner.embedding_bag.default
+    write.give(write.call(embedding_bag, table, indices, offsets, weights, *settings))
     for user in list(bag.users):
         bag.graph.erase_node(user)
     bag.graph.erase_node(bag)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from partitioner.frontends.torch.patterns.rewrite import graph_modules, value
+from partitioner.frontends.torch.patterns.rewrite import rewrite_nodes, value
 
 
 def state_dtypes(module: fx.GraphModule) -> None:
@@ -14,12 +14,15 @@ def state_dtypes(module: fx.GraphModule) -> None:
     They have PyTorch's default type, which a module may set for a part of its forward pass, and
     which may be another one where the graph is traced again.
     """
-    for part in graph_modules(module):
-        for node in part.graph.nodes:
-            if not isinstance(node.target, torch._ops.OpOverload) or node.all_input_nodes:
-                continue
-            names = {argument.name for argument in node.target._schema.arguments}
-            makes = isinstance(node.meta.get("val"), torch.Tensor)
-            if makes and "dtype" in names and node.kwargs.get("dtype") is None:
-                node.kwargs = {**node.kwargs, "dtype": value(node).dtype}
-        part.recompile()
+
+    def state(node: fx.Node) -> bool:
+        if not isinstance(node.target, torch._ops.OpOverload) or node.all_input_nodes:
+            return False
+        names = {argument.name for argument in node.target._schema.arguments}
+        makes = isinstance(node.meta.get("val"), torch.Tensor)
+        is_left = makes and "dtype" in names and node.kwargs.get("dtype") is None
+        if is_left:
+            node.kwargs = {**node.kwargs, "dtype": value(node).dtype}
+        return is_left
+
+    rewrite_nodes(module, state)

@@ -16,6 +16,7 @@ are gathered by row: they are embedding tables, whose rows may be cut.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +36,7 @@ from partitioner.frontends.torch.patterns.matching import (
 from partitioner.frontends.torch.patterns.rewrite import (
     Rewriter,
     arguments_of,
-    graph_modules,
+    rewrite_nodes,
     value,
 )
 
@@ -68,13 +69,7 @@ def replace_experts(module: fx.GraphModule, *, training: bool) -> int:
     Returns:
         How many layers were replaced.
     """
-    total = 0
-    for part in graph_modules(module):
-        count = sum(_replace(node, training) for node in list(part.graph.nodes))
-        if count:
-            part.recompile()
-        total += count
-    return total
+    return rewrite_nodes(module, lambda node: _replace(node, training))
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,7 @@ class _Layer:
 def _replace(last: fx.Node, training: bool) -> bool:
     """Replace the layer of experts that ends with a node, if there is one."""
     rows = _summed(last)
-    layer = _layer(rows) if rows is not None else None
+    layer = None if rows is None else _layer(rows)
     if layer is None or not _typed_alike(last, layer):
         return False
     write = Rewriter(last)
@@ -119,10 +114,7 @@ def _replace(last: fx.Node, training: bool) -> bool:
     results = write.call(
         target, layer.x, layer.up.ids, layer.weights, *operands, *biases, *settings
     )
-    call = write.call(operator.getitem, results, 0)
-    last.target, last.args, last.kwargs = call.target, call.args, call.kwargs
-    last.meta["val"] = call.meta["val"]
-    last.graph.erase_node(call)
+    write.give(write.call(operator.getitem, results, 0))
     for one in (layer.up, layer.down):
         if one.biased is not None:  # a write to the product, which would keep it
             one.biased.target = _aten.add.Tensor
@@ -156,14 +148,16 @@ def _layer(rows: _Rows) -> _Layer | None:
     if scaled is None:
         return None
     down, weights = scaled
-    inner = named_activation(through(down.rows))
-    up = _product(inner[0]) if inner is not None else None
-    if inner is None or up is None:
-        inner = activation_program(through(down.rows), lambda node: _product(node) is not None)
-        up = _product(inner[0]) if inner is not None else None
-    if inner is None or up is None or (up.bias is None) != (down.bias is None):
+    result = through(down.rows)
+    inner = named_activation(result)
+    if inner is None or _product(inner[0]) is None:
+        inner = activation_program(result, lambda node: _product(node) is not None)
+    if inner is None:
         return None
     before, activation, gated = inner
+    up = _product(before)
+    if up is None or (up.bias is None) != (down.bias is None):
+        return None
     if up.order is not rows.order or up.ids is not down.ids:
         return None
     x = _tokens(through(up.rows), rows.chosen, rows.order)
@@ -176,12 +170,16 @@ def _layer(rows: _Rows) -> _Layer | None:
     return _Layer(x, weights, up, down, activation, gated) if fits else None
 
 
+def _either_way(node: fx.Node) -> Iterator[tuple[Any, Any]]:
+    """The first two operands of a call, seen through copies, and in the other order."""
+    one, other = map(through, args_of(node)[:2])
+    yield from ((one, other), (other, one))
+
+
 def _scaled(rows: _Rows) -> tuple[_Product, fx.Node] | None:
     """The product that gives rows, and the weight of each."""
-    if not calls(rows.node, _aten.mul.Tensor):
-        return None
-    for results, column in (args_of(rows.node)[:2], reversed(args_of(rows.node)[:2])):
-        down, weights = _product(through(results)), _weights(through(column), rows)
+    for results, column in _either_way(rows.node) if calls(rows.node, _aten.mul.Tensor) else ():
+        down, weights = _product(results), _weights(column, rows)
         if down is not None and weights is not None and down.order is rows.order:
             return down, weights
     return None
@@ -205,16 +203,12 @@ def _product(node: fx.Node) -> _Product | None:
     """The product that a node is, with the bias that is added to it."""
     if not calls(node, _aten.add.Tensor, _aten.add_.Tensor):
         return _batched(node) or _grouped(node)
-    for result, column in (args_of(node)[:2], reversed(args_of(node)[:2])):
-        result = through(result)
-        if not isinstance(result, fx.Node) or node.kwargs.get("alpha", 1) != 1:
-            continue
-        if len(result.users) > 1:
-            continue
-        product = _batched(result) or _grouped(result)
-        bias = _bias(through(column), product) if product is not None else None
-        if product is not None and bias is not None:
-            return replace(product, bias=bias, biased=node)
+    for result, column in _either_way(node) if node.kwargs.get("alpha", 1) == 1 else ():
+        if isinstance(result, fx.Node) and len(result.users) == 1:
+            product = _batched(result) or _grouped(result)
+            bias = None if product is None else _bias(column, product)
+            if product is not None and bias is not None:
+                return replace(product, bias=bias, biased=node)
     return None
 
 
@@ -243,21 +237,16 @@ def _batched(node: fx.Node) -> _Product | None:
     operands = [through(operand) for operand in args_of(product)]
     for index, transposed in ((0, False), (1, True)):
         gathered, column = operands[index], operands[1 - index]
-        dim = 1 if transposed else 2  # the one of size 1
+        dim = 1 if transposed else 2  # the one of size 1, of three
         if not calls(gathered, _aten.index.Tensor) or not calls(column, _aten.unsqueeze.default):
             continue
-        rank = 3
-        places = args_of(gathered)[1]
-        if len(places) != 1 or args_of(column)[1] % rank != dim or value(gathered).dim() != rank:
-            continue
-        size = value(gathered).shape[2 if transposed else 1]
-        if not is_shaped(node, value(gathered).shape[0], size):
+        weights, places = args_of(gathered)
+        if len(places) != 1 or args_of(column)[1] % 3 != dim or value(gathered).dim() != 3:
             continue
         ids = _flattened(through(places[0]))
-        if ids is not None:
-            return _Product(
-                through(args_of(column)[0]), args_of(gathered)[0], transposed, ids, None
-            )
+        rows, size = value(gathered).shape[0], value(gathered).shape[3 - dim]
+        if ids is not None and is_shaped(node, rows, size):
+            return _Product(through(args_of(column)[0]), weights, transposed, ids, None)
     return None
 
 
@@ -313,18 +302,16 @@ def _inverted(node: fx.Node) -> fx.Node | None:
         return None
     given = arguments_of(node)
     order, numbers = given["indices"], through(given["values"])
-    if len(order) != 1 or given["accumulate"] or not _counts_up(numbers):
+    if calls(numbers, _aten.arange.default):
+        counts_up = len(args_of(numbers)) == 1
+    else:
+        counts_up = calls(numbers, _aten.arange.start, _aten.arange.start_step) and (
+            args_of(numbers)[0] == 0 and args_of(numbers)[2:] in ((), (1,))
+        )
+    if len(order) != 1 or given["accumulate"] or not counts_up:
         return None
     inverse: fx.Node = through(order[0])
     return inverse
-
-
-def _counts_up(node: fx.Node) -> bool:
-    """Tell whether it is 0, 1, 2 and so on."""
-    if calls(node, _aten.arange.default):
-        return len(args_of(node)) == 1
-    counts = calls(node, _aten.arange.start, _aten.arange.start_step)
-    return counts and args_of(node)[0] == 0 and args_of(node)[2:] in ((), (1,))
 
 
 def _weights(column: fx.Node, rows: _Rows) -> fx.Node | None:

@@ -44,9 +44,10 @@ def _looks_up(node: fx.Node) -> bool:
     if not calls(node, _aten.index.Tensor) or len(args_of(node)[1]) != 1 or not is_tensor(node):
         return False
     table, (ids,) = args_of(node)[0], indices_of(node)
+    source = through(table, casts=True)
     return (
-        through(table, casts=True).name.startswith("p_")
-        and through(table, casts=True).op == "placeholder"
+        source.name.startswith("p_")
+        and source.op == "placeholder"
         and value(table).dim() > 1
         and value(table).is_floating_point()
         and 0 not in value(table).shape
@@ -57,17 +58,13 @@ def _looks_up(node: fx.Node) -> bool:
 
 def _embed(node: fx.Node, counted: dict[tuple[fx.Node, int], fx.Node]) -> None:
     """Replace a lookup by one of a matrix, with ids that count from the begin, made once."""
-    write, (table, (ids,)) = Rewriter(node), args_of(node)
-    size, shape = value(table).shape[0], list(value(node).shape)
-    matrix = table
-    if value(table).dim() > 2:
-        matrix = write.call(_aten.reshape.default, table, [size, -1])
+    write, (matrix, (ids,)) = Rewriter(node), args_of(node)
+    size, shape = value(matrix).shape[0], list(value(node).shape)
+    if value(matrix).dim() > 2:
+        matrix = write.call(_aten.reshape.default, matrix, [size, -1])
     if (ids, size) not in counted:
         from_end = write.call(_aten.lt.Scalar, ids, 0)
         moved = write.call(_aten.add.Tensor, ids, size)
         counted[ids, size] = write.call(_aten.where.self, from_end, moved, ids)
     found = write.call(_aten.embedding.default, matrix, counted[ids, size])
-    call = write.call(_aten.reshape.default, found, shape)
-    node.target, node.args, node.kwargs = call.target, call.args, call.kwargs
-    node.meta["val"] = call.meta["val"]
-    node.graph.erase_node(call)
+    write.give(write.call(_aten.reshape.default, found, shape))

@@ -11,115 +11,7 @@ from torch import Tensor
 
 aten = torch.ops.aten
 
-
-def _rand_like(x: Tensor, **options: Any) -> Tensor:
-    return _rand(x.shape, options.get("dtype") or x.dtype, options.get("device") or x.device)
-
-
-def _randn(size: Sequence[int], **options: Any) -> Tensor:
-    return _normal(size, options.get("dtype") or torch.get_default_dtype(), options.get("device"))
-
-
-def _randn_like(x: Tensor, **options: Any) -> Tensor:
-    return _normal(x.shape, options.get("dtype") or x.dtype, options.get("device") or x.device)
-
-
-def _bernoulli(x: Tensor, **options: Any) -> Tensor:
-    return _bernoulli_p(x, x, **options)
-
-
-def _bernoulli_p(
-    x: Tensor, p: Tensor | float = 0.5, *, generator: torch.Generator | None = None
-) -> Tensor:
-    if generator is not None:
-        return NotImplemented  # type: ignore[no-any-return]
-    return (_rand(x.shape, _wide(x.dtype), x.device) < p).to(x.dtype)
-
-
-def _uniform(
-    x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None
-) -> Tensor:
-    if generator is not None:
-        return NotImplemented  # type: ignore[no-any-return]
-    drawn = low + (high - low) * _rand(x.shape, _wide(x.dtype), x.device)
-    return drawn.to(x.dtype)
-
-
-def _exponential(
-    x: Tensor, rate: float = 1.0, *, generator: torch.Generator | None = None
-) -> Tensor:
-    """Invert the distribution; no number is 0, as users divide by them and take logarithms."""
-    if generator is not None:
-        return NotImplemented  # type: ignore[no-any-return]
-    wide = _wide(x.dtype)
-    drawn = -torch.log1p(-_rand(x.shape, wide, x.device))
-    return (drawn.clamp(min=torch.finfo(wide).eps / 2) / rate).to(x.dtype)
-
-
-def _normal_of(
-    x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
-) -> Tensor:
-    if generator is not None:
-        return NotImplemented  # type: ignore[no-any-return]
-    return _normal(x.shape, x.dtype, x.device) * std + mean
-
-
-def _normal_around(
-    mean: Tensor | float,
-    std: Tensor | float = 1.0,
-    *,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Draw a number for each pair of elements; one of the operands is a tensor."""
-    if generator is not None:
-        return NotImplemented  # type: ignore[no-any-return]
-    tensors = [one for one in (mean, std) if isinstance(one, Tensor)]
-    shapes = (one.shape for one in tensors)
-    shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
-    return _normal(shape, tensors[0].dtype, tensors[0].device) * std + mean
-
-
-def _normal_sized(
-    mean: float,
-    std: float,
-    size: Sequence[int],
-    *,
-    generator: torch.Generator | None = None,
-    **options: Any,
-) -> Tensor:
-    if generator is not None:
-        return NotImplemented  # type: ignore[no-any-return]
-    return _randn(size, **options) * std + mean
-
-
-def _integers(low: int, high: int, size: Sequence[int], **options: Any) -> Tensor:
-    """Draw whole numbers below `high`, as doubles, which tell 2^53 numbers apart."""
-    drawn = _rand(size, torch.float64, options.get("device")) * (high - low)
-    return (drawn.floor() + low).to(options.get("dtype") or torch.int64)
-
-
-def _integers_like(x: Tensor, low: int, high: int, **options: Any) -> Tensor:
-    dtype, device = options.get("dtype") or x.dtype, options.get("device") or x.device
-    return _integers(low, high, x.shape, dtype=dtype, device=device)
-
-
-def _multinomial(
-    x: Tensor,
-    count: int,
-    replacement: bool = False,
-    *,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Let the weights race: the first by exponential times is drawn first."""
-    if generator is not None or (replacement and count > 1):
-        return NotImplemented  # type: ignore[no-any-return]
-    raced = x / _exponential(x)
-    return raced.argmax(-1, keepdim=True) if count == 1 else raced.topk(count, -1).indices
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The type to draw in: numbers of half precision are too coarse to compare."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+Draw = Callable[..., Tensor]
 
 
 def _rand(size: Sequence[int], dtype: torch.dtype, device: torch.device | None) -> Tensor:
@@ -135,23 +27,101 @@ def _normal(size: Sequence[int], dtype: torch.dtype, device: torch.device | None
     return (length * torch.cos(2.0 * math.pi * angle)).to(dtype)
 
 
-DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
-    aten.bernoulli.default: _bernoulli,
-    aten.bernoulli.p: _bernoulli_p,
-    aten.bernoulli.Tensor: _bernoulli_p,
-    aten.exponential.default: _exponential,
-    aten.multinomial.default: _multinomial,
-    aten.normal.float_float: _normal_sized,
-    aten.normal.float_Tensor: _normal_around,
-    aten.normal.Tensor_float: _normal_around,
-    aten.normal.Tensor_Tensor: _normal_around,
-    aten.normal_functional.default: _normal_of,
-    aten.rand_like.default: _rand_like,
-    aten.randint.default: lambda high, size, **options: _integers(0, high, size, **options),
-    aten.randint.low: _integers,
-    aten.randint_like.default: lambda x, high, **options: _integers_like(x, 0, high, **options),
-    aten.randint_like.low_dtype: _integers_like,
-    aten.randn.default: _randn,
-    aten.randn_like.default: _randn_like,
-    aten.uniform.default: _uniform,
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The type to draw in: numbers of half precision are too coarse to compare."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _rand_of(x: Tensor) -> Tensor:
+    return _rand(x.shape, _wide(x.dtype), x.device)
+
+
+def _like(draw: Draw) -> Draw:
+    """Draw as many numbers as an operand has elements."""
+    return lambda x, **options: draw(
+        x.shape, options.get("dtype") or x.dtype, options.get("device") or x.device
+    )
+
+
+def _randn(size: Sequence[int], **options: Any) -> Tensor:
+    return _normal(size, options.get("dtype") or torch.get_default_dtype(), options.get("device"))
+
+
+def _bernoulli(x: Tensor, p: Tensor | float = 0.5) -> Tensor:
+    return (_rand_of(x) < p).to(x.dtype)
+
+
+def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    return (low + (high - low) * _rand_of(x)).to(x.dtype)
+
+
+def _exponential(x: Tensor, rate: float = 1.0) -> Tensor:
+    """Invert the distribution; no number is 0, as users divide by them and take logarithms."""
+    drawn = -torch.log1p(-_rand_of(x))
+    return (drawn.clamp(min=torch.finfo(drawn.dtype).eps / 2) / rate).to(x.dtype)
+
+
+def _normal_of(x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return _normal(x.shape, x.dtype, x.device) * std + mean
+
+
+def _normal_around(mean: Tensor | float, std: Tensor | float = 1.0) -> Tensor:
+    """Draw a number for each pair of elements; one of the operands is a tensor."""
+    tensors = [one for one in (mean, std) if isinstance(one, Tensor)]
+    shapes = (one.shape for one in tensors)
+    shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return _normal(shape, tensors[0].dtype, tensors[0].device) * std + mean
+
+
+def _integers(low: int, high: int, size: Sequence[int], **options: Any) -> Tensor:
+    """Draw whole numbers below `high`, as doubles, which tell 2^53 numbers apart."""
+    drawn = _rand(size, torch.float64, options.get("device")) * (high - low)
+    return (drawn.floor() + low).to(options.get("dtype") or torch.int64)
+
+
+def _integers_like(x: Tensor, low: int, high: int, **options: Any) -> Tensor:
+    return _like(lambda *of: _integers(low, high, of[0], dtype=of[1], device=of[2]))(x, **options)
+
+
+def _multinomial(x: Tensor, count: int, replacement: bool = False) -> Tensor:
+    """Let the weights race: the first by exponential times is drawn first."""
+    if replacement and count > 1:
+        return NotImplemented  # type: ignore[no-any-return]
+    raced = x / _exponential(x)
+    return raced.argmax(-1, keepdim=True) if count == 1 else raced.topk(count, -1).indices
+
+
+def _without_generator(draw: Draw) -> Draw:
+    """Leave calls with a generator of their own as they are."""
+
+    def drawn(*args: Any, generator: torch.Generator | None = None, **options: Any) -> Tensor:
+        return draw(*args, **options) if generator is None else NotImplemented
+
+    return drawn
+
+
+DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Draw] = {
+    operator: _without_generator(draw)
+    for operator, draw in {
+        aten.bernoulli.default: lambda x: _bernoulli(x, x),
+        aten.bernoulli.p: _bernoulli,
+        aten.bernoulli.Tensor: _bernoulli,
+        aten.exponential.default: _exponential,
+        aten.multinomial.default: _multinomial,
+        aten.normal.float_float: lambda mean, std, size, **options: (
+            _randn(size, **options) * std + mean
+        ),
+        aten.normal.float_Tensor: _normal_around,
+        aten.normal.Tensor_float: _normal_around,
+        aten.normal.Tensor_Tensor: _normal_around,
+        aten.normal_functional.default: _normal_of,
+        aten.rand_like.default: _like(_rand),
+        aten.randint.default: lambda high, size, **options: _integers(0, high, size, **options),
+        aten.randint.low: _integers,
+        aten.randint_like.default: lambda x, high, **options: _integers_like(x, 0, high, **options),
+        aten.randint_like.low_dtype: _integers_like,
+        aten.randn.default: _randn,
+        aten.randn_like.default: _like(_normal),
+        aten.uniform.default: _uniform,
+    }.items()
 }

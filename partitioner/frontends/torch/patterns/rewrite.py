@@ -54,6 +54,27 @@ class Rewriter:
                 call.meta[key] = self.node.meta[key]
         return call
 
+    def give(self, call: fx.Node) -> None:
+        """Make the node the call that was written last, which goes.
+
+        The node keeps its name, which the program's signature may hold.
+        """
+        node = self.node
+        node.target, node.args, node.kwargs = call.target, call.args, call.kwargs
+        node.meta["val"] = call.meta["val"]
+        node.graph.erase_node(call)
+
+
+def rewrite_nodes(module: fx.GraphModule, rewrite: Callable[[fx.Node], bool]) -> int:
+    """Rewrite nodes of a graph and of its branches, in place; returns how many were."""
+    total = 0
+    for part in graph_modules(module):
+        count = sum(rewrite(node) for node in list(part.graph.nodes))
+        if count:
+            part.recompile()
+        total += count
+    return total
+
 
 #: Writes calls in the place of one, and returns the last, which gives the result; None keeps the
 #: call.
@@ -68,26 +89,20 @@ def replace_calls(
     Returns:
         How many calls were replaced.
     """
-    total = 0
-    for part in graph_modules(module):
-        count = 0
-        for node in list(part.graph.nodes):
-            if node.op != "call_function" or node.target not in replacements:
-                continue
-            tensors, _ = tree_flatten(node.meta["val"])
-            if not all(isinstance(size, int) for tensor in tensors for size in tensor.shape):
-                continue
-            last = replacements[node.target](Rewriter(node), arguments_of(node))
-            if last is not None:
-                # The node keeps its name, which the program's signature may hold.
-                node.target, node.args, node.kwargs = last.target, last.args, last.kwargs
-                node.meta["val"] = last.meta["val"]
-                part.graph.erase_node(last)
-                count += 1
-        if count:
-            part.recompile()
-        total += count
-    return total
+
+    def replace(node: fx.Node) -> bool:
+        if node.op != "call_function" or node.target not in replacements:
+            return False
+        tensors, _ = tree_flatten(node.meta["val"])
+        if not all(isinstance(size, int) for tensor in tensors for size in tensor.shape):
+            return False
+        write = Rewriter(node)
+        last = replacements[node.target](write, arguments_of(node))
+        if last is not None:
+            write.give(last)
+        return last is not None
+
+    return rewrite_nodes(module, replace)
 
 
 def arguments_of(node: fx.Node) -> Arguments:

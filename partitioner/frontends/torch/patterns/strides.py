@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.torch.patterns.rewrite import Rewriter, graph_modules
+from partitioner.frontends.torch.patterns.rewrite import Rewriter, rewrite_nodes
 
 aten = torch.ops.aten
 
@@ -33,24 +33,19 @@ _BY_STRIDES = frozenset(
 
 def make_contiguous(module: fx.GraphModule) -> None:
     """Insert copies before operators that go by strides, where an operand is not contiguous."""
-    for part in graph_modules(module):
-        calls = [
-            n for n in part.graph.nodes if getattr(n.target, "overloadpacket", 0) in _BY_STRIDES
-        ]
-        for node in calls:
-            write = Rewriter(node)
-            for operand in filter(_is_strided, node.all_input_nodes):
-                copy = write.call(
-                    aten.clone.default, operand, memory_format=torch.contiguous_format
-                )
-                node.replace_input_with(operand, copy)
-        if calls:
-            part.recompile()
 
+    def insert(node: fx.Node) -> bool:
+        if getattr(node.target, "overloadpacket", 0) not in _BY_STRIDES:
+            return False
+        write = Rewriter(node)
+        for operand in node.all_input_nodes:
+            tensor = operand.meta.get("val")
+            if isinstance(tensor, Tensor) and not tensor.is_contiguous():
+                dense = {"memory_format": torch.contiguous_format}
+                node.replace_input_with(operand, write.call(aten.clone.default, operand, **dense))
+        return True
 
-def _is_strided(operand: fx.Node) -> bool:
-    tensor = operand.meta.get("val")
-    return isinstance(tensor, Tensor) and not tensor.is_contiguous()
+    rewrite_nodes(module, insert)
 
 
 def as_strided(

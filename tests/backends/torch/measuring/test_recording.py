@@ -7,7 +7,7 @@ from torch import fx
 
 from partitioner.backends.observed import Role
 from partitioner.backends.torch.graphs.notes import note_tasks
-from partitioner.backends.torch.measuring.clocks import HostClock, StreamClock
+from partitioner.backends.torch.measuring.clocks import Clock, StreamClock
 from partitioner.backends.torch.measuring.recording import Training, Update, marked
 
 aten = torch.ops.aten
@@ -65,7 +65,7 @@ def module() -> fx.GraphModule:
 
 def test_marks_stand_between_tasks_and_results_are_the_same() -> None:
     ticks = iter(range(100))
-    clock = HostClock(now=lambda: float(next(ticks)))
+    clock = Clock(now=lambda: float(next(ticks)))
     timed, spans = marked(module(), clock)
     assert [(span.nodes, span.comms, span.role) for span in spans] == [
         (("a",), (), Role.COMPUTE),
@@ -82,7 +82,7 @@ def test_marks_stand_between_tasks_and_results_are_the_same() -> None:
 
 def test_events_of_a_stream_are_read_once_all_are_reached() -> None:
     stream = Stream([5.0, 7.0, 8.0, 12.0, 12.5, 13.0])
-    clock = StreamClock(stream.event, stream.synchronize, now=lambda: 100.0)
+    clock = StreamClock(event=stream.event, synchronize=stream.synchronize, now=lambda: 100.0)
     timed, spans = marked(module(), clock)
     assert clock.begin() == 100.0
     timed(torch.tensor([1.0]))

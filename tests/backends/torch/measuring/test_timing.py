@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partitioner.api.profiling.device import Device
-from partitioner.api.profiling.profile import on_one_device
 from partitioner.api.profiling.rank import (
     _LONG_RUN_S,
     _MOST_COPIES,
@@ -23,8 +22,9 @@ from partitioner.api.profiling.rank import (
     _long_enough,
 )
 from partitioner.api.profiling.work import Item
+from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.prepared import Prepared
-from partitioner.backends.torch.measuring.clocks import HostClock
+from partitioner.backends.torch.measuring.clocks import Clock
 from partitioner.backends.torch.measuring.timing import prepared
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.model import open_model
@@ -57,7 +57,7 @@ class Operands(TorchDispatchMode):
 
 def made(module: nn.Module, x: torch.Tensor) -> Prepared:
     graph = open_model(module, (x,)).graph
-    return prepared(on_one_device(graph), graph, random_inputs(graph, seed=0), threads=1)
+    return prepared(uncut_programs(graph), graph, random_inputs(graph, seed=0), threads=1)
 
 
 def test_several_operators_are_so_many_in_one_run() -> None:
@@ -111,7 +111,7 @@ def test_only_short_operators_are_several() -> None:
 @pytest.mark.parametrize(("seconds", "copies"), [(0.6 * _RUN_S, 2), (2 * _RUN_S, 1)])
 def test_a_run_takes_long_enough(seconds: float, copies: int) -> None:
     times = iter([0.0, 9.0, 9.0, 9.0 + seconds, 20.0, 29.0])  # of three runs, two are disturbed
-    device = Device(HostClock(lambda: next(times)), torch.zeros(0))
+    device = Device(Clock(lambda: next(times)), torch.zeros(0))
     program = Prepared(
         lambda: None, several=lambda number, *_: Prepared(lambda: None, copies=number)
     )
@@ -122,7 +122,7 @@ def test_inputs_keep_the_order_of_their_dims() -> None:
     graph = open_model(nn.Tanh(), (torch.ones(2, 3, 4),)).graph
     (x,) = graph.inputs
     array = _in_order(random_inputs(graph, seed=0)[x], (2, 0, 1))
-    ready = prepared(on_one_device(graph), graph, {x: array}, threads=1)
+    ready = prepared(uncut_programs(graph), graph, {x: array}, threads=1)
     (result,) = ready.run()  # type: ignore[misc]
     assert result.shape == (2, 3, 4)
     assert result.stride() == (3, 1, 6), "of a tensor whose last dim is the outermost one"
@@ -132,7 +132,7 @@ def test_inputs_keep_the_order_of_their_dims() -> None:
 @pytest.mark.parametrize(("seconds", "runs"), [(0.5 * _LONG_RUN_S, 1), (_LONG_RUN_S, 0)])
 def test_the_code_of_short_operators_is_read_before(seconds: float, runs: int) -> None:
     times = itertools.count(0.0, seconds)
-    device = Device(HostClock(lambda: next(times)), torch.zeros(0))
+    device = Device(Clock(lambda: next(times)), torch.zeros(0))
     ran: list[str] = []
     others = Prepared(partial(ran.append, "timed"))
     program = Prepared(partial(ran.append, "before"), several=lambda *_: others)
@@ -147,7 +147,7 @@ def test_the_code_of_short_operators_is_read_before(seconds: float, runs: int) -
 
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_what_a_model_keeps_is_not_written_where_it_was_shortly_before(is_kept: bool) -> None:
-    device = Device(HostClock(itertools.count(0.0, 2 * _RUN_S).__next__), torch.zeros(0))
+    device = Device(Clock(itertools.count(0.0, 2 * _RUN_S).__next__), torch.zeros(0))
     made_by: list[weakref.ref[torch.Tensor]] = []
 
     def run() -> object:

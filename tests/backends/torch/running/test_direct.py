@@ -175,66 +175,44 @@ ROWS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
 
 
 @pytest.mark.parametrize(("operator", "rows"), ROWS)
-def test_rows_are_written_and_taken_back(operator: Any, rows: tuple[Any, ...]) -> None:
+def test_rows_are_written_in_place(operator: Any, rows: tuple[Any, ...]) -> None:
     assert {one for one, _ in ROWS} == WRITES.keys()
     data, before = -number(3, 5), -number(3, 5)
-    undo = WRITES[operator].undoably(data, *rows)
-    assert torch.equal(data, operator(before, *rows))
-    undo()
-    assert torch.equal(data, before)
-    assert WRITES[operator].write(data, *rows) is data
+    assert WRITES[operator](data, *rows) is data
     assert torch.equal(data, operator(before, *rows))
 
 
 @pytest.mark.parametrize("agree", [True, False])
-def test_rows_are_written_before_the_ranks_agree(agree: bool) -> None:
-    """A pass goes on to its first communication; what it wrote is taken back if they do not."""
+def test_rows_are_written_behind_the_agreement(agree: bool) -> None:
     graph, gate = fx.Graph(), Gate()
     data, index, row = (graph.placeholder(name) for name in ("data", "index", "row"))
-    write = graph.call_function(aten.index_copy.default, (data, 0, index, row))
+    write = graph.call_function(aten.index_copy.default, (data, 0, index, add(graph, row)))
     write.meta[IN_PLACE] = True
-    again = graph.call_function(aten.index_copy.default, (write, 0, index, add(graph, row)))
-    again.meta[IN_PLACE] = True
-    graph.output((add(graph, again),))
+    graph.output((add(graph, write),))
     module = gated(eager(fx.GraphModule(torch.nn.Module(), graph)), gate)
     kept = number(3, 2)
     call = kept, places(1), torch.zeros(1, 2)
-    written = torch.tensor([[1.0, 2], [1, 1], [5, 6]])
 
     def wait() -> None:
-        assert torch.equal(kept, written)
+        assert torch.equal(kept, number(3, 2))
         if not agree:
             raise ValueError("the ranks do not do the same")
 
     gate.wait = wait
     if agree:
-        assert torch.equal(module(*call)[0], written + 1)
-        assert torch.equal(kept, written)
+        assert torch.equal(module(*call)[0], kept + 1)
+        assert torch.equal(kept, torch.tensor([[1.0, 2], [1, 1], [5, 6]]))
     else:
         with pytest.raises(ValueError, match="do not do the same"):
             module(*call)
         assert torch.equal(kept, number(3, 2))
-    assert not gate.undo
-    module(*call)  # in a pass that waits for nothing, nothing is kept
-    assert not gate.undo
 
 
 @pytest.mark.parametrize("error", [IndexError, KeyboardInterrupt])
-def test_a_pass_that_fails_before_the_ranks_agree_has_written_nothing(
-    error: type[BaseException],
-) -> None:
+def test_a_pass_that_fails_before_the_ranks_agree_meets_them(error: type[BaseException]) -> None:
     """The other ranks wait for one with an error; one that is interrupted does so later."""
     entered: list[int] = []
-    gate, data = Gate(), number(3, 2)
-    gate.wait = lambda: entered.append(1)
-    for _ in range(2):
-        gate.writing(WRITES[aten.index_copy.default])(data, 0, places(1), torch.zeros(1, 2))
+    gate = Gate(lambda: entered.append(1))
     gate.leave(error())
-    assert torch.equal(data, number(3, 2))
     assert len(entered) == (error is IndexError)
-    data.zero_()
-    gate.wait = lambda: entered.append(1)
-    gate.enter()
-    gate.writing(WRITES[aten.index_copy.default])(data, 0, places(1), torch.ones(1, 2))
-    gate.leave(error())  # behind what the ranks agreed on
-    assert data.sum() == 2
+    assert gate.wait is None

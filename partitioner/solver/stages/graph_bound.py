@@ -1,4 +1,4 @@
-"""A bound on all plans of a piper instance, whatever their cuts.
+"""A bound on all plans of a graph in stages, whatever their cuts.
 
 A *slot* is a kind of stage: its data degree d, its tensor degree, and the micro-batches y that it
 holds. For a load L the linear program
@@ -23,11 +23,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from partitioner.solver.formats.piper import Config, Instance, Sharded
-from partitioner.solver.formats.piper_layout import all_degrees
-from partitioner.solver.formats.piper_problem import frontier
 from partitioner.solver.milp.engines import HIGHS, Engine, solve_milp
 from partitioner.solver.milp.program import Milp, MilpBuilder
+from partitioner.solver.stages.graph import Sharded, StageGraph
 from partitioner.solver.work import Work
 
 #: Columns of a program at most; flights are taken in wider ranges until it has no more.
@@ -50,32 +48,32 @@ class Slot:
 
 @dataclass(frozen=True)
 class EqualNodes:
-    """Nodes that are equal but for their edges: how many, and their configs on each degree."""
+    """Nodes that are equal but for their edges: how many, and each on its numbers of devices."""
 
     count: int
-    shards: Mapping[int, tuple[float, tuple[Config, ...]]]  #: Bytes of parameters, frontier.
+    shards: Mapping[int, Sharded]
 
 
-def bound_plans(instance: Instance, load_s: float, work: Work, engine: Engine = HIGHS) -> float:
+def bound_plans(graph: StageGraph, load_s: float, work: Work, engine: Engine = HIGHS) -> float:
     """Bound the load from below: no plan of several stages has a lower one, up to `load_s`.
 
     With an infinite load that is known, an infinite bound says that no plan fits at all.
     """
-    groups = _groups(instance)
-    slots = _slots(instance, len(groups))
-    least_bytes = least_cut(instance)
-    low, high = _work_s(instance, groups), load_s
+    groups = _groups(graph)
+    slots = _slots(graph, len(groups))
+    least_bytes = 0.0 if work.over else least_cut(graph)
+    low, high = _work_s(graph, groups), load_s
     for trial in range(TRIALS):
         # the plan's own load comes first: it is often the bound
         tried = high * (1 - ROUNDING) if not trial else (low + high) / 2
         if work.over or tried <= low or (trial and math.isinf(high)):
             break
-        program = _program(instance, groups, slots, least_bytes, tried)
+        program = _program(graph, groups, slots, least_bytes, tried)
         result = solve_milp(program, work, gap=0.0, engine=engine)
         if result.status == "time_limit":
             break
         devices = math.inf if result.status == "infeasible" else result.bound
-        if devices > instance.devices * (1 + ROUNDING):
+        if devices > graph.devices * (1 + ROUNDING):
             low = tried
             if not trial:
                 break
@@ -84,27 +82,21 @@ def bound_plans(instance: Instance, load_s: float, work: Work, engine: Engine = 
     return min(low, load_s)
 
 
-def _groups(instance: Instance) -> list[EqualNodes]:
+def _groups(graph: StageGraph) -> list[EqualNodes]:
     by_key: dict[object, list[Mapping[int, Sharded]]] = {}
-    for shards in instance.nodes.values():
+    for shards in graph.nodes.values():
         key = tuple((t, of.parameter_bytes, of.configs) for t, of in shards.items())
         by_key.setdefault(key, []).append(shards)
-    return [
-        EqualNodes(
-            len(members), {t: (of.parameter_bytes, frontier(of)) for t, of in members[0].items()}
-        )
-        for members in by_key.values()
-    ]
+    return [EqualNodes(len(members), members[0]) for members in by_key.values()]
 
 
-def _slots(instance: Instance, groups: int) -> list[Slot]:
+def _slots(graph: StageGraph, groups: int) -> list[Slot]:
     """All slots, their flights in ranges that are wider where there are too many."""
-    degrees = all_degrees(instance)
-    most = min(instance.devices // min(t for _, t in degrees), instance.microbatches)
+    most = graph.most_in_flight
     growth = 1.0
     while True:
         slots = []
-        for data, tensor in degrees:
+        for data, tensor in graph.degrees:
             first = 1
             while first <= -(-most // data):
                 last = max(first, math.floor(first * growth))
@@ -115,32 +107,32 @@ def _slots(instance: Instance, groups: int) -> list[Slot]:
         growth *= 1.2
 
 
-def _work_s(instance: Instance, groups: Sequence[EqualNodes]) -> float:
+def _work_s(graph: StageGraph, groups: Sequence[EqualNodes]) -> float:
     """The nodes' least seconds of devices, over all devices; none runs faster than alone."""
     seconds = (
-        of.count * min(t * configs[0].time_s for t, (_, configs) in of.shards.items())
+        of.count * min(t * c.time_s for t, on in of.shards.items() for c in on.configs)
         for of in groups
         if of.shards
     )
-    return math.fsum(seconds) / instance.devices * (1 - ROUNDING)
+    return math.fsum(seconds) / graph.devices * (1 - ROUNDING)
 
 
-def least_cut(instance: Instance) -> float:
+def least_cut(graph: StageGraph) -> float:
     """The fewest bytes of edges between some nodes and all others; 0 if there is one node."""
     import networkx as nx
 
-    graph: nx.Graph[int] = nx.Graph()
-    graph.add_nodes_from(instance.nodes)
-    for (u, v), size in instance.edges.items():
-        weight = size + graph.get_edge_data(u, v, {"weight": 0.0})["weight"]
-        graph.add_edge(u, v, weight=weight)
-    if len(graph) < 2 or not nx.is_connected(graph):
+    net: nx.Graph[int] = nx.Graph()
+    net.add_nodes_from(graph.nodes)
+    for (u, v), size in graph.edges.items():
+        weight = size + net.get_edge_data(u, v, {"weight": 0.0})["weight"]
+        net.add_edge(u, v, weight=weight)
+    if len(net) < 2 or not nx.is_connected(net):
         return 0.0
-    return float(nx.stoer_wagner(graph)[0])
+    return float(nx.stoer_wagner(net)[0])
 
 
 def _program(
-    instance: Instance,
+    graph: StageGraph,
     groups: Sequence[EqualNodes],
     slots: Sequence[Slot],
     least_bytes: float,
@@ -150,19 +142,20 @@ def _program(
     build = MilpBuilder()
     stages = [build.column(cost=float(slot.data * slot.tensor)) for slot in slots]
     placed: list[list[tuple[int, float]]] = [[] for _ in groups]
-    bandwidth, batch = instance.bandwidth_bytes_per_s, instance.microbatches
-    unit = max(instance.limit_bytes, 1.0)
+    bandwidth, batch = graph.bandwidth_bytes_per_s, graph.microbatches
+    unit = max(graph.limit_bytes, 1.0)
     for slot, stage in zip(slots, stages, strict=True):
         d = slot.data
         busy = [(stage, 2 * least_bytes / d / bandwidth / load_s - 1.0)]
-        held = [(stage, -instance.limit_bytes / unit)]
+        held = [(stage, -graph.limit_bytes / unit)]
         for index, of in enumerate(groups):
-            parameters, configs = of.shards.get(slot.tensor, (0.0, ()))
-            renewed_s = 4 * (d - 1) / d * parameters / batch / bandwidth
-            for config in configs:
+            if (on := of.shards.get(slot.tensor)) is None:
+                continue
+            renewed_s = 4 * (d - 1) / d * on.parameter_bytes / batch / bandwidth
+            for config in on.configs:
                 seconds = config.time_s / d + renewed_s
                 size = config.flying_bytes * slot.first + config.resident_bytes
-                if seconds > load_s * (1 + ROUNDING) or size > instance.limit_bytes:
+                if seconds > load_s * (1 + ROUNDING) or size > graph.limit_bytes:
                     continue
                 part = build.column()
                 placed[index].append((part, 1.0))
@@ -174,7 +167,7 @@ def _program(
         build.row(parts, 0, float(of.count))
     for most in sorted({slot.data * slot.last for slot in slots}):
         build.row(_degrees(slots, stages, most), -1, float(most))
-    build.row(_degrees(slots, stages, math.inf), -1, float(instance.microbatches))
+    build.row(_degrees(slots, stages, math.inf), -1, float(graph.microbatches))
     return build.build()
 
 

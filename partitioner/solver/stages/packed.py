@@ -1,10 +1,10 @@
 """Stages whose nodes differ: the least seconds of each by the micro-batches that it holds.
 
 With y micro-batches in flight a node's way is a pair of seconds and bytes, so the ways of a stage
-are a knapsack (`solver/stages/knapsack`). For all stages at once its linear relaxation is found
-by bisection in sums over downsets: ways sorted by the seconds that a byte costs, each stage takes
-them until it fits. The last one in part is a lower bound; whole, a plan. Between the two lies at
-most one step of one node, and stages for which that matters are packed exactly, one by one.
+are a knapsack (`knapsack`). For all stages at once its linear relaxation is found by bisection in
+sums over downsets: ways sorted by the seconds that a byte costs, each stage takes them until it
+fits. The last one in part is a lower bound; whole, a plan. Between the two lies at most one step
+of one node, and stages for which that matters are packed exactly, one by one.
 
 Flights are taken in ranges where there are too many: the lower bound of a range is that of its
 first, the plan that of its last.
@@ -20,12 +20,11 @@ from typing import Literal
 
 import numpy as np
 
-from partitioner.solver.formats.piper import Instance
-from partitioner.solver.formats.piper_layout import Downset, Layout, all_degrees
-from partitioner.solver.formats.piper_referee import PlannedStage
-from partitioner.solver.stages import Cut, Pool, StageOption, StageProblem, flights
+from partitioner.solver.stages.downsets import Downset, Layout
+from partitioner.solver.stages.graph import Config, PlannedStage, StageGraph
 from partitioner.solver.stages.knapsack import Packed, Ways, pack, steps
-from partitioner.solver.stages.model import Floats
+from partitioner.solver.stages.model import Cut, Floats, Pool, StageOption, StageProblem, flights
+from partitioner.solver.work import Work
 
 Side = Literal["lower", "upper"]
 
@@ -36,10 +35,9 @@ GROWTH = 1.25
 ROUNDING = 1e-12
 
 
-def first_ranges(instance: Instance) -> list[int]:
+def first_ranges(graph: StageGraph) -> list[int]:
     """The last flight of each range."""
-    least = min(tensor for _, tensor in all_degrees(instance))
-    most = min(instance.devices // least, instance.microbatches)
+    most = graph.most_in_flight
     lasts = list(range(1, min(most, SINGLE_FLIGHTS) + 1))
     while lasts[-1] < most:
         lasts.append(min(most, math.ceil(lasts[-1] * GROWTH)))
@@ -63,20 +61,15 @@ class StageSeconds:
     seconds: dict[tuple[int, int], dict[Side, Floats]] = field(default_factory=dict)
     packed: dict[tuple[int, int, int], Packed | None] = field(default_factory=dict)
 
-    @cached_property
-    def degrees(self) -> tuple[tuple[int, int], ...]:
-        """(data degree, tensor degree) of each option."""
-        return all_degrees(self.layout.instance)
+    @property
+    def graph(self) -> StageGraph:
+        """The graph whose stages these are."""
+        return self.layout.graph
 
     @cached_property
     def moved_s(self) -> tuple[Floats, ...]:
-        """Seconds of communication of each pair, for each option."""
-        tensors = sorted({tensor for _, tensor in self.degrees})
-        return tuple(
-            moved[self.layout.pairs]
-            for tensor in tensors
-            for moved in self.layout.moved_s(tensor, [d for d, t in self.degrees if t == tensor])
-        )
+        """Seconds of communication of each pair, for each of the graph's degrees."""
+        return tuple(self.layout.moved_s(data, tensor) for data, tensor in self.graph.degrees)
 
     @cached_property
     def pair_of(self) -> dict[tuple[int, int], int]:
@@ -95,54 +88,52 @@ class StageSeconds:
 
         Memory is in shares of a device: way k has room for the flights of ranges up to k.
         """
-        count = len(self.layout.downsets)
-        flying = np.zeros((len(self.lasts), count, count))
-        flying += 1 / (np.array(self.lasts) + 0.5)[:, None, None]
-        resident = np.zeros_like(flying)
+        rooms = 1 / (np.array(self.lasts) + 0.5)[:, None, None]
         options = []
-        for (data, tensor), moved_s in zip(self.degrees, self.moved_s, strict=True):
+        for (data, tensor), moved_s in zip(self.graph.degrees, self.moved_s, strict=True):
             load = self._by_range(tensor, side) / data + moved_s
             load[load >= below_s] = np.inf
             load[:-1][load[:-1] >= load[1:]] = np.inf  # a way that has more room is as fast
-            load_s = np.full(flying.shape, np.inf)
-            load_s[:, *self.layout.pairs] = load
-            label = f"data {data} x tensor {tensor}"
-            devices = data * tensor
-            options.append(StageOption(label, devices, load_s, resident, flying, degree=data))
+            used = np.isfinite(load).any(axis=1)
+            used[-1] = True
+            load_s = self._between(load[used])
+            flying = np.broadcast_to(rooms[used], load_s.shape)
+            nothing = np.broadcast_to(0.0, load_s.shape)
+            options.append(_option(data, tensor, load_s, nothing, flying))
         return self._stated(options, 1.0)
 
     def smallest(self) -> StageProblem:
         """The problem with every node in its smallest way, in bytes: only its memory counts."""
-        instance, layout = self.layout.instance, self.layout
         options = []
-        for tensor in sorted({tensor for _, tensor in self.degrees}):
+        for tensor in sorted({tensor for _, tensor in self.graph.degrees}):
+            sharded = [shards.get(tensor) for shards in self.graph.nodes.values()]
             byte_sums: tuple[list[Floats], list[Floats]] = ([], [])
             for many in self.lasts:
                 least = [
-                    min(
-                        shards[tensor].configs,
-                        key=lambda c: c.flying_bytes * many + c.resident_bytes,
-                    )
-                    if tensor in shards
-                    else None
-                    for shards in instance.nodes.values()
+                    min(of.configs, key=lambda c: _held(c, many)) if of else None for of in sharded
                 ]
                 for sums, name in zip(byte_sums, ("flying_bytes", "resident_bytes"), strict=True):
-                    sums.append(layout.sums([getattr(c, name) if c else 0.0 for c in least]))
-            flying, resident = map(np.array, byte_sums)
-            there = layout.nested & ~layout.missing(tensor)
-            load_s = np.broadcast_to(np.where(there, 1.0, np.inf), flying.shape)
+                    sums.append(self.layout.sums([getattr(c, name) if c else 0.0 for c in least]))
+            flying, resident = (self._between(np.array(sums), 0.0) for sums in byte_sums)
+            there = np.where(self.layout.missing(tensor), np.inf, 1.0)
+            load_s = self._between(np.tile(there, (len(self.lasts), 1)))
             options += [
-                StageOption(f"data {d} x tensor {t}", d * t, load_s, resident, flying, degree=d)
-                for d, t in self.degrees
+                _option(d, t, load_s, resident, flying)
+                for d, t in self.graph.degrees
                 if t == tensor
             ]
-        return self._stated(options, instance.limit_bytes)
+        return self._stated(options, self.graph.limit_bytes)
+
+    def _between(self, by_pair: Floats, elsewhere: float = math.inf) -> Floats:
+        """[range, I, J] of [range, pair]."""
+        count = len(self.layout.downsets)
+        table = np.full((len(by_pair), count, count), elsewhere)
+        table[:, *self.layout.pairs] = by_pair
+        return table
 
     def _stated(self, options: Sequence[StageOption], limit: float) -> StageProblem:
-        instance = self.layout.instance
-        pools = (Pool(instance.devices, limit),)
-        return StageProblem(tuple(options), pools, most_degrees=instance.microbatches)
+        pools = (Pool(self.graph.devices, limit),)
+        return StageProblem(tuple(options), pools, most_degrees=self.graph.microbatches)
 
     def _by_range(self, tensor: int, side: Side) -> Floats:
         """[range, pair]: one bound of each stage's seconds; more flights never take less."""
@@ -164,8 +155,8 @@ class StageSeconds:
         if key not in self.packed:
             start, stop = (int(ends[pair]) for ends in self.layout.pairs)
             nodes = self.layout.stage_nodes(start, stop)
-            things = list(node_ways(self.layout.instance, nodes, tensor, many).values())
-            packed = pack(things, self.layout.instance.limit_bytes)
+            things = list(node_ways(self.graph, nodes, tensor, many).values())
+            packed = pack(things, self.graph.limit_bytes)
             bounds = self._bounds(tensor, many)
             bounds["lower"][pair] = np.inf if packed is None else packed.bound_s
             bounds["upper"][pair] = np.inf if packed is None else packed.seconds
@@ -178,29 +169,29 @@ class StageSeconds:
         Ranges that hold the flights of a stage between two ends are split there.
         """
         stages, load_s = [], 0.0
-        many_of = flights([self.degrees[stage.option][0] for stage in cut.stages])
+        many_of = flights([self.graph.degrees[stage.option][0] for stage in cut.stages])
         for stage, many in zip(cut.stages, many_of, strict=True):
             self.lasts = sorted({*self.lasts, many, *([many - 1] if many > 1 else [])})
-            data, tensor = self.degrees[stage.option]
+            data, tensor = self.graph.degrees[stage.option]
             pair = self.pair_of[stage.start, stage.stop]
             packed = self.refine(tensor, pair, many)
             if packed is None:
                 load_s = math.inf
                 continue
-            nodes = self.layout.stage_nodes(stage.start, stage.stop)
-            ways = zip(sorted(nodes), packed.way, strict=True)
+            nodes = sorted(self.layout.stage_nodes(stage.start, stage.stop))
             configs = {
-                v: self.layout.instance.nodes[v][tensor].configs[way].name for v, way in ways
+                v: self.graph.nodes[v][tensor].configs[way].name
+                for v, way in zip(nodes, packed.way, strict=True)
             }
             stages.append(PlannedStage(configs, data, tensor))
             seconds = packed.seconds / data + float(self.moved_s[stage.option][pair])
             load_s = max(load_s, seconds)
         return (tuple(stages), load_s) if math.isfinite(load_s) else None
 
-    def refine_between(self, low_s: float, high_s: float, most: int) -> None:
+    def refine_between(self, low_s: float, high_s: float, most: int, work: Work) -> None:
         """Pack the stages of which it is open whether their load is below some, so many at most."""
         doubtful: list[tuple[float, int, int, int]] = []
-        for (data, tensor), moved_s in zip(self.degrees, self.moved_s, strict=True):
+        for (data, tensor), moved_s in zip(self.graph.degrees, self.moved_s, strict=True):
             for last in self.lasts:
                 bounds = self._bounds(tensor, last)
                 lower, upper = (bounds[side] / data + moved_s for side in ("lower", "upper"))
@@ -211,16 +202,26 @@ class StageSeconds:
                     if (tensor, pair, last) not in self.packed
                 ]
         for _, tensor, pair, many in sorted(doubtful)[:most]:
+            if work.late:
+                return
             self.refine(tensor, pair, many)
 
 
-def node_ways(instance: Instance, nodes: Downset, tensor: int, many: int) -> Mapping[int, Ways]:
+def _option(
+    data: int, tensor: int, load_s: Floats, resident: Floats, flying: Floats
+) -> StageOption:
+    label = f"data {data} x tensor {tensor}"
+    return StageOption(label, data * tensor, load_s, resident, flying, degree=data)
+
+
+def _held(config: Config, many: int) -> float:
+    return config.flying_bytes * many + config.resident_bytes
+
+
+def node_ways(graph: StageGraph, nodes: Downset, tensor: int, many: int) -> Mapping[int, Ways]:
     """The ways of some nodes by id, in the order of their configs, with `many` in flight."""
     return {
-        v: tuple(
-            (c.time_s, c.flying_bytes * many + c.resident_bytes)
-            for c in instance.nodes[v][tensor].configs
-        )
+        v: tuple((c.time_s, _held(c, many)) for c in graph.nodes[v][tensor].configs)
         for v in sorted(nodes)
     }
 
@@ -230,14 +231,13 @@ def relax(layout: Layout, tensor: int, many: int) -> tuple[Floats, Floats]:
 
     The lower is the linear relaxation's, the upper a choice's; infinite where no choice fits.
     """
-    instance = layout.instance
-    present = frozenset(v for v, shards in instance.nodes.items() if tensor in shards)
-    tables = node_ways(instance, present, tensor, many)
-    fast = {v: min(ways) for v, ways in tables.items()}
+    graph = layout.graph
+    present = frozenset(v for v, shards in graph.nodes.items() if tensor in shards)
+    tables = node_ways(graph, present, tensor, many)
+    fast = [min(tables[v]) if v in tables else (0.0, 0.0) for v in graph.nodes]
     start, stop = layout.pairs
-    time_s = layout.sums([fast[v][0] if v in fast else 0.0 for v in instance.nodes])[start, stop]
-    held = layout.sums([fast[v][1] if v in fast else 0.0 for v in instance.nodes])[start, stop]
-    need = held - instance.limit_bytes
+    time_s, held = (layout.sums([way[axis] for way in fast]) for axis in (0, 1))
+    need = held - graph.limit_bytes
     taken = sorted(
         (
             (ways[end][0] - ways[begin][0], ways[begin][1] - ways[end][1], layout.column[v])
@@ -246,15 +246,10 @@ def relax(layout: Layout, tensor: int, many: int) -> tuple[Floats, Floats]:
         ),
         key=lambda step: step[0] / step[1],
     )
-    if taken:
-        lost, saved = (np.array([step[axis] for step in taken]) for axis in (0, 1))
-        there = layout.has[:, [column for _, _, column in taken]]
-    else:
-        lost, saved, there = np.zeros(0), np.zeros(0), np.zeros((len(layout.has), 0))
-    zero = np.zeros((len(there), 1))
+    lost, saved = np.array([step[:2] for step in taken]).reshape(-1, 2).T
+    there = layout.has[:, [column for _, _, column in taken]]
     lost_by, saved_by = (
-        np.concatenate([zero, np.cumsum(there * values, axis=1)], axis=1)
-        for values in (lost, saved)
+        np.pad(np.cumsum(there * values, axis=1), ((0, 0), (1, 0))) for values in (lost, saved)
     )
     fits = need <= saved_by[stop, -1] - saved_by[start, -1]
     lack = np.flatnonzero(fits & (need > 0))
@@ -271,6 +266,6 @@ def relax(layout: Layout, tensor: int, many: int) -> tuple[Floats, Floats]:
         part = spent + lost[high - 1] * ((wanted - before) / saved[high - 1])
         lower[lack] += part * (1 - ROUNDING) - time_s[lack] * ROUNDING
         upper[lack] += lost_by[j, high] - lost_by[i, high]
-    absent = layout.missing(tensor)[start, stop]
+    absent = layout.missing(tensor)
     lower[absent], upper[absent] = np.inf, np.inf
     return lower, upper

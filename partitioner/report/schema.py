@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 VERSION = 1  #: Of this format.
+Unit = Literal["s", "bytes", "share", "per_s", "count", "times"]
+Better = Literal["less", "more", ""]
 
 
 class Head(TypedDict):
@@ -61,6 +63,34 @@ class SpaceRow(TypedDict):
     changes: Changes | None  #: From the chosen plan to its own; None if they were not compared.
 
 
+class _Compared(TypedDict, total=False):
+    changes: Changes  #: From the chosen plan.
+
+
+class Space(_Compared):
+    """The best plan of a searched space, as stored; seconds are those of its busiest device."""
+
+    space: str
+    cost: float
+    devices_used: int
+    busiest: int
+    compute_s: float
+    comm_s: float
+    fits: bool
+
+
+class Alone(TypedDict):
+    """The fields of `findings.one_device.OneDevice`, as stored."""
+
+    device: int
+    step_s: float
+    latency_s: float
+    held_bytes: int
+    limit_bytes: int
+    copies: int
+    copies_per_s: float | None
+
+
 class StageRow(TypedDict):
     """A stage; its index is its number. Figures are those of its busiest or fullest device."""
 
@@ -70,7 +100,8 @@ class StageRow(TypedDict):
     backward_s: float  #: Likewise, with weight gradients.
     weights_bytes: int  #: With the optimizer's state.
     in_flight: int  #: Most micro-batches whose activations it holds at once.
-    kept_bytes: int  #: Activations that one of them keeps for the backward pass.
+    #: What one of them leaves for the backward pass, with the head-room of the planner.
+    kept_bytes: int
     sends_to: list[int]  #: Stages.
     sends_bytes: list[int]  #: To each of them, of a micro-batch.
 
@@ -355,10 +386,10 @@ class MeasuredRankRow(TypedDict):
     compute_s: float
     predicted_comm_s: float
     comm_s: float
-    waited_s: float
-    other_s: float  #: Kernels that no node asked for.
+    waited_s: float  #: For other ranks.
+    other_s: float  #: Kernels that no node asked for, which change layouts.
     predicted_peak_bytes: int
-    peak_bytes: int | None
+    peak_bytes: int | None  #: None if it was not measured.
 
 
 class MeasuredTaskRow(TypedDict):
@@ -440,11 +471,11 @@ class Figure(TypedDict):
     """A figure of two plans."""
 
     name: str
-    unit: Literal["s", "bytes", "share", "per_s", "count", "times"]
+    unit: Unit
     #: None: a rate without limit, or no speed-up because one device does not hold the model.
     before: float | None
     after: float | None
-    better: Literal["less", "more", ""]  #: Which change is for the better; "" for neither.
+    better: Better  #: Which change is for the better; "" for neither.
 
 
 class Changes(TypedDict):

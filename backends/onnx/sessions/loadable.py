@@ -7,14 +7,15 @@ it opens, and large constants are passed as inputs, so that none is read.
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 
 import onnx
-import onnxruntime as ort
 from onnx import ModelProto, TensorProto, helper
 
-from partitioner.backends.errors import BackendError, one_line
+from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.files.header import DOMAIN
+from partitioner.backends.onnx.sessions.segments import SessionConfig, opened, session_options
 
 #: Largest constant that stays one, in elements: sizes, axes and scales, which inference reads.
 _MAX_OPERAND = 1024
@@ -66,42 +67,27 @@ def _form(model: ModelProto) -> bytes:
 
 def _refusal(model: ModelProto) -> str:
     """Why ONNX Runtime does not load a model, on one line; "" if it does."""
+    options = session_options(SessionConfig(optimization="disable"), None)
+    options.log_severity_level = 4
     try:
-        _open(_without_weights(model))
+        opened(_without_weights(model), options)
     except BackendError as error:
         return str(error)
     return ""
-
-
-def _open(model: ModelProto) -> None:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    try:
-        ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise BackendError(one_line(error)) from error
 
 
 def _without_weights(model: ModelProto) -> ModelProto:
     light = ModelProto()
     light.CopyFrom(model)
     graph = light.graph
-    kept = [tensor for tensor in graph.initializer if not _is_weight(tensor)]
     present = {value.name for value in graph.input}
-    for tensor in graph.initializer:
-        if _is_weight(tensor) and tensor.name not in present:
-            graph.input.append(
-                helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
+    for tensor in filter(_is_weight, model.graph.initializer):
+        if tensor.name not in present:
+            info = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            graph.input.append(info)
+        graph.initializer.remove(tensor)
     return light
 
 
 def _is_weight(tensor: TensorProto) -> bool:
-    size = 1
-    for dim in tensor.dims:
-        size *= dim
-    return tensor.data_location == TensorProto.EXTERNAL or size > _MAX_OPERAND
+    return tensor.data_location == TensorProto.EXTERNAL or math.prod(tensor.dims) > _MAX_OPERAND

@@ -1,0 +1,446 @@
+"""Tensors of a rank's module that ranks have in parts: parameters, buffers, gradients, state.
+
+They are DTensors, with which training loops do what is right of a part: operators that compute each
+element by itself, numbers of a whole tensor (norms, sums), whole tensors that are copied in, random
+draws. All else is refused. What is whole on every rank of its mesh is computed as on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._redistribute import redistribute_local_tensor
+from torch.utils import _pytree as pytree
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.agreeing.agreement import Agreement
+from partitioner.backends.torch.agreeing.faults import named
+
+aten = torch.ops.aten
+#: Computes a call of an operator, with its arguments by position and by name.
+Rule = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+
+
+class RankTensor(DTensor):
+    """A tensor of which a rank has a part, or the whole.
+
+    Attributes:
+        agreement: Messages between the ranks of a module of which each holds some parameters only;
+            None if all ranks hold all.
+    """
+
+    agreement: Agreement | None = None
+
+    @classmethod
+    def of(cls, part: Tensor, spec: DTensorSpec, agreement: Agreement | None = None) -> Self:
+        """Make one of this rank's part; `DTensor.from_local` takes ten times as long."""
+        made = cls.__new__(cls, part, spec, requires_grad=False)
+        if agreement is not None:
+            made.agreement = agreement
+        return made
+
+    def like(self, part: Tensor) -> RankTensor:
+        """Make one of the same sizes and cut, of this rank's part itself."""
+        spec, meta = self._spec, self._spec.tensor_meta
+        assert meta is not None
+        if part.dtype != meta.dtype:
+            spec = replace(spec, tensor_meta=TensorMeta(meta.shape, meta.stride, part.dtype))
+        return RankTensor.of(part, spec, self.agreement)
+
+    def on_all(self, whole: Tensor) -> RankTensor:
+        """Make one that is whole on all ranks of the mesh."""
+        places = (Replicate(),) * self._spec.mesh.ndim
+        return RankTensor.of(whole, _spec_of(self._spec.mesh, places, whole), self.agreement)
+
+    @property
+    def is_here(self) -> bool:
+        """Tell whether this rank has a part."""
+        return self._spec.mesh.get_coordinate() is not None
+
+    def data_ptr(self) -> int:
+        """Return 0, as of tensors without memory: that of the part would be no address."""
+        return 0
+
+    @property
+    def data(self) -> Tensor:
+        """The same part; writes to it count as writes to the tensor."""
+        with torch.inference_mode(self.is_inference()):  # else PyTorch makes no view of it
+            return self.detach()
+
+    @data.setter
+    def data(self, data: Tensor) -> None:
+        if not isinstance(data, RankTensor) or not is_cut_alike(self, data):
+            raise BackendError(
+                "the .data of a tensor that is cut over ranks was set to a tensor that is not cut "
+                "so: write it in place under torch.no_grad(), as by p.copy_(w)"
+            )
+        self._local_tensor = data._local_tensor
+        if not self.is_inference():
+            increment_version([self])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RankTensor:
+        """A tensor with memory of its own, and its gradient."""
+        if id(self) in memo:
+            known: RankTensor = memo[id(self)]
+            return known
+        made: Any = self.detach().clone()
+        made = nn.Parameter(made) if isinstance(self, nn.Parameter) else made
+        made.requires_grad_(self.requires_grad)
+        if self.grad is not None:
+            made.grad = self.grad.__deepcopy__(memo)
+        memo[id(self)] = made
+        copied: RankTensor = made
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle it as PyTorch's DTensor, without the memory around the part."""
+        part = self._local_tensor.detach()
+        part = part if part.nbytes == part.untyped_storage().nbytes() else part.clone()
+        made = DTensor.__new__(DTensor, part, self._spec, requires_grad=self.requires_grad)
+        return made.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # PyTorch declares it without its class
+        cls,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Compute an operator.
+
+        Raises:
+            BackendError: It would be another one of parts than of whole tensors.
+        """
+        kwargs = kwargs or {}
+        rule = _RULES.get(func) or _rule_of(func)
+        if rule not in (_copied, _norms, _of_lists, _unscaled):
+            tensors = list(_parts_in((*args, *kwargs.values())))
+            if all(map(_is_whole, tensors)) and _are_on_one_mesh(tensors):
+                rule = _as_on_one_device
+        if rule is None:
+            refuse(func)
+        return rule(func, args, kwargs)
+
+
+def refuse(func: Any) -> NoReturn:
+    """Refuse an operator.
+
+    Raises:
+        BackendError: Always.
+    """
+    raise BackendError(
+        f"{_name(func)}() is not computed of a tensor that is cut over ranks: compute it of "
+        "p.full_tensor(), which all ranks must call, and write what comes of it by p.copy_(w)"
+    )
+
+
+def whole_of(tensor: Tensor) -> Tensor:
+    """Gather a tensor; all ranks of its mesh must call it.
+
+    Raises:
+        BackendError: This rank has no part of it.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    mesh = tensor.device_mesh
+    if mesh.get_coordinate() is None:
+        raise BackendError(
+            f"rank {dist.get_rank()} has no part of the tensor that is read on "
+            f"{named(mesh.mesh.flatten().tolist())}: read it there"
+        )
+    with torch.no_grad():
+        return DTensor.__new__(
+            DTensor, tensor._local_tensor, tensor._spec, requires_grad=False
+        ).full_tensor()
+
+
+def part_of_whole(whole: Tensor, spec: DTensorSpec) -> Tensor:
+    """Cut this rank's part out of a whole tensor: a view, if it can be."""
+    places = (Replicate(),) * spec.mesh.ndim
+    with torch.no_grad():
+        part: Tensor = redistribute_local_tensor(whole, _spec_of(spec.mesh, places, whole), spec)
+    return part
+
+
+def _spec_of(mesh: Any, places: tuple[Any, ...], whole: Tensor) -> DTensorSpec:
+    return DTensorSpec(mesh, places, TensorMeta(whole.shape, whole.stride(), whole.dtype))
+
+
+def _name(func: Any) -> str:
+    name: str = func._schema.name.partition("::")[2]
+    return name
+
+
+def _parts_in(values: Iterable[Any]) -> Iterator[DTensor]:
+    """Go through the distributed tensors of arguments, and those in lists."""
+    for value in values:
+        if isinstance(value, DTensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _parts_in(value)
+
+
+def _is_whole(tensor: DTensor) -> bool:
+    return all(place.is_replicate() for place in tensor._spec.placements)
+
+
+def _are_on_one_mesh(tensors: Sequence[DTensor]) -> bool:
+    mesh = tensors[0]._spec.mesh
+    return mesh.get_coordinate() is not None and all(one._spec.mesh == mesh for one in tensors)
+
+
+def is_cut_alike(one: DTensor, other: DTensor) -> bool:
+    """Test whether two tensors of the same sizes have the same cut on the same ranks."""
+    spec, wanted = other._spec, one._spec
+    return spec is wanted or (
+        spec.placements == wanted.placements
+        and spec.shape == wanted.shape
+        and spec.mesh == wanted.mesh
+    )
+
+
+# Element by element ------------------------------------------------------------------------------
+
+
+def _elementwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Compute each element of a part by itself."""
+    first = _cut_in((*args, *kwargs.values()))
+    written = kwargs.get("out", args[0]) if func._schema.is_mutable else first
+    if not isinstance(written, DTensor) or not is_cut_alike(first, written):
+        refuse(func)
+
+    def local(value: Any) -> Any:
+        return _local(func, first, value) if isinstance(value, Tensor) else value
+
+    result = func(*map(local, args), **{name: local(value) for name, value in kwargs.items()})
+    if func._schema.is_mutable:
+        return written
+    if isinstance(result, Tensor):
+        return first.like(result)
+    return pytree.tree_map_only(Tensor, first.like, result)
+
+
+def _cut_in(values: Iterable[Any]) -> RankTensor:
+    """Find the tensor whose cut the results have."""
+    tensors = list(_parts_in(values))
+    first = next((one for one in tensors if not _is_whole(one)), tensors[0])
+    if isinstance(first, RankTensor):
+        return first
+    known = next(one for one in tensors if isinstance(one, RankTensor))
+    return RankTensor.of(first._local_tensor, first._spec, known.agreement)
+
+
+def _local(func: Any, first: RankTensor, tensor: Tensor) -> Tensor:
+    """Take what stands beside the part of a tensor: the part of another one, or a number."""
+    if isinstance(tensor, DTensor):
+        if is_cut_alike(first, tensor):
+            return tensor._local_tensor
+        if not _is_whole(tensor) or tensor._spec.mesh != first._spec.mesh:
+            refuse(func)
+        tensor = tensor._local_tensor
+    elif tensor.numel() != 1:
+        refuse(func)
+    if tensor.ndim == 0 or not first.is_here:
+        return tensor
+    return part_of_whole(tensor.expand(first.shape), first._spec)
+
+
+def _of_lists(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Compute an operator of lists of tensors, each element by itself."""
+    count = len(args[0])
+    lists = [one for one in (*args, *kwargs.values()) if _is_list_of(one, count)]
+    firsts = [
+        _cut_in(row) if any(isinstance(one, RankTensor) for one in row) else None
+        for row in zip(*lists, strict=True)
+    ]
+
+    def local(value: Any) -> Any:
+        if isinstance(value, DTensor):
+            return whole_of(value)
+        if not _is_list_of(value, count):
+            return value
+        return [
+            _local(func, first, one) if first is not None and isinstance(one, Tensor) else one
+            for first, one in zip(firsts, value, strict=True)
+        ]
+
+    results = func(*map(local, args), **{name: local(value) for name, value in kwargs.items()})
+    if func._schema.is_mutable:
+        # PyTorch counts no writes to lists of DTensors
+        increment_version([one for value in lists for one in value if isinstance(one, RankTensor)])
+        return None
+    return [
+        one if first is None else first.like(one)
+        for first, one in zip(firsts, results, strict=True)
+    ]
+
+
+def _is_list_of(value: Any, count: int) -> bool:
+    return isinstance(value, list | tuple) and len(value) == count
+
+
+def _copied(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """Copy a tensor into this rank's part: a whole one, or one on the same mesh."""
+    tensor, source = args[:2]
+    if not isinstance(tensor, RankTensor):
+        refuse(func)
+    if isinstance(source, DTensor) and not is_cut_alike(tensor, source):
+        if source._spec.mesh != tensor._spec.mesh or source.shape != tensor.shape:
+            refuse(func)
+        source = source.redistribute(placements=tensor._spec.placements)
+    if isinstance(source, DTensor):
+        part = source._local_tensor
+    elif tensor.is_here:
+        part = part_of_whole(source.expand(tensor.shape), tensor._spec)
+    else:
+        return tensor
+    tensor._local_tensor.copy_(part, *args[2:], **kwargs)
+    return tensor
+
+
+def _unscaled(func: Any, args: Sequence[Any], _: Mapping[str, Any]) -> None:
+    """Unscale gradients; all ranks hear of infinite ones, so that all leave out a step."""
+    gradients, found, scale = args
+    local = [one._local_tensor if isinstance(one, DTensor) else one for one in gradients]
+    func(local, found, scale)
+    first = next(_parts_in(gradients))
+    agreement = first.agreement if isinstance(first, RankTensor) else None
+    if agreement is not None:
+        found.fill_(agreement.check("scaled gradients", asks=bool(found)))
+        return
+    worst = [Partial("max")] * first.device_mesh.ndim
+    found.copy_(DTensor.from_local(found, first.device_mesh, worst, run_check=False).full_tensor())
+
+
+# Whole tensors -----------------------------------------------------------------------------------
+
+
+def _as_on_one_device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Compute an operator of tensors that are whole on all ranks of one mesh."""
+    tensors = list(_parts_in((*args, *kwargs.values())))
+    first = next(one for one in tensors if isinstance(one, RankTensor))
+    if first.agreement is not None and func in _JOINING:
+        raise BackendError(_OWN_LAYERS)
+    leaves, tree = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    local = [leaf._local_tensor if isinstance(leaf, DTensor) else leaf for leaf in leaves]
+    given = dict(zip(map(id, local), leaves, strict=True))
+    local_args, local_kwargs = pytree.tree_unflatten(local, tree)
+    results = func(*local_args, **local_kwargs)
+    return pytree.tree_map_only(
+        Tensor, lambda one: given[id(one)] if id(one) in given else first.on_all(one), results
+    )
+
+
+def _number(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Compute a number of a whole tensor from those of its parts."""
+    tensor: RankTensor = args[0]
+    if not tensor.is_here:
+        raise BackendError(_OWN_LAYERS)
+    summed, divisor = (aten.sum.dim_IntList, tensor.numel()) if func in _MEANS else (func, 1)
+    if func is aten.mean.default:
+        summed = aten.sum.default
+    number = summed(tensor._local_tensor, *args[1:], **kwargs)
+    if number.ndim:
+        return _of_wholes(func, args, kwargs)
+    places = [Shard(0) if place.is_shard() else Replicate() for place in tensor.placements]
+    of_parts = DTensor.from_local(
+        number.reshape(1), tensor.device_mesh, places, run_check=False
+    ).full_tensor()
+    order = args[1:2] if func is aten.linalg_vector_norm.default else ()
+    combined = _NUMBERS[func](of_parts, *order)
+    return tensor.on_all(combined / divisor if divisor != 1 else combined)
+
+
+def _of_wholes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Compute an operator of whole tensors, which are gathered for it: all ranks have the results.
+
+    A plain tensor may be another one on each rank.
+    """
+    given = tuple(args), dict(kwargs)
+    leaves = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
+    if any(leaf.numel() != 1 and not isinstance(leaf, DTensor) for leaf in leaves):
+        refuse(func)
+    first = next(leaf for leaf in leaves if isinstance(leaf, RankTensor))
+    whole_args, whole_kwargs = pytree.tree_map_only(DTensor, whole_of, given)
+    return pytree.tree_map_only(Tensor, first.on_all, func(*whole_args, **whole_kwargs))
+
+
+def _norms(_: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    tensors, *options = args
+    return [torch.linalg.vector_norm(one, *options, **kwargs) for one in tensors]
+
+
+def _drawn(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RankTensor:
+    """Draw a whole tensor, as on one device, and keep this rank's part."""
+    tensor: RankTensor = args[0]
+    shape = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor._local_tensor.device
+    )
+    drawn = func(shape, *args[1:], **kwargs)
+    part = part_of_whole(drawn, tensor._spec) if tensor.is_here else tensor._local_tensor
+    if not func._schema.is_mutable:
+        return tensor.like(part.clone())
+    tensor._local_tensor.copy_(part)
+    return tensor
+
+
+#: Operators of which each element of the results follows from those at its place, beside those that
+#: PyTorch marks so.
+_ALSO_ELEMENTWISE = (
+    *(aten.detach.default, aten.alias.default, aten.clone.default, aten._to_copy.default),
+    *(aten.zeros_like.default, aten.ones_like.default, aten.full_like.default),
+    *(aten.empty_like.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor),
+    *(aten.masked_fill_.Scalar, aten.masked_fill_.Tensor, aten._conj.default),
+)
+#: Operators that reduce a whole tensor to a number, and how those of parts make up the whole's.
+_NUMBERS: Mapping[Any, Callable[..., Tensor]] = {
+    **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), torch.sum),
+    **dict.fromkeys((aten.mean.default, aten.mean.dim), torch.sum),
+    **dict.fromkeys((aten.any.default, aten._is_any_true.default), torch.any),
+    **dict.fromkeys((aten.all.default, aten._is_all_true.default), torch.all),
+    aten.linalg_vector_norm.default: torch.linalg.vector_norm,
+}
+_MEANS = frozenset({aten.mean.default, aten.mean.dim})
+#: Draws that follow from a tensor's sizes and type alone.
+_DRAWS = (
+    *(aten.normal_.default, aten.uniform_.default, aten.bernoulli_.float),
+    *(aten.exponential_.default, aten.rand_like.default, aten.randn_like.default),
+)
+#: Why the norms of several gradients are not joined.
+_OWN_LAYERS = (
+    "this rank's gradients are those of its own layers only, so their norm is not that of the "
+    "model: call module.clip_grad_norm_() in place of PyTorch's"
+)
+#: Operators that join the numbers of several tensors, as `torch.nn.utils.get_total_norm` does.
+_JOINING = frozenset({aten.stack.default, aten.cat.default, aten._foreach_norm.Scalar})
+_RULES: dict[Any, Rule] = {
+    **dict.fromkeys(_ALSO_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(_NUMBERS, _number),
+    **dict.fromkeys(_DRAWS, _drawn),
+    aten.copy_.default: _copied,
+    aten._foreach_norm.Scalar: _norms,
+    aten.equal.default: _of_wholes,
+    aten._amp_foreach_non_finite_check_and_unscale_.default: _unscaled,
+}
+#: Operators of lists that reduce each tensor, or multiply matrices.
+_NOT_ELEMENTWISE = frozenset({"_foreach_max", "_foreach_powsum", "_foreach_mm"})
+
+
+def _rule_of(func: Any) -> Rule | None:
+    """Find the rule of an operator that has none of its own; None if it is refused."""
+    name, schema = _name(func), func._schema
+    if name.startswith(("_foreach_", "_fused_ada", "_fused_sgd")) and name not in _NOT_ELEMENTWISE:
+        return _of_lists
+    if torch.Tag.pointwise in func.tags:
+        return _elementwise
+    is_drawn = torch.Tag.nondeterministic_seeded in func.tags
+    return None if schema.is_mutable or schema._is_view_op() or is_drawn else _of_wholes

@@ -1,0 +1,260 @@
+"""Operators on tensors in parts: as on the whole tensor, or refused. Jobs of module_jobs.py."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.nn import functional as F  # noqa: N812 - the usual name
+from torch.nn import init
+from torch.utils import _pytree as pytree
+
+from helpers.drawn.operator_samples import operator_samples
+from jobs.processes.torch_ranks import Job
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
+
+Cuts = Sequence[Placement]
+#: A whole tensor that all ranks have.
+WHOLE = torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
+#: Refused, whatever is advised behind it.
+REFUSED = r"^\w+\(\) is not computed of a tensor that is cut over ranks: compute it of p\.full_tens"
+
+
+def in_parts(whole: Tensor, mesh: DeviceMesh, cuts: Cuts) -> RankTensor:
+    made = distribute_tensor(whole.detach().clone(), mesh, cuts)
+    return RankTensor.of(made._local_tensor, made._spec)
+
+
+def full(tensor: Any) -> Any:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+#: Results of a tensor, of which gradients go back to it.
+RESULTS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda w: w * 2 - w.sigmoid() / 3,
+    lambda w: torch.where(w > 0.5, w, 0.0),
+    lambda w: w * w.norm() + w.sum() * w.detach().square(),
+    lambda w: w * w.amax() + w.mean(),
+    lambda w: w.norm(3),
+    lambda w: w.norm(torch.inf),
+    lambda w: w.norm(1),
+    lambda w: w.square().mean() + w.abs().sum(),
+    lambda w: w.std() + w.var() + w.max() + w.min(),
+    lambda w: torch.stack([w.norm(), w.sum(), w.mean()]).square(),
+    lambda w: w.norm(dim=0).sum() + w.norm(dim=1).sum(),
+    lambda w: w * (w.norm(dim=-1, keepdim=True) + 1),
+    lambda w: w / w.sum(0),
+    lambda w: w.clone().to(torch.float64).exp(),
+    lambda w: w.softmax(0) + w.softmax(1),
+    lambda w: torch.cat([w, w * 2]).sum(),
+    lambda w: F.mse_loss(w, w.detach() * 2),
+)
+#: Writes to a tensor.
+WRITES: tuple[Callable[[Tensor], object], ...] = (
+    lambda w: w.zero_(),
+    lambda w: w.fill_(3.0),
+    lambda w: w.mul_(2).add_(w).clamp_(0.1, 1.5),
+    lambda w: w.lerp_(w * 2, 0.3),
+    lambda w: w.addcdiv_(w, w + 1, value=0.5),
+    lambda w: w.div_(w.norm()),
+    lambda w: w.masked_fill_(w > 0.5, 0.0),
+    lambda w: w.copy_(torch.arange(15.0).reshape(5, 3)),
+    lambda w: w.copy_(torch.arange(15).reshape(3, 5).T),
+    lambda w: w.copy_(torch.arange(3.0)),
+    lambda w: w.copy_(w * 2),
+    lambda w: torch.mul(w, 2, out=w),
+    lambda w: torch._foreach_mul_([w, w], [2.0, 3.0]),
+    lambda w: torch._foreach_lerp_([w], [w * 2], 0.3),
+    lambda w: torch._foreach_copy_([w], [w * 2]),
+    lambda w: torch._foreach_mul_([w], w.norm()),
+    lambda w: w.data.mul_(0.5),
+    lambda w: setattr(w, "data", w.data * 3),
+    lambda w: nn.utils.clip_grad_norm_([_with_gradient(w)], 0.1),
+    lambda w: nn.utils.clip_grad_value_([_with_gradient(w)], 0.1),
+    lambda w: w.copy_(F.dropout(w)),
+    lambda w: w.normal_(),
+    lambda w: w.exponential_(),
+    lambda w: w.add_(torch.randn_like(w)).mul_(torch.rand_like(w)),
+    init.kaiming_uniform_,
+    init.xavier_normal_,
+    init.trunc_normal_,
+    init.ones_,
+)
+
+
+def _with_gradient(w: Tensor) -> Tensor:
+    w.grad = w.detach()  # what is done to it is done to the tensor
+    return w
+
+
+#: What would be of a part, or of another tensor on each rank.
+OTHERS: tuple[Callable[[Tensor], object], ...] = (
+    lambda w: w[0],
+    lambda w: w[1:3].zero_(),
+    lambda w: w.T,
+    lambda w: w.view(-1),
+    lambda w: w.diagonal(),
+    lambda w: w.unbind(),
+    lambda w: w.mul_(torch.ones(5, 3)),
+    lambda w: w * torch.ones(3),
+    lambda w: torch.ones(5, 3).lerp_(w, 0.1),
+    lambda w: torch.ones(5, 3).copy_(w),
+    lambda w: torch._foreach_mul_([w], [torch.ones(5, 3)]),
+    lambda w: w.triu_(),
+    lambda w: w.index_fill_(0, torch.tensor([0]), 1.0),
+    lambda w: w.random_(),
+    torch.bernoulli,
+    lambda w: F.mse_loss(w, torch.ones(5, 3)),
+    init.orthogonal_,
+)
+
+
+def computes_as_whole(ranks: Any, cuts: Cuts, _: int) -> None:
+    mesh = DeviceMesh("cpu", ranks)
+    for compute in RESULTS:
+        sides = nn.Parameter(in_parts(WHOLE, mesh, cuts)), nn.Parameter(WHOLE.clone())
+        results = [compute(side) for side in sides]
+        for result in results:
+            result.sum().backward()
+        torch.testing.assert_close(full(results[0]), results[1])
+        assert isinstance(sides[0].grad, RankTensor)
+        torch.testing.assert_close(full(sides[0].grad), sides[1].grad)
+    with torch.no_grad():
+        for write in WRITES:
+            both = in_parts(WHOLE, mesh, cuts), WHOLE.clone()
+            count = both[0]._version
+            for side in both:
+                torch.manual_seed(3)
+                write(side)
+            torch.testing.assert_close(full(both[0]), both[1])
+            assert both[0]._version > count
+        for other in OTHERS:
+            part = in_parts(WHOLE, mesh, cuts)
+            with pytest.raises(BackendError, match=REFUSED):
+                other(part)
+    part = in_parts(WHOLE, mesh, cuts)
+    for value in (WHOLE, in_parts(WHOLE, mesh, [Replicate()] * mesh.ndim)):
+        with pytest.raises(BackendError, match=r"^the \.data of a tensor that .* not cut so"):
+            part.data = value
+    part.copy_(in_parts(WHOLE * 2, mesh, [Replicate()] * mesh.ndim))
+    torch.testing.assert_close(full(part), WHOLE * 2)
+    assert bool(torch.equal(part, part.clone()))
+
+
+def whole_ones_are_as_on_one_device(_: int) -> None:
+    """Of a tensor that all ranks have, all operators are allowed."""
+    mesh = DeviceMesh("cpu", [0, 1, 2])
+    part, whole = in_parts(WHOLE, mesh, [Replicate()]), WHOLE.clone()
+    for one in (part, whole):
+        one[3] += 1
+        one.T[0].mul_(torch.arange(5.0))
+        one[one > 0.5] = 0.5
+        one.view(-1)[2] = 7
+    torch.testing.assert_close(full(part), whole)
+    torch.testing.assert_close(full(part @ part.T), whole @ whole.T)
+    total = torch.zeros(())
+    total += part.norm()
+    assert type(total) is Tensor
+    torch.testing.assert_close(total, whole.norm())
+    assert part.sum().item() == pytest.approx(whole.sum().item())
+
+
+def absent_ranks_say_so(rank: int) -> None:
+    mesh = DeviceMesh("cpu", [0, 1])
+    part = in_parts(WHOLE, mesh, [Shard(0)])
+    part.mul_(2).add_(1).copy_(WHOLE)
+    part.normal_()
+    if rank == 2:
+        with pytest.raises(BackendError, match=r"^rank 2 has no part of .* ranks 0, 1: read it t"):
+            part.amax()
+        return
+    part.amax()
+
+
+def samples_are_as_whole(_: int) -> None:
+    """PyTorch's samples: an operator of parts is that of whole tensors, or refused."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    warnings.simplefilter("ignore")  # PyTorch's, of old names
+    mesh, counts, wrong = DeviceMesh("cpu", [0, 1]), Counter[str](), dict[str, str]()
+    for info in op_db:
+        if torch.float32 not in info.supported_dtypes("cpu"):
+            continue
+        for index, sample in enumerate(operator_samples(info)):
+            if index == 4:
+                break
+            for variant in (info.op, info.inplace_variant):
+                said = _outcome(variant, sample, mesh) if variant is not None else ""
+                if said:
+                    counts[said.partition(":")[0]] += 1
+                if said.startswith("differs"):
+                    wrong[info.full_name] = said
+    assert not wrong, wrong
+    assert counts["equal"] > 900, counts
+    assert counts["refused"] > 900, counts
+
+
+def _outcome(variant: Callable[..., Any], sample: Any, mesh: DeviceMesh) -> str:
+    """Say whether results of parts are equal, or how they are refused."""
+    given = (sample.input, *sample.args), sample.kwargs
+    first = next(
+        (x for x in pytree.tree_leaves(given) if isinstance(x, Tensor) and _can_be_cut(x)), None
+    )
+    if first is None:
+        return ""
+
+    def part(x: Tensor) -> Tensor:
+        is_alike = x.shape == first.shape and _can_be_cut(x)
+        return in_parts(x, mesh, [Shard(0)]) if is_alike else x.clone()
+
+    parts, wholes = (pytree.tree_map_only(Tensor, make, given) for make in (part, Tensor.clone))
+    try:
+        torch.manual_seed(0)
+        expected = variant(*wholes[0], **wholes[1])
+    except Exception:  # noqa: BLE001 - such as writes to tensors of another type
+        return ""
+    try:
+        torch.manual_seed(0)
+        result = variant(*parts[0], **parts[1])
+    except BackendError as error:
+        return "refused:" if re.match(REFUSED, str(error)) else f"differs: {error}"
+    except Exception as error:  # noqa: BLE001 - it is counted
+        return f"raised: {type(error).__name__}: {error}"
+    try:
+        ours, theirs = pytree.tree_leaves((result, parts)), pytree.tree_leaves((expected, wholes))
+        for one, other in zip(ours, theirs, strict=True):
+            if isinstance(other, Tensor | float):
+                torch.testing.assert_close(full(one), other, equal_nan=True, rtol=1e-4, atol=1e-5)
+    except AssertionError as error:
+        return f"differs: {error}"
+    return "equal:"
+
+
+def _can_be_cut(x: Tensor) -> bool:
+    return x.ndim > 0 and x.numel() > 1 and x.layout is torch.strided
+
+
+JOBS = {
+    **{
+        f"parts of {len(cuts)}: {cuts}": Job(ranks, partial(computes_as_whole, mesh, cuts))
+        for ranks, mesh, cuts in (
+            (3, [0, 1, 2], [Shard(0)]),
+            (3, [0, 1, 2], [Shard(1)]),
+            (4, [[0, 1], [2, 3]], [Shard(0), Shard(1)]),
+            (4, [[0, 1], [2, 3]], [Replicate(), Shard(0)]),
+        )
+    },
+    "whole tensors": Job(3, whole_ones_are_as_on_one_device),
+    "absent ranks": Job(3, absent_ranks_say_so),
+    "samples of parts": Job(2, samples_are_as_whole, slow=True, limit_s=300),
+}

@@ -91,8 +91,8 @@ class LaneRuns:
         size = 1 + phases.number(Part.REDUCE)
         pairs = np.indices((size, size)).reshape(2, -1).T
         running = np.array(runs)
-        occurs = (phases.number(Part.SETUP) < pairs[:, 0]) & (pairs[:, 0] < pairs[:, 1])
-        occurs &= np.isin(pairs, runs).all(axis=1)
+        occurs = np.isin(pairs, runs).all(axis=1) & (pairs[:, 0] < pairs[:, 1])
+        occurs &= (pairs[:, 0] > 0) & (pairs[:, 0] < phases.number(Part.DELIVER))
         if order.table.trains and order.table.micro_batches > 1:  # what the end of a step reads
             occurs &= pairs[:, 1] < phases.number(Part.DELIVER)  # is held throughout, as one sum
         held = (held_before(runs, pairs) + (running[:, None] == pairs[:, 0])) * occurs

@@ -212,7 +212,7 @@ def exact_lifetimes(
             last[root] = position
     for key in schedule.outputs:
         last[roots.get(key, key)] = len(schedule.tasks) - 1
-    for key, position in _in_flight(schedule, roots):
+    for key, position in operands_in_flight(schedule, roots):
         last[key] = max(last[key], position)
     buckets = schedule.buckets
     is_summed = bool(buckets) and schedule.order is not None
@@ -232,7 +232,7 @@ def exact_lifetimes(
         yield from _in_bucket(schedule, bucket, last, summed)
 
 
-def _in_flight(
+def operands_in_flight(
     schedule: Schedule, roots: Mapping[LocalKey, LocalKey]
 ) -> Iterator[tuple[LocalKey, int]]:
     """The operands of communications within a phase, and until when each of them is held.

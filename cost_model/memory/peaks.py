@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,14 +11,13 @@ import numpy as np
 
 from partitioner.cost_model.memory.lifetimes import (
     Curves,
-    Lifetime,
     exact_lifetimes,
     loaded_lifetimes,
     safe_lifetimes,
     usage_curves,
     with_headroom,
 )
-from partitioner.cost_model.memory.step_lives import Uses, step_curves
+from partitioner.cost_model.memory.lives import StepLives, Uses
 from partitioner.cost_model.schedule.task_list import Schedule
 
 
@@ -34,7 +33,7 @@ class MemoryPeak:
 
 def peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
     """Safe peaks, with head-room, of all devices that hold a tensor."""
-    return peaks(schedule, _usage(schedule, tuple(safe_lifetimes(schedule))), with_headroom)
+    return peaks(schedule, StepLives.of(schedule, safe_lifetimes(schedule)).curves(), with_headroom)
 
 
 class Peaks(NamedTuple):
@@ -55,22 +54,15 @@ class Peaks(NamedTuple):
     def of(cls, schedule: Schedule, scratch: Curves) -> Peaks:
         """Count the peaks of a schedule; `scratch` has kernels' bytes, of devices where any is."""
         uses = Uses.of(schedule)
-        safe, exact = tuple(safe_lifetimes(schedule)), tuple(exact_lifetimes(schedule, uses.roots))
-        curves = dict(_usage(schedule, exact, uses))
-        safe_peaks = peaks(schedule, _usage(schedule, safe, uses), with_headroom)
+        safe = StepLives.of(schedule, safe_lifetimes(schedule), uses)
+        curves = StepLives.of(schedule, exact_lifetimes(schedule, uses.roots), uses).curves()
+        safe_peaks = peaks(schedule, safe.curves(), with_headroom)
         exact_peaks = peaks(schedule, curves, int)
         if not scratch:
             return cls(safe_peaks, exact_peaks, exact_peaks)
         for device, taken in scratch.items():
             curves[device] = curves.get(device, 0) + taken
         return cls(safe_peaks, exact_peaks, peaks(schedule, curves, int, headroom=False))
-
-
-def _usage(schedule: Schedule, lifetimes: Sequence[Lifetime], uses: Uses | None = None) -> Curves:
-    """Count the most activation bytes at each task position over all micro-batches, by device."""
-    if schedule.order is None:
-        return usage_curves(schedule, lifetimes)
-    return step_curves(schedule, schedule.order, lifetimes, uses)
 
 
 def peaks(

@@ -14,15 +14,7 @@ from partitioner.ir.pipeline.generate import (
     pipeline_schedule,
     textbook_lanes,
 )
-from partitioner.ir.pipeline.held import (
-    LaneMoments,
-    Moment,
-    Span,
-    in_flight,
-    lane_in_flight,
-    lane_moments,
-    lane_peak,
-)
+from partitioner.ir.pipeline.held import held_before, in_flight, lane_in_flight
 from partitioner.ir.pipeline.text import from_csv, to_csv
 from partitioner.ir.pipeline.timeline import bubble_share, makespan, start_times
 
@@ -31,19 +23,15 @@ __all__ = [
     "UNIT_DURATIONS",
     "Action",
     "ActionKind",
-    "LaneMoments",
-    "Moment",
     "PipelineSchedule",
     "PipelineScheduleError",
     "ScheduleName",
-    "Span",
     "bubble_share",
     "check",
     "from_csv",
+    "held_before",
     "in_flight",
     "lane_in_flight",
-    "lane_moments",
-    "lane_peak",
     "makespan",
     "pipeline_schedule",
     "start_times",

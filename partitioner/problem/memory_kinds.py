@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import observed_schedule
-from partitioner.cost_model.memory.held import held
 from partitioner.cost_model.memory.lifetimes import (
     exact_lifetimes,
     loaded_among_activations,
     safe_lifetimes,
     with_headroom,
 )
+from partitioner.cost_model.memory.lives import StepLives
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.foundations import units
 from partitioner.ir.graph import Graph
@@ -77,7 +77,7 @@ class Holdings:
         lives = [life for life in lifetimes(self.schedule) if life.device == device]
         loaded = loaded_among_activations(self.schedule)
         lives += [life for life in loaded if life.device == device]
-        moments = held(self.schedule, device, lives)
+        moments = StepLives.of(self.schedule, lives).moments(device)
         for life, count in moments.at(moments.peak):
             if life in loaded:
                 parts.update(kinds.resident(life.value, loaded[life]))

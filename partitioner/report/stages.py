@@ -6,9 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.memory.lifetimes import safe_lifetimes, with_headroom
-from partitioner.cost_model.memory.step_lives import StepLives
+from partitioner.cost_model.memory.lives import StepLives
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey
 from partitioner.cost_model.schedule.traffic import moves
@@ -130,8 +132,10 @@ def _weights(schedule: Schedule) -> Mapping[int, Counter[int]]:
 def _kept(schedule: Schedule, order: StepOrder) -> Mapping[int, Counter[int]]:
     """Bytes on each device of what a stage's forward pass leaves for its backward passes."""
     kept: dict[int, Counter[int]] = defaultdict(Counter)
-    for life, (made, read) in StepLives.of(schedule, order, safe_lifetimes(schedule)).kept:
-        (part, stage), (then, other) = order.phases.of(made), order.phases.of(read)
+    lives = StepLives.of(schedule, safe_lifetimes(schedule))
+    for row in np.flatnonzero(lives.kept).tolist():
+        life, of = lives.tensors[row], order.phases.of
+        (part, stage), (then, other) = of(int(lives.made[row])), of(int(lives.read[row]))
         if part is Part.FORWARD and then in _BACKWARD and stage == other:
             kept[stage][life.device] += life.nbytes
     return kept

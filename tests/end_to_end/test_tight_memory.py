@@ -12,7 +12,7 @@ from helpers.modules.tight_models import ACTIVATIONS, Tight, tight
 from helpers.plans.staged import on_trace, staged, staged_plan, traced
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.memory.lifetimes import exact_lifetimes
-from partitioner.cost_model.memory.step_lives import StepLives
+from partitioner.cost_model.memory.lives import StepLives
 from partitioner.cost_model.schedule.task_list import Schedule, schedule
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.trace import TracedModule
@@ -102,8 +102,13 @@ def test_a_value_is_held_until_the_last_phase_in_the_order_of_the_device(count: 
     reads = ((task.phase, device, key[0]) for task in tasks.tasks for device, key in task.reads)
     readers = {phase for phase, *local in reads if tuple(local) == wanted}
     assert len(readers) == 2
-    lives = StepLives.of(tasks, tasks.order, exact_lifetimes(tasks))
-    ((made, last),) = {phases for life, phases in lives.kept if (life.device, life.value) == wanted}
+    lives = StepLives.of(tasks, exact_lifetimes(tasks))
+    phases = zip(lives.made.tolist(), lives.read.tolist(), strict=True)
+    ((made, last),) = {
+        of
+        for life, of, kept in zip(lives.tensors, phases, lives.kept, strict=True)
+        if kept and (life.device, life.value) == wanted
+    }
     turns = {p: [turn for turn, run in enumerate(runs) if run == p] for p in (made, *readers)}
     for phase in readers:
         assert all(a <= b for a, b in zip(turns[made], turns[phase], strict=True))

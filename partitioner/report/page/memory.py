@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from partitioner.cost_model.memory.held import Held, Numbers, held
 from partitioner.cost_model.memory.lifetimes import (
     Lifetime,
     exact_lifetimes,
@@ -16,6 +15,7 @@ from partitioner.cost_model.memory.lifetimes import (
     safe_lifetimes,
     with_headroom,
 )
+from partitioner.cost_model.memory.lives import Moments, Numbers, StepLives
 from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.foundations import units
@@ -45,7 +45,8 @@ def memory(result: Planned, lanes: Lanes) -> list[Memory]:
     for device in lanes.fullest:
         limit = result.cluster.devices[device].memory_bytes
         lives = (exact if device in over else safe).get(device, [])
-        moments = held(schedule, device, [*lives, *loaded.get(device, [])])
+        lives = [*lives, *loaded.get(device, [])]
+        moments = StepLives.of(schedule, lives).moments(device)
         seconds = None if timeline is None else _seconds(moments, device, schedule, timeline)
         memories.append(_device(moments, seconds, weights[device], limit))
     return memories
@@ -58,7 +59,9 @@ def _by_device(lifetimes: Iterable[Lifetime]) -> dict[int, list[Lifetime]]:
     return by_device
 
 
-def _seconds(moments: Held, device: int, schedule: Schedule, timeline: Timeline) -> Sequence[float]:
+def _seconds(
+    moments: Moments, device: int, schedule: Schedule, timeline: Timeline
+) -> Sequence[float]:
     """Find when each moment of a step begins: with its task or, if not the device's, the next.
 
     A pass in which the device does nothing is when the one before it begins.
@@ -83,7 +86,10 @@ def _seconds(moments: Held, device: int, schedule: Schedule, timeline: Timeline)
 
 
 def _device(
-    moments: Held, seconds: Sequence[float] | None, weights: Sequence[tuple[str, int]], limit: int
+    moments: Moments,
+    seconds: Sequence[float] | None,
+    weights: Sequence[tuple[str, int]],
+    limit: int,
 ) -> Memory:
     buffers = with_headroom(moments.buffers)
     total = with_headroom(moments.activations + moments.buffers)
@@ -104,7 +110,7 @@ def _device(
     )
 
 
-def _shown(moments: Held, total: Numbers, peak: int, *, staged: bool) -> Sequence[int]:
+def _shown(moments: Moments, total: Numbers, peak: int, *, staged: bool) -> Sequence[int]:
     """The moments at which the bytes change; of many, the fullest of each pass."""
     parts = (moments.activations, moments.buffers)
     changes = [np.diff(part, prepend=-1) for part in parts]
@@ -118,7 +124,7 @@ def _shown(moments: Held, total: Numbers, peak: int, *, staged: bool) -> Sequenc
     return sorted({*fullest.values(), peak})
 
 
-def _live(moments: Held, weights: Sequence[tuple[str, int]], peak: int) -> Live:
+def _live(moments: Moments, weights: Sequence[tuple[str, int]], peak: int) -> Live:
     counts: Counter[tuple[str, str, int]] = Counter()
     for life, number in moments.at(peak):
         kind = "buffers" if life.buffer else "activations"

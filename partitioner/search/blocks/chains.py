@@ -46,7 +46,7 @@ def staged(
                     max(chain.longest_s, seconds),
                     chain.sum_s + seconds,
                     (*chain.stages, (begin, device)),
-                    (*chain.options, *path.options),
+                    (*chain.options, *path.runs),
                 )
                 known = after.get(stop)
                 if known is None or longer.rank(objective) < known.rank(objective):

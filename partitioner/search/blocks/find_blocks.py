@@ -260,7 +260,7 @@ def _ways(
     count = len(cluster)
     for spec, device in cluster.first_of_spec.items():
         for margin, path in searches[spec].paths_of_all():
-            blocks = _blocks(next(iter(searches.values())).graph, path.options)
+            blocks = _blocks(next(iter(searches.values())).graph, path.runs)
             yield margin, BlockPlan(blocks, ((0, device),)), path.seconds
             if count > 1:
                 yield (

@@ -16,6 +16,7 @@ from partitioner.cost_model.cluster.topology import DeviceSpec
 from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.memory.lifetimes import with_headroom
 from partitioner.ir.graph import Graph
+from partitioner.search.blocks.cheapest import Path, Step, cheapest
 from partitioner.search.blocks.runs import Option, Runs
 from partitioner.search.request import Budget
 from partitioner.solver.work import Work
@@ -32,20 +33,8 @@ MARGINS = (1.0, 0.95, 0.88)
 MOST_BORDERS = 96
 #: Most positions at which a stage may begin: of as many equal runs of nodes, where least lives.
 MOST_STARTS = 16
-#: Most paths to a position that are followed: where constants of many sizes may stay or be loaded,
-#: the paths of which none is both cheaper and lighter grow with the number of subsets.
-MOST_PATHS = 64
 #: Pricing runs may take one of so many equal shares of the seconds: two thirds.
 PRICING_SHARES = 1.5
-
-
-@dataclass(frozen=True)
-class Path:
-    """The way from the first node to a position."""
-
-    seconds: float
-    staying_bytes: int
-    options: tuple[Option, ...]  # the stretches
 
 
 @dataclass(frozen=True)
@@ -69,7 +58,7 @@ class PathSearch:
     complete: bool
     starts: Sequence[int]
     work: Work
-    _from: dict[tuple[int, float], Mapping[int, Path]] = field(default_factory=dict)
+    _from: dict[tuple[int, float], Mapping[int, Path[Option]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, runs: Runs, spec: DeviceSpec, devices: int, budget: Budget) -> PathSearch:
@@ -91,7 +80,7 @@ class PathSearch:
             return itertools.product(STAYING, NEXT)
         return ((share, 0.0) for share in (STAGE_SHARES if self.devices > 1 else STAYING[:1]))
 
-    def paths_of_all(self) -> Iterator[tuple[float, Path]]:
+    def paths_of_all(self) -> Iterator[tuple[float, Path[Option]]]:
         """Paths over the whole graph, with the share of the memory that each may fill."""
         count = len(self.graph.nodes)
         for margin in MARGINS:
@@ -100,14 +89,14 @@ class PathSearch:
                 if count in paths:
                     yield margin, paths[count]
 
-    def paths_from(self, begin: int, margin: float) -> Mapping[int, Path]:
+    def paths_from(self, begin: int, margin: float) -> Mapping[int, Path[Option]]:
         """The cheapest path from a position to each at which a stage may end."""
         if (begin, margin) not in self._from:
             self._from[begin, margin] = self._paths_from(begin, margin)
         return self._from[begin, margin]
 
-    def _paths_from(self, begin: int, margin: float) -> Mapping[int, Path]:
-        best: dict[int, Path] = {}
+    def _paths_from(self, begin: int, margin: float) -> Mapping[int, Path[Option]]:
+        best: dict[int, Path[Option]] = {}
         stops = (*(stop for stop in self.starts if stop > begin), len(self.graph.nodes))
         for share, ahead in self._shares():
             if best and self.work.late:
@@ -119,18 +108,42 @@ class PathSearch:
 
     def _paths(
         self, begin: int, margin: float, share: float, ahead: float, stops: Sequence[int]
-    ) -> Mapping[int, Path]:
-        total = self.runs.constant_bytes(0, len(self.graph.nodes))
-        room, staying, next_bytes = (
-            int(self.limit * margin),
-            int(share * total),
-            int(ahead * self.limit),
-        )
+    ) -> Mapping[int, Path[Option]]:
+        """The cheapest path from a position to each stop that has one.
+
+        It holds a share of the constants, and bytes of those of the next block, `ahead`.
+        """
+        room, count = int(self.limit * margin), stops[-1]
+        staying = int(share * self.runs.constant_bytes(0, len(self.graph.nodes)))
+        next_bytes = int(ahead * self.limit)
         if begin and with_headroom(_arriving_bytes(self.runs, begin)) > room:
             return {}
-        return _cheapest(
-            self.graph, self.runs, self.options, room, staying, next_bytes, begin, stops
-        )
+        steps = self._steps(range(begin, count), room - staying, staying, next_bytes)
+        return cheapest(steps, begin, stops, staying)
+
+    def _steps(
+        self, span: range, room: int, staying: int, ahead: int
+    ) -> Mapping[int, Sequence[Step[Option]]]:
+        """The nodes and stretches of a span that fit the room, with the constants that stay."""
+        runs, streams = self.runs, executor_of(self.graph).loads_blocks
+        # Where all constants of a module stay, they are not counted: layers may share them.
+        counts = streams or staying < runs.constant_bytes(0, len(self.graph.nodes))
+        steps: dict[int, list[Step[Option]]] = {}
+        for at in span:
+            more = ahead if streams and at > span.start else 0
+            if with_headroom(int(runs.activation_bytes[at])) + more <= room:
+                own = runs.constant_bytes(at, at + 1) if counts else 0
+                steps[at] = [Step(at + 1, runs.seconds[at], own, own)]
+        for option in self.options:
+            if option.start not in span or option.stop > span.stop:
+                continue
+            if _fits(option, room, ahead, streams):
+                stay = option.staying_bytes if streams else 0
+                if counts and not streams:
+                    stay = runs.constant_bytes(option.start, option.stop)
+                step = Step(option.stop, option.seconds, stay, stay, option)
+                steps.setdefault(option.start, []).append(step)
+        return steps
 
 
 def _starts(runs: Runs, count: int) -> Sequence[int]:
@@ -195,78 +208,9 @@ def _without_headroom(nbytes: int) -> int:
     return most + 1
 
 
-def _cheapest(
-    graph: Graph,
-    runs: Runs,
-    options: Sequence[Option],
-    limit: int,
-    staying: int,
-    ahead: int,
-    begin: int,
-    stops: Sequence[int],
-) -> Mapping[int, Path]:
-    """The cheapest path from a position to each stop that has one.
-
-    It holds so many bytes of constants, and `ahead` of those of the next block.
-    """
-    count, room = stops[-1], limit - staying
-    streams = executor_of(graph).loads_blocks
-    # Where all constants of a module stay, they are not counted one by one: layers may share them.
-    counts = streams or staying < runs.constant_bytes(0, len(graph.nodes))
-    fitting = (
-        option
-        for option in options
-        if begin <= option.start and option.stop <= count and _fits(option, room, ahead, streams)
-    )
-    by_start: dict[int, list[tuple[Option, int]]] = {}
-    for option in fitting:
-        stay = (
-            option.staying_bytes
-            if streams or not counts
-            else runs.constant_bytes(option.start, option.stop)
-        )
-        by_start.setdefault(option.start, []).append((option, stay if counts else 0))
-    paths: dict[int, list[Path]] = {begin: [Path(0.0, 0, ())]}
-    found = {}
-    for at in range(begin, count + 1):
-        here = _best(paths.pop(at, ()))
-        if here and at in stops:
-            found[at] = here[0]
-        if at == count or not here:
-            continue
-        more = ahead if streams and at > begin else 0
-        is_plain = with_headroom(int(runs.activation_bytes[at])) + more <= room
-        own = runs.constant_bytes(at, at + 1) if counts else 0
-        for path in here:
-            if is_plain and path.staying_bytes + own <= staying:
-                seconds = path.seconds + runs.seconds[at]
-                longer = Path(seconds, path.staying_bytes + own, path.options)
-                paths.setdefault(at + 1, []).append(longer)
-            for option, stay in by_start.get(at, ()):
-                if (held := path.staying_bytes + stay) <= staying:
-                    seconds = path.seconds + option.seconds
-                    longer = Path(seconds, held, (*path.options, option))
-                    paths.setdefault(option.stop, []).append(longer)
-    return found
-
-
 def _fits(option: Option, room: int, ahead: int, streams: bool) -> bool:
-    """Whether a run in blocks fits, with `ahead` bytes of constants of the next block."""
+    """Test whether a run in blocks fits, with `ahead` bytes of constants of the next block."""
     held = with_headroom(option.activation_bytes)
     if not streams:
         return held <= room
     return held + option.constant_bytes + ahead <= room and option.constant_bytes <= ahead
-
-
-def _best(paths: Sequence[Path]) -> Sequence[Path]:
-    """The paths than which none is both cheaper and holds less, the cheapest first.
-
-    Of more than `MOST_PATHS` it keeps so many, the cheapest and the lightest among them.
-    """
-    front: list[Path] = []
-    for path in sorted(paths, key=lambda p: (p.seconds, p.staying_bytes, len(p.options))):
-        if not front or path.staying_bytes < front[-1].staying_bytes:
-            front.append(path)
-    if len(front) <= MOST_PATHS:
-        return front
-    return [front[i * (len(front) - 1) // (MOST_PATHS - 1)] for i in range(MOST_PATHS)]

@@ -21,9 +21,9 @@ from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.memory.lifetimes import (
     Curve,
     safe_lifetimes,
-    usage_curves,
     without_headroom,
 )
+from partitioner.cost_model.memory.lives import StepLives
 from partitioner.cost_model.memory.torch_kernels import scratch_bytes
 from partitioner.cost_model.prices.compute import kernel_seconds, node_seconds
 from partitioner.cost_model.schedule.task_list import LOAD_BYTES_PER_S, Schedule, schedule
@@ -125,8 +125,7 @@ class Runs:
 
         They are more where head-room does not cover what a kernel takes for itself.
         """
-        curves = usage_curves(self.whole, safe_lifetimes(self.whole))
-        live = curves.get(0, np.zeros(len(self.graph.nodes), np.int64))
+        live = self.lives.inside(len(self.graph.nodes), self.lives.device == 0)
         return np.maximum(live, without_headroom(live + self.scratch))
 
     @cached_property
@@ -156,35 +155,63 @@ class Runs:
         return sum(self.graph.types[name].nbytes for name in names)
 
     @cached_property
-    def lives(self) -> tuple[npt.NDArray[np.int64], ...]:
-        """First and last position, bytes, and whether it is an input, of each tensor."""
+    def lives(self) -> StepLives:
+        """The tensors of the graph as a whole."""
+        return StepLives.of(self.whole, safe_lifetimes(self.whole))
+
+    @cached_property
+    def _fed(self) -> npt.NDArray[np.bool_]:
+        """Tell which tensors are inputs."""
         inputs = set(self.graph.inputs)
-        rows = [
-            (life.first, life.last, life.nbytes, life.value in inputs)
-            for life in safe_lifetimes(self.whole)
-        ]
-        return tuple(np.array(column, np.int64) for column in zip(*rows, strict=True))
+        return np.array([life.value in inputs for life in self.lives.tensors], np.bool_)
+
+    @cached_property
+    def turn(self) -> int:
+        """Position of the first node of the backward pass."""
+        nodes, backward = self.graph.nodes, self.graph.backward
+        return next((at for at, node in enumerate(nodes) if node.name in backward), len(nodes))
+
+    @cached_property
+    def apart(self) -> npt.NDArray[np.bool_]:
+        """Tell which tensors all parts of a training graph hold: inputs, gradients and outputs."""
+        is_left = self.lives.last >= len(self.graph.nodes) - 1
+        return np.asarray(self._fed | (is_left & (self.lives.first >= self.turn)))
+
+    def across(self, position: int, made_from: int) -> int:
+        """Bytes of a part's own that live across a position, made at a position or behind it."""
+        lives = self.lives
+        own = ~self.apart & (lives.first >= made_from)
+        return int(lives.nbytes[own & (lives.first < position) & (lives.last >= position)].sum())
+
+    def most(self, spans: Sequence[tuple[int, int]], made_from: int) -> int:
+        """Most bytes of a part's own, while nodes of these spans run.
+
+        They are more where head-room does not cover what a kernel takes for itself.
+        """
+        own = ~self.apart & (self.lives.first >= made_from)
+        live = self.lives.inside(len(self.graph.nodes), own)
+        live = np.maximum(live, without_headroom(live + self.scratch))
+        return max(
+            (int(live[start:stop].max()) for start, stop in spans if start < stop), default=0
+        )
 
     def around(self, start: int, stop: int) -> tuple[int, int]:
         """Bytes of what a run reads or leaves as it is, while it runs and when it ends."""
-        first, last, nbytes, fed = self.lives
-        there = (first < start) | ((fed == 1) & (first < stop))
-        return (
-            int(nbytes[there & (last >= start)].sum()),
-            int(nbytes[there & (last >= stop)].sum()),
-        )
+        lives = self.lives
+        there = (lives.first < start) | (self._fed & (lives.first < stop))
+        while_, after = (lives.nbytes[there & (lives.last >= at)].sum() for at in (start, stop))
+        return int(while_), int(after)
 
     def largest_at(self, start: int) -> int:
         """Bytes of the largest tensor that lives across a position."""
-        first, last, nbytes, _ = self.lives
-        across = (first < start) & (last >= start)
-        return int(nbytes[across].max(initial=0))
+        across = (self.lives.first < start) & (self.lives.last >= start)
+        return int(self.lives.nbytes[across].max(initial=0))
 
     def handed_bytes(self, start: int, stop: int) -> int:
         """Bytes that a run makes and that are read behind it."""
-        first, last, nbytes, fed = self.lives
-        made = (first >= start) & (first < stop) & (fed == 0)
-        return int(nbytes[made & (last >= stop)].sum())
+        lives = self.lives
+        made = (lives.first >= start) & (lives.first < stop) & ~self._fed
+        return int(lives.nbytes[made & (lives.last >= stop)].sum())
 
     def as_one(self, start: int, stop: int) -> Option:
         """The run as one block, not cut."""

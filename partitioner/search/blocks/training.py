@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-import numpy.typing as npt
-
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.memory.lifetimes import Curve, with_headroom, without_headroom
+from partitioner.cost_model.memory.lifetimes import with_headroom
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.pieces.blocks import Blocks, Chunk, Stretch
 from partitioner.rewrites.block_recompute import computing_again
 from partitioner.rewrites.stretch_layout import BlockError, lay_out, span_of
+from partitioner.search.blocks.cheapest import Path, Step, cheapest
 from partitioner.search.blocks.runs import Option, Runs
 from partitioner.search.blocks.shared import Shared
 from partitioner.search.request import Budget
@@ -69,38 +67,6 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _Path:
-    """The way from the first node to a border.
-
-    Attributes:
-        seconds: Of its parts.
-        kept_bytes: Bytes that are held behind them.
-        most_bytes: Most bytes that are held in one of them.
-        parts: The parts.
-    """
-
-    seconds: float = 0.0
-    kept_bytes: int = 0
-    most_bytes: int = 0
-    parts: tuple[_Part, ...] = ()
-
-    def then(self, part: _Part) -> _Path:
-        return _Path(
-            self.seconds + part.seconds,
-            self.kept_bytes + part.kept_bytes,
-            max(self.most_bytes, self.kept_bytes + part.held_bytes),
-            (*self.parts, part),
-        )
-
-    @property
-    def blocks(self) -> Blocks:
-        """Its stretches, those of the backward pass in its order."""
-        cut = [part.stretches for part in self.parts if part.stretches]
-        forward = [stretches[0] for stretches in cut]
-        return Blocks((*forward, *(s for stretches in reversed(cut) for s in stretches[1:])))
-
-
-@dataclass(frozen=True)
 class TrainingBlocks:
     """Blocks of a training graph that the cost model expects to fit.
 
@@ -135,114 +101,53 @@ def training_blocks(
         for start, stop in zip(borders, borders[length:], strict=False):
             priced += parts.in_blocks(start, stop, pricing)
     plain = [parts.as_it_is(*of) for of in itertools.pairwise(borders)]
-    candidates: dict[Blocks, None] = {}
-    paths = [
-        path
-        for margin in MARGINS
-        if (path := _cheapest((*plain, *priced), borders, margin * parts.room)) is not None
-    ]
-    for path in sorted(paths, key=lambda path: path.seconds):
-        candidates.setdefault(path.blocks)
-    if (least := _least((*plain, *priced), borders)) is not None:
-        candidates.setdefault(least.blocks)
+    steps: dict[int, list[Step[_Part]]] = {}
+    for part in (*plain, *priced):
+        step = Step(part.stop, part.seconds, part.held_bytes, part.kept_bytes, part)
+        steps.setdefault(part.start, []).append(step)
+    paths = [_path(steps, borders, margin * parts.room) for margin in MARGINS]
+    ranked = sorted(filter(None, paths), key=lambda path: path.seconds)
+    candidates = dict.fromkeys(map(_blocks, (*ranked, *_least(steps, borders))))
     return TrainingBlocks(tuple(filter(None, candidates)), len(priced), not pricing.stopped)
 
 
-def _cheapest(parts: Sequence[_Part], borders: Sequence[int], room: float) -> _Path | None:
-    """The path of the fewest seconds that holds no more than so many bytes; None if none does."""
-    paths: dict[int, list[_Path]] = {borders[0]: [_Path()]}
-    for border in borders[:-1]:
-        for path in _undominated(paths.pop(border, [])):
-            for part in parts:
-                if part.start == border and path.kept_bytes + part.held_bytes <= room:
-                    paths.setdefault(part.stop, []).append(path.then(part))
-    return min(paths.get(borders[-1], []), key=lambda path: path.seconds, default=None)
+_Steps = Mapping[int, Sequence[Step[_Part]]]
 
 
-def _undominated(paths: Sequence[_Path]) -> Iterator[_Path]:
-    """The paths than which none is both cheaper and keeps less."""
-    least = math.inf
-    for path in sorted(paths, key=lambda path: (path.seconds, path.kept_bytes)):
-        if path.kept_bytes < least:
-            least = path.kept_bytes
-            yield path
+def _path(steps: _Steps, borders: Sequence[int], room: float) -> Path[_Part] | None:
+    """The cheapest path that holds no more than so many bytes; None if none does."""
+    return cheapest(steps, borders[0], borders[-1:], room).get(borders[-1])
 
 
-def _least(parts: Sequence[_Part], borders: Sequence[int]) -> _Path | None:
+def _blocks(path: Path[_Part]) -> Blocks:
+    """The stretches of a path, those of the backward pass in its order."""
+    cut = [part.stretches for part in path.runs if part.stretches]
+    forward = [stretches[0] for stretches in cut]
+    return Blocks((*forward, *(s for stretches in reversed(cut) for s in stretches[1:])))
+
+
+def _most_bytes(path: Path[_Part]) -> int:
+    """Most bytes that are held in one of the parts of a path."""
+    kept = itertools.accumulate((part.kept_bytes for part in path.runs), initial=0)
+    held = (part.held_bytes for part in path.runs)
+    return max(map(sum, zip(kept, held, strict=False)), default=0)
+
+
+def _least(steps: _Steps, borders: Sequence[int]) -> Iterator[Path[_Part]]:
     """The path that holds least; of those that hold as much, the cheapest."""
-    sizes = sorted({part.held_bytes for part in parts})
-    low, high = 0, sum(part.held_bytes + part.kept_bytes for part in parts)
-    best = _cheapest(parts, borders, high)
-    while best is not None and sizes and low < best.most_bytes:
-        middle = (low + best.most_bytes) // 2
-        path = _cheapest(parts, borders, middle)
-        if path is None:
-            low = middle + 1
-        else:
-            best = path
-    return best
+    low, best = 0, _path(steps, borders, math.inf)
+    while best is not None and low < (most := _most_bytes(best)):
+        middle = (low + most) // 2
+        path = _path(steps, borders, middle)
+        low, best = (middle + 1, best) if path is None else (low, path)
+    if best is not None:
+        yield best
 
 
 def _counts(counts: Sequence[int], least: float, size: int) -> Sequence[int]:
     """The numbers of parts of a dim to try: no fewer than so many, or the most that it has."""
     some = [count for count in counts if count <= size]
     return [count for count in some if count >= least] or some[-1:]
-
-
-@dataclass
-class _Lives:
-    """The tensors of a graph on one device, one row each.
-
-    Attributes:
-        first: Position at which each is made.
-        last: Position of its last use.
-        nbytes: Bytes.
-        apart: Whether it is an input, or a gradient or other output, which all parts hold.
-        scratch: Bytes that kernels take for themselves, by position.
-    """
-
-    first: npt.NDArray[np.int64]
-    last: npt.NDArray[np.int64]
-    nbytes: npt.NDArray[np.int64]
-    apart: npt.NDArray[np.bool_]
-    scratch: Curve
-
-    @classmethod
-    def of(cls, runs: Runs) -> _Lives:
-        first, last, nbytes, fed = runs.lives
-        end, turn = len(runs.graph.nodes) - 1, _turn(runs.graph)
-        apart = (fed == 1) | ((last >= end) & (first >= turn))
-        return cls(first, last, nbytes, apart, runs.scratch)
-
-    def across(self, position: int, made_from: int) -> int:
-        """Bytes of a part's own that live across a position, made at a position or behind it."""
-        own = ~self.apart & (self.first >= made_from)
-        return int(self.nbytes[own & (self.first < position) & (self.last >= position)].sum())
-
-    def most(self, spans: Sequence[tuple[int, int]], made_from: int) -> int:
-        """Most bytes of a part's own, while nodes of these spans run.
-
-        They are more where head-room does not cover what a kernel takes for itself.
-        """
-        own = ~self.apart & (self.first >= made_from)
-        first, last, nbytes = self.first[own], self.last[own], self.nbytes[own]
-        most = 0
-        for start, stop in spans:
-            if start >= stop:
-                continue
-            changes = np.zeros(stop - start + 1, np.int64)
-            lives = (first < stop) & (last >= start)
-            np.add.at(changes, np.maximum(first[lives], start) - start, nbytes[lives])
-            np.add.at(changes, np.minimum(last[lives] + 1, stop) - start, -nbytes[lives])
-            live = np.cumsum(changes)[:-1]
-            needed = without_headroom(live + self.scratch[start:stop])
-            most = max(most, int(np.maximum(live, needed).max()))
-        return most
-
-
-def _turn(graph: Graph) -> int:
-    """Position of the first node of the backward pass."""
-    return next(at for at, node in enumerate(graph.nodes) if node.name in graph.backward)
 
 
 @dataclass
@@ -256,25 +161,24 @@ class Parts:
     graph: Graph
     cluster: Cluster
     shared: Shared | None = None
-    runs: Runs = field(init=False)
-    lives: _Lives = field(init=False)
-    _known: dict[tuple[str, ...], tuple[Runs, _Lives]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.runs = Runs(self.graph, self.cluster)
-        self.lives = _Lives.of(self.runs)
+    _known: dict[tuple[str, ...], Runs] = field(default_factory=dict)
 
     @cached_property
+    def runs(self) -> Runs:
+        """The runs of the graph as it is."""
+        return Runs(self.graph, self.cluster)
+
+    @property
     def turn(self) -> int:
         """Position of the first node of the backward pass."""
-        return _turn(self.graph)
+        return self.runs.turn
 
     @cached_property
     def room(self) -> float:
         """Bytes of tensors that parts may hold, without head-room."""
         resident = sum(self.runs.whole.residents.values())
         room = self.cluster.devices[0].memory_bytes - resident
-        apart = float(self.lives.nbytes[self.lives.apart].sum())
+        apart = float(self.runs.lives.nbytes[self.runs.apart].sum())
         room_of_one = room * 100 / with_headroom(100) - apart
         largest = self.largest(0, len(self.graph.nodes))
         if self.shared is None or largest is None:
@@ -290,7 +194,7 @@ class Parts:
             computing[i * count // MOST_PARTS : (i + 1) * count // MOST_PARTS]
             for i in range(MOST_PARTS)
         ]
-        inner = {min(at, key=lambda p: self.lives.across(p, 0)) for at in some if at}
+        inner = {min(at, key=lambda p: self.runs.across(p, 0)) for at in some if at}
         return sorted({0, *inner, self.turn})
 
     def _is_stored(self, node: Node) -> bool:
@@ -334,8 +238,8 @@ class Parts:
             start,
             stop,
             (),
-            self.lives.most(spans, start),
-            self.lives.across(stop, start),
+            self.runs.most(spans, start),
+            self.runs.across(stop, start),
             sum(sum(self.runs.seconds[first:last]) for first, last in spans),
         )
 
@@ -406,7 +310,7 @@ class Parts:
         work: Work,
     ) -> Iterator[_Part]:
         before = math.inf
-        copied: tuple[Runs, _Lives, Blocks] | None = None
+        copied: tuple[Runs, Blocks] | None = None
         for count in counts:
             if work.late:
                 return
@@ -422,25 +326,24 @@ class Parts:
                 return
             before = part.held_bytes
 
-    def _copied(self, blocks: Blocks) -> tuple[Runs, _Lives, Blocks]:
-        """The graph with what stretches compute again, its tensors, and the stretches there."""
+    def _copied(self, blocks: Blocks) -> tuple[Runs, Blocks]:
+        """The graph with what stretches compute again, and the stretches there."""
         graph, blocks = computing_again(self.graph, blocks)
         names = tuple(node.name for node in graph.nodes)
         if names not in self._known:  # whichever dims are cut, most often the same is copied
-            runs = Runs(graph, self.cluster)
-            self._known[names] = runs, _Lives.of(runs)
-        return *self._known[names], blocks
+            self._known[names] = Runs(graph, self.cluster)
+        return self._known[names], blocks
 
     def _priced(
         self,
-        copied: tuple[Runs, _Lives, Blocks],
+        copied: tuple[Runs, Blocks],
         span: tuple[int, int],
         stretches: tuple[Stretch, ...],
         count: int,
     ) -> _Part:
         """A part whose rounds are cut into so many parts along each dim."""
-        runs, lives, known = copied
-        start, stop = span
+        runs, known = copied
+        lives, apart, (start, stop) = runs.lives, runs.apart, span
         held, seconds, behind = 0, 0.0, start
         for stretch in known.stretches:
             stretch = replace(
@@ -450,15 +353,14 @@ class Parts:
             if stretch.last not in runs.graph.backward:
                 behind = last + 1
             option = Option(first, last + 1, stretch.chunks, 0, 0, 0, 0.0)
-            others = (lives.first < start) | lives.apart
-            there = (lives.first <= last) & (lives.last >= first) & others
-            there &= (lives.first < first) | lives.apart
-            apart = int(lives.nbytes[there].sum())
-            most = apart + int(MARGINS[0] * max(self.room, 0))
+            there = (lives.first <= last) & (lives.last >= first)
+            there &= apart | (lives.first < min(start, first))
+            others = int(lives.nbytes[there].sum())
+            most = others + int(MARGINS[0] * max(self.room, 0))
             priced = runs.priced(option, lay_out(runs.graph, stretch), most)
-            held = max(held, priced.activation_bytes - apart)
+            held = max(held, priced.activation_bytes - others)
             seconds += priced.seconds
-        return _Part(start, stop, stretches, held, lives.across(behind, start), seconds)
+        return _Part(start, stop, stretches, held, runs.across(behind, start), seconds)
 
     def largest(self, start: int, stop: int) -> str | None:
         """The largest value that a run makes; None if it makes none of two elements."""

@@ -9,9 +9,10 @@ stages of a device. Cuts are compared by its linear relaxation.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,14 +23,13 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.offers import originals
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.phases import weight_nodes
-from partitioner.ir.pipeline import Span
 from partitioner.ir.plan import NodePlan, Plan, resolve
 from partitioner.ir.rule import Cut, Rule
 from partitioner.rewrites.settle import chosen
 from partitioner.search.request import Budget
 from partitioner.search.stages.figures import Ints, Sharding, StageFigures
 from partitioner.search.stages.offered_ways import Region, offered_regions, takes_either
-from partitioner.search.stages.unit_bytes import RESERVED, Floats, MomentRows, StageMemory
+from partitioner.search.stages.stage_lives import RESERVED, Floats, LaneRuns, Span
 from partitioner.solver.stages.knapsack import Ways, pack, steps
 
 #: Prices of a byte, in seconds, at which the relaxation is tabled for all stretches of an order.
@@ -106,30 +106,18 @@ class Offering:
         return Sharding(graph, Plan(graph.digest, plan.cluster, groups, nodes))
 
 
-@dataclass(frozen=True)
-class Load:
-    """What lanes take for what their stages compute again.
+class Load(NamedTuple):
+    """What lanes take for what their stages compute again."""
 
-    Attributes:
-        seconds: Of a micro-batch, by stage.
-        over_bytes: Bytes above the limits of the lanes, in all.
-    """
-
-    seconds: Floats
-    over_bytes: float
+    seconds: Floats  #: Of a micro-batch, by stage.
+    over_bytes: float  #: Bytes above the limits of the lanes, in all.
 
 
-@dataclass(frozen=True)
-class Taken:
-    """What the stages of a cut compute again.
+class Taken(NamedTuple):
+    """What the stages of a cut compute again."""
 
-    Attributes:
-        again: The optional nodes.
-        bytes: Of a device of each lane, as counted when they were chosen.
-    """
-
-    again: frozenset[str]
-    bytes: tuple[float, ...]
+    again: frozenset[str]  #: The optional nodes.
+    bytes: tuple[float, ...]  #: Of a device of each lane, as counted when they were chosen.
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,14 +125,12 @@ class _Counted:
     """The bytes of a step by what is computed again.
 
     Attributes:
-        memory: If all is kept, with what phases make at most, whatever is computed again.
         nbytes: Kept bytes of a micro-batch of each region, by way and `Span`.
         units: Unit of each step of the hulls of the regions' ways, ascending.
         lost: Seconds that each step loses.
         saved: Bytes of a micro-batch that it saves, by `Span`; (steps, 3).
     """
 
-    memory: StageMemory
     nbytes: tuple[Floats, ...]
     units: Ints
     lost: Floats
@@ -196,15 +182,13 @@ class ComputedAgain:
         nbytes = (
             np.array([(nbytes, 0.0, 0.0) for _, nbytes in region.ways]) for region in self.regions
         )
-        return self._with_bytes(tuple(nbytes), splits=False)
+        return self._with_bytes(tuple(nbytes))
 
     @cached_property
     def _of_splits(self) -> _Counted:
-        return self._with_bytes(self._split_bytes(), splits=True)
+        return self._with_bytes(self._split_bytes())
 
-    def _with_bytes(self, nbytes: tuple[Floats, ...], *, splits: bool) -> _Counted:
-        kept, whole = (each.memory(splits=splits) for each in (self.figures, self.whole))
-        memory = replace(kept, passing=np.maximum(kept.passing, whole.passing))
+    def _with_bytes(self, nbytes: tuple[Floats, ...]) -> _Counted:
         taken = [
             (region.unit, region.ways[end][0] - region.ways[start][0], own[start] - own[end])
             for region, own in zip(self.regions, nbytes, strict=True)
@@ -213,7 +197,7 @@ class ComputedAgain:
         units = np.array([unit for unit, _, _ in taken], np.int64)
         lost = np.array([lost for _, lost, _ in taken])
         saved = np.array([saved for *_, saved in taken]).reshape(-1, len(Span))
-        return _Counted(memory, nbytes, units, lost, saved)
+        return _Counted(nbytes, units, lost, saved)
 
     def _split_bytes(self) -> tuple[Floats, ...]:
         """Kept bytes of the regions where backward passes are split.
@@ -222,7 +206,7 @@ class ComputedAgain:
         in all regions at once, since they do not depend on one another.
         """
         sizes, made = _kept_sizes(self.figures, self.whole), self.whole.made_bytes
-        copies = self.whole.memory(splits=True).kept_bytes
+        copies = self.whole.lives(splits=True).kept_bytes
         unit_of = {**self.figures.unit_of, **self.whole.unit_of}
         table = [np.zeros((len(region.ways), len(Span))) for region in self.regions]
         for way in range(max((len(region.ways) for region in self.regions), default=0)):
@@ -281,10 +265,18 @@ class ComputedAgain:
             before = now
         return least
 
+    def _held(self, runs: LaneRuns, bounds: Sequence[tuple[int, int]], *, splits: bool) -> Floats:
+        """Bytes of a lane that keeps all, with what passes make at most, whatever they compute."""
+        kept, whole = (
+            figures.lives(splits=splits).lane(runs, bounds)
+            for figures in (self.figures, self.whole)
+        )
+        return kept.beside(whole).at(runs)
+
     def load(
         self,
         ends: Sequence[int],
-        lanes: Sequence[MomentRows],
+        lanes: Sequence[LaneRuns],
         limits: Sequence[float],
         *,
         splits: bool,
@@ -293,16 +285,16 @@ class ComputedAgain:
 
         Args:
             ends: Ends of the stages, exclusive.
-            lanes: What each lane holds.
+            lanes: What each lane runs.
             limits: Bytes of a device of each lane.
             splits: Whether the schedule splits backward passes.
         """
         extra, over = np.zeros(len(ends)), 0.0
         bounds, counted = tuple(pairwise((0, *ends))), self._counted(splits=splits)
-        memory, units = counted.memory, counted.units
+        units = counted.units
         for rows, limit in zip(lanes, limits, strict=True):
             own = [bounds[stage] for stage in rows.stages]
-            need = rows.fixed(memory, bounds) + rows.kept(memory.stretches(own)[1]) - limit
+            need = self._held(rows, bounds, splits=splits) - limit
             if need.max() <= 0:
                 continue
             spans = [np.searchsorted(units, bound) for bound in own]
@@ -320,7 +312,7 @@ class ComputedAgain:
     def packed(
         self,
         ends: Sequence[int],
-        lanes: Sequence[MomentRows],
+        lanes: Sequence[LaneRuns],
         limits: Sequence[float],
         *,
         splits: bool,
@@ -331,7 +323,6 @@ class ComputedAgain:
         least memory.
         """
         bounds, counted = tuple(pairwise((0, *ends))), self._counted(splits=splits)
-        memory = counted.memory
         at = np.array([region.unit for region in self.regions], np.int64)
         again: set[str] = set()
         used = []
@@ -342,10 +333,10 @@ class ComputedAgain:
             of = [index for index, (first, last) in enumerate(spans) for _ in range(first, last)]
             ways = [self.regions[number].ways for number in numbers]
             nbytes = [counted.nbytes[number] for number in numbers]
-            kept = memory.stretches(own)[1]
+            kept = np.zeros((len(own), len(Span)))
             for index, each in zip(of, nbytes, strict=True):
-                kept[index] -= each[0]
-            fixed = rows.fixed(memory, bounds) + rows.kept(kept)
+                kept[index] += each[0]
+            fixed = self._held(rows, bounds, splits=splits) - rows.kept(kept)
             taken, most = ways_within(rows, fixed, limit, ways, nbytes, of)
             for number, way in zip(numbers, taken, strict=True):
                 again |= self.regions[number].again[way]
@@ -354,7 +345,7 @@ class ComputedAgain:
 
 
 def _lost_at(
-    counted: _Counted, rows: MomentRows, moment: int, need: float, spans: Sequence[Ints]
+    counted: _Counted, rows: LaneRuns, moment: int, need: float, spans: Sequence[Ints]
 ) -> tuple[Floats, float]:
     """Seconds that the stages of a lane lose to save so many bytes at a moment, and the rest.
 
@@ -370,7 +361,7 @@ def _lost_at(
         return extra, 0.0
     numbers = np.concatenate([np.arange(first, last) for first, last in spans])
     of = np.concatenate([np.full(last - first, i) for i, (first, last) in enumerate(spans)])
-    sizes = RESERVED * np.einsum("nk,nk->n", counted.saved[numbers], rows.held[moment][of])
+    sizes = RESERVED * np.einsum("nk,nk->n", counted.saved[numbers], rows.spans[moment][of])
     saves = sizes > 0
     numbers, of, sizes = numbers[saves], of[saves], sizes[saves]
     order = np.argsort(lost[numbers] / sizes, kind="stable")
@@ -386,7 +377,7 @@ def _lost_at(
 
 
 def ways_within(
-    rows: MomentRows,
+    rows: LaneRuns,
     fixed: Floats,
     limit: float,
     ways: Sequence[Ways],
@@ -427,7 +418,7 @@ def ways_within(
         weights[int(excess.argmax())] += 1.0
         less += float(excess.max()) / 2 if turn > AT_THE_LIMIT else 0.0
         shares = weights / turn
-        held = np.einsum("m,msk->sk", shares, rows.held)
+        held = np.einsum("m,msk->sk", shares, rows.spans)
         things = [
             tuple(
                 (seconds, float(size))
@@ -451,8 +442,8 @@ def _kept_sizes(kept: StageFigures, whole: StageFigures) -> Mapping[str, int]:
     """Bytes of each value that may be kept for the backward pass."""
     sizes = dict(kept.made_bytes)
     for figures in (whole, kept):
-        each = figures.memory(splits=False).kept_bytes
-        sizes |= {value: sum(nbytes) for value, nbytes in each.items()}
+        each = figures.lives(splits=False).kept_bytes
+        sizes |= {value: int(nbytes.sum()) for value, nbytes in each.items()}
     return sizes
 
 

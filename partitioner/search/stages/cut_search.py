@@ -55,8 +55,6 @@ FAR, NEAR = 1.1, 1.02
 TWICE = frozenset({"interleaved", "zbv", "dualpipev"})
 #: Steps of an evaluation, for each node, and of an estimate, for each action.
 EVALUATION_STEPS, ESTIMATE_STEPS = 300, 2
-#: Drafts of the best cut, each by the memory that the last one's plan was found to take.
-DRAFTS = 4
 #: The schedule that is drafted first, for where the time limit leaves no time for others: it holds
 #: few micro-batches, and serves any number of lanes.
 LEAN = "1f1b"
@@ -260,8 +258,6 @@ class PipelineSearch:
 
         rivals = iter(draft.cuts)
         ends, best = _first_that_runs(rivals, lambda cut: self._run(draft, cut, limits, budget))
-        if self.again is not None:
-            ends, best = self._drafted_again(draft, ends, best, limits, simulated, budget)
         for rival in rivals:
             if not budget.work.over and self._is_better(candidate := simulated(rival), best):
                 ends, best = rival, candidate
@@ -283,36 +279,6 @@ class PipelineSearch:
             return False
         return self._rank(draft.estimate, ends, limits)[1] > NEAR * best.evaluation.step_s
 
-    def _drafted_again(
-        self,
-        draft: _Draft,
-        ends: tuple[int, ...],
-        best: Candidate,
-        limits: Sequence[float],
-        simulated: Callable[[tuple[int, ...]], Candidate | None],
-        budget: Budget,
-    ) -> tuple[tuple[int, ...], Candidate]:
-        """The best cut of several drafts, each by the memory that lanes of the last one took.
-
-        Args:
-            draft: The draft.
-            ends: Ends of its best cut.
-            best: The plan of that cut.
-            limits: Bytes that the devices of each lane count as having, which plans of cuts change.
-            simulated: Gives the plan of a cut; None if it cannot run.
-            budget: Its work ends the drafts of a plan that fits, its clock all.
-        """
-        seen = {ends}
-        for _ in range(DRAFTS):
-            stops = budget.work.over if best.evaluation.fits_exactly else budget.work.late
-            cut = ends if stops else self._moved(draft.estimate, ends, limits)
-            if cut in seen:
-                break
-            seen.add(cut)
-            if self._is_better(candidate := simulated(cut), best):
-                ends, best = cut, candidate
-        return ends, best
-
     def _run(
         self, draft: _Draft, ends: tuple[int, ...], limits: list[float], budget: Budget
     ) -> Candidate:
@@ -327,10 +293,8 @@ class PipelineSearch:
         def simulated(sharding: Sharding) -> Candidate:
             return self._simulated(draft, ends, sharding, budget)
 
-        limited = self._limits
-        lanes = LaneMemory(
-            self.again, ends, draft.estimate, limited, simulated, self.ways.objective
-        )
+        objective, memory = self.ways.objective, self._limits
+        lanes = LaneMemory(self.again, ends, draft.estimate, memory, simulated, objective)
         return lanes.plan(limits, budget.work)
 
     def _simulated(
@@ -463,11 +427,10 @@ class PipelineSearch:
         """Bytes above the limits, then seconds: infinite ones where `best` is clearly less."""
         again = None
         if self.again is None:
-            within = limits[0] if self.ways.objective == "memory" else None
             splits = estimate.splits
-            over = self.figures.over_bytes(ends, estimate.moments, splits=splits, within=within)
+            over = self.figures.over_bytes(ends, estimate.runs, limits, splits=splits)
         else:
-            load = self.again.load(ends, estimate.moments, limits, splits=estimate.splits)
+            load = self.again.load(ends, estimate.runs, limits, splits=estimate.splits)
             over, again = load.over_bytes, load.seconds
         if over >= best[0] and (over > best[0] or estimate.least_s(ends, again) >= best[1]):
             return over, math.inf

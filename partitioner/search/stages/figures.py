@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -20,18 +20,17 @@ from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import is_stored
-from partitioner.ir.phases import fixed_nodes, weight_nodes
+from partitioner.ir.phases import RunOrder, fixed_nodes, weight_nodes
 from partitioner.ir.pipeline import (
     Action,
     ActionKind,
     PipelineSchedule,
     in_flight,
-    lane_moments,
     start_times,
 )
 from partitioner.ir.plan import Pipeline, PlacedNode, Plan, resolve
 from partitioner.rewrites.staging import changing_nodes, stages_of_all
-from partitioner.search.stages.unit_bytes import Floats, MomentRows, StageMemory
+from partitioner.search.stages.stage_lives import Floats, LaneRuns, StageLives
 from partitioner.solver.stages.least_cuts import State, least_cuts
 
 Ints = npt.NDArray[np.int64]
@@ -296,19 +295,23 @@ class StageFigures:
         """Seconds by part before each position; shape (4, units + 1)."""
         return np.concatenate((np.zeros((4, 1)), np.cumsum(self.loads, axis=1)), axis=1)
 
-    def memory(self, *, splits: bool) -> StageMemory:
-        """Bytes by unit; those of a step whose backward passes are split are other ones."""
-        return self._split_memory if splits else self._memory
+    def lives(self, *, splits: bool) -> StageLives:
+        """The tensors of a step; those of one whose backward passes are split are other ones."""
+        return self._split_lives if splits else self._lives
 
     @cached_property
-    def _memory(self) -> StageMemory:
-        return StageMemory.of(self.sharding.graph, self.unit_of, self.tasks)
+    def _lives(self) -> StageLives:
+        return self._lives_of(self.tasks)
 
     @cached_property
-    def _split_memory(self) -> StageMemory:
+    def _split_lives(self) -> StageLives:
         """Each unit's backward pass is split: a stage of several is split at its lowest."""
-        tasks, _ = self._observe("zb1", self.unit_of)
-        return StageMemory.of(self.sharding.graph, self.unit_of, tasks)
+        return self._lives_of(self._observe("zb1", self.unit_of)[0])
+
+    def _lives_of(self, tasks: Schedule) -> StageLives:
+        """The tensors of tasks; collectives of several lanes do not travel together."""
+        tasks = replace(tasks, buckets=()) if self.lanes > 1 else tasks
+        return StageLives.of(self.sharding.graph, self.unit_of, tasks)
 
     @cached_property
     def made_bytes(self) -> Mapping[str, int]:
@@ -400,8 +403,8 @@ class StageFigures:
         at = self.positions
         count = len(at) - 1
         limit = min(device.memory_bytes for device in self.cluster.devices)
-        loads, memory = self.load_sums[:ONCE].sum(0)[at], self.memory(splits=False)
-        resident, saved = memory.at_rest[at], memory.kept[:, at].sum(0)
+        loads = self.load_sums[:ONCE].sum(0)[at]
+        resident, saved = (sums[at] for sums in self.lives(splits=False).sums)
         sent = 2 * self.messages[1][at]
         sent[0] = sent[count] = 0.0
         between = loads[None, :] - loads[:, None] + sent[:, None] + sent[None, :]
@@ -431,27 +434,22 @@ class StageFigures:
     def over_bytes(
         self,
         ends: Sequence[int],
-        lanes: Sequence[MomentRows],
+        lanes: Sequence[LaneRuns],
+        limits: Sequence[float],
         *,
         splits: bool,
-        within: float | None = None,
     ) -> float:
-        """Bytes by which lanes are above a limit, in all.
+        """Bytes by which lanes are above their limits, in all.
 
         Args:
             ends: Ends of the stages, exclusive.
-            lanes: What each lane holds.
+            lanes: What each lane runs.
+            limits: Bytes of a device of each lane.
             splits: Whether the schedule splits backward passes.
-            within: The limit; None for the least memory of a device.
         """
-        limit = within or min(device.memory_bytes for device in self.cluster.devices)
-        bounds, memory = tuple(pairwise((0, *ends))), self.memory(splits=splits)
-        over = 0.0
-        for rows in lanes:
-            kept = memory.stretches([bounds[stage] for stage in rows.stages])[1]
-            most = (rows.fixed(memory, bounds) + rows.kept(kept)).max()
-            over += max(0.0, float(most) - limit)
-        return over
+        bounds, lives = tuple(pairwise((0, *ends))), self.lives(splits=splits)
+        most = (float(lives.lane(runs, bounds).at(runs).max()) for runs in lanes)
+        return sum(max(0.0, held - limit) for held, limit in zip(most, limits, strict=True))
 
 
 def _lost(
@@ -502,7 +500,8 @@ class StepEstimate:
         self.table = table
         self.held = in_flight(table)
         self.splits = table.splits_backward
-        self.moments = tuple(map(MomentRows.of, lane_moments(table)))
+        order = RunOrder(table, tuple((lane,) for lane in range(len(table.lanes))))
+        self.runs = tuple(LaneRuns.of(order, lane) for lane in range(len(table.lanes)))
         starts = start_times(table)
         timed = sorted(
             (start, lane, index)

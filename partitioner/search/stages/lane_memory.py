@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.phases import PhaseError
@@ -13,13 +13,9 @@ from partitioner.search.stages.figures import Sharding, StepEstimate
 from partitioner.solver import Objective
 from partitioner.solver.work import Work
 
-#: Choices of what stages of a cut compute again, each by the memory of the last one's plan.
-CHOICES = 3
-#: Choices behind these for a plan that is nearly within memory, in which only lanes that are short
-#: choose anew; and the share of a device's memory that such a plan is short of at most.
-MENDS, NEARLY = 4, 0.03
-#: Share of a device's memory that is left for what the count of a choice may miss.
-MARGIN = 0.005
+#: Most choices of what stages of a cut compute again, each by the memory of the last one's plan.
+#: What passes hold that compute some of it again is known of their plan alone.
+CHOICES = 5
 
 
 @dataclass(frozen=True)
@@ -41,14 +37,13 @@ class LaneMemory:
     memory: tuple[float, ...]
     simulated: Callable[[Sharding], Candidate]
     objective: Objective = "throughput"
-    _seen: set[frozenset[str]] = field(default_factory=set)
 
     def plan(self, limits: list[float], work: Work) -> Candidate:
         """The best plan.
 
         Where the referee counts other bytes than those by which offers were chosen, they are chosen
-        anew for as much less or more, which the next cut begins with. If the best of these plans is
-        nearly within memory, its lanes that are short alone choose anew.
+        anew for as much less or more, which the next cut begins with: until a plan fits, and once
+        more if the first one does.
 
         Args:
             limits: Bytes that the devices of each lane count as having; changed.
@@ -57,86 +52,37 @@ class LaneMemory:
         Raises:
             PhaseError: The stages cannot run with what is computed again first.
         """
-        best: Packed | None = None
+        splits, runs = self.estimate.splits, self.estimate.runs
+        plans: list[Candidate] = []
+        seen: set[frozenset[str]] = set()
         for _ in range(CHOICES):
-            if best is not None and best.candidate.evaluation.fits_exactly and work.over:
+            fits = any(plan.evaluation.fits_exactly for plan in plans)
+            if plans and ((len(plans) > 1 and fits) or (work.over if fits else work.late)):
                 break
+            taken = self.again.packed(self.ends, runs, limits, splits=splits)
+            if taken.again in seen:
+                break
+            seen.add(taken.again)
             try:
-                one = self._packed(limits)
+                plans.append(self.simulated(self.again.offering.taking(taken.again)))
             except PhaseError:
-                if best is None:
+                if not plans:
                     raise
                 break
-            if one is None:
-                break
-            limits[:] = one.corrected
-            best = one if best is None else min(best, one, key=self._figure)
-        assert best is not None
-        last = best
-        for _ in range(MENDS):
-            if not last.is_nearly_within(self.memory) or work.late:
-                break
-            try:
-                one = self._packed(last.tighter(self.memory))
-            except PhaseError:
-                break
-            if one is None:
-                break
-            limits[:] = one.corrected
-            last, best = one, min(best, one, key=self._figure)
-        return best.candidate
+            peaks = self._peaks(plans[-1])
+            limits[:] = [
+                most + counted - peak
+                for most, counted, peak in zip(self.memory, taken.bytes, peaks, strict=True)
+            ]
+        return min(plans, key=lambda plan: figure(plan, self.objective))
 
-    def _figure(self, packed: Packed) -> tuple[int, float]:
-        return figure(packed.candidate, self.objective)
-
-    def _packed(self, limits: Sequence[float]) -> Packed | None:
-        """The plan by what lanes compute again within limits; None if it was seen."""
-        splits = self.estimate.splits
-        taken = self.again.packed(self.ends, self.estimate.moments, limits, splits=splits)
-        if taken.again in self._seen:
-            return None
-        self._seen.add(taken.again)
-        candidate = self.simulated(self.again.offering.taking(taken.again))
-        exact_bytes, size = candidate.evaluation.exact_bytes, self.again.figures.sharding.size
-        peaks = [
+    def _peaks(self, plan: Candidate) -> list[int]:
+        """Bytes of the fullest device of each lane."""
+        exact_bytes, size = plan.evaluation.exact_bytes, self.again.figures.sharding.size
+        return [
             max(exact_bytes[device] for device in range(first, first + size))
-            for first in range(0, size * len(limits), size)
+            for first in range(0, size * len(self.memory), size)
         ]
-        corrected = tuple(
-            (1 - MARGIN) * most + counted - peak
-            for most, counted, peak in zip(self.memory, taken.bytes, peaks, strict=True)
-        )
-        over = tuple(peak - most for most, peak in zip(self.memory, peaks, strict=True))
-        return Packed(candidate, tuple(limits), corrected, over)
-
-
-@dataclass(frozen=True)
-class Packed:
-    """The plan of a cut by what its lanes compute again.
-
-    Attributes:
-        candidate: The plan.
-        limits: Bytes that the devices of each lane counted as having when this was chosen.
-        corrected: The same by what the referee counts: less where it counts more than the choice.
-        over: Bytes that the referee counts above the memory of each lane's devices.
-    """
-
-    candidate: Candidate
-    limits: tuple[float, ...]
-    corrected: tuple[float, ...]
-    over: tuple[float, ...]
-
-    def is_nearly_within(self, memory: Sequence[float]) -> bool:
-        """Whether some lanes are short of their devices' memory, and none by much."""
-        shares = [over / most for over, most in zip(self.over, memory, strict=True)]
-        return 0 < max(shares) <= NEARLY
-
-    def tighter(self, memory: Sequence[float]) -> tuple[float, ...]:
-        """Its limits, less what its lanes are short of."""
-        return tuple(
-            limit - (over + MARGIN * most) if over > 0 else limit
-            for limit, over, most in zip(self.limits, self.over, memory, strict=True)
-        )
 
 
 def figure(candidate: Candidate, objective: Objective) -> tuple[int, float]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from partitioner.search.stages.figures import ONCE, Ints, StageFigures
-from partitioner.search.stages.unit_bytes import Floats
+from partitioner.search.stages.stage_lives import Floats
 from partitioner.solver.stages.least_cuts import State, least_cuts
 
 #: Most stages of a cut.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,24 +20,21 @@ from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.phases import Part, RunOrder
 from partitioner.ir.pipeline import (
     PipelineSchedule,
-    Span,
-    lane_moments,
     pipeline_schedule,
     textbook_lanes,
 )
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.rewrites.settle import chosen
 from partitioner.rewrites.staging import stages_of_all
-from partitioner.search.outcome import Candidate
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages.computed_again import ComputedAgain, Offering
 from partitioner.search.stages.figures import Sharding, StageFigures
-from partitioner.search.stages.lane_memory import Packed
 from partitioner.search.stages.offered_ways import offered_regions
+from partitioner.search.stages.stage_lives import LaneRuns
 from partitioner.search.stages.staged_plan import staged_plan
-from partitioner.search.stages.unit_bytes import MomentRows
 from partitioner.solver.milp.engines import HIGHS
 from partitioner.solver.work import Work
 
@@ -85,13 +82,14 @@ def searched(*widths: int) -> ComputedAgain:
     return ComputedAgain.of(offering, resolve_cluster(None, 2), COUNT, Budget.of(Request()))
 
 
-def rows_of(table: PipelineSchedule) -> tuple[MomentRows, ...]:
-    return tuple(map(MomentRows.of, lane_moments(table)))
+def rows_of(table: PipelineSchedule) -> tuple[LaneRuns, ...]:
+    order = RunOrder(table, tuple((lane,) for lane in range(len(table.lanes))))
+    return tuple(LaneRuns.of(order, lane) for lane in range(len(table.lanes)))
 
 
 def kept_bytes(figures: StageFigures) -> float:
     """Of a micro-batch, of the whole model."""
-    return float(figures.memory(splits=False).kept[:, -1].sum())
+    return float(figures.lives(splits=False).sums[1][-1])
 
 
 def test_ways_of_regions_are_those_that_no_other_subset_beats() -> None:
@@ -296,22 +294,7 @@ def test_lanes_hold_what_weight_gradients_wait_for(schedule: str) -> None:
     counted = again.packed(ends, rows, free, splits=True).bytes
     assert 0.85 * counted[1] <= exact[1] <= 1.15 * counted[1]
     for lane in rows:
-        lane.held[:, :, Span.BETWEEN] = 0.0
+        number = lane.phases.number
+        for stage in range(len(lane.stages)):
+            lane.held[:, number(Part.BACKWARD, stage), number(Part.WEIGHT, stage)] = 0
     assert again.packed(ends, rows, free, splits=True).bytes[1] < 0.9 * exact[1]
-
-
-@pytest.mark.parametrize(
-    ("over", "nearly", "tighter"),
-    [
-        ((2.0, -9.0), True, (100 - 2.0 - 0.5, 100.0)),
-        ((2.0, 3.1), False, (97.5, 100 - 3.1 - 0.5)),
-        ((0.0, -1.0), False, (100.0, 100.0)),
-    ],
-)
-def test_of_a_plan_that_nearly_fits_only_short_lanes_choose_anew(
-    over: tuple[float, ...], nearly: bool, tighter: tuple[float, ...]
-) -> None:
-    memory = limits = (100.0, 100.0)
-    packed = Packed(cast("Candidate", None), limits, limits, over)
-    assert packed.is_nearly_within(memory) == nearly
-    assert packed.tighter(memory) == pytest.approx(tighter)

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from helpers.plans import staged_plans
 from partitioner.cost_model.cluster.resolve import resolve_cluster
-from partitioner.cost_model.memory.held import held
 from partitioner.cost_model.memory.lifetimes import (
     Lifetime,
     exact_lifetimes,
     safe_lifetimes,
     with_headroom,
 )
-from partitioner.cost_model.memory.step_lives import StepLives
+from partitioner.cost_model.memory.lives import StepLives
 from partitioner.cost_model.schedule.task_list import Schedule, schedule
 from partitioner.ir.phases import Part
 from partitioner.ir.plan import resolve
@@ -26,7 +26,7 @@ def test_the_largest_moment_is_the_peak(name: str) -> None:
     for device in range(len(result.cluster)):
         for lifetimes, peak in ((safe_lifetimes, safe), (exact_lifetimes, exact)):
             lives = [life for life in lifetimes(result.schedule) if life.device == device]
-            moments = held(result.schedule, device, lives)
+            moments = StepLives.of(result.schedule, lives).moments(device)
             most = int((moments.activations + moments.buffers).max())
             assert sum(life.nbytes * n for life, n in moments.at(moments.peak)) == most
             reserved = with_headroom(most) if lifetimes is safe_lifetimes else most
@@ -41,7 +41,7 @@ def test_a_device_frees_all_that_it_holds_of_each_micro_batch(name: str) -> None
     for device in range(len(result.cluster)):
         for lifetimes in (safe_lifetimes, exact_lifetimes):
             lives = [life for life in lifetimes(result.schedule) if life.device == device]
-            moments = held(result.schedule, device, lives)
+            moments = StepLives.of(result.schedule, lives).moments(device)
             for counts in moments.in_flight:
                 assert all(0 <= n <= order.table.micro_batches for n in counts.values())
             for (_, read), n in moments.in_flight[-1].items():
@@ -53,7 +53,7 @@ def test_gpipe_holds_every_micro_batch_and_1f1b_those_that_its_stage_needs() -> 
     for name in ("gpipe", "1f1b"):
         result = staged_plans.staged(name)
         lives = [life for life in safe_lifetimes(result.schedule) if life.device == 0]
-        moments = held(result.schedule, 0, lives)
+        moments = StepLives.of(result.schedule, lives).moments(0)
         order = result.schedule.order
         assert order is not None
         pair = order.phases.number(Part.FORWARD, 0), order.phases.number(Part.BACKWARD, 0)
@@ -70,9 +70,9 @@ def test_inference_holds_the_inputs_and_outputs_of_all_micro_batches_and_nothing
     plan = staged_plans.staged_plan(graph, (((0,), (1,)), "forward", 4))
     tasks = schedule(graph, resolve(graph, plan), resolve_cluster(None, 2), pipeline=plan.pipeline)
     assert tasks.order is not None
-    lives = StepLives.of(tasks, tasks.order, lifetimes(tasks))
+    lives = StepLives.of(tasks, lifetimes(tasks))
     assert {value for _, (value, _) in tasks.feeds} == set(graph.inputs)
-    held = {life.local: life.nbytes for life in lives.always}
+    held = {lives.tensors[i].local: lives.tensors[i].nbytes for i in np.flatnonzero(lives.always)}
     assert {local: held[local] for local in tasks.feeds} == {
         local: 4 * nbytes for local, nbytes in tasks.feeds.items()
     }
@@ -84,4 +84,6 @@ def test_inference_holds_the_inputs_and_outputs_of_all_micro_batches_and_nothing
     }
     assert {value for _, (value, _) in held.keys() - tasks.feeds.keys()} <= made
     end = tasks.order.phases.number(Part.REDUCE)
-    assert {life.value for life, (_, read) in lives.kept if read == end} == set(graph.outputs)
+    assert {
+        lives.tensors[i].value for i in np.flatnonzero(lives.kept & (lives.read == end))
+    } == set(graph.outputs)

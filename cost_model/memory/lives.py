@@ -1,0 +1,312 @@
+"""Bytes that devices hold from moment to moment: the tensors of a step as columns.
+
+A moment is a position in the schedule's tasks while a device runs, in a plan with stages, one phase
+of one micro-batch. Within a phase a tensor is held from its first task to its last. One that a
+later phase reads is held once for each micro-batch in flight, from the end of the phase that makes
+it to the end of the last one that reads it, in the order of the schedule. What is made once a step
+is held throughout, and so is one sum of what is reduced once a step. The referee, the report and
+the search of stages count by these columns (`search.stages.stage_lives` makes them for stages that
+are not planned yet).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from partitioner.cost_model.memory.lifetimes import Curves, Lifetime, roots_of, summed_tensors
+from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.cost_model.schedule.tasks import LocalKey
+from partitioner.ir.phases import Part, StepOrder
+from partitioner.ir.pipeline import ActionKind, held_before
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The phases in which devices use local tensors.
+
+    Attributes:
+        roots: The tensor whose memory each view or alias names.
+        by_root: The phases in which a tensor or a view of it is read, written, sent or received.
+        arrived: The phases in which a tensor is received.
+    """
+
+    roots: Mapping[LocalKey, LocalKey]
+    by_root: Mapping[LocalKey, set[int]]
+    arrived: Mapping[LocalKey, set[int]]
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Uses:
+        """Read them from the tasks of a schedule."""
+        roots = roots_of(schedule)
+        by_root: dict[LocalKey, set[int]] = defaultdict(set)
+        arrived: dict[LocalKey, set[int]] = defaultdict(set)
+        for task in schedule.tasks:
+            for local in task.reads:
+                by_root[roots.get(local, local)].add(task.phase)
+            for device, key, _ in task.writes:
+                local = device, key
+                by_root[roots.get(local, local)].add(task.target_phase)
+                if task.comm is not None:
+                    arrived[local].add(task.target_phase)
+        return cls(roots, by_root, arrived)
+
+    def of_life(self, life: Lifetime, made: int, read: int, order: StepOrder) -> tuple[int, int]:
+        """The phases in which a device makes or gets a tensor, and in which it uses it last.
+
+        A device runs the phases of its own stages alone; `made` and `read` are the phases of the
+        first and the last task of the tensor, of any device.
+        """
+        own, place, local = order.own(life.device), order.places(life.device), life.local
+        if not life.buffer and made in own and read in own and place is None:
+            return made, read
+        used = self.by_root.get(self.roots.get(local, local)) or {made}
+        if place is not None:
+            read = max({read, *used} & place.keys(), key=place.__getitem__, default=read)
+            if not life.buffer and made in own and read in own:
+                return made, read
+        begun = made
+        if life.buffer:
+            arrived = self.arrived.get(local, used)
+            begun = min((phase for phase in arrived if phase >= made), default=min(used))
+        elif made not in own:
+            begun = min(used)
+        return begun, read if read in own else max(used)
+
+
+@dataclass(frozen=True, eq=False)
+class Lives:
+    """The tensors of devices, one row each.
+
+    Attributes:
+        device: Its device.
+        nbytes: Bytes.
+        first, last: Positions of tasks at which it is held within the phase that makes it; the last
+            is before the first if it is not counted so.
+        made, read: The phases that make it and that read it last: it is held from one to the other
+            for each micro-batch. Equal if it is not held across phases.
+        always: Whether it is held throughout, as many bytes.
+    """
+
+    device: Numbers
+    nbytes: Numbers
+    first: Numbers
+    last: Numbers
+    made: Numbers
+    read: Numbers
+    always: npt.NDArray[np.bool_]
+
+    @property
+    def kept(self) -> npt.NDArray[np.bool_]:
+        """Tell which are held across phases."""
+        return self.made != self.read
+
+    def inside(self, count: int, rows: npt.NDArray[np.bool_]) -> Numbers:
+        """Bytes at each of so many positions that some rows hold within their phases."""
+        changes = np.zeros(count + 1, np.int64)
+        rows = rows & (self.first <= self.last)
+        np.add.at(changes, self.first[rows], self.nbytes[rows])
+        np.add.at(changes, self.last[rows] + 1, -self.nbytes[rows])
+        return np.cumsum(changes)[:-1]
+
+    def across(
+        self, rows: npt.NDArray[np.bool_], runs: Sequence[int]
+    ) -> tuple[Numbers, Numbers, Numbers]:
+        """What some rows hold across phases, while each of a device's phases runs, in order.
+
+        Returns:
+            The phases that make and that read each kind of tensors; (kinds, 2). Their bytes of one
+            micro-batch. And the micro-batches of which they are held; (runs, kinds).
+        """
+        rows = rows & self.kept
+        phases = np.stack((self.made[rows], self.read[rows]), 1)
+        pairs, of = np.unique(phases, axis=0, return_inverse=True)
+        nbytes = np.zeros(len(pairs), np.int64)
+        np.add.at(nbytes, of.reshape(-1), self.nbytes[rows])
+        return pairs, nbytes, held_before(runs, pairs)
+
+
+@dataclass(frozen=True, eq=False)
+class StepLives(Lives):
+    """The tensors of a schedule.
+
+    Attributes:
+        schedule: The schedule.
+        tensors: The tensor of each row; those of all micro-batches as one.
+    """
+
+    schedule: Schedule = field(repr=False)
+    tensors: Sequence[Lifetime]
+
+    @classmethod
+    def of(
+        cls, schedule: Schedule, lifetimes: Iterable[Lifetime], uses: Uses | None = None
+    ) -> StepLives:
+        """Sort lifetimes along the tasks of one micro-batch by how long they are held.
+
+        In inference the inputs of all micro-batches are there when a step begins, and its outputs
+        until it ends. In training they are small, or summed.
+        """
+        lives = tuple(lifetimes)
+        if schedule.order is None:
+            rows = [(life, life.first, life.last, 0, 0, False) for life in lives]
+        else:
+            sorting = _Sorting(schedule, schedule.order, uses or Uses.of(schedule))
+            rows = [sorting.row(life) for life in lives]
+        tensors, *columns = zip(*rows, strict=True) if rows else ((),) * 6
+        first, last, made, read, always = (np.array(column, np.int64) for column in columns)
+        device, nbytes = (
+            np.array([get(x) for x in tensors], np.int64)
+            for get in (lambda life: life.device, lambda life: life.nbytes)
+        )
+        return cls(device, nbytes, first, last, made, read, always.astype(bool), schedule, tensors)
+
+    def curves(self) -> Curves:
+        """The most bytes at each position of a task, by device.
+
+        While a phase runs, all that earlier phases keep is held.
+        """
+        count, order = len(self.schedule.tasks), self.schedule.order
+        curves = {}
+        for device in np.unique(self.device).tolist():
+            rows = self.device == device
+            curve = self.inside(count, rows)
+            if order is not None:
+                phases = [phase for phase, _ in order.runs(device)]
+                _, nbytes, held = self.across(rows, phases)
+                most = np.zeros(1 + max(phases), np.int64)
+                np.maximum.at(most, phases, held @ nbytes)
+                curve += most[self._phase_at] + self.nbytes[rows & self.always].sum()
+            curves[device] = curve
+        return curves
+
+    @cached_property
+    def _phase_at(self) -> Numbers:
+        return np.array([task.phase for task in self.schedule.tasks], np.int64)
+
+    def moments(self, device: int) -> Moments:
+        """What a device holds at each moment, without its residents and head-room."""
+        order, count = self.schedule.order, len(self.schedule.tasks)
+        own = self.device == device
+        buffer = np.array([life.buffer for life in self.tensors], np.bool_)
+        phases = [0] if order is None else [phase for phase, _ in order.runs(device)]
+        every = np.arange(count)
+        positions = [every if order is None else every[self._phase_at == p] for p in phases]
+        run = np.repeat(np.arange(len(phases)), [len(at) for at in positions])
+        position = np.concatenate(positions)
+        columns = []
+        for rows in (own & ~buffer, own & buffer):
+            _, nbytes, held = self.across(rows, phases)
+            base = held @ nbytes + self.nbytes[rows & self.always].sum()
+            columns.append(self.inside(count, rows)[position] + base[run])
+        return Moments(self, device, position, run, columns[0], columns[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Bytes of one device, as columns over its moments.
+
+    Attributes:
+        lives: The tensors of all devices.
+        device: The device.
+        position: In `Schedule.tasks`.
+        run: Index into `StepOrder.runs` of the device; 0 without stages.
+        activations: Bytes of all tensors but buffers.
+        buffers: Bytes that communications wrote.
+    """
+
+    lives: StepLives
+    device: int
+    position: Numbers
+    run: Numbers
+    activations: Numbers
+    buffers: Numbers
+
+    @property
+    def peak(self) -> int:
+        """The moment at which most is held; 0 if there is none."""
+        total = self.activations + self.buffers
+        return int(np.argmax(total)) if total.size else 0
+
+    @cached_property
+    def in_flight(self) -> Sequence[Mapping[tuple[int, int], int]]:
+        """Micro-batches of which each run holds tensors, by the phases that make and read them."""
+        order = self.lives.schedule.order
+        if order is None:
+            return ({},)
+        phases = [phase for phase, _ in order.runs(self.device)]
+        pairs, _, held = self.lives.across(self.lives.device == self.device, phases)
+        keys = [(made, read) for made, read in pairs.tolist()]
+        return tuple(dict(zip(keys, counts, strict=True)) for counts in held.tolist())
+
+    def at(self, moment: int) -> Iterator[tuple[Lifetime, int]]:
+        """The tensors held at a moment, each with its number of micro-batches."""
+        if not self.position.size:
+            return
+        lives, position = self.lives, int(self.position[moment])
+        counts = self.in_flight[int(self.run[moment])]
+        for row in np.flatnonzero(lives.device == self.device).tolist():
+            times = counts.get((int(lives.made[row]), int(lives.read[row])), 0)
+            times += lives.first[row] <= position <= lives.last[row]
+            times += lives.always[row]
+            if times:
+                yield lives.tensors[row], int(times)
+
+
+@dataclass(frozen=True)
+class _Sorting:
+    """Says how long the tensors of a step in stages are held."""
+
+    schedule: Schedule
+    order: StepOrder
+    uses: Uses
+
+    @cached_property
+    def _spans(self) -> Mapping[int, tuple[int, int]]:
+        """Positions of the first and the last task of each phase."""
+        spans: dict[int, tuple[int, int]] = {}
+        for position, task in enumerate(self.schedule.tasks):
+            spans[task.phase] = spans.get(task.phase, (position,))[0], position
+        return spans
+
+    @cached_property
+    def _summed(self) -> Collection[LocalKey]:
+        several = self.order.table.micro_batches > 1
+        return summed_tensors(self.schedule, self.uses.roots) if several else ()
+
+    @cached_property
+    def _borders(self) -> tuple[Collection[LocalKey], Collection[LocalKey]]:
+        """Parts of inputs and of outputs of all micro-batches of a step of inference."""
+        if any(a.kind is not ActionKind.FORWARD for lane in self.order.table.lanes for a in lane):
+            return (), ()
+        roots = self.uses.roots
+        given = frozenset(roots.get(local, local) for local in self.schedule.outputs)
+        return self.schedule.feeds.keys(), given
+
+    def row(self, life: Lifetime) -> tuple[Lifetime, int, int, int, int, bool]:
+        """The tensor, its first and last position, its phases, and whether it is always held."""
+        tasks, is_once = self.schedule.tasks, self.order.phases.is_once
+        count, end = self.order.table.micro_batches, self.order.phases.number(Part.REDUCE)
+        local, (fed, given) = life.local, self._borders
+        if local in fed and not life.buffer:
+            return life._replace(nbytes=life.nbytes * count), 0, -1, 0, 0, True
+        of = tasks[life.first].phase, tasks[life.last].phase
+        made, read = self.uses.of_life(life, *of, self.order)
+        begin, stop = self._spans.get(made, (0, 0))
+        begin, stop = max(life.first, begin), max(life.first, stop)
+        if not is_once(made) and local in self._summed:
+            return life, begin, stop, made, made, True
+        if made == read and local not in given:
+            return life, begin, max(begin, min(life.last, stop)), made, made, False
+        if is_once(made):
+            return life, 0, -1, made, made, True
+        if is_once(read) and local not in given and count > 1:
+            return life, begin, stop, made, made, True
+        return life, begin, stop, made, end if local in given else read, False

@@ -1,0 +1,472 @@
+"""Bytes of stages that are not planned yet: the tensors of a sharding, by the units that use them.
+
+A sharding's tasks on one mesh say which units make and use each tensor. On the devices of a stage a
+tensor is held from the first of the stage's units that use it to the last; one that another stage
+makes arrives as the pass begins that reads it first, and one that another stage reads is held to
+the end of the pass that makes it. So the tensors of any stretches are columns of `Lives`, as the
+referee has them of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from partitioner.cost_model.memory.lifetimes import (
+    HEADROOM_PERCENT,
+    Lifetime,
+    exact_lifetimes,
+    operands_in_flight,
+    roots_of,
+    summed_tensors,
+)
+from partitioner.cost_model.memory.lives import Lives, Numbers
+from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.cost_model.schedule.tasks import LocalKey, Task
+from partitioner.ir.graph import Graph
+from partitioner.ir.phases import Part, Phases, RunOrder
+from partitioner.ir.pipeline import held_before
+
+Floats = npt.NDArray[np.float64]
+
+#: Bytes that are reserved for one byte of a tensor.
+RESERVED = HEADROOM_PERCENT / 100
+_PARTS = tuple(Part)
+_END = -1  #: In place of a position: the end of the pass.
+#: Uses that count always, if the other unit is of the same stages, if it is not, and if no stage
+#: beside begins with it either.
+_ALWAYS, _WITH, _WITHOUT, _FAR = range(4)
+
+
+class Span(IntEnum):
+    """The passes between which a stage keeps a tensor of a micro-batch.
+
+    Where backward passes are not split, all that the forward pass leaves is `TO_INPUT`.
+    """
+
+    TO_INPUT = 0  #: From the forward pass to that of input gradients.
+    TO_WEIGHT = 1  #: From the forward pass to that of weight gradients.
+    BETWEEN = 2  #: From input gradients to weight gradients.
+
+
+_SPANS = (
+    (Part.FORWARD, Part.BACKWARD),
+    (Part.FORWARD, Part.WEIGHT),
+    (Part.BACKWARD, Part.WEIGHT),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class LaneRuns:
+    """What a lane runs, as moments: of two of one pass, one that holds no more is left out.
+
+    Attributes:
+        stages: The stages of the lane, ascending.
+        phases: Phases of these stages, numbered among themselves.
+        running: The phase of each moment; (moments,).
+        held: Micro-batches by moment and by the phases that make and that free a tensor, with the
+            one that runs; (moments, phases, phases).
+        turns: The mean turn of each phase.
+    """
+
+    stages: tuple[int, ...]
+    phases: Phases
+    running: Numbers
+    held: Numbers
+    turns: tuple[float, ...]
+
+    @classmethod
+    def of(cls, order: RunOrder, lane: int) -> LaneRuns:
+        """The runs of a lane, whose number is that of its only device."""
+        stages = tuple(stage for stage, of in enumerate(order.table.lane_of) if of == lane)
+        phases = Phases(len(stages), order.phases.splits)
+        runs = []
+        for part, stage in (order.phases.of(phase) for phase, _ in order.runs(lane)):
+            runs.append(phases.number(part, stages.index(stage) if stage in stages else 0))
+        size = 1 + phases.number(Part.REDUCE)
+        pairs = np.indices((size, size)).reshape(2, -1).T
+        running = np.array(runs)
+        occurs = np.isin(pairs, runs).all(axis=1) & (pairs[:, 0] < pairs[:, 1])
+        occurs &= (pairs[:, 0] > 0) & (pairs[:, 0] < phases.number(Part.DELIVER))
+        if order.table.trains and order.table.micro_batches > 1:  # what the end of a step reads
+            occurs &= pairs[:, 1] < phases.number(Part.DELIVER)  # is held throughout, as one sum
+        held = (held_before(runs, pairs) + (running[:, None] == pairs[:, 0])) * occurs
+        moments = np.unique(np.insert(held, 0, running, axis=1), axis=0)
+        best: list[Numbers] = []
+        for moment in moments[np.argsort(-moments[:, 1:].sum(axis=1), kind="stable")]:
+            if not any(m[0] == moment[0] and (m >= moment).all() for m in best):
+                best.append(moment)
+        some = np.array(best)
+        turns = np.zeros(size)
+        np.add.at(
+            turns, running, np.arange(len(runs)) / np.bincount(running, minlength=size)[running]
+        )
+        return cls(
+            stages, phases, some[:, 0], some[:, 1:].reshape(-1, size, size), tuple(turns.tolist())
+        )
+
+    @cached_property
+    def spans(self) -> Numbers:
+        """Micro-batches by moment, stage and `Span`; (moments, stages, 3)."""
+        number = self.phases.number
+        pairs = [
+            [(number(made, stage), number(read, stage)) for made, read in _SPANS]
+            for stage in range(len(self.stages))
+        ]
+        made, read = np.array(pairs).transpose(2, 0, 1)
+        return np.asarray(self.held[:, made, read])
+
+    def kept(self, nbytes: Floats) -> Floats:
+        """Bytes that are kept at each moment, with head-room.
+
+        Args:
+            nbytes: Of one micro-batch, by stage of the lane and `Span`.
+        """
+        return np.asarray(RESERVED * np.einsum("msk,sk->m", self.spans, nbytes))
+
+
+@dataclass(frozen=True, eq=False)
+class LaneBytes:
+    """Bytes of the devices of a lane.
+
+    Attributes:
+        resident: Stored values; (devices,).
+        always: Tensors that are held throughout, without head-room; (devices,).
+        most: Most within each phase beside what it keeps, without head-room; (devices, phases).
+        kept: Of one micro-batch by the phases that make and free them; (devices, phases, phases).
+    """
+
+    resident: Numbers
+    always: Numbers
+    most: Numbers
+    kept: Numbers
+
+    def at(self, runs: LaneRuns) -> Floats:
+        """Bytes at each moment, with head-room, of the device that holds most."""
+        activations = np.einsum("mpq,dpq->md", runs.held, self.kept) + self.always
+        activations += self.most[:, runs.running].T
+        return np.asarray((self.resident + RESERVED * activations).max(axis=1))
+
+    def beside(self, other: LaneBytes) -> LaneBytes:
+        """These bytes, with what phases hold at most of two."""
+        return replace(self, most=np.maximum(self.most, other.most))
+
+
+@dataclass(frozen=True, eq=False)
+class StageLives:
+    """The tensors of a sharding on one mesh.
+
+    Attributes:
+        splits: Whether backward passes are split.
+        micro_batches: Micro-batches of a step.
+        tensors: The tensors.
+        columns: Of each tensor its device's row, bytes, the unit that makes it (-1 for inputs),
+            whether it is an input or an output of inference, or a sum of gradients, and the bytes
+            that it takes where it is stored; (7, tensors).
+        uses: Of each use its unit, tensor, position, part of the step, another unit, and how it
+            counts; by unit, (6, uses).
+        devices: Number of rows of devices.
+        units: Number of units.
+        positions: Number of tasks.
+    """
+
+    splits: bool
+    micro_batches: int
+    tensors: tuple[Lifetime, ...]
+    columns: Numbers
+    uses: Numbers
+    devices: int
+    units: int
+    positions: int
+    _known: dict[object, LaneBytes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: Graph, unit_of: Mapping[str, int], tasks: Schedule) -> StageLives:
+        """The tensors of the tasks of a step of micro-batches on one mesh.
+
+        Args:
+            graph: The graph of a micro-batch.
+            unit_of: The unit that each node goes with.
+            tasks: The tasks, whose order has one stage.
+        """
+        order = tasks.order
+        assert order is not None
+        reading = _Reading(graph, unit_of, tasks)
+        row = {device: index for index, device in enumerate(tasks.devices)}
+        tensors = tuple(life for life in reading.tensors if life.device in row)
+        summed = reading.summed if order.table.micro_batches > 1 else frozenset()
+        trains = order.table.trains
+        columns = [
+            (
+                row[life.device],
+                life.nbytes,
+                reading.maker(life),
+                not trains and life.local in tasks.feeds and not life.buffer,
+                not trains and life.local in reading.outputs,
+                life.local in summed,
+                tasks.residents.get(life.local, 0),
+            )
+            for life in tensors
+        ]
+        number = {life: index for index, life in enumerate(tensors)}
+        uses = sorted(
+            (use[0], number[life], *use[1:]) for life, use in reading.uses() if life in number
+        )
+        return cls(
+            order.phases.splits,
+            order.table.micro_batches,
+            tensors,
+            np.array(columns, np.int64).reshape(-1, 7).T,
+            np.array(uses, np.int64).reshape(-1, 6).T,
+            len(row),
+            1 + max(unit_of.values(), default=-1),
+            len(tasks.tasks),
+        )
+
+    @cached_property
+    def _begins(self) -> Numbers:
+        """The first use of each unit, and the number of uses behind the last."""
+        return np.searchsorted(self.uses[0], np.arange(self.units + 1))
+
+    def lane(self, runs: LaneRuns, bounds: Sequence[tuple[int, int]]) -> LaneBytes:
+        """The bytes of a lane.
+
+        Args:
+            runs: What it runs.
+            bounds: The stretch of units of each stage of all lanes.
+        """
+        own = tuple(bounds[stage] for stage in runs.stages)
+        key = own, runs.turns if len(own) > 1 else ()
+        if key not in self._known:
+            lives, rows = self.lives(own, runs.phases, runs.turns)
+            stored = self._stored(rows, own)
+            self._known[key] = self._summed_up(lives, stored, 1 + runs.phases.number(Part.REDUCE))
+        return self._known[key]
+
+    def lives(
+        self, own: Sequence[tuple[int, int]], phases: Phases, turns: Sequence[float]
+    ) -> tuple[Lives, Numbers]:
+        """The tensors of the devices that run some stretches as stages, and their numbers.
+
+        Positions are those of the tasks, each phase's behind the one before. A stage that no other
+        waits for computes all its gradients as weight gradients if backward passes are split.
+
+        Args:
+            own: The stretch of each stage.
+            phases: The phases of these stages.
+            turns: The mean turn of each phase.
+        """
+        spans = [slice(self._begins[start], self._begins[stop]) for start, stop in own]
+        unit, tensor, at, part, other, how = np.concatenate([self.uses[:, s] for s in spans], 1)
+        number = np.array(
+            [[phases.number(part, stage) for part in _PARTS] for stage in range(len(own))]
+        )
+        if self.splits:
+            part_of = _PARTS.index
+            for stage, (start, _) in enumerate(own):
+                if start == 0:
+                    number[stage, part_of(Part.BACKWARD)] = number[stage, part_of(Part.WEIGHT)]
+        stage, beside = np.zeros(len(unit), np.int64), np.zeros(len(unit), np.bool_)
+        for index, (start, stop) in enumerate(own):
+            of = (unit >= start) & (unit < stop)
+            stage[of], beside[of] = index, (other[of] == stop) | (other[of] == start - 1)
+        counts = (how == _ALWAYS) | ((how == _WITH) == _is_in(other, own))
+        counts &= (how != _FAR) | ~beside
+        tensor, at = tensor[counts], at[counts]
+        phase = number[stage[counts], part[counts]]
+        size = 1 + phases.number(Part.REDUCE)
+        begins, ends = np.full(size, self.positions), np.zeros(size, np.int64)
+        known = at != _END
+        np.minimum.at(begins, phase[known], at[known])
+        np.maximum.at(ends, phase[known], at[known])
+        at = np.where(known, at, ends[phase]) + phase * self.positions
+        begins, ends = (n + np.arange(size) * self.positions for n in (begins, ends))
+        order = np.argsort(tensor, kind="stable")
+        rows, first_use = np.unique(tensor[order], return_index=True)
+        if not len(rows):
+            none = np.zeros(0, np.int64)
+            return Lives(none, none, none, none, none, none, none.astype(bool)), none
+        device, nbytes, maker, fed, given, summed, stored = self.columns[:, rows]
+        first, last = (f.reduceat(at[order], first_use) for f in (np.minimum, np.maximum))
+        made, ranks = first // self.positions, np.argsort(np.argsort(turns))
+        of_rank = np.argsort(turns)
+        read = phase if len(own) == 1 else ranks[phase]
+        read = np.maximum.reduceat(read[order], first_use)
+        read = read if len(own) == 1 else of_rank[read]
+        is_made = _is_in(maker, own)
+        nbytes = np.where((stored > 0) & (is_made | (maker < 0)), 0, nbytes)
+        first = np.where(is_made | (maker < 0), first, begins[made])
+        given = (given == 1) & is_made
+        end, once = size - 1, np.array([phases.is_once(phase) for phase in range(size)])
+        sent = (stored > 0) & ~is_made  # once a step, to other stages
+        joined = once[read] & ~given & (self.micro_batches > 1) & (made != read)
+        always = (
+            (fed == 1) | (summed == 1) & ~once[made] | (once[made] & (made != read)) | joined | sent
+        )
+        kept = ~always & ((made != read) | given)
+        last = np.where(always | kept, ends[made], last)
+        last = np.where((fed == 1) | sent | (once[made] & always), -1, last)
+        nbytes = np.where(fed == 1, self.micro_batches * nbytes, nbytes)
+        read = np.where(kept, np.where(given, end, read), made)
+        return Lives(device, nbytes, first, last, made, read, always), rows
+
+    def _stored(self, rows: Numbers, own: Sequence[tuple[int, int]]) -> Numbers:
+        """Bytes that devices store of some tensors; (devices,).
+
+        A constant is stored by all stages that read it, another value by the one that makes it.
+        """
+        stored = np.zeros(self.devices, np.int64)
+        rows = rows[_is_in(self.columns[2, rows], own) | (self.columns[2, rows] < 0)]
+        np.add.at(stored, self.columns[0, rows], self.columns[6, rows])
+        return stored
+
+    def _summed_up(self, lives: Lives, stored: Numbers, size: int) -> LaneBytes:
+        devices = self.devices
+        always, most = np.zeros(devices, np.int64), np.zeros((devices, size), np.int64)
+        kept = np.zeros((devices, size, size), np.int64)
+        np.add.at(always, lives.device[lives.always], lives.nbytes[lives.always])
+        of = lives.kept
+        np.add.at(kept, (lives.device[of], lives.made[of], lives.read[of]), lives.nbytes[of])
+        for device in range(devices):
+            rows = (lives.device == device) & (lives.first <= lives.last)
+            changes = np.concatenate((lives.nbytes[rows], -lives.nbytes[rows]))
+            keys = np.concatenate((2 * lives.first[rows] + 1, 2 * lives.last[rows] + 2))
+            order = np.argsort(keys, kind="stable")
+            held = np.cumsum(changes[order])
+            np.maximum.at(most[device], np.tile(lives.made[rows], 2)[order], held)
+        return LaneBytes(stored, always, most - kept.sum(axis=2), kept)
+
+    @cached_property
+    def _of_one(self) -> tuple[Lives, Numbers]:
+        """The tensors of all units as one stage, of which none is the lowest."""
+        whole, phases = ((0, self.units),), Phases(1, self.splits)
+        return replace(self, splits=False).lives(whole, phases, ())
+
+    @cached_property
+    def kept_bytes(self) -> Mapping[str, Numbers]:
+        """Bytes of each value that one stage of all units keeps, of the fullest device, by span."""
+        (lives, rows), phases = self._of_one, Phases(1, self.splits)
+        spans = {tuple(map(phases.number, pair)): span for span, pair in enumerate(_SPANS)}
+        sizes: dict[str, Numbers] = {}
+        for index in np.flatnonzero(lives.kept).tolist():
+            span = spans.get((int(lives.made[index]), int(lives.read[index])))
+            value = self.tensors[rows[index]].value
+            if span is not None:
+                own = sizes.setdefault(value, np.zeros((self.devices, len(Span)), np.int64))
+                own[lives.device[index], span] += lives.nbytes[index]
+        return {value: own.max(axis=0) for value, own in sizes.items()}
+
+    @cached_property
+    def sums(self) -> tuple[Floats, Floats]:
+        """Bytes at rest before each unit, with head-room, and those that are kept, without it.
+
+        As if each tensor were of one unit: that which makes it or, if it is kept, reads it last.
+        Each shape is (units + 1,).
+        """
+        (lives, rows), shape = self._of_one, (self.devices, self.units)
+        unit, tensor = self.uses[:2, np.argsort(self.uses[2], kind="stable")]
+        last = np.zeros(len(self.tensors), np.int64)
+        last[tensor] = unit
+        rest, kept = np.zeros(shape), np.zeros(shape)
+        of = lives.always
+        maker = np.maximum(self.columns[2, rows[of]], 0)
+        np.add.at(rest, (lives.device[of], maker), RESERVED * lives.nbytes[of])
+        of = lives.kept
+        np.add.at(kept, (lives.device[of], last[rows[of]]), lives.nbytes[of])
+        maker = np.maximum(self.columns[2], 0)
+        np.add.at(rest, (self.columns[0], maker), self.columns[6])
+        before = [np.insert(np.cumsum(each.max(axis=0)), 0, 0.0) for each in (rest, kept)]
+        return before[0], before[1]
+
+
+def _is_in(units: Numbers, own: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+    """Test whether units are of some stretches."""
+    return np.asarray(np.logical_or.reduce([(units >= a) & (units < b) for a, b in own]))
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Reads which units use the tensors of the tasks on one mesh."""
+
+    graph: Graph
+    unit_of: Mapping[str, int]
+    tasks: Schedule
+
+    @cached_property
+    def _roots(self) -> Mapping[LocalKey, LocalKey]:
+        return roots_of(self.tasks)
+
+    @cached_property
+    def tensors(self) -> tuple[Lifetime, ...]:
+        """The tensors, each once; of stored ones, what they take where they are not stored."""
+        residents, types = self.tasks.residents, self.graph.types
+        lives = dict.fromkeys(exact_lifetimes(self.tasks, self._roots))
+        made = {life.local for life in lives}
+        constants = (Lifetime(*x, 0, 0, -1) for x in residents if x not in made)
+        return tuple(
+            life._replace(nbytes=life.key[1].local_bytes(types[life.value].dtype)[life.device])
+            if life.local in residents
+            else life
+            for life in (*lives, *constants)
+        )
+
+    @cached_property
+    def summed(self) -> frozenset[LocalKey]:
+        """The sums of gradients over micro-batches."""
+        return summed_tensors(self.tasks, self._roots)
+
+    @cached_property
+    def outputs(self) -> frozenset[LocalKey]:
+        """The tensors of graph outputs."""
+        return frozenset(self._roots.get(local, local) for local in self.tasks.outputs)
+
+    def maker(self, life: Lifetime) -> int:
+        """The unit that makes a tensor; -1 for an input or a constant."""
+        node = self.graph.producers.get(life.value)
+        return -1 if node is None or life.last < 0 else self.unit_of[node.name]
+
+    def _unit(self, task: Task) -> int:
+        """The unit of a task; -1 for another name of a tensor."""
+        name = task.name if task.placed is not None else "" if task.comm is None else task.comm.why
+        return self.unit_of.get(name, -1)
+
+    def uses(self) -> Iterator[tuple[Lifetime, tuple[int, int, int, int, int]]]:
+        """Each use: its unit, position and part of the step, another unit, and how it counts."""
+        tasks, order = self.tasks.tasks, self.tasks.order
+        assert order is not None
+        parts = {p: _PARTS.index(order.phases.of(p)[0]) for p in {task.phase for task in tasks}}
+        alone: dict[LocalKey, Lifetime | None] = {}
+        for life in self.tensors:  # those in buckets have several
+            alone[life.local] = None if life.local in alone else life
+        for life in (life for life in self.tensors if life.last >= 0):
+            maker, end = self.maker(life), tasks[life.last]
+            unit, part = self._unit(tasks[life.first]), parts[tasks[life.first].phase]
+            yield life, (unit, life.first, part, unit, _ALWAYS)
+            yield life, (self._unit(end), life.last, parts[end.phase], maker, _WITH)
+            if life.local in self.outputs and order.phases.is_once(end.phase):
+                yield life, (maker, life.last, parts[end.phase], maker, _ALWAYS)
+        first: dict[tuple[int, int], str] = {}  # node that runs first of a unit's part
+        for at, task in enumerate(tasks):
+            unit, part = self._unit(task), parts[task.phase]
+            name = task.name if task.comm is None else task.comm.why
+            is_first = unit >= 0 and first.setdefault((unit, part), name) == name
+            for local in task.reads:
+                read = alone.get(self._roots.get(local, local))
+                if read is None or unit < 0:
+                    continue
+                maker, home = self.maker(read), tasks[read.first]
+                apart = unit != maker and maker >= 0
+                how = _WITH if task.comm is not None and apart else _ALWAYS
+                yield read, (unit, at, part, maker, how)
+                if apart and home.placed is not None:  # it is sent, if not to the same devices
+                    how = _FAR if is_first else _WITHOUT
+                    yield read, (maker, _END, parts[home.phase], unit, how)
+        for local, until in operands_in_flight(self.tasks, self._roots):
+            if (sent := alone.get(local)) is not None:
+                unit, part = self._unit(tasks[until]), parts[tasks[until].phase]
+                yield sent, (unit, until, part, self.maker(sent), _WITH)

@@ -226,7 +226,7 @@ def test_exchange_ends_near_the_best_plan(seed: int) -> None:
     assert best[1] - 1e-9 <= progress.cost <= 1.02 * best[1]
 
 
-@pytest.mark.parametrize("seed", (0, 1))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_exchange_splits_in_parts_where_tables_are_too_large(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class StreamClock(Clock):
         synchronize: Waits until the stream is empty.
     """
 
-    event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True)
+    event: Callable[[], Any] = partial(torch.cuda.Event, enable_timing=True)
     synchronize: Callable[[], object] = torch.cuda.synchronize
     _origin_s: float = 0.0
 

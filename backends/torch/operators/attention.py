@@ -158,8 +158,9 @@ def _backward(
 )
 def attention_backward(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
     """Gradients of query, key and value."""
-    *operands, out, logsumexp, is_causal, scale = call
-    return _backward(_Attention(*operands, is_causal, scale), grad, out, logsumexp, is_whole=True)
+    query, key, value, mask, out, logsumexp, is_causal, scale = call
+    whole = _Attention(query, key, value, mask, is_causal, scale)
+    return _backward(whole, grad, out, logsumexp, is_whole=True)
 
 
 @operator(
@@ -171,8 +172,8 @@ def attention_backward(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
 )
 def attention_mask_backward(grad: Tensor, *call: Any) -> Tensor:
     """Gradient of a mask of numbers (a learned bias)."""
-    *operands, mask, out, logsumexp, scale = call
-    whole = _Attention(*operands, mask, False, scale)
+    query, key, value, mask, out, logsumexp, scale = call
+    whole = _Attention(query, key, value, mask, False, scale)
     _, slope = whole.slope(grad, out, logsumexp, is_whole=True)
     return slope.flatten(1, 2).sum_to_size(mask.shape).to(mask.dtype)
 
@@ -289,8 +290,9 @@ def _part_backward(
 )
 def attention_part(*call: Any) -> tuple[Tensor, Tensor]:
     """(result, log-sum-exp) of causal attention over these rows and columns of a whole one."""
-    *operands, scale, rows, columns = call
-    out, logsumexp = _part(_Attention(*operands, False, scale), _blocks(rows, columns))
+    query, key, value, mask, scale, rows, columns = call
+    whole = _Attention(query, key, value, mask, False, scale)
+    out, logsumexp = _part(whole, _blocks(rows, columns))
     return out, logsumexp.copy_(_closed(logsumexp))
 
 
@@ -301,8 +303,8 @@ def attention_part(*call: Any) -> tuple[Tensor, Tensor]:
 )
 def attention_part_backward(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
     """Shares of these rows and columns in the gradients of query, key and value."""
-    *operands, out, logsumexp, scale, rows, columns = call
-    whole = _Attention(*operands, False, scale)
+    query, key, value, mask, out, logsumexp, scale, rows, columns = call
+    whole = _Attention(query, key, value, mask, False, scale)
     return _part_backward(whole, _blocks(rows, columns), grad, out, logsumexp)
 
 
@@ -421,9 +423,10 @@ def attention_step(*call: Any) -> tuple[Tensor, Tensor]:
 
 def _step(call: Sequence[Any]) -> tuple[_Attention, Iterator[_Block]]:
     """A step of a ring, without what is saved of it, as an attention and its blocks."""
-    query, key, value, mask, is_causal, scale, *ring = call
-    mask = _in_order(_raised(mask), key.shape[2], *ring)
-    return _Attention(query, key, value, mask, False, scale), _step_blocks(*ring, is_causal)
+    query, key, value, mask, is_causal, scale, intervals, counts, step = call
+    mask = _in_order(_raised(mask), key.shape[2], intervals, counts, step)
+    whole = _Attention(query, key, value, mask, False, scale)
+    return whole, _step_blocks(intervals, counts, step, is_causal)
 
 
 @operator(

@@ -18,28 +18,18 @@ from partitioner.ir.types import TensorType
 
 @dataclass(frozen=True)
 class Origin:
-    """The plan and weights that rank files were made from: a reader sees if they are outdated.
+    """The plan and weights that rank files were made from: a reader sees if they are outdated."""
 
-    Attributes:
-        plan: `Plan.digest` of the plan; "" for programs that are of no stored plan.
-        weights: `Graph.weights_digest` of the model; "" likewise.
-    """
-
-    plan: str = ""
-    weights: str = ""
+    plan: str = ""  #: `Plan.digest` of the plan; "" for programs that are of no stored plan.
+    weights: str = ""  #: `Graph.weights_digest` of the model; "" likewise.
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The micro-batches of a request.
+    """The micro-batches of a request."""
 
-    Attributes:
-        parts: Their parts of the request.
-        order: The order in which ranks run their phases.
-    """
-
-    parts: BatchParts
-    order: RunOrder
+    parts: BatchParts  #: Their parts of the request.
+    order: RunOrder  #: The order in which ranks run their phases.
 
     def regions(self, name: str) -> tuple[Region | None, ...]:
         """The part of each micro-batch in a whole input or output; one None if they share it."""
@@ -48,33 +38,22 @@ class Batch:
 
 @dataclass(frozen=True)
 class Header:
-    """A rank file's description.
-
-    Attributes:
-        rank: The rank.
-        ranks: Number of ranks.
-        programs: Digest of what all ranks exchange; the files of one folder have the same.
-        origin: The plan and weights behind the files; the same in all of a folder.
-        comms: Number of communications in the file (local slices are ordinary nodes).
-        inputs: Part of a whole input by local value; of a request in micro-batches, the part in
-            that of a micro-batch.
-        outputs: Parts of whole outputs that this rank delivers; likewise.
-        whole_inputs: Types of the model's inputs.
-        whole_outputs: Types of the model's outputs.
-        batch: The micro-batches that a request runs in; None if it runs as a whole.
-        bounded: The model's outputs whose sizes depend on data: those of their types are bounds.
-    """
+    """A rank file's description."""
 
     rank: int
-    ranks: int
-    programs: str
-    origin: Origin
-    comms: int
+    ranks: int  #: Number of ranks.
+    programs: str  #: Digest of what all ranks exchange; the files of one folder have the same.
+    origin: Origin  #: The plan and weights behind the files; the same in all of a folder.
+    comms: int  #: Number of communications in the file (local slices are ordinary nodes).
+    #: Part of a whole input by local value; of a request in micro-batches, the part in that of a
+    #: micro-batch.
     inputs: Mapping[str, Part]
-    outputs: tuple[Output, ...]
-    whole_inputs: Mapping[str, TensorType]
-    whole_outputs: Mapping[str, TensorType]
+    outputs: tuple[Output, ...]  #: Parts of whole outputs that this rank delivers; likewise.
+    whole_inputs: Mapping[str, TensorType]  #: Types of the model's inputs.
+    whole_outputs: Mapping[str, TensorType]  #: Types of the model's outputs.
+    #: The micro-batches that a request runs in; None if it runs as a whole.
     batch: Batch | None = None
+    #: The model's outputs whose sizes depend on data: those of their types are bounds.
     bounded: frozenset[str] = frozenset()
 
     def run_type(self, name: str) -> TensorType:

@@ -31,17 +31,11 @@ _WATCH_S = 0.2
 
 
 class LocalRun(NamedTuple):
-    """The results of a run.
+    """The results of a run."""
 
-    Attributes:
-        outputs: Whole outputs of the last request, by name.
-        seconds: Measured, of all requests together, after one request to warm up.
-        logs: What each rank recorded; none if nothing was recorded.
-    """
-
-    outputs: dict[str, np.ndarray]
-    seconds: float
-    logs: tuple[RankLog, ...] = ()
+    outputs: dict[str, np.ndarray]  #: Whole outputs of the last request, by name.
+    seconds: float  #: Measured, of all requests together, after one request to warm up.
+    logs: tuple[RankLog, ...] = ()  #: What each rank recorded; none if nothing was recorded.
 
 
 def run_job(

@@ -28,26 +28,18 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Event:
-    """A span of time in which a rank was busy with one thing.
+    """A span of time in which a rank was busy with one thing."""
 
-    Attributes:
-        nodes: The plan's nodes that one kernel computed, several if it is fused; none of a
-            communication, and of a kernel that no node asked for.
-        comms: Positions in the global order of the communications that went together.
-        label: Name of the kernel or collective in its runtime.
-        role: The rank's part.
-        begin_s: Seconds on the ranks' clock.
-        end_s: The same of the end.
-        micro_batch: In stages, the micro-batch that it is of.
-    """
-
+    #: The plan's nodes that one kernel computed, several if it is fused; none of a communication,
+    #: and of a kernel that no node asked for.
     nodes: tuple[str, ...]
+    #: Positions in the global order of the communications that went together.
     comms: tuple[int, ...]
-    label: str
-    role: Role
-    begin_s: float
-    end_s: float
-    micro_batch: int = 0
+    label: str  #: Name of the kernel or collective in its runtime.
+    role: Role  #: The rank's part.
+    begin_s: float  #: Seconds on the ranks' clock.
+    end_s: float  #: The same of the end.
+    micro_batch: int = 0  #: In stages, the micro-batch that it is of.
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Event:
@@ -71,22 +63,14 @@ class Step:
 
 @dataclass(frozen=True)
 class RankLog:
-    """The records of one rank.
+    """The records of one rank."""
 
-    Attributes:
-        backend: Name of the runtime, with its version: "onnxruntime 1.31.0".
-        threads: Threads of one operator.
-        steps: The recorded steps.
-        unrecorded_s: Seconds of steps of the slowest rank without any recording.
-        peak_bytes: Most bytes that the rank held; None if they were not measured.
-        gpu: Name of the GPU that it ran on, as the driver reports it; "" for the processor.
-    """
-
-    backend: str
-    threads: int
-    steps: tuple[Step, ...]
-    unrecorded_s: tuple[float, ...]
-    peak_bytes: int | None
+    backend: str  #: Name of the runtime, with its version: "onnxruntime 1.31.0".
+    threads: int  #: Threads of one operator.
+    steps: tuple[Step, ...]  #: The recorded steps.
+    unrecorded_s: tuple[float, ...]  #: Seconds of steps of the slowest rank without any recording.
+    peak_bytes: int | None  #: Most bytes that the rank held; None if they were not measured.
+    #: Name of the GPU that it ran on, as the driver reports it; "" for the processor.
     gpu: str = ""
 
     def save(self, path: Path) -> None:
@@ -120,25 +104,17 @@ class RankLog:
 
 @dataclass(frozen=True)
 class MeasuredTask:
-    """A task on one rank, over all recorded steps; in stages, of all micro-batches together.
+    """A task on one rank, over all recorded steps; in stages, of all micro-batches together."""
 
-    Attributes:
-        nodes: As of an `Event`.
-        comms: As of an `Event`.
-        label: As of an `Event`.
-        start_s: Median of the start of its longest event, from the begin of the step; the waiting
-            comes first.
-        seconds: Median of its busy seconds, without the waiting for other ranks.
-        waited_s: Median of the seconds in which it waited for other ranks to begin.
-        spread: Half the distance of the quartiles of `seconds`, as a share of the median.
-    """
-
-    nodes: tuple[str, ...]
-    comms: tuple[int, ...]
-    label: str
+    nodes: tuple[str, ...]  #: As of an `Event`.
+    comms: tuple[int, ...]  #: As of an `Event`.
+    label: str  #: As of an `Event`.
+    #: Median of the start of its longest event, from the begin of the step; the waiting comes
+    #: first.
     start_s: float
-    seconds: float
-    waited_s: float = 0.0
+    seconds: float  #: Median of its busy seconds, without the waiting for other ranks.
+    waited_s: float = 0.0  #: Median of the seconds in which it waited for other ranks to begin.
+    #: Half the distance of the quartiles of `seconds`, as a share of the median.
     spread: float = 0.0
 
 
@@ -183,19 +159,12 @@ def measured_ranks(logs: Sequence[RankLog]) -> tuple[MeasuredRank, ...]:
 
 @dataclass(frozen=True)
 class _Run:
-    """A task in one step.
+    """A task in one step."""
 
-    Attributes:
-        start_s: Start of its longest event.
-        longest_s: Seconds of that event.
-        seconds: Of all its events, without the waiting.
-        waited_s: Of the waiting.
-    """
-
-    start_s: float
-    longest_s: float
-    seconds: float
-    waited_s: float
+    start_s: float  #: Start of its longest event.
+    longest_s: float  #: Seconds of that event.
+    seconds: float  #: Of all its events, without the waiting.
+    waited_s: float  #: Of the waiting.
 
 
 #: Communications that go together, of a micro-batch.

@@ -31,17 +31,11 @@ _ResultT = TypeVar("_ResultT")
 
 @dataclass(frozen=True)
 class Start:
-    """The start of the ranks that torchrun began: if one fails, all of them hear why.
+    """The start of the ranks that torchrun began: if one fails, all of them hear why."""
 
-    Attributes:
-        rank: This process's.
-        ranks: Number of ranks.
-        store: The store that the ranks share.
-    """
-
-    rank: int
-    ranks: int
-    store: Any
+    rank: int  #: This process's.
+    ranks: int  #: Number of ranks.
+    store: Any  #: The store that the ranks share.
 
     @classmethod
     def of_environment(cls) -> Start:
@@ -120,19 +114,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of a run.
+    """The groups of a run."""
 
-    Attributes:
-        control: All ranks, on gloo: for small Python objects.
-        up: All ranks: point-to-point data to higher ranks for a later round.
-        down: The same to lower ranks. Two groups, because on NCCL a send waits in one queue with
-            receives from the same rank, and two ranks that both send first would wait for ever.
-        of: Groups of the ranks that take part in a communication, by those ranks.
-    """
-
-    control: Group
-    up: Group
+    control: Group  #: All ranks, on gloo: for small Python objects.
+    up: Group  #: All ranks: point-to-point data to higher ranks for a later round.
+    #: The same to lower ranks. Two groups, because on NCCL a send waits in one queue with receives
+    #: from the same rank, and two ranks that both send first would wait for ever.
     down: Group
+    #: Groups of the ranks that take part in a communication, by those ranks.
     of: Mapping[tuple[int, ...], Group]
 
     def mail(self, source: int, target: int) -> Group:

@@ -88,19 +88,13 @@ def say(line: str) -> None:
 
 @dataclass
 class Lookout:
-    """Looks at the processes of ranks, and names those that do not run.
+    """Looks at the processes of ranks, and names those that do not run."""
 
-    Attributes:
-        processes: Number and start of the process of each rank that can be seen.
-        step: Gives the number of the step that ranks wait in.
-        say: Prints a line.
-        clock: Tells the time, in seconds.
-    """
-
+    #: Number and start of the process of each rank that can be seen.
     processes: Mapping[int, tuple[int, str]]
-    step: Callable[[], int]
-    say: Callable[[str], None] = say
-    clock: Callable[[], float] = time.monotonic
+    step: Callable[[], int]  #: Gives the number of the step that ranks wait in.
+    say: Callable[[str], None] = say  #: Prints a line.
+    clock: Callable[[], float] = time.monotonic  #: Tells the time, in seconds.
     _since: dict[int, tuple[str, float]] = field(default_factory=dict)
     _named: set[int] = field(default_factory=set)
 

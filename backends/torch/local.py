@@ -133,22 +133,14 @@ def needs_values(files: Sequence[RankFile]) -> bool:
 
 @dataclass(frozen=True)
 class RankSteps:
-    """The steps of a rank, whose graphs are in the files of its phases.
+    """The steps of a rank, whose graphs are in the files of its phases."""
 
-    Attributes:
-        phases: Its phases.
-        runs: (phase, micro-batch) in order.
-        start: The values that a step begins with.
-        shown: Local names of the results to return, by name.
-        updates: In training, its parameters.
-        last: The phases of the last micro-batch, if it is smaller than the others.
-    """
-
-    phases: RankPhases
-    runs: Sequence[tuple[int, int]]
-    start: StepStart
-    shown: Mapping[str, str]
-    updates: Sequence[Update] = ()
+    phases: RankPhases  #: Its phases.
+    runs: Sequence[tuple[int, int]]  #: (phase, micro-batch) in order.
+    start: StepStart  #: The values that a step begins with.
+    shown: Mapping[str, str]  #: Local names of the results to return, by name.
+    updates: Sequence[Update] = ()  #: In training, its parameters.
+    #: The phases of the last micro-batch, if it is smaller than the others.
     last: RankPhases | None = None
 
     def to_send(self) -> RankSteps:
@@ -184,38 +176,24 @@ def _without_graphs(phases: RankPhases, *, last: bool = False) -> RankPhases:
 
 @dataclass(frozen=True)
 class StepFiles:
-    """Rank files of a module, and what they need for a step beside what they hold.
+    """Rank files of a module, and what they need for a step beside what they hold."""
 
-    Attributes:
-        directory: Folder of the files, from the root.
-        ranks: The steps of each rank.
-        links: The pairs of phases and ranks between which messages pass.
-        groups: The ranks of each process group that a phase names.
-        optimizer: In training, one of `optimizers.OPTIMIZERS`.
-        device: Type of the device that each rank runs on, "cpu" or "cuda".
-    """
-
-    directory: Path
-    ranks: Sequence[RankSteps]
-    links: Sequence[Link]
-    groups: Sequence[tuple[int, ...]]
-    optimizer: str = ""
-    device: str = "cpu"
+    directory: Path  #: Folder of the files, from the root.
+    ranks: Sequence[RankSteps]  #: The steps of each rank.
+    links: Sequence[Link]  #: The pairs of phases and ranks between which messages pass.
+    groups: Sequence[tuple[int, ...]]  #: The ranks of each process group that a phase names.
+    optimizer: str = ""  #: In training, one of `optimizers.OPTIMIZERS`.
+    device: str = "cpu"  #: Type of the device that each rank runs on, "cpu" or "cuda".
 
 
 class StepRun(NamedTuple):
-    """A run of steps.
+    """A run of steps."""
 
-    Attributes:
-        results: What each rank shows of each micro-batch of the last step, by name. Empty if only
-            recorded steps were run.
-        seconds: Of all steps together, on the slowest rank.
-        logs: What each rank recorded; none if nothing was recorded.
-    """
-
+    #: What each rank shows of each micro-batch of the last step, by name. Empty if only recorded
+    #: steps were run.
     results: Sequence[Sequence[Values]]
-    seconds: float
-    logs: tuple[RankLog, ...]
+    seconds: float  #: Of all steps together, on the slowest rank.
+    logs: tuple[RankLog, ...]  #: What each rank recorded; none if nothing was recorded.
 
 
 def run_steps(

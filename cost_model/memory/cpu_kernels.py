@@ -86,29 +86,17 @@ class Tensor:
 
 @dataclass(frozen=True)
 class LocalNode:
-    """A node on a device.
+    """A node on a device."""
 
-    Attributes:
-        at: Position of its task.
-        op: Its operator.
-        attrs: Its attributes.
-        reads: Its operands; None where one is a constant or absent.
-        sizes: Shapes of all its operands, () where one is absent.
-        writes: Its results; None where one is absent.
-        view: Whether its result is the first operand under another shape.
-        added: The tensor that a convolution adds in its kernel.
-        inner: The result of that convolution before the sum.
-    """
-
-    at: int
-    op: str
-    attrs: Mapping[str, Attr]
-    reads: tuple[Name | None, ...]
-    sizes: tuple[tuple[int, ...], ...]
-    writes: tuple[Name | None, ...]
-    view: bool = False
-    added: Name | None = None
-    inner: Name | None = None
+    at: int  #: Position of its task.
+    op: str  #: Its operator.
+    attrs: Mapping[str, Attr]  #: Its attributes.
+    reads: tuple[Name | None, ...]  #: Its operands; None where one is a constant or absent.
+    sizes: tuple[tuple[int, ...], ...]  #: Shapes of all its operands, () where one is absent.
+    writes: tuple[Name | None, ...]  #: Its results; None where one is absent.
+    view: bool = False  #: Whether its result is the first operand under another shape.
+    added: Name | None = None  #: The tensor that a convolution adds in its kernel.
+    inner: Name | None = None  #: The result of that convolution before the sum.
 
     @property
     def operands(self) -> tuple[Name, ...]:
@@ -123,23 +111,15 @@ class LocalNode:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel.
+    """A kernel."""
 
-    Attributes:
-        at: Position of the task that it belongs to.
-        reads: Tensors that it reads.
-        writes: Tensors that it writes.
-        into: Operands whose memory the first result may take, if nothing else reads them.
-        view: Whether the result is the first operand's memory.
-        scratch_bytes: Bytes that it takes for itself.
-    """
-
-    at: int
-    reads: tuple[Name, ...]
-    writes: tuple[Name, ...]
+    at: int  #: Position of the task that it belongs to.
+    reads: tuple[Name, ...]  #: Tensors that it reads.
+    writes: tuple[Name, ...]  #: Tensors that it writes.
+    #: Operands whose memory the first result may take, if nothing else reads them.
     into: tuple[Name, ...] = ()
-    view: bool = False
-    scratch_bytes: int = 0
+    view: bool = False  #: Whether the result is the first operand's memory.
+    scratch_bytes: int = 0  #: Bytes that it takes for itself.
 
 
 @dataclass(frozen=True)
@@ -152,17 +132,11 @@ class _Step:
 
 @dataclass(frozen=True)
 class Session:
-    """The nodes that a device runs between two communications.
+    """The nodes that a device runs between two communications."""
 
-    Attributes:
-        nodes: In order.
-        tensors: What they read and write.
-        given: Results that leave the session.
-    """
-
-    nodes: Sequence[LocalNode]
-    tensors: Mapping[Name, Tensor]
-    given: Collection[Name]
+    nodes: Sequence[LocalNode]  #: In order.
+    tensors: Mapping[Name, Tensor]  #: What they read and write.
+    given: Collection[Name]  #: Results that leave the session.
 
     def products(self) -> tuple[int, int]:
         """Products of the convolutions that may be blocked: as they are, and blocked."""

@@ -30,17 +30,12 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Uses:
-    """The phases in which devices use local tensors.
+    """The phases in which devices use local tensors."""
 
-    Attributes:
-        roots: The tensor whose memory each view or alias names.
-        by_root: The phases in which a tensor or a view of it is read, written, sent or received.
-        arrived: The phases in which a tensor is received.
-    """
-
-    roots: Mapping[LocalKey, LocalKey]
+    roots: Mapping[LocalKey, LocalKey]  #: The tensor whose memory each view or alias names.
+    #: The phases in which a tensor or a view of it is read, written, sent or received.
     by_root: Mapping[LocalKey, set[int]]
-    arrived: Mapping[LocalKey, set[int]]
+    arrived: Mapping[LocalKey, set[int]]  #: The phases in which a tensor is received.
 
     @classmethod
     def of(cls, schedule: Schedule) -> Uses:
@@ -135,15 +130,10 @@ class Lives:
 
 @dataclass(frozen=True, eq=False)
 class StepLives(Lives):
-    """The tensors of a schedule.
-
-    Attributes:
-        schedule: The schedule.
-        tensors: The tensor of each row; those of all micro-batches as one.
-    """
+    """The tensors of a schedule."""
 
     schedule: Schedule = field(repr=False)
-    tensors: Sequence[Lifetime]
+    tensors: Sequence[Lifetime]  #: The tensor of each row; those of all micro-batches as one.
 
     @classmethod
     def of(
@@ -211,23 +201,14 @@ class StepLives(Lives):
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Bytes of one device, as columns over its moments.
+    """Bytes of one device, as columns over its moments."""
 
-    Attributes:
-        lives: The tensors of all devices.
-        device: The device.
-        position: In `Schedule.tasks`.
-        run: Index into `StepOrder.runs` of the device; 0 without stages.
-        activations: Bytes of all tensors but buffers.
-        buffers: Bytes that communications wrote.
-    """
-
-    lives: StepLives
+    lives: StepLives  #: The tensors of all devices.
     device: int
-    position: Numbers
-    run: Numbers
-    activations: Numbers
-    buffers: Numbers
+    position: Numbers  #: In `Schedule.tasks`.
+    run: Numbers  #: Index into `StepOrder.runs` of the device; 0 without stages.
+    activations: Numbers  #: Bytes of all tensors but buffers.
+    buffers: Numbers  #: Bytes that communications wrote.
 
     @property
     def peak(self) -> int:

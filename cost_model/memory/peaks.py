@@ -37,17 +37,12 @@ def peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
 
 
 class Peaks(NamedTuple):
-    """Peaks of all devices that hold a tensor.
+    """Peaks of all devices that hold a tensor."""
 
-    Attributes:
-        safe: Those of `peak_bytes`.
-        exact: Exact peaks, at the task where a device needs most room.
-        with_scratch: The exact ones with what kernels take for themselves, each at the task where
-            most is held with it.
-    """
-
-    safe: Mapping[int, MemoryPeak]
-    exact: Mapping[int, MemoryPeak]
+    safe: Mapping[int, MemoryPeak]  #: Those of `peak_bytes`.
+    exact: Mapping[int, MemoryPeak]  #: Exact peaks, at the task where a device needs most room.
+    #: The exact ones with what kernels take for themselves, each at the task where most is held
+    #: with it.
     with_scratch: Mapping[int, MemoryPeak]
 
     @classmethod

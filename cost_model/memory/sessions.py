@@ -36,15 +36,10 @@ Part = int | None  #: A block, or what is in none.
 
 @dataclass(frozen=True)
 class Run:
-    """Tasks of one device that are one session.
+    """Tasks of one device that are one session."""
 
-    Attributes:
-        part: Their block.
-        session: Their nodes.
-    """
-
-    part: Part
-    session: Session
+    part: Part  #: Their block.
+    session: Session  #: Their nodes.
 
     @cached_property
     def may_be_blocked(self) -> bool:
@@ -54,15 +49,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Sessions:
-    """The sessions of one device, and what lies between them.
+    """The sessions of one device, and what lies between them."""
 
-    Attributes:
-        runs: In order.
-        between: Bytes outside of sessions at each position of the schedule.
-    """
-
-    runs: Sequence[Run]
-    between: npt.NDArray[np.int64]
+    runs: Sequence[Run]  #: In order.
+    between: npt.NDArray[np.int64]  #: Bytes outside of sessions at each position of the schedule.
 
     def held(self, plain: Collection[Part]) -> npt.NDArray[np.int64]:
         """Count the most bytes at each position, if convolutions of some parts are plain."""
@@ -75,15 +65,10 @@ class Sessions:
 
 @dataclass(frozen=True)
 class Held:
-    """Count what the sessions of all devices hold, under the layouts that they run with.
+    """Count what the sessions of all devices hold, under the layouts that they run with."""
 
-    Attributes:
-        plain: The parts of the graph whose convolutions are plain.
-        peaks: The peak of each device that has tasks.
-    """
-
-    plain: frozenset[Part]
-    peaks: Mapping[int, MemoryPeak]
+    plain: frozenset[Part]  #: The parts of the graph whose convolutions are plain.
+    peaks: Mapping[int, MemoryPeak]  #: The peak of each device that has tasks.
 
     @classmethod
     def of(cls, graph: Graph, schedule: Schedule, limits: Mapping[int, int]) -> Held | None:
@@ -143,18 +128,12 @@ def _held(session: Session, *, blocked: bool) -> Mapping[int, int]:
 
 @dataclass
 class _Memory:
-    """Decides as ONNX Runtime does which tensors of a session share memory.
+    """Decides as ONNX Runtime does which tensors of a session share memory."""
 
-    Attributes:
-        tensors: All tensors.
-        given: Those that lie outside, beside those that no kernel writes.
-        reads: How often each is read.
-        spans: Bytes of each memory, and the first and the last kernel that it is held at.
-    """
-
-    tensors: Mapping[Name, Tensor]
-    given: Collection[Name]
-    reads: Mapping[Name, int]
+    tensors: Mapping[Name, Tensor]  #: All tensors.
+    given: Collection[Name]  #: Those that lie outside, beside those that no kernel writes.
+    reads: Mapping[Name, int]  #: How often each is read.
+    #: Bytes of each memory, and the first and the last kernel that it is held at.
     spans: list[list[int]] = field(default_factory=list)
     _of: dict[Name, int] = field(default_factory=dict)  # memory of each tensor
     _uses: Counter[int] = field(default_factory=Counter)  # of each memory, still to come

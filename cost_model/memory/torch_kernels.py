@@ -58,18 +58,12 @@ _Point = Mapping[str, int]
 
 @dataclass(frozen=True)
 class _Call:
-    """A node on a device.
-
-    Attributes:
-        node: The node.
-        operands: Its operands; None where absent.
-        results: Its results; None where absent.
-        strided: Whether each operand is a strided part of another tensor, or one that is padded.
-    """
+    """A node on a device."""
 
     node: Node
-    operands: tuple[Tensor | None, ...]
-    results: tuple[Tensor | None, ...]
+    operands: tuple[Tensor | None, ...]  #: Its operands; None where absent.
+    results: tuple[Tensor | None, ...]  #: Its results; None where absent.
+    #: Whether each operand is a strided part of another tensor, or one that is padded.
     strided: tuple[bool, ...]
 
     def operand(self, index: int) -> Tensor:

@@ -34,17 +34,11 @@ _KeyT = TypeVar("_KeyT", int, str)
 
 @dataclass(frozen=True)
 class Problem:
-    """A broken rule.
+    """A broken rule."""
 
-    Attributes:
-        node: Name of the node; "" for the model as a whole.
-        tensor: Name of the tensor; "" for the node as a whole.
-        message: The broken rule, with the values.
-    """
-
-    node: str
-    tensor: str
-    message: str
+    node: str  #: Name of the node; "" for the model as a whole.
+    tensor: str  #: Name of the tensor; "" for the node as a whole.
+    message: str  #: The broken rule, with the values.
 
     def __str__(self) -> str:
         where = f"node {self.node!r}" if self.node else "model"

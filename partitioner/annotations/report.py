@@ -17,18 +17,14 @@ from partitioner.frontends.onnx.reading.read import parse_file, read_source
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a check.
+    """The result of a check."""
 
-    Attributes:
-        nodes: Number of annotated nodes.
-        devices: Numbers of devices of the model's configurations, ascending, each once.
-        problems: Everything that is wrong; empty if the model and its annotations are valid.
-        unknown: Annotated tensors whose shape is not known, so that their dims are unchecked.
-    """
-
-    nodes: int
+    nodes: int  #: Number of annotated nodes.
+    #: Numbers of devices of the model's configurations, ascending, each once.
     devices: tuple[int, ...]
+    #: Everything that is wrong; empty if the model and its annotations are valid.
     problems: tuple[Problem, ...]
+    #: Annotated tensors whose shape is not known, so that their dims are unchecked.
     unknown: tuple[str, ...]
 
     def __str__(self) -> str:

@@ -44,14 +44,10 @@ class AnnotateError(PartitionerError, ValueError):
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A part of the plan that has no annotation.
-
-    Attributes:
-        tensor: Name of its tensor; "" if the whole node is left out.
-    """
+    """A part of the plan that has no annotation."""
 
     node: str
-    tensor: str
+    tensor: str  #: Name of its tensor; "" if the whole node is left out.
     why: str
 
 

@@ -45,28 +45,20 @@ class Option:
     Texts write values in backticks, and other options in braces: ``{training}`` is `training` in
     Python and --training on the command line, ``{cluster=local}`` is `cluster="local"` and
     --cluster local.
-
-    Attributes:
-        text: What it does and its default, in a sentence or two: its help.
-        panel: Panel of the help of a command; "" for an option of Python alone.
-        more: What Python's help and the reference say beyond it.
-        see: Page of the documentation that says more, below `docs/`.
-        form: How the command line reads a value, see `partitioner.cli.options.FORMS`; flags and
-            choices are known by their types.
-        metavar: The value in the help of a command.
-        flag: Name on the command line, where it is not that of the keyword.
-        command_text: The help of a command, where the command takes it in another way than Python.
-        only: What it is for; other models are refused on the command line.
     """
 
-    text: str
-    panel: str = ""
-    more: str = ""
-    see: str = ""
+    text: str  #: What it does and its default, in a sentence or two: its help.
+    panel: str = ""  #: Panel of the help of a command; "" for an option of Python alone.
+    more: str = ""  #: What Python's help and the reference say beyond it.
+    see: str = ""  #: Page of the documentation that says more, below `docs/`.
+    #: How the command line reads a value, see `partitioner.cli.options.FORMS`; flags and choices
+    #: are known by their types.
     form: str = "text"
-    metavar: str | None = None
-    flag: str = ""
+    metavar: str | None = None  #: The value in the help of a command.
+    flag: str = ""  #: Name on the command line, where it is not that of the keyword.
+    #: The help of a command, where the command takes it in another way than Python.
     command_text: str = ""
+    #: What it is for; other models are refused on the command line.
     only: Literal["", "onnx", "module", "training"] = ""
 
     def flag_of(self, keyword: str) -> str:

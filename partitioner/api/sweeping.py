@@ -133,14 +133,10 @@ def _unique(items: Iterable[Item]) -> tuple[Item, ...]:
 
 @dataclass(frozen=True)
 class _Target:
-    """A point to plan.
-
-    Attributes:
-        limit: Memory limit in bytes; None is the cluster's own.
-    """
+    """A point to plan."""
 
     cluster: Cluster
-    limit: int | None
+    limit: int | None  #: Memory limit in bytes; None is the cluster's own.
     request: Request
 
     @property

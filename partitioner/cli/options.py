@@ -221,21 +221,14 @@ Quiet = Annotated[bool, flag("No progress and no summary.", "--quiet", "-q", pan
 
 @dataclass(frozen=True)
 class Form:
-    """Form of the values of an option on the command line.
+    """Form of the values of an option on the command line."""
 
-    Attributes:
-        parser: Reads one value from its text.
-        repeated: Whether the option may be given several times.
-        choices: A Literal of all values; None for any text.
-        keyword: The keyword argument that a value, or the list of all, makes.
-        completion: Completes what was typed in the shell.
-    """
-
-    parser: Callable[[str], Any] | None = None
-    repeated: bool = False
-    choices: Any = None
+    parser: Callable[[str], Any] | None = None  #: Reads one value from its text.
+    repeated: bool = False  #: Whether the option may be given several times.
+    choices: Any = None  #: A Literal of all values; None for any text.
+    #: The keyword argument that a value, or the list of all, makes.
     keyword: Callable[[Any], Any] | None = None
-    completion: Callable[[str], list[str]] | None = None
+    completion: Callable[[str], list[str]] | None = None  #: Completes what was typed in the shell.
 
 
 #: The values of --recompute as the option of `compile`.

@@ -180,14 +180,10 @@ _SCALES = _MOVES_FIRST | {"Add", "Concat", "Div", "Einsum", "MatMul", "Mul", "Ne
 
 @dataclass(frozen=True)
 class InputRange:
-    """The values that an input may hold.
+    """The values that an input may hold."""
 
-    Attributes:
-        type: Type of the input.
-        span: Integers [low, high) of an input of integers; None for a mask (zeros and ones).
-    """
-
-    type: TensorType
+    type: TensorType  #: Type of the input.
+    #: Integers [low, high) of an input of integers; None for a mask (zeros and ones).
     span: tuple[int, int] | None
 
 

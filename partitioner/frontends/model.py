@@ -33,19 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OnnxInput:
-    """An ONNX model, read when its graph is first needed.
+    """An ONNX model, read when its graph is first needed."""
 
-    Attributes:
-        model: Its path, or the model itself.
-        dims: Sizes of symbolic dims by symbol.
-        shapes: Shapes of inputs by name.
-        plan_only: Whether files of weights may be missing.
-    """
-
-    model: str | Path | onnx.ModelProto
-    dims: Mapping[str, int] = field(default_factory=dict)
+    model: str | Path | onnx.ModelProto  #: Its path, or the model itself.
+    dims: Mapping[str, int] = field(default_factory=dict)  #: Sizes of symbolic dims by symbol.
+    #: Shapes of inputs by name.
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    plan_only: bool = False
+    plan_only: bool = False  #: Whether files of weights may be missing.
     training = False
     executor = ONNX_RUNTIME
 
@@ -76,19 +70,12 @@ class OnnxInput:
 
 @dataclass(frozen=True)
 class ModuleInput:
-    """A PyTorch module, traced when its graph is first needed.
-
-    Attributes:
-        module: The module.
-        example: Arguments to trace it with.
-        source: The file or factory that gives the module again.
-        options: Options of the trace.
-    """
+    """A PyTorch module, traced when its graph is first needed."""
 
     module: nn.Module
-    example: Example
-    source: ModuleSource
-    options: ModuleOptions
+    example: Example  #: Arguments to trace it with.
+    source: ModuleSource  #: The file or factory that gives the module again.
+    options: ModuleOptions  #: Options of the trace.
     executor = PYTORCH
 
     @property

@@ -36,33 +36,22 @@ Vector = tuple[float, ...]  #: Seconds or bytes on each column.
 
 
 class _Copy(NamedTuple):
-    """The copy of a tensor that one reshard step produces, the same for all values of a type.
+    """The copy of a tensor that one reshard step produces, the same for all values of a type."""
 
-    Attributes:
-        home: Number of the placement that the value is made in.
-        after: Number of the placement of the copy.
-        zeros: Whether blocks of zeros are in it: they are constants, so it stays.
-    """
-
-    home: int
-    after: int
+    home: int  #: Number of the placement that the value is made in.
+    after: int  #: Number of the placement of the copy.
     load_s: Vector
     bytes: Vector
-    zeros: bool
+    zeros: bool  #: Whether blocks of zeros are in it: they are constants, so it stays.
 
 
 @dataclass(frozen=True)
 class _Moves:
-    """The reshards between two lists of placements.
+    """The reshards between two lists of placements."""
 
-    Attributes:
-        forbidden: Pairs of placements that no reshard joins.
-        copies: Copies that the reshards of the other pairs produce, each once.
-        paths: Indices of the copies that each of these produces, in order.
-    """
-
-    forbidden: frozenset[Pair]
-    copies: tuple[_Copy, ...]
+    forbidden: frozenset[Pair]  #: Pairs of placements that no reshard joins.
+    copies: tuple[_Copy, ...]  #: Copies that the reshards of the other pairs produce, each once.
+    #: Indices of the copies that each of these produces, in order.
     paths: Mapping[Pair, tuple[int, ...]]
 
     @classmethod
@@ -85,21 +74,14 @@ class _Moves:
 
 @dataclass(frozen=True)
 class Built:
-    """A problem with the strategies, groups and values that its indices stand for.
-
-    Attributes:
-        groups: Device groups by the choices' group index.
-        candidates: Strategy of each choice, by node.
-        values: Value of the graph that each item holds or moves.
-        zeros: Items that are blocks of zeros.
-        resident: Items that stay throughout: weights, stored values and blocks of zeros.
-    """
+    """A problem with the strategies, groups and values that its indices stand for."""
 
     problem: Problem
-    groups: tuple[DeviceMesh, ...]
-    candidates: Candidates
-    values: tuple[str, ...]
-    zeros: frozenset[int] = frozenset()
+    groups: tuple[DeviceMesh, ...]  #: Device groups by the choices' group index.
+    candidates: Candidates  #: Strategy of each choice, by node.
+    values: tuple[str, ...]  #: Value of the graph that each item holds or moves.
+    zeros: frozenset[int] = frozenset()  #: Items that are blocks of zeros.
+    #: Items that stay throughout: weights, stored values and blocks of zeros.
     resident: frozenset[int] = frozenset()
 
     def node_plans(self, graph: Graph, chosen: Sequence[int]) -> Mapping[str, NodePlan]:

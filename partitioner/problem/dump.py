@@ -15,17 +15,13 @@ from partitioner.solver.milp.pulp_program import program_format, write_program
 
 @dataclass(frozen=True)
 class Dump:
-    """A written problem file.
+    """A written problem file."""
 
-    Attributes:
-        path: The file.
-        format: "iopddl" (google/iopddl), "dnnp" (msr-fiddle/dnn-partitioning), or that of an
-            integer program, "lp" or "mps".
-        notes: Lines on what it holds, and on what the format cannot express of the problem.
-    """
-
-    path: Path
+    path: Path  #: The file.
+    #: "iopddl" (google/iopddl), "dnnp" (msr-fiddle/dnn-partitioning), or that of an integer
+    #: program, "lp" or "mps".
     format: Literal["iopddl", "dnnp", "lp", "mps"]
+    #: Lines on what it holds, and on what the format cannot express of the problem.
     notes: tuple[str, ...]
 
     def __str__(self) -> str:

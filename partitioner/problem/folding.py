@@ -43,20 +43,13 @@ def kept(runs: int) -> int:
 
 @dataclass(frozen=True)
 class Folded:
-    """A graph with coupled runs shortened to a few blocks.
+    """A graph with coupled runs shortened to a few blocks."""
 
-    Attributes:
-        graph: The folded graph, or the whole one if nothing repeats.
-        whole: The graph that it stands for.
-        runs: The runs in the whole graph; empty if nothing is folded.
-        short: The same runs in the folded graph.
-        places: For each node of the whole graph the position of its stand-in in `graph`.
-    """
-
-    graph: Graph
-    whole: Graph
-    runs: tuple[Run, ...]
-    short: tuple[Run, ...]
+    graph: Graph  #: The folded graph, or the whole one if nothing repeats.
+    whole: Graph  #: The graph that it stands for.
+    runs: tuple[Run, ...]  #: The runs in the whole graph; empty if nothing is folded.
+    short: tuple[Run, ...]  #: The same runs in the folded graph.
+    #: For each node of the whole graph the position of its stand-in in `graph`.
     places: tuple[int, ...]
 
     def __str__(self) -> str:

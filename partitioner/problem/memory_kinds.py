@@ -36,14 +36,11 @@ _RESIDENT = (_WEIGHTS, _PARAMETERS, _STATE, _ZEROS)
 
 @dataclass(frozen=True)
 class Holdings:
-    """Bytes of a graph's values by kind, along the schedule of a plan.
-
-    Attributes:
-        first: The device with tasks in the schedule that each device equals; itself if left out.
-    """
+    """Bytes of a graph's values by kind, along the schedule of a plan."""
 
     graph: Graph
     schedule: Schedule
+    #: The device with tasks in the schedule that each device equals; itself if left out.
     first: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod

@@ -18,18 +18,13 @@ Terminal = tuple[str, str]  #: (NODE, its name), or (INPUT or OUTPUT, the value)
 
 @dataclass(frozen=True)
 class Edge:
-    """A value from its producer to one reader.
-
-    Attributes:
-        comms: Communications that carry it, in order, local slices among them.
-        new: Those between devices that carry no earlier edge.
-    """
+    """A value from its producer to one reader."""
 
     source: Terminal
     target: Terminal
     value: str
-    comms: tuple[Task, ...]
-    new: tuple[Task, ...]
+    comms: tuple[Task, ...]  #: Communications that carry it, in order, local slices among them.
+    new: tuple[Task, ...]  #: Those between devices that carry no earlier edge.
 
     @property
     def crosses(self) -> bool:

@@ -16,17 +16,11 @@ DIGITS = 3
 
 @dataclass(frozen=True)
 class Lanes:
-    """Sets of devices that reports show as one.
+    """Sets of devices that reports show as one."""
 
-    Attributes:
-        members: Devices of each lane, ascending.
-        busiest: Of each lane the device whose tasks stand for all.
-        fullest: Of each lane the device whose bytes stand for all.
-    """
-
-    members: tuple[tuple[int, ...], ...]
-    busiest: tuple[int, ...]
-    fullest: tuple[int, ...]
+    members: tuple[tuple[int, ...], ...]  #: Devices of each lane, ascending.
+    busiest: tuple[int, ...]  #: Of each lane the device whose tasks stand for all.
+    fullest: tuple[int, ...]  #: Of each lane the device whose bytes stand for all.
 
     @cached_property
     def of(self) -> dict[int, int]:

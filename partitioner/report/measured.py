@@ -39,30 +39,19 @@ PlannedT_co = TypeVar("PlannedT_co", bound=Planned, covariant=True)
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured run of a plan.
+    """A measured run of a plan."""
 
-    Attributes:
-        plan: Digest of the plan.
-        backend: What ran it, with its version: "onnxruntime 1.31.0".
-        device: Fingerprint of the device of each rank.
-        threads: Threads of one operator.
-        measured_at: Date and time, ISO 8601, UTC.
-        step_s: Median seconds of a step without recording, on the slowest rank.
-        recorded_step_s: Median seconds of a recorded step.
-        stream_s: Seconds between requests with several of them in flight; None if there was one.
-        ranks: In order.
-    """
-
-    plan: str
-    backend: str
-    device: str
-    threads: int
-    measured_at: str
+    plan: str  #: Digest of the plan.
+    backend: str  #: What ran it, with its version: "onnxruntime 1.31.0".
+    device: str  #: Fingerprint of the device of each rank.
+    threads: int  #: Threads of one operator.
+    measured_at: str  #: Date and time, ISO 8601, UTC.
     steps: int
-    step_s: float
-    recorded_step_s: float
+    step_s: float  #: Median seconds of a step without recording, on the slowest rank.
+    recorded_step_s: float  #: Median seconds of a recorded step.
+    #: Seconds between requests with several of them in flight; None if there was one.
     stream_s: float | None
-    ranks: tuple[MeasuredRank, ...]
+    ranks: tuple[MeasuredRank, ...]  #: In order.
 
     @classmethod
     def of(cls, plan: str, logs: Sequence[RankLog], stream_s: float | None = None) -> Measured:
@@ -157,20 +146,14 @@ def _rounded(seconds: float) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """A task on a rank: its prediction beside its measurement.
-
-    Attributes:
-        nodes: The plan's nodes that one kernel computes.
-        comms: Communications that went together, as positions in the plan's run.
-        name: For people: the nodes, or kind and tensor of the communication.
-        predicted_s: Seconds that the plan's cost has for them on this rank; in stages, of all
-            micro-batches together.
-    """
+    """A task on a rank: its prediction beside its measurement."""
 
     rank: int
-    nodes: tuple[str, ...]
-    comms: tuple[int, ...]
-    name: str
+    nodes: tuple[str, ...]  #: The plan's nodes that one kernel computes.
+    comms: tuple[int, ...]  #: Communications that went together, as positions in the plan's run.
+    name: str  #: For people: the nodes, or kind and tensor of the communication.
+    #: Seconds that the plan's cost has for them on this rank; in stages, of all micro-batches
+    #: together.
     predicted_s: float
     measured: MeasuredTask
 

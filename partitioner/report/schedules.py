@@ -26,24 +26,17 @@ _INFERENCE = "forward"  #: The schedule without backward passes.
 
 @dataclass(frozen=True)
 class Variation:
-    """The plan's stages under another schedule or with other micro-batches.
-
-    Attributes:
-        batch: Size of a step's batch as a multiple of the plan's.
-        step_s: Simulated seconds of a step; None if the schedule does not serve the stages.
-        peak_bytes: Of the fullest device.
-        fits: Whether every device is within its memory.
-        why_not: Why the schedule does not serve the stages; "" if it does.
-    """
+    """The plan's stages under another schedule or with other micro-batches."""
 
     name: str
     micro_batches: int
-    batch: float = 1.0
+    batch: float = 1.0  #: Size of a step's batch as a multiple of the plan's.
+    #: Simulated seconds of a step; None if the schedule does not serve the stages.
     step_s: float | None = None
-    peak_bytes: int = 0
-    fits: bool = True
+    peak_bytes: int = 0  #: Of the fullest device.
+    fits: bool = True  #: Whether every device is within its memory.
     estimate: bool = False
-    why_not: str = ""
+    why_not: str = ""  #: Why the schedule does not serve the stages; "" if it does.
 
 
 def variations(result: Planned) -> tuple[Variation, ...]:

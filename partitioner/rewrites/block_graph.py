@@ -29,17 +29,13 @@ _Box = tuple[Interval, ...]  # one interval of each dim
 
 @dataclass(frozen=True)
 class BlockGraph:
-    """A graph in which stretches run in blocks.
-
-    Attributes:
-        graph: The graph.
-        positions: Position of each node or, of those of a stretch that is cut, of its first node,
-            in the whole graph (in training, in that with what stretches compute again); by name.
-        numbers: Number of the block in its stretch, of the nodes of the blocks of cut stretches.
-    """
+    """A graph in which stretches run in blocks."""
 
     graph: Graph
+    #: Position of each node or, of those of a stretch that is cut, of its first node, in the whole
+    #: graph (in training, in that with what stretches compute again); by name.
     positions: Mapping[str, int]
+    #: Number of the block in its stretch, of the nodes of the blocks of cut stretches.
     numbers: Mapping[str, int]
 
 

@@ -39,15 +39,10 @@ MOST_MICRO_BATCHES = 4096
 
 
 class MicroBatch(NamedTuple):
-    """A micro-batch: one of several equal parts of a model's batch.
+    """A micro-batch: one of several equal parts of a model's batch."""
 
-    Attributes:
-        graph: Its graph.
-        parts: Its part, and those of the others, in the whole batch.
-    """
-
-    graph: Graph
-    parts: BatchParts
+    graph: Graph  #: Its graph.
+    parts: BatchParts  #: Its part, and those of the others, in the whole batch.
 
 
 def batch_size(graph: Graph) -> int:
@@ -154,17 +149,13 @@ def _first_input(graph: Graph) -> str:
 
 @dataclass
 class _Cutter:
-    """Lays the graph out over the micro-batches and takes the part of the first one.
-
-    Attributes:
-        at: How each value lies.
-        parts: Names in the part of values that lie whole elsewhere, by value and layout.
-    """
+    """Lays the graph out over the micro-batches and takes the part of the first one."""
 
     whole: Graph
     count: int
     writer: GraphWriter
-    at: dict[str, Sharding] = field(default_factory=dict)
+    at: dict[str, Sharding] = field(default_factory=dict)  #: How each value lies.
+    #: Names in the part of values that lie whole elsewhere, by value and layout.
     parts: dict[tuple[str, Sharding], str] = field(default_factory=dict)
 
     def run(

@@ -115,15 +115,10 @@ class PartWriter(NodeWriter):
 
 
 class Form(NamedTuple):
-    """How nodes of one operator are written in parts.
+    """How nodes of one operator are written in parts."""
 
-    Attributes:
-        divides: Whether a node of a graph has a form in parts.
-        write: Writes it.
-    """
-
-    divides: Callable[[Graph, Node], bool]
-    write: Callable[[PartWriter], object]
+    divides: Callable[[Graph, Node], bool]  #: Whether a node of a graph has a form in parts.
+    write: Callable[[PartWriter], object]  #: Writes it.
 
 
 def in_parts(graph: Graph, forms: Mapping[str, Form]) -> Graph:

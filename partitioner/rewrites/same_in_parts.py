@@ -38,32 +38,23 @@ _KINDS = ("combines", "sum", "size", "writes", "draws", _REDRAWN)
 
 @dataclass(frozen=True)
 class Difference:
-    """A result that changes if the batch runs in micro-batches.
+    """A result that changes if the batch runs in micro-batches."""
 
-    Attributes:
-        reasons: Why results may differ, a clause each; empty if they are proven to be the same.
-        counted: Values that count targets, if the same is proven only for micro-batches in which
-            they are equal: a mean over the targets that are not ignored weighs all micro-batches
-            alike.
-        redrawn: Whether the only reason is that each sample has other random numbers, as in a
-            dropout: a step of the whole batch has others in each call, too.
-    """
-
+    #: Why results may differ, a clause each; empty if they are proven to be the same.
     reasons: tuple[str, ...]
+    #: Values that count targets, if the same is proven only for micro-batches in which they are
+    #: equal: a mean over the targets that are not ignored weighs all micro-batches alike.
     counted: tuple[str, ...] = ()
+    #: Whether the only reason is that each sample has other random numbers, as in a dropout: a step
+    #: of the whole batch has others in each call, too.
     redrawn: bool = False
 
 
 class _Value(NamedTuple):
-    """A value of the whole batch, over the micro-batches.
+    """A value of the whole batch, over the micro-batches."""
 
-    Attributes:
-        sharding: Its layout over them.
-        share: Of a pending sum: the part of a micro-batch's own value that is added up.
-    """
-
-    sharding: Sharding
-    share: float = 1.0
+    sharding: Sharding  #: Its layout over them.
+    share: float = 1.0  #: Of a pending sum: the part of a micro-batch's own value that is added up.
 
     @property
     def is_pending(self) -> bool:

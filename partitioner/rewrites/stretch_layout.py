@@ -36,23 +36,16 @@ class BlockError(OptionError):
 
 @dataclass(frozen=True)
 class StretchLayout:
-    """A stretch laid out over its blocks.
+    """A stretch laid out over its blocks."""
 
-    Attributes:
-        mesh: The blocks.
-        once: Nodes that run before the blocks, in order.
-        after: Nodes that run behind the blocks, in order: they read what blocks hand on.
-        placed: The nodes that run in each block, in order.
-        made: Sharding of each value that the blocks make.
-        handed: Of those that are read behind the stretch, the parts that the blocks hand on: equal
-            ones without overlap, or whole ones to be added up.
-    """
-
-    mesh: DeviceMesh
-    once: tuple[Node, ...]
+    mesh: DeviceMesh  #: The blocks.
+    once: tuple[Node, ...]  #: Nodes that run before the blocks, in order.
+    #: Nodes that run behind the blocks, in order: they read what blocks hand on.
     after: tuple[Node, ...]
-    placed: tuple[PlacedNode, ...]
-    made: Mapping[str, Sharding]
+    placed: tuple[PlacedNode, ...]  #: The nodes that run in each block, in order.
+    made: Mapping[str, Sharding]  #: Sharding of each value that the blocks make.
+    #: Of those that are read behind the stretch, the parts that the blocks hand on: equal ones
+    #: without overlap, or whole ones to be added up.
     handed: Mapping[str, Sharding]
 
 
@@ -68,17 +61,11 @@ def lay_out(graph: Graph, stretch: Stretch) -> StretchLayout:
 
 @dataclass(frozen=True)
 class Round:
-    """Nodes of a stretch whose blocks read nothing that they combine.
+    """Nodes of a stretch whose blocks read nothing that they combine."""
 
-    Attributes:
-        nodes: The nodes, in the order of the graph.
-        inner: Values of blocks, each of which has a part of them.
-        dims: The cut dim of values, for each chunk of the stretch.
-    """
-
-    nodes: tuple[Node, ...]
-    inner: frozenset[str]
-    dims: tuple[Mapping[str, int], ...]
+    nodes: tuple[Node, ...]  #: The nodes, in the order of the graph.
+    inner: frozenset[str]  #: Values of blocks, each of which has a part of them.
+    dims: tuple[Mapping[str, int], ...]  #: The cut dim of values, for each chunk of the stretch.
 
 
 def rounds_of(graph: Graph, stretch: Stretch) -> tuple[Round, ...]:

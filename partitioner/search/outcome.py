@@ -57,25 +57,17 @@ def in_executor(evaluation: Evaluation) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Candidate:
-    """The best plan of one space.
-
-    Attributes:
-        space: The space.
-        graph: The graph of the plan: the one searched, less the optional nodes that it leaves out.
-        plan: The plan, without a certificate.
-        evaluation: The referee's evaluation.
-        solution: The solution, with the bound on all plans of the space.
-        bounds_space: Whether that bound covers the space; else it covers this plan alone.
-        notes: As of `Outcome`, of this plan.
-    """
+    """The best plan of one space."""
 
     space: Family
+    #: The graph of the plan: the one searched, less the optional nodes that it leaves out.
     graph: Graph
-    plan: Plan
-    evaluation: Evaluation
-    solution: Solution
+    plan: Plan  #: The plan, without a certificate.
+    evaluation: Evaluation  #: The referee's evaluation.
+    solution: Solution  #: The solution, with the bound on all plans of the space.
+    #: Whether that bound covers the space; else it covers this plan alone.
     bounds_space: bool = True
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  #: As of `Outcome`, of this plan.
 
     def cost(self, objective: str) -> float:
         """The cost by the referee."""
@@ -121,27 +113,21 @@ class Refused:
 
 @dataclass(frozen=True)
 class SpaceResult:
-    """The outcome of searching one space.
+    """The outcome of searching one space."""
 
-    Attributes:
-        plans: Its best plan and, where that leaves devices idle, the best that does not; empty
-            where no plan of the space is as good as a known one.
-        searched: In words, the space that the plans' bound covers; "" if it was not searched.
-        bound: No plan of the space costs less; for a space without plans.
-        refused: The space as the solver refused it, for a second look.
-        failed: Reasons why spaces, or parts of this one, have no plan or were not searched.
-        folded: In words, the repeated blocks that were planned once.
-        memory_binds: Whether memory forbids a plan that costs less by more than the gap.
-        more: Goes on with the search, from these plans on; None if nothing is left to try.
-    """
-
+    #: Its best plan and, where that leaves devices idle, the best that does not; empty where no
+    #: plan of the space is as good as a known one.
     plans: tuple[Candidate, ...] = ()
+    #: In words, the space that the plans' bound covers; "" if it was not searched.
     searched: str = ""
-    bound: float = math.inf
-    refused: Refused | None = None
+    bound: float = math.inf  #: No plan of the space costs less; for a space without plans.
+    refused: Refused | None = None  #: The space as the solver refused it, for a second look.
+    #: Reasons why spaces, or parts of this one, have no plan or were not searched.
     failed: tuple[tuple[Family, PartitionerError], ...] = ()
-    folded: str = ""
+    folded: str = ""  #: In words, the repeated blocks that were planned once.
+    #: Whether memory forbids a plan that costs less by more than the gap.
     memory_binds: bool = False
+    #: Goes on with the search, from these plans on; None if nothing is left to try.
     more: Callable[[Budget], SpaceResult] | None = None
 
     @property
@@ -152,33 +138,25 @@ class SpaceResult:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The best plan of all spaces, and the outcome of each.
+    """The best plan of all spaces, and the outcome of each."""
 
-    Attributes:
-        graph: The graph of the plan: the one searched, less what the plan leaves out.
-        plan: The best plan, with its certificate.
-        evaluation: Its evaluation.
-        candidates: The best plan of each space that has one.
-        failed: The reason for each space without a plan.
-        memory_binds: Whether memory forbids a plan that costs less by more than the gap; known
-            by levels only.
-        of: The graph that was searched, with its offers; None if it is that of the plan.
-        whole: The graph of the whole batch, which one device would run; None if there is none.
-        notes: What the plan does otherwise than one of the whole batch at once, a sentence each.
-        request: The request with its constraints on the graph; None for that of the user.
-        more: Goes on with the search where its budget ended it; None if nothing is left to try.
-    """
-
-    graph: Graph
-    plan: Plan
-    evaluation: Evaluation
-    candidates: tuple[Candidate, ...]
+    graph: Graph  #: The graph of the plan: the one searched, less what the plan leaves out.
+    plan: Plan  #: The best plan, with its certificate.
+    evaluation: Evaluation  #: Its evaluation.
+    candidates: tuple[Candidate, ...]  #: The best plan of each space that has one.
+    #: The reason for each space without a plan.
     failed: tuple[tuple[Family, PartitionerError], ...]
+    #: Whether memory forbids a plan that costs less by more than the gap; known by levels only.
     memory_binds: bool = False
+    #: The graph that was searched, with its offers; None if it is that of the plan.
     of: Graph | None = None
+    #: The graph of the whole batch, which one device would run; None if there is none.
     whole: Graph | None = None
+    #: What the plan does otherwise than one of the whole batch at once, a sentence each.
     notes: tuple[str, ...] = ()
+    #: The request with its constraints on the graph; None for that of the user.
     request: Request | None = None
+    #: Goes on with the search where its budget ended it; None if nothing is left to try.
     more: Callable[[Budget], Outcome] | None = None
 
     def noted(self, *notes: str) -> Outcome:

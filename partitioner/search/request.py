@@ -381,25 +381,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Budget:
-    """The work and settings of a search, and the cost that it must beat.
+    """The work and settings of a search, and the cost that it must beat."""
 
-    Attributes:
-        work: Steps that the search may do, and the clock that stops it.
-        gap: As of `Request`.
-        seed: As of `Request`.
-        engine: MILP solver.
-        say: Receives a line of text before each part of the search.
-        best_s: Cost of a known plan, which is to be beaten; infinite if there is none.
-        defers_memory: Whether to stop where memory forbids the cheapest plan, because a graph
-            that offers to compute values again is planned then.
-    """
-
-    work: Work
-    gap: float
-    seed: int
-    engine: Engine
-    say: Say
+    work: Work  #: Steps that the search may do, and the clock that stops it.
+    gap: float  #: As of `Request`.
+    seed: int  #: As of `Request`.
+    engine: Engine  #: MILP solver.
+    say: Say  #: Receives a line of text before each part of the search.
+    #: Cost of a known plan, which is to be beaten; infinite if there is none.
     best_s: float = math.inf
+    #: Whether to stop where memory forbids the cheapest plan, because a graph that offers to
+    #: compute values again is planned then.
     defers_memory: bool = False
 
     @classmethod

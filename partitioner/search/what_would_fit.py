@@ -32,14 +32,10 @@ ANY_GAP = 0.99
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a request under which a plan is known.
+    """A change of a request under which a plan is known."""
 
-    Attributes:
-        text: In words, as of the command line.
-        memory_bytes: The limit of memory that it gives each device; None for another change.
-    """
-
-    text: str
+    text: str  #: In words, as of the command line.
+    #: The limit of memory that it gives each device; None for another change.
     memory_bytes: int | None = None
 
 

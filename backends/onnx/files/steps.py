@@ -20,26 +20,18 @@ from partitioner.ir.types import TensorType
 
 @dataclass(frozen=True)
 class Segment:
-    """A maximal run of local nodes of one phase and block: one ONNX Runtime session.
+    """A maximal run of local nodes of one phase and block: one ONNX Runtime session."""
 
-    Attributes:
-        phase: Pipeline phase of its nodes.
-        nodes: In order.
-        inputs: Values that come from elsewhere.
-        outputs: Values that are used elsewhere; none if nothing is (it is not run then).
-        constants: Initializers that it reads.
-        block: Block of its nodes: its session is open while it runs, and no longer. None for a
-            session that stays open.
-        plain: Whether its convolutions are kept out of blocked layouts.
-    """
-
-    phase: int
-    nodes: tuple[NodeProto, ...]
-    inputs: tuple[str, ...] = ()
+    phase: int  #: Pipeline phase of its nodes.
+    nodes: tuple[NodeProto, ...]  #: In order.
+    inputs: tuple[str, ...] = ()  #: Values that come from elsewhere.
+    #: Values that are used elsewhere; none if nothing is (it is not run then).
     outputs: tuple[str, ...] = ()
-    constants: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()  #: Initializers that it reads.
+    #: Block of its nodes: its session is open while it runs, and no longer. None for a session that
+    #: stays open.
     block: int | None = None
-    plain: bool = False
+    plain: bool = False  #: Whether its convolutions are kept out of blocked layouts.
 
     @property
     def span(self) -> tuple[int, int]:
@@ -49,24 +41,19 @@ class Segment:
 
 @dataclass(frozen=True)
 class Cut:
-    """A rank's side of a communication.
-
-    Attributes:
-        rank: The rank.
-        comm: The communication, with this rank's transfers only; `source` and `target` are ""
-            where this rank does not read or write.
-        active: Ranks that send or receive something, ascending.
-        uniform: Of a broadcast: one part goes to all. Of an all-gather: parts are of equal size and
-            every rank gets all of them.
-        source: Type of the local tensor that is read, None if this rank only receives.
-        target: Type of the local tensor that is written, None if this rank only sends.
-    """
+    """A rank's side of a communication."""
 
     rank: int
+    #: The communication, with this rank's transfers only; `source` and `target` are "" where this
+    #: rank does not read or write.
     comm: Comm
-    active: tuple[int, ...]
+    active: tuple[int, ...]  #: Ranks that send or receive something, ascending.
+    #: Of a broadcast: one part goes to all. Of an all-gather: parts are of equal size and every
+    #: rank gets all of them.
     uniform: bool
+    #: Type of the local tensor that is read, None if this rank only receives.
     source: TensorType | None
+    #: Type of the local tensor that is written, None if this rank only sends.
     target: TensorType | None
 
     @property
@@ -114,23 +101,14 @@ class Cut:
 
 @dataclass(frozen=True)
 class RankModel:
-    """A rank file, cut into steps.
+    """A rank file, cut into steps."""
 
-    Attributes:
-        header: Its description.
-        proto: The file's message.
-        folder: Where its external weights lie; None if it has none.
-        steps: In order.
-        types: Types of the values that cross steps.
-        keep: Values to have after a run beside the outputs.
-    """
-
-    header: Header
-    proto: ModelProto
-    folder: Path | None
-    steps: tuple[Segment | Cut, ...]
-    types: Mapping[str, TensorType]
-    keep: tuple[str, ...] = ()
+    header: Header  #: Its description.
+    proto: ModelProto  #: The file's message.
+    folder: Path | None  #: Where its external weights lie; None if it has none.
+    steps: tuple[Segment | Cut, ...]  #: In order.
+    types: Mapping[str, TensorType]  #: Types of the values that cross steps.
+    keep: tuple[str, ...] = ()  #: Values to have after a run beside the outputs.
 
     @property
     def rank(self) -> int:

@@ -62,17 +62,11 @@ class Spans:
 
 @dataclass(frozen=True)
 class Recorder:
-    """Records the steps of an executor, whose sessions write profiles and their graphs.
+    """Records the steps of an executor, whose sessions write profiles and their graphs."""
 
-    Attributes:
-        executor: The rank.
-        serve: Runs one request on it.
-        barrier: Waits for the other ranks.
-    """
-
-    executor: Executor
-    serve: Callable[[], object]
-    barrier: Callable[[], None]
+    executor: Executor  #: The rank.
+    serve: Callable[[], object]  #: Runs one request on it.
+    barrier: Callable[[], None]  #: Waits for the other ranks.
 
     def record(self, steps: int) -> tuple[tuple[Step, ...], int]:
         """Run a request to warm up and then `steps` recorded ones; all ranks must call it.
@@ -164,21 +158,16 @@ def kernels_of(executor: Executor) -> Mapping[int, list[tuple[Kernel, ...]]]:
 
 @dataclass(frozen=True)
 class HeldBytes:
-    """Bytes of one rank, without interpreter and libraries, for one request at a time.
+    """Bytes of one rank, without interpreter and libraries, for one request at a time."""
 
-    Attributes:
-        weights: Of its constants.
-        sessions: Held by ONNX Runtime for them before the first kernel, packed copies included,
-            over all segments but those of blocks. A packed copy takes the place of the original,
-            which stays on disk (96 MiB of weights grew a process by 105 MiB with packing and
-            without).
-        peak: Most at one time beside those: a segment's own activations or a communication's
-            parts in transit, the values that live between segments, and the sessions of blocks
-            that are open then.
-    """
-
-    weights: int
+    weights: int  #: Of its constants.
+    #: Held by ONNX Runtime for them before the first kernel, packed copies included, over all
+    #: segments but those of blocks. A packed copy takes the place of the original, which stays on
+    #: disk (96 MiB of weights grew a process by 105 MiB with packing and without).
     sessions: int
+    #: Most at one time beside those: a segment's own activations or a communication's parts in
+    #: transit, the values that live between segments, and the sessions of blocks that are open
+    #: then.
     peak: int
 
     @property

@@ -62,21 +62,13 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Action:
-    """A rank's part in one step, done in every pass; each is an object of its own.
+    """A rank's part in one step, done in every pass; each is an object of its own."""
 
-    Attributes:
-        index: Of the step.
-        role: Computing, sending or receiving.
-        phase: Pipeline phase it happens in.
-        reads: Values that must be there.
-        writes: Values that are there afterwards.
-    """
-
-    index: int
-    role: Role
-    phase: int
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
+    index: int  #: Of the step.
+    role: Role  #: Computing, sending or receiving.
+    phase: int  #: Pipeline phase it happens in.
+    reads: tuple[str, ...]  #: Values that must be there.
+    writes: tuple[str, ...]  #: Values that are there afterwards.
 
 
 @dataclass(frozen=True)

@@ -44,15 +44,11 @@ _Key = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class Lockstep:
-    """The results of a request.
+    """The results of a request."""
 
-    Attributes:
-        outputs: Whole outputs by name.
-        values: The local values to keep, by rank and local name; of a request in micro-batches
-            those of all of them, along a first dim.
-    """
-
-    outputs: Mapping[str, np.ndarray]
+    outputs: Mapping[str, np.ndarray]  #: Whole outputs by name.
+    #: The local values to keep, by rank and local name; of a request in micro-batches those of all
+    #: of them, along a first dim.
     values: Mapping[int, Mapping[str, np.ndarray]]
 
 

@@ -31,14 +31,11 @@ PhasedT = TypeVar("PhasedT", bound=Phased)
 
 @dataclass(frozen=True)
 class Turn(Generic[PhasedT]):
-    """A turn of a rank.
+    """A turn of a rank."""
 
-    Attributes:
-        actions: What it runs, in order, each with the number of the pass.
-        done: The request that is done on the rank behind the turn; None if none is.
-    """
-
+    #: What it runs, in order, each with the number of the pass.
     actions: Sequence[tuple[PhasedT, int]]
+    #: The request that is done on the rank behind the turn; None if none is.
     done: int | None = None
 
 
@@ -48,12 +45,9 @@ class Turns:
 
     Round t runs phase p of request t - p, and all ranks are in the same round; a single request has
     one round.
-
-    Attributes:
-        requests: Number of requests.
     """
 
-    requests: int
+    requests: int  #: Number of requests.
 
     @staticmethod
     def of(batch: Batch | None, requests: int) -> Turns:
@@ -98,13 +92,9 @@ class Turns:
 
 @dataclass(frozen=True)
 class MicroBatchTurns(Turns):
-    """Requests one after the other, each in micro-batches in the order of a schedule.
+    """Requests one after the other, each in micro-batches in the order of a schedule."""
 
-    Attributes:
-        order: The order of a request.
-    """
-
-    order: RunOrder
+    order: RunOrder  #: The order of a request.
     _indices: dict[int, Mapping[tuple[int, int], int]] = field(
         default_factory=dict, compare=False, repr=False
     )

@@ -22,24 +22,17 @@ from partitioner.backends.onnx.sessions.segments import SessionConfig, open_join
 
 @dataclass
 class Sessions:
-    """The sessions of the segments that run, by the index of their step.
+    """The sessions of the segments that run, by the index of their step."""
 
-    Attributes:
-        model: The rank.
-        config: How segments run.
-        resident: Sessions that stay open.
-        then: The block's step that runs after each block's.
-        sums: Values of segments that may lie in one place; see `joined.Piece`.
-        profiles: Files with the profiles of closed sessions, one of each run.
-        optimized: The graphs of sessions as they run, where they are written.
-    """
-
-    model: RankModel
-    config: SessionConfig
-    resident: Mapping[int, ort.InferenceSession]
-    then: Mapping[int, int]
+    model: RankModel  #: The rank.
+    config: SessionConfig  #: How segments run.
+    resident: Mapping[int, ort.InferenceSession]  #: Sessions that stay open.
+    then: Mapping[int, int]  #: The block's step that runs after each block's.
+    #: Values of segments that may lie in one place; see `joined.Piece`.
     sums: Mapping[int, tuple[Sums, ...]]
+    #: Files with the profiles of closed sessions, one of each run.
     profiles: dict[int, list[Path]] = field(default_factory=dict)
+    #: The graphs of sessions as they run, where they are written.
     optimized: dict[int, Path] = field(default_factory=dict)
     _opening: dict[int, Future[ort.InferenceSession]] = field(default_factory=dict)
     _thread: ThreadPoolExecutor | None = None

@@ -35,16 +35,11 @@ _SUMMAND = 3
 
 @dataclass(frozen=True)
 class Group:
-    """Segments of a rank that are optimized together.
+    """Segments of a rank that are optimized together."""
 
-    Attributes:
-        model: The rank.
-        segments: By the index of their step, in order.
-        images: Values to cross borders blocked: one segment makes each, only others read it.
-    """
-
-    model: RankModel
-    segments: Mapping[int, Segment]
+    model: RankModel  #: The rank.
+    segments: Mapping[int, Segment]  #: By the index of their step, in order.
+    #: Values to cross borders blocked: one segment makes each, only others read it.
     images: frozenset[str]
 
     def joined(self) -> ModelProto:
@@ -149,16 +144,14 @@ class Sums:
 
     ONNX Runtime adds in place within a session. It copies the value before where that is an input
     of the session, or where the sum is an output, unless both are told to lie in one place.
-
-    Attributes:
-        source: The image that the piece reads and the first sum adds to, if no other segment reads
-            it later; None if the first value is made in the piece.
-        inner: Values that no other segment knows, in order. They are outputs of the session too.
-        target: The image that the piece makes as the last sum; None if the last sum is inner.
     """
 
+    #: The image that the piece reads and the first sum adds to, if no other segment reads it later;
+    #: None if the first value is made in the piece.
     source: str | None
+    #: Values that no other segment knows, in order. They are outputs of the session too.
     inner: tuple[str, ...]
+    #: The image that the piece makes as the last sum; None if the last sum is inner.
     target: str | None
 
     @property
@@ -171,28 +164,18 @@ class Sums:
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of a segment in an optimized graph.
+    """The part of a segment in an optimized graph."""
 
-    Attributes:
-        proto: The model.
-        sums: Those that begin or end with an image.
-    """
-
-    proto: ModelProto
-    sums: tuple[Sums, ...]
+    proto: ModelProto  #: The model.
+    sums: tuple[Sums, ...]  #: Those that begin or end with an image.
 
 
 @dataclass(frozen=True)
 class Optimized:
-    """The joined graph of a group as ONNX Runtime runs it.
+    """The joined graph of a group as ONNX Runtime runs it."""
 
-    Attributes:
-        group: The segments.
-        proto: The graph; pieces refer to its weights.
-    """
-
-    group: Group
-    proto: ModelProto
+    group: Group  #: The segments.
+    proto: ModelProto  #: The graph; pieces refer to its weights.
 
     @cached_property
     def plain(self) -> frozenset[str]:

@@ -28,23 +28,14 @@ _MICROSECOND = 1e-6
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel in one run of a session.
+    """A kernel in one run of a session."""
 
-    Attributes:
-        name: Its name in the graph that ONNX Runtime runs.
-        op: Its operator.
-        begin_s: Seconds from the end of the run, negative.
-        end_s: The same of its end.
-        in_use_bytes: Bytes that the session's allocator has handed out at its end.
-        taken_bytes: The same that it took itself.
-    """
-
-    name: str
-    op: str
-    begin_s: float
-    end_s: float
-    in_use_bytes: int
-    taken_bytes: int
+    name: str  #: Its name in the graph that ONNX Runtime runs.
+    op: str  #: Its operator.
+    begin_s: float  #: Seconds from the end of the run, negative.
+    end_s: float  #: The same of its end.
+    in_use_bytes: int  #: Bytes that the session's allocator has handed out at its end.
+    taken_bytes: int  #: The same that it took itself.
 
 
 def kernel_runs(profile: Path) -> list[tuple[Kernel, ...]]:

@@ -33,24 +33,17 @@ _NUMBERS = count()  # profile files are named to the second otherwise
 
 @dataclass(frozen=True)
 class SessionConfig:
-    """Options of segments' sessions.
+    """Options of segments' sessions."""
 
-    Attributes:
-        optimization: "disable" (cutting changes no bit), "basic", "extended" or "all".
-        threads: Of one operator.
-        device: Where values live; "cuda" needs ONNX Runtime's CUDA provider.
-        shared_arena: Whether the CPU sessions of this process share one allocator, so that their
-            peaks do not add. It lives as long as the process.
-        profile: Folder for one profile file a session; None for none.
-        optimized: Folder for the graph of each session as ONNX Runtime runs it, with its weights;
-            None writes none.
-    """
-
-    optimization: str = "all"
-    threads: int = 1
-    device: torch.device = CPU
+    optimization: str = "all"  #: "disable" (cutting changes no bit), "basic", "extended" or "all".
+    threads: int = 1  #: Of one operator.
+    device: torch.device = CPU  #: Where values live; "cuda" needs ONNX Runtime's CUDA provider.
+    #: Whether the CPU sessions of this process share one allocator, so that their peaks do not add.
+    #: It lives as long as the process.
     shared_arena: bool = False
-    profile: Path | None = None
+    profile: Path | None = None  #: Folder for one profile file a session; None for none.
+    #: Folder for the graph of each session as ONNX Runtime runs it, with its weights; None writes
+    #: none.
     optimized: Path | None = None
 
     def __post_init__(self) -> None:

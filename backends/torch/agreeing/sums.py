@@ -26,23 +26,18 @@ def code(contents: bytes | memoryview) -> int:
 
 @dataclass(frozen=True)
 class Sums:
-    """Checksums of a rank's values.
+    """Checksums of a rank's values."""
 
-    Attributes:
-        words: Checksum by name; 0 for a value that the rank does not know. All ranks have the same
-            names in the same order.
-        differ: What ranks that differ have, in words: "other data in input".
-        advice: What would be right.
-        keys: By name and rank; ranks with equal keys must have equal values. A name without keys
-            must be alike on all ranks.
-        inner: Checksums of the values behind one word, by name, which are compared where the word
-            differs. A name that a rank lacks is of a value that it does not know.
-    """
-
+    #: Checksum by name; 0 for a value that the rank does not know. All ranks have the same names in
+    #: the same order.
     words: Mapping[str, int]
-    differ: str
-    advice: str
+    differ: str  #: What ranks that differ have, in words: "other data in input".
+    advice: str  #: What would be right.
+    #: By name and rank; ranks with equal keys must have equal values. A name without keys must be
+    #: alike on all ranks.
     keys: Mapping[str, Mapping[int, Hashable]] = field(default_factory=dict)
+    #: Checksums of the values behind one word, by name, which are compared where the word differs.
+    #: A name that a rank lacks is of a value that it does not know.
     inner: Mapping[str, int] = field(default_factory=dict)
 
     def differing(self, rows: Sequence[Sequence[int]]) -> dict[tuple[int, str], list[int]]:

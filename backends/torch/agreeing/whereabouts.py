@@ -48,17 +48,11 @@ _COMMUNICATIONS = frozenset({_BY_GROUP, "_functional_collectives.py"})
 
 @dataclass
 class Whereabouts:
-    """Where the ranks of this world wait.
+    """Where the ranks of this world wait."""
 
-    Attributes:
-        rank: This process's.
-        ranks: Number of ranks.
-        store: Where they post it.
-    """
-
-    rank: int
-    ranks: int
-    store: Any
+    rank: int  #: This process's.
+    ranks: int  #: Number of ranks.
+    store: Any  #: Where they post it.
     _look: tuple[int, int] = (-1, 0)  # the rank that was seen to wait last, and its count
 
     @staticmethod

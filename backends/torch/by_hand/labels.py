@@ -39,33 +39,20 @@ MAX_DIMS = 64
 
 @dataclass(frozen=True)
 class Label:
-    """A rank's description of a call and of the tensors that it passes to it.
+    """A rank's description of a call and of the tensors that it passes to it."""
 
-    Attributes:
-        name: Index in `NAMES`.
-        number: Number of the call; a backward has its forward's.
-        root: `src` or `dst`; -1 without.
-        reduction: Index in `REDUCTIONS`.
-        needs: Whether a tensor needs a gradient.
-        enabled: Whether this rank records gradients.
-        smooth: Whether every tensor could have a gradient.
-        near: Whether every tensor lies on an accelerator.
-        dtype: Index in `DTYPES` of the first tensor's type; UNKNOWN if a tensor cannot be sent.
-        digest: Hash of all element types and shapes.
-    """
-
-    name: int
+    name: int  #: Index in `NAMES`.
     backward: bool
-    number: int
-    root: int
-    reduction: int
+    number: int  #: Number of the call; a backward has its forward's.
+    root: int  #: `src` or `dst`; -1 without.
+    reduction: int  #: Index in `REDUCTIONS`.
     count: int
-    needs: bool
-    enabled: bool
-    smooth: bool
-    near: bool
-    dtype: int
-    digest: int
+    needs: bool  #: Whether a tensor needs a gradient.
+    enabled: bool  #: Whether this rank records gradients.
+    smooth: bool  #: Whether every tensor could have a gradient.
+    near: bool  #: Whether every tensor lies on an accelerator.
+    dtype: int  #: Index in `DTYPES` of the first tensor's type; UNKNOWN if a tensor cannot be sent.
+    digest: int  #: Hash of all element types and shapes.
     shape: tuple[int, ...]
 
     def pack(self) -> list[int]:

@@ -37,20 +37,15 @@ _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp
 
 @dataclass(frozen=True)
 class Call:
-    """Describe the part of this rank in one communication.
-
-    Attributes:
-        handle: Process group; weak, as autograd's graphs keep calls: a group that outlives
-            `destroy_process_group` would end its threads too late, and abort the process.
-        rank: Rank of this process in the group.
-        number: Number of the call on this rank, by which backwards are told apart.
-    """
+    """Describe the part of this rank in one communication."""
 
     name: str
+    #: Process group; weak, as autograd's graphs keep calls: a group that outlives
+    #: `destroy_process_group` would end its threads too late, and abort the process.
     handle: weakref.ref[Any]
-    rank: int
+    rank: int  #: Rank of this process in the group.
     size: int
-    number: int
+    number: int  #: Number of the call on this rank, by which backwards are told apart.
     backward: bool = False
 
     @property

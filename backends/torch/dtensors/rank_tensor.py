@@ -31,13 +31,10 @@ Rule = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
 class RankTensor(DTensor):
-    """A tensor of which a rank has a part, or the whole.
+    """A tensor of which a rank has a part, or the whole."""
 
-    Attributes:
-        agreement: Messages between the ranks of a module of which each holds some parameters only;
-            None if all ranks hold all.
-    """
-
+    #: Messages between the ranks of a module of which each holds some parameters only; None if all
+    #: ranks hold all.
     agreement: Agreement | None = None
 
     @classmethod

@@ -49,27 +49,17 @@ _PHASE = re.compile(r"(last )?(setup|deliver|reduce|(forward|backward|weight)( \
 
 @dataclass(frozen=True)
 class RankFile:
-    """The description in a rank file.
+    """The description in a rank file."""
 
-    Attributes:
-        header: The part that rank files of all backends have.
-        which: The phase: "forward" or "backward" of a whole batch, else as "forward 2".
-        arguments: Local values that the graph takes, in order.
-        results: Local values that it returns, in order.
-        groups: Ranks of each process group that any rank's graphs name.
-        stored: Local values that are parameters and buffers, of which the arguments may be.
-        training: Whether there is a backward pass.
-        staged: Whether the plan has a schedule of micro-batches.
-    """
-
-    header: Header
-    which: str
-    arguments: tuple[str, ...]
-    results: tuple[str, ...]
-    groups: tuple[tuple[int, ...], ...]
+    header: Header  #: The part that rank files of all backends have.
+    which: str  #: The phase: "forward" or "backward" of a whole batch, else as "forward 2".
+    arguments: tuple[str, ...]  #: Local values that the graph takes, in order.
+    results: tuple[str, ...]  #: Local values that it returns, in order.
+    groups: tuple[tuple[int, ...], ...]  #: Ranks of each process group that any rank's graphs name.
+    #: Local values that are parameters and buffers, of which the arguments may be.
     stored: tuple[str, ...]
-    training: bool
-    staged: bool = False
+    training: bool  #: Whether there is a backward pass.
+    staged: bool = False  #: Whether the plan has a schedule of micro-batches.
 
 
 def file_name(rank: int, which: str = "forward") -> str:

@@ -39,17 +39,12 @@ _ARRANGING = frozenset(
 
 @dataclass(frozen=True)
 class _Member:
-    """A collective of a bucket.
-
-    Attributes:
-        operand_shape: Shape of the tensor that it sends, as it is carried.
-        result_shape: Shape of what it brings, as it is carried.
-    """
+    """A collective of a bucket."""
 
     sent: fx.Node
     wait: fx.Node
-    operand_shape: tuple[int, ...]
-    result_shape: tuple[int, ...]
+    operand_shape: tuple[int, ...]  #: Shape of the tensor that it sends, as it is carried.
+    result_shape: tuple[int, ...]  #: Shape of what it brings, as it is carried.
 
     @property
     def operand(self) -> fx.Node:

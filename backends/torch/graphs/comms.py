@@ -53,20 +53,14 @@ def wait_for_unread(graph: fx.Graph) -> None:
 
 @dataclass(frozen=True)
 class RankComm:
-    """A rank's part in a communication, to be added to its graph.
-
-    Attributes:
-        source: Node of the tensor that the rank sends; None if it only receives.
-        source_shape: Its local sizes.
-        target_shape: Local sizes of the tensor that the rank gets.
-    """
+    """A rank's part in a communication, to be added to its graph."""
 
     graph: fx.Graph
     comm: Comm
     rank: int
-    source: fx.Node | None
-    source_shape: Shape
-    target_shape: Shape
+    source: fx.Node | None  #: Node of the tensor that the rank sends; None if it only receives.
+    source_shape: Shape  #: Its local sizes.
+    target_shape: Shape  #: Local sizes of the tensor that the rank gets.
     device: torch.device
 
     def start(self) -> Arrival | None:

@@ -50,21 +50,14 @@ Steps = Sequence[Compute | Comm]
 
 @dataclass(frozen=True)
 class PassGraph:
-    """Steps of a rank that run together.
+    """Steps of a rank that run together."""
 
-    Attributes:
-        module: The graph; takes the arguments and returns the results, in order.
-        arguments: Names of local values and messages.
-        results: Names of local values and messages; of a pass without any, `NO_VALUE` alone.
-        receives: The messages among the arguments.
-        sends: The messages among the results.
-    """
-
-    module: fx.GraphModule
-    arguments: tuple[str, ...]
+    module: fx.GraphModule  #: The graph; takes the arguments and returns the results, in order.
+    arguments: tuple[str, ...]  #: Names of local values and messages.
+    #: Names of local values and messages; of a pass without any, `NO_VALUE` alone.
     results: tuple[str, ...]
-    receives: tuple[Message, ...] = ()
-    sends: tuple[Message, ...] = ()
+    receives: tuple[Message, ...] = ()  #: The messages among the arguments.
+    sends: tuple[Message, ...] = ()  #: The messages among the results.
 
 
 def stored_values(steps: Steps) -> tuple[str, ...]:
@@ -97,32 +90,28 @@ def constant_of(program: RankProgram, graph: Graph, device: torch.device, name: 
 
 @dataclass
 class PassWriter:
-    """Writes the graph of a phase, step after step.
-
-    Attributes:
-        phase: The phase.
-        keeps: Whether values at rest are arguments, which the pass brings up to date; else it makes
-            them anew.
-        root: Has the constants and branches that the graph names.
-        known: Node of each local value, or what adds it when it is read.
-        pending: Task of each value that is added when it is read.
-        messages: The messages that it receives, by name.
-        arrived: What each communication has brought, by its number and by source, as it is carried.
-        departing: Communications with what they send, as it is carried, by name of the message.
-        leaving: The messages that it sends, each added when it is packed.
-    """
+    """Writes the graph of a phase, step after step."""
 
     program: RankProgram
     device: torch.device
     phase: int
+    #: Whether values at rest are arguments, which the pass brings up to date; else it makes them
+    #: anew.
     keeps: bool = False
     graph: fx.Graph = field(default_factory=fx.Graph)
+    #: Has the constants and branches that the graph names.
     root: torch.nn.Module = field(default_factory=torch.nn.Module)
+    #: Node of each local value, or what adds it when it is read.
     known: dict[str, fx.Node | Arrival] = field(default_factory=dict)
+    #: Task of each value that is added when it is read.
     pending: dict[str, Task] = field(default_factory=dict)
+    #: The messages that it receives, by name.
     messages: dict[str, Message] = field(default_factory=dict)
+    #: What each communication has brought, by its number and by source, as it is carried.
     arrived: dict[int, dict[int, fx.Node]] = field(default_factory=dict)
+    #: Communications with what they send, as it is carried, by name of the message.
     departing: dict[str, list[tuple[Comm, fx.Node]]] = field(default_factory=dict)
+    #: The messages that it sends, each added when it is packed.
     leaving: list[Message] = field(default_factory=list)
 
     def write(

@@ -21,17 +21,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class MessagePart:
-    """The tensors that a communication sends from one rank to another.
+    """The tensors that a communication sends from one rank to another."""
 
-    Attributes:
-        number: Number of the communication.
-        numel: Number of elements as they are carried.
-        dtype: Their type as they are carried.
-    """
-
-    number: int
-    numel: int
-    dtype: torch.dtype
+    number: int  #: Number of the communication.
+    numel: int  #: Number of elements as they are carried.
+    dtype: torch.dtype  #: Their type as they are carried.
 
     @classmethod
     def of(cls, comm: Comm, source: int, target: int) -> MessagePart:
@@ -44,19 +38,13 @@ class MessagePart:
 
 @dataclass(frozen=True)
 class Message:
-    """All that a phase of one rank sends to a phase of another.
+    """All that a phase of one rank sends to a phase of another."""
 
-    Attributes:
-        source: The rank that sends it.
-        target: The rank that receives it.
-        phases: The phase that sends it, and the one that receives it.
-        parts: Those of the widest elements first, so that each part lies where its elements may;
-            among them by number.
-    """
-
-    source: int
-    target: int
-    phases: tuple[int, int]
+    source: int  #: The rank that sends it.
+    target: int  #: The rank that receives it.
+    phases: tuple[int, int]  #: The phase that sends it, and the one that receives it.
+    #: Those of the widest elements first, so that each part lies where its elements may; among them
+    #: by number.
     parts: tuple[MessagePart, ...]
 
     @classmethod

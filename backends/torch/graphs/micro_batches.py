@@ -24,17 +24,11 @@ from partitioner.ir.types import TensorType
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """The micro-batches of a call.
+    """The micro-batches of a call."""
 
-    Attributes:
-        sizes: Their sizes; all but the last are equal.
-        split: Graph inputs that are split.
-        joined: Results that are put together; the others are means.
-    """
-
-    sizes: tuple[int, ...]
-    split: frozenset[str]
-    joined: frozenset[str]
+    sizes: tuple[int, ...]  #: Their sizes; all but the last are equal.
+    split: frozenset[str]  #: Graph inputs that are split.
+    joined: frozenset[str]  #: Results that are put together; the others are means.
 
     @property
     def count(self) -> int:

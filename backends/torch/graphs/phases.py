@@ -29,26 +29,16 @@ from partitioner.ir.types import TensorType
 
 @dataclass(frozen=True)
 class RankPhases:
-    """The phases of a rank.
-
-    Attributes:
-        graphs: By phase; no entry for one in which the rank does nothing.
-        stored: Local names of the stored values on the rank.
-        inputs: Part of an input by local value.
-        outputs: Parts of outputs that the rank delivers.
-        types: Type of every local value.
-        summed: Local values that are added up over the micro-batches of a step.
-        order: The order of the phases.
-    """
+    """The phases of a rank."""
 
     rank: int
-    graphs: Mapping[int, PassGraph]
-    stored: tuple[str, ...]
-    inputs: Mapping[str, Part]
-    outputs: tuple[Output, ...]
-    types: Mapping[str, TensorType]
-    summed: frozenset[str]
-    order: RunOrder
+    graphs: Mapping[int, PassGraph]  #: By phase; no entry for one in which the rank does nothing.
+    stored: tuple[str, ...]  #: Local names of the stored values on the rank.
+    inputs: Mapping[str, Part]  #: Part of an input by local value.
+    outputs: tuple[Output, ...]  #: Parts of outputs that the rank delivers.
+    types: Mapping[str, TensorType]  #: Type of every local value.
+    summed: frozenset[str]  #: Local values that are added up over the micro-batches of a step.
+    order: RunOrder  #: The order of the phases.
 
     @property
     def passes(self) -> Mapping[str, PassGraph]:

@@ -19,33 +19,21 @@ from partitioner.ir.types import TensorType
 
 @dataclass(frozen=True)
 class Signature:
-    """Arguments and results of a module.
+    """Arguments and results of a module."""
 
-    Attributes:
-        in_spec: Structure of (args, kwargs).
-        out_spec: Structure of the returned value.
-        inputs: Graph input of each flat argument; "" for those that are no tensors.
-        example: The flat arguments that the module was traced with.
-        types: Type of each graph input.
-        results: Graph output of each flat result; "" for one that is no tensor.
-        others: Each flat result that is no tensor; None in the place of tensors.
-        seed: Graph input that seeds random draws; "" if there are none.
-        tangent: Graph input for the gradient of the first result; "" for inference.
-        autocast: Element type of the `torch.autocast` around the trace; "" if there was none.
-        differentiable: Whether each flat result depends on a trained parameter in the module; a
-            program differentiates the first alone. Empty for inference.
-    """
-
-    in_spec: pytree.TreeSpec
-    out_spec: pytree.TreeSpec
-    inputs: tuple[str, ...]
-    example: tuple[Any, ...]
-    types: Mapping[str, TensorType]
-    results: tuple[str, ...]
-    others: tuple[Any, ...]
-    seed: str
-    tangent: str
+    in_spec: pytree.TreeSpec  #: Structure of (args, kwargs).
+    out_spec: pytree.TreeSpec  #: Structure of the returned value.
+    inputs: tuple[str, ...]  #: Graph input of each flat argument; "" for those that are no tensors.
+    example: tuple[Any, ...]  #: The flat arguments that the module was traced with.
+    types: Mapping[str, TensorType]  #: Type of each graph input.
+    results: tuple[str, ...]  #: Graph output of each flat result; "" for one that is no tensor.
+    others: tuple[Any, ...]  #: Each flat result that is no tensor; None in the place of tensors.
+    seed: str  #: Graph input that seeds random draws; "" if there are none.
+    tangent: str  #: Graph input for the gradient of the first result; "" for inference.
+    #: Element type of the `torch.autocast` around the trace; "" if there was none.
     autocast: str = ""
+    #: Whether each flat result depends on a trained parameter in the module; a program
+    #: differentiates the first alone. Empty for inference.
     differentiable: tuple[bool, ...] = ()
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

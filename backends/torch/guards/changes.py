@@ -40,25 +40,19 @@ class Contents:
 
     A check at each call compares objects by identity. Only where one is another does it look at
     names, to say what was changed.
-
-    Attributes:
-        stored: The parameters and buffers of the whole model.
-        tensors: Those of the rank, by first name.
-        at_rest: The storage of each tensor that lies in the memory of what the plan keeps between
-            steps. An assignment to its `data` would move it out of there: it is refused.
-        parts: The submodules.
-        objects: The submodules, parameters and buffers of the module and of each part, by name.
-        facts: Sizes and element type of each tensor, and its storage, if that is to stay.
-        frozen: Tensors that must not require a gradient.
     """
 
-    stored: Sequence[Stored]
-    tensors: Mapping[str, Tensor]
+    stored: Sequence[Stored]  #: The parameters and buffers of the whole model.
+    tensors: Mapping[str, Tensor]  #: Those of the rank, by first name.
+    #: The storage of each tensor that lies in the memory of what the plan keeps between steps. An
+    #: assignment to its `data` would move it out of there: it is refused.
     at_rest: Mapping[str, torch.UntypedStorage]
-    parts: Sequence[nn.Module]
+    parts: Sequence[nn.Module]  #: The submodules.
+    #: The submodules, parameters and buffers of the module and of each part, by name.
     objects: Sequence[Mapping[str, object]]
+    #: Sizes and element type of each tensor, and its storage, if that is to stay.
     facts: Sequence[tuple[torch.Size, torch.dtype, int]]
-    frozen: Sequence[Tensor]
+    frozen: Sequence[Tensor]  #: Tensors that must not require a gradient.
 
     @classmethod
     def of(

@@ -42,24 +42,15 @@ MESSAGE = "message"
 
 @dataclass(frozen=True)
 class Recorder:
-    """Runs the phases of a rank and then its optimizer, as one step.
-
-    Attributes:
-        phases: The phases.
-        runs: Those that it runs, with their micro-batches, in order.
-        start: The values that a step begins with.
-        device: Where they lie.
-        roll: The processes of all ranks.
-        training: Its parameters and optimizer; None for inference.
-        last: The phases of the last micro-batch, if it is smaller than the others.
-    """
+    """Runs the phases of a rank and then its optimizer, as one step."""
 
     phases: RankPhases
-    runs: Sequence[tuple[int, int]]
-    start: StepStart
-    device: torch.device
-    roll: Roll
-    training: Training | None = None
+    runs: Sequence[tuple[int, int]]  #: Those that it runs, with their micro-batches, in order.
+    start: StepStart  #: The values that a step begins with.
+    device: torch.device  #: Where they lie.
+    roll: Roll  #: The processes of all ranks.
+    training: Training | None = None  #: Its parameters and optimizer; None for inference.
+    #: The phases of the last micro-batch, if it is smaller than the others.
     last: RankPhases | None = None
 
     def timed(self, steps: int, shown: Mapping[str, str]) -> tuple[list[Values], float]:

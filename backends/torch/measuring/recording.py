@@ -35,21 +35,13 @@ Values = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Span:
-    """The calls between two marks.
+    """The calls between two marks."""
 
-    Attributes:
-        nodes: The plan's nodes that they are of.
-        comms: The communications that they are of.
-        label: The first operator of the task.
-        role: The rank's part.
-        micro_batch: The micro-batch.
-    """
-
-    nodes: tuple[str, ...]
-    comms: tuple[int, ...]
-    label: str
-    role: Role
-    micro_batch: int = 0
+    nodes: tuple[str, ...]  #: The plan's nodes that they are of.
+    comms: tuple[int, ...]  #: The communications that they are of.
+    label: str  #: The first operator of the task.
+    role: Role  #: The rank's part.
+    micro_batch: int = 0  #: The micro-batch.
 
 
 def marked(module: fx.GraphModule, clock: Clock) -> tuple[fx.GraphModule, tuple[Span, ...]]:
@@ -102,20 +94,13 @@ def _name(node: fx.Node) -> str:
 
 
 class Update(NamedTuple):
-    """A parameter that the optimizer writes to.
+    """A parameter that the optimizer writes to."""
 
-    Attributes:
-        node: The plan's node.
-        stored: Local name of the parameter.
-        gradient: Local name of its gradient.
-        cut: Whether any parameter of the plan is stored in parts: then all are DTensors.
-        part: The part of the gradient that is the parameter's, where the gradient has more.
-    """
-
-    node: str
-    stored: str
-    gradient: str
-    cut: bool
+    node: str  #: The plan's node.
+    stored: str  #: Local name of the parameter.
+    gradient: str  #: Local name of its gradient.
+    cut: bool  #: Whether any parameter of the plan is stored in parts: then all are DTensors.
+    #: The part of the gradient that is the parameter's, where the gradient has more.
     part: Region | None = None
 
 

@@ -89,12 +89,9 @@ STEPS: Mapping[str, Step] = {
 
 @dataclass(frozen=True)
 class Program:
-    """A program that was read.
+    """A program that was read."""
 
-    Attributes:
-        steps: Each step and its operands: numbers, or places of results as texts.
-    """
-
+    #: Each step and its operands: numbers, or places of results as texts.
     steps: tuple[tuple[Step, tuple[float | int | str, ...]], ...]
 
     @classmethod

@@ -31,22 +31,16 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class _Bags:
-    """A call: operands as above.
-
-    Attributes:
-        bags: Bags of the whole call.
-        size: Rows of the whole table.
-        total: Indices of the whole call.
-    """
+    """A call: operands as above."""
 
     indices: Tensor
     offsets: Tensor
     weights: Tensor | None
     mode: int
-    bags: int
+    bags: int  #: Bags of the whole call.
     padding: int
-    size: int
-    total: int
+    size: int  #: Rows of the whole table.
+    total: int  #: Indices of the whole call.
     starts: Sequence[int]
     lengths: Sequence[int]
     index_starts: Sequence[int]

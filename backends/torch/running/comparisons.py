@@ -12,17 +12,13 @@ from partitioner.backends.torch.running.held_state import StatePlaces
 
 @dataclass(frozen=True)
 class Comparisons:
-    """Checksums that a rank compares with the others at each call of its module.
-
-    Attributes:
-        input_keys: By input and rank, which part of the batch it is called with; None if every rank
-            is called with the whole batch.
-        holders: By rank, the trained parameters that it holds.
-    """
+    """Checksums that a rank compares with the others at each call of its module."""
 
     rank: int
+    #: By input and rank, which part of the batch it is called with; None if every rank is called
+    #: with the whole batch.
     input_keys: Mapping[str, Mapping[int, str]] | None
-    holders: Mapping[str, Mapping[int, str]]
+    holders: Mapping[str, Mapping[int, str]]  #: By rank, the trained parameters that it holds.
 
     @classmethod
     def of(

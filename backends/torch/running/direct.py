@@ -63,13 +63,9 @@ FUNCTIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
 
 @dataclass
 class Gate:
-    """A place in a pass where the rank waits, when it comes there first.
+    """A place in a pass where the rank waits, when it comes there first."""
 
-    Attributes:
-        wait: Waits; None if there is nothing to wait for.
-    """
-
-    wait: Callable[[], None] | None = None
+    wait: Callable[[], None] | None = None  #: Waits; None if there is nothing to wait for.
 
     def enter(self) -> None:
         """Wait, if nothing has since `wait` was set."""

@@ -46,17 +46,12 @@ def add_submodules(module: nn.Module, whole: Whole) -> None:
 
 @dataclass(frozen=True)
 class Filled:
-    """What a rank's module was filled with.
+    """What a rank's module was filled with."""
 
-    Attributes:
-        tensors: The rank's parameters and buffers by first name.
-        at_rest: What it keeps between steps besides them, by value of the graph.
-        words: Checksums of whole parameters and buffers by first name; 0 for those that would have
-            to be initialised for that alone.
-    """
-
-    tensors: dict[str, Tensor]
-    at_rest: dict[str, Tensor]
+    tensors: dict[str, Tensor]  #: The rank's parameters and buffers by first name.
+    at_rest: dict[str, Tensor]  #: What it keeps between steps besides them, by value of the graph.
+    #: Checksums of whole parameters and buffers by first name; 0 for those that would have to be
+    #: initialised for that alone.
     words: dict[str, int]
 
 

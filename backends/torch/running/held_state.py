@@ -23,19 +23,14 @@ from partitioner.ir.layout import Placement, Sharding
 
 @dataclass(frozen=True)
 class StatePlaces:
-    """Where the parameters and buffers of a model lie; alike on all ranks.
+    """Where the parameters and buffers of a model lie; alike on all ranks."""
 
-    Attributes:
-        stored: The parameters and buffers of the whole model.
-        by_name: Placements by first name.
-        are_parts: Whether parameters (True) and buffers (False) are `RankTensor`: the plan cuts any
-            of them, or a rank does not train all.
-        trained: First names of the trained parameters that each rank holds.
-    """
-
-    stored: Sequence[Stored]
-    by_name: Mapping[str, Placement]
+    stored: Sequence[Stored]  #: The parameters and buffers of the whole model.
+    by_name: Mapping[str, Placement]  #: Placements by first name.
+    #: Whether parameters (True) and buffers (False) are `RankTensor`: the plan cuts any of them, or
+    #: a rank does not train all.
     are_parts: Mapping[bool, bool]
+    #: First names of the trained parameters that each rank holds.
     trained: Mapping[int, Sequence[str]]
 
     @classmethod
@@ -84,19 +79,14 @@ class StatePlaces:
 
 @dataclass(frozen=True)
 class HeldState:
-    """Parts of parameters and buffers that a rank holds.
-
-    Attributes:
-        tensors: The rank's parameters and buffers by first name.
-        elsewhere: Parameters of other ranks that it lists.
-        shards: Its parts of `tensors` by first name, and values at rest by value, detached. Writing
-            to these is no change of a parameter.
-    """
+    """Parts of parameters and buffers that a rank holds."""
 
     rank: int
     places: StatePlaces
-    tensors: Mapping[str, Tensor]
-    elsewhere: Mapping[str, nn.Parameter]
+    tensors: Mapping[str, Tensor]  #: The rank's parameters and buffers by first name.
+    elsewhere: Mapping[str, nn.Parameter]  #: Parameters of other ranks that it lists.
+    #: Its parts of `tensors` by first name, and values at rest by value, detached. Writing to these
+    #: is no change of a parameter.
     shards: dict[str, Tensor]
 
     @cached_property

@@ -22,23 +22,14 @@ from partitioner.backends.torch.state.shards import part_of, region_within
 
 @dataclass(frozen=True)
 class RankCall:
-    """A call of a rank's module.
+    """A call of a rank's module."""
 
-    Attributes:
-        passes: Its graphs.
-        values: Their inputs by local name.
-        held: The rank's parameters and buffers.
-        shards: Its parts of them as they lie.
-        agreed: Waits until all ranks agree on the call.
-        step: Number of its training step, of its last micro-batch.
-    """
-
-    passes: RankPasses
-    values: list[Values]
-    held: HeldState
-    shards: Mapping[str, Tensor]
-    agreed: Callable[[], None]
-    step: int
+    passes: RankPasses  #: Its graphs.
+    values: list[Values]  #: Their inputs by local name.
+    held: HeldState  #: The rank's parameters and buffers.
+    shards: Mapping[str, Tensor]  #: Its parts of them as they lie.
+    agreed: Callable[[], None]  #: Waits until all ranks agree on the call.
+    step: int  #: Number of its training step, of its last micro-batch.
 
     def forward(self, *, backward: bool = False) -> tuple[tuple[Tensor, ...], Values]:
         """Run the forward graph, and count its writes to DTensors as PyTorch does to tensors."""

@@ -22,17 +22,11 @@ Values = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class StepStart:
-    """The local values that a rank begins a step with.
+    """The local values that a rank begins a step with."""
 
-    Attributes:
-        stored: Parameters and buffers.
-        micro_batches: Inputs of each micro-batch.
-        written: The buffer that each result writes.
-    """
-
-    stored: Values
-    micro_batches: Sequence[Values]
-    written: Mapping[str, str]
+    stored: Values  #: Parameters and buffers.
+    micro_batches: Sequence[Values]  #: Inputs of each micro-batch.
+    written: Mapping[str, str]  #: The buffer that each result writes.
 
     @property
     def values(self) -> list[Values]:
@@ -45,31 +39,20 @@ class Run:
     """A phase of a micro-batch, and what becomes of the values around it.
 
     Results stand by their places among the results of the phase.
-
-    Attributes:
-        phase: The phase.
-        micro_batch: The micro-batch; the first one for a phase of the whole step.
-        is_once: Whether it runs once a step.
-        arguments: Names of its arguments.
-        last: The arguments that nothing reads later.
-        sums: The sums that it adds to itself, behind its arguments.
-        kept: Results that are read later, with their names.
-        shared: Those that other micro-batches read, too, with them.
-        summed: Those that are added up over micro-batches.
-        sends: Messages among them.
-        writes: Those that write a buffer, with the later micro-batches that read it.
     """
 
     phase: int
-    micro_batch: int
-    is_once: bool
-    arguments: tuple[str, ...]
-    last: tuple[str, ...]
-    sums: tuple[str, ...]
-    kept: tuple[tuple[int, str], ...]
+    micro_batch: int  #: The micro-batch; the first one for a phase of the whole step.
+    is_once: bool  #: Whether it runs once a step.
+    arguments: tuple[str, ...]  #: Names of its arguments.
+    last: tuple[str, ...]  #: The arguments that nothing reads later.
+    sums: tuple[str, ...]  #: The sums that it adds to itself, behind its arguments.
+    kept: tuple[tuple[int, str], ...]  #: Results that are read later, with their names.
+    #: Those that other micro-batches read, too, with them.
     shared: tuple[tuple[int, str, tuple[int, ...]], ...]
-    summed: tuple[tuple[int, str], ...]
-    sends: tuple[tuple[int, Message], ...]
+    summed: tuple[tuple[int, str], ...]  #: Those that are added up over micro-batches.
+    sends: tuple[tuple[int, Message], ...]  #: Messages among them.
+    #: Those that write a buffer, with the later micro-batches that read it.
     writes: tuple[tuple[int, str, tuple[int, ...]], ...]
 
 

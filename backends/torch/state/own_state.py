@@ -21,19 +21,14 @@ _KNOWN = ("torch.", "partitioner.")
 
 @dataclass(frozen=True)
 class OwnState:
-    """State that a submodule of the whole model saves and loads beside parameters and buffers.
+    """State that a submodule of the whole model saves and loads beside parameters and buffers."""
 
-    Attributes:
-        extra: Its extra state (`get_extra_state`) as it was compiled; empty without any.
-        load_hooks: Its hooks that change a state before it is loaded.
-        saving: What else of its own is called when it saves, in words; "" if nothing is.
-        loading: The same when it loads.
-    """
-
+    #: Its extra state (`get_extra_state`) as it was compiled; empty without any.
     extra: tuple[object, ...] = ()
+    #: Its hooks that change a state before it is loaded.
     load_hooks: tuple[Callable[..., None], ...] = ()
-    saving: str = ""
-    loading: str = ""
+    saving: str = ""  #: What else of its own is called when it saves, in words; "" if nothing is.
+    loading: str = ""  #: The same when it loads.
 
     @classmethod
     def of(cls, part: nn.Module) -> OwnState:

@@ -23,78 +23,54 @@ from partitioner.ir.program import Programs
 
 @dataclass(frozen=True)
 class Stored:
-    """A parameter or buffer of the whole model.
+    """A parameter or buffer of the whole model."""
 
-    Attributes:
-        value: Name in the graph; "" if nothing computes with it.
-        names: Its names in the module, the first one first.
-        trained: Whether it has a gradient.
-        frozen: Whether `requires_grad` was off when the module was compiled.
-        parameter: Whether it is a parameter; a buffer otherwise.
-        shape: Sizes of the whole value.
-        gradient: Graph output of its gradient; "" if it has none.
-        written: Graph output of its next contents; "" if it is not written.
-        hidden: Those of its names that are not in the module's `state_dict`.
-        rest: Name in the graph of the value as it lies between steps; "" if that is `value`.
-    """
-
-    value: str
-    names: tuple[str, ...]
-    trained: bool
-    frozen: bool
-    parameter: bool
-    shape: tuple[int, ...]
+    value: str  #: Name in the graph; "" if nothing computes with it.
+    names: tuple[str, ...]  #: Its names in the module, the first one first.
+    trained: bool  #: Whether it has a gradient.
+    frozen: bool  #: Whether `requires_grad` was off when the module was compiled.
+    parameter: bool  #: Whether it is a parameter; a buffer otherwise.
+    shape: tuple[int, ...]  #: Sizes of the whole value.
     dtype: torch.dtype
-    gradient: str = ""
-    written: str = ""
+    gradient: str = ""  #: Graph output of its gradient; "" if it has none.
+    written: str = ""  #: Graph output of its next contents; "" if it is not written.
+    #: Those of its names that are not in the module's `state_dict`.
     hidden: frozenset[str] = frozenset()
+    #: Name in the graph of the value as it lies between steps; "" if that is `value`.
     rest: str = ""
 
 
 @dataclass(frozen=True)
 class Submodule:
-    """Describe what a rank's module shows of a submodule of the whole model.
+    """Describe what a rank's module shows of a submodule of the whole model."""
 
-    Attributes:
-        kind: Its class.
-        constants: Names of its attributes that are constants of the graph.
-        absent: Names of its parameters and buffers that are None.
-        training: Whether it was in training mode.
-        first: The first path of a submodule that has several; "" at the first.
-        values: Plain values of attributes, by name.
-        state: What it saves and loads beside parameters and buffers.
-    """
-
-    kind: type[nn.Module] = nn.Module
+    kind: type[nn.Module] = nn.Module  #: Its class.
+    #: Names of its attributes that are constants of the graph.
     constants: frozenset[str] = frozenset()
-    absent: frozenset[str] = frozenset()
-    training: bool = True
-    first: str = ""
+    absent: frozenset[str] = frozenset()  #: Names of its parameters and buffers that are None.
+    training: bool = True  #: Whether it was in training mode.
+    first: str = ""  #: The first path of a submodule that has several; "" at the first.
+    #: Plain values of attributes, by name.
     values: Mapping[str, object] = field(default_factory=dict)
+    #: What it saves and loads beside parameters and buffers.
     state: OwnState = field(default_factory=OwnState)
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A program with the programs of all ranks.
-
-    Attributes:
-        training: Whether it has a backward pass.
-        spare: Mesh of all ranks, each of which holds the stored values that nothing computes with.
-        submodules: Those of the model by path, in its order; the model itself has the path "".
-        micro: The micro-batches of a call.
-        rest: The last of them, if it is smaller.
-    """
+    """A program with the programs of all ranks."""
 
     programs: Programs
     graph: Graph
     signature: Signature
     stored: tuple[Stored, ...]
-    training: bool
+    training: bool  #: Whether it has a backward pass.
+    #: Mesh of all ranks, each of which holds the stored values that nothing computes with.
     spare: DeviceMesh
+    #: Those of the model by path, in its order; the model itself has the path "".
     submodules: Mapping[str, Submodule] = field(default_factory=dict)
-    micro: MicroBatches = WHOLE_BATCH
-    rest: Rest | None = None
+    micro: MicroBatches = WHOLE_BATCH  #: The micro-batches of a call.
+    rest: Rest | None = None  #: The last of them, if it is smaller.
 
     @property
     def places(self) -> Mapping[str, Placement]:

@@ -36,18 +36,12 @@ def is_written(name: str) -> bool:
 
 @dataclass(frozen=True)
 class OnnxRequest:
-    """`request.json` of an ONNX model.
+    """`request.json` of an ONNX model."""
 
-    Attributes:
-        model: The model's file, absolute; it need not exist.
-        dims: Sizes of symbolic dims, by symbol.
-        shapes: Shapes of inputs, by name.
-    """
-
-    model: Path
+    model: Path  #: The model's file, absolute; it need not exist.
     graph_digest: str
-    dims: Mapping[str, int]
-    shapes: Mapping[str, tuple[int, ...]]
+    dims: Mapping[str, int]  #: Sizes of symbolic dims, by symbol.
+    shapes: Mapping[str, tuple[int, ...]]  #: Shapes of inputs, by name.
 
     def write(self, folder: Path, final: Path) -> None:
         """Write `request.json` into `folder`, which will be moved to `final`."""
@@ -58,26 +52,16 @@ class OnnxRequest:
 
 @dataclass(frozen=True)
 class ModuleRequest:
-    """`request.json` of a PyTorch module.
+    """`request.json` of a PyTorch module."""
 
-    Attributes:
-        file: The ``.pt2`` file, absolute; None if the module came from elsewhere.
-        factory: ``package.module:function``, or "": for people, it is never imported.
-        call: The example inputs in words, as `Signature.described` gives them.
-        training: Whether the backward pass was planned too.
-        optimizer: The optimizer whose memory was counted.
-        at_rest: As of `ModuleOptions`.
-        loads: As of `ModuleOptions`.
-    """
-
-    file: Path | None
-    factory: str
+    file: Path | None  #: The ``.pt2`` file, absolute; None if the module came from elsewhere.
+    factory: str  #: ``package.module:function``, or "": for people, it is never imported.
     graph_digest: str
-    call: str
-    training: bool
-    optimizer: str
-    at_rest: AtRest
-    loads: Loads = ()
+    call: str  #: The example inputs in words, as `Signature.described` gives them.
+    training: bool  #: Whether the backward pass was planned too.
+    optimizer: str  #: The optimizer whose memory was counted.
+    at_rest: AtRest  #: As of `ModuleOptions`.
+    loads: Loads = ()  #: As of `ModuleOptions`.
 
     def write(self, folder: Path, final: Path) -> None:
         """Write `request.json` into `folder`, which will be moved to `final`."""

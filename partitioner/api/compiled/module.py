@@ -46,14 +46,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModuleModel(Model):
-    """A PyTorch module.
-
-    Attributes:
-        source: The file or factory that the module came from, if any.
-    """
+    """A PyTorch module."""
 
     module: TracedModule
-    source: ModuleSource
+    source: ModuleSource  #: The file or factory that the module came from, if any.
     files = ModuleFiles
     delivers_all = True
 

@@ -31,16 +31,12 @@ from partitioner.search.ways.stage_clock import StageClock
 
 @dataclass(frozen=True)
 class ModuleGraphs:
-    """See `ModelGraphs`: each number of micro-batches is a trace of its own, and once.
-
-    Attributes:
-        clock: Times the traces.
-    """
+    """See `ModelGraphs`: each number of micro-batches is a trace of its own, and once."""
 
     opened: ModuleInput
     cluster: Cluster
     request: Request
-    clock: StageClock
+    clock: StageClock  #: Times the traces.
     _traced: dict[int, TracedModule] = field(default_factory=dict)
     _changes: dict[int, Difference] = field(default_factory=dict)
 

@@ -67,19 +67,14 @@ def rest_of(module: TracedModule, plan: Plan) -> Rest | None:
 
 @dataclass(frozen=True, eq=False)
 class ModuleRanks(Ranks):
-    """The ranks of a module: a graph each for every phase.
-
-    Attributes:
-        plan: The plan of the programs; None if the ranks were read from files.
-        read_from: Folder of the files that were read; None if the ranks were emitted.
-        rest: The last micro-batch of a step, if it is smaller.
-    """
+    """The ranks of a module: a graph each for every phase."""
 
     module: TracedModule
     programs: Programs
-    plan: Plan | None = None
+    plan: Plan | None = None  #: The plan of the programs; None if the ranks were read from files.
+    #: Folder of the files that were read; None if the ranks were emitted.
     read_from: Path | None = None
-    rest: Rest | None = None
+    rest: Rest | None = None  #: The last micro-batch of a step, if it is smaller.
     _made: dict[tuple[int, ...], AllRanks] = field(default_factory=dict, repr=False)
 
     @property

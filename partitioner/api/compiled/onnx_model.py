@@ -46,24 +46,17 @@ _State = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True)
 class OnnxModel(Model):
-    """An ONNX model.
-
-    Attributes:
-        file: Its path, absolute; None for a model in memory, which is saved with the plan.
-        proto: The model in memory; None if it has a file.
-        dims: Sizes of symbolic dims, by symbol.
-        shapes: Shapes of inputs, by name.
-        part: The part of a request that is planned, if it runs in micro-batches.
-        cut: The graph that runs in blocks, if any of it does.
-    """
+    """An ONNX model."""
 
     traced: Traced
+    #: Its path, absolute; None for a model in memory, which is saved with the plan.
     file: Path | None
-    proto: onnx.ModelProto | None
-    dims: Mapping[str, int]
-    shapes: Mapping[str, tuple[int, ...]]
+    proto: onnx.ModelProto | None  #: The model in memory; None if it has a file.
+    dims: Mapping[str, int]  #: Sizes of symbolic dims, by symbol.
+    shapes: Mapping[str, tuple[int, ...]]  #: Shapes of inputs, by name.
+    #: The part of a request that is planned, if it runs in micro-batches.
     part: MicroBatch | None = None
-    cut: Graph | None = None
+    cut: Graph | None = None  #: The graph that runs in blocks, if any of it does.
     files = OnnxFiles
     delivers_all = False
 
@@ -157,18 +150,14 @@ class OnnxRanks(Ranks):
 
     The sessions of all ranks are opened at the first run and kept; they are opened anew if a file
     of the folder has changed since. Calls of several threads run one after the other.
-
-    Attributes:
-        plan: The plan of the programs; None if the ranks were read from files.
-        read_from: Folder of the files that were read; None if the ranks were emitted.
-        optimization: Level of ONNX Runtime's optimizations.
     """
 
     model: OnnxModel
     programs: Programs
-    plan: Plan | None = None
+    plan: Plan | None = None  #: The plan of the programs; None if the ranks were read from files.
+    #: Folder of the files that were read; None if the ranks were emitted.
     read_from: Path | None = None
-    optimization: Optimization = DEFAULT
+    optimization: Optimization = DEFAULT  #: Level of ONNX Runtime's optimizations.
     _open: dict[_State, Simulator] = field(default_factory=dict, repr=False)  # at most one
     _at: dict[str, OnnxRanks] = field(default_factory=dict, repr=False)
     _temporary: list[weakref.finalize[..., Any]] = field(default_factory=list, repr=False)

@@ -23,16 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankFiles(ABC):
-    """The rank files in the folder of a saved compilation.
-
-    Attributes:
-        device: Type of the device that each rank of a module runs on, "cpu" or "cuda"; ranks of
-            ONNX models choose theirs.
-        optimization: Level of ONNX Runtime's optimizations, of ranks of ONNX models.
-    """
+    """The rank files in the folder of a saved compilation."""
 
     folder: Path
+    #: Type of the device that each rank of a module runs on, "cpu" or "cuda"; ranks of ONNX models
+    #: choose theirs.
     device: str = "cpu"
+    #: Level of ONNX Runtime's optimizations, of ranks of ONNX models.
     optimization: Optimization = DEFAULT
     suffix: ClassVar[str]
 

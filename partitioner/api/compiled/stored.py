@@ -17,13 +17,9 @@ from partitioner.ir.program import Programs
 
 @dataclass(frozen=True)
 class StoredModel(Model):
-    """A model of which the graph alone is there: its plan can be shown, and not emitted.
+    """A model of which the graph alone is there: its plan can be shown, and not emitted."""
 
-    Attributes:
-        folder: Folder of the saved compilation.
-    """
-
-    folder: Path
+    folder: Path  #: Folder of the saved compilation.
     request: OnnxRequest | ModuleRequest
     stored: GraphFile
     files: type[RankFiles]

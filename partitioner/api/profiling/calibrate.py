@@ -35,25 +35,15 @@ _LEAST_S = 10e-6
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The entries that `calibrate` added; printed, a few lines.
+    """The entries that `calibrate` added; printed, a few lines."""
 
-    Attributes:
-        file: The profile.
-        device: Fingerprint of the device.
-        threads: Threads of one operator.
-        processes: Number of processes that were busy at once.
-        entries: Number of forms that were added or replaced.
-        fused: Number of kernels that computed several nodes: they are of no single form.
-        short: Number of kernels that are too short for the runtime's clock.
-    """
-
-    file: Path
-    device: str
-    threads: int
-    processes: int
-    entries: int
-    fused: int
-    short: int
+    file: Path  #: The profile.
+    device: str  #: Fingerprint of the device.
+    threads: int  #: Threads of one operator.
+    processes: int  #: Number of processes that were busy at once.
+    entries: int  #: Number of forms that were added or replaced.
+    fused: int  #: Number of kernels that computed several nodes: they are of no single form.
+    short: int  #: Number of kernels that are too short for the runtime's clock.
 
     def __str__(self) -> str:
         """A few lines for people."""

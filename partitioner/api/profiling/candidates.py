@@ -39,29 +39,20 @@ _COLD_SHARE = 1 / 3
 
 @dataclass(frozen=True)
 class Candidate:
-    """A form that some plan would run.
-
-    Attributes:
-        placed: A node that has it, with a strategy.
-        device: A device on which the node's part has it.
-        dtype: Element type that it computes in.
-        flops: FLOPs of the part.
-        moved_bytes: Bytes that the part reads and writes.
-        weight_s: Seconds of all nodes that could take the form, each counted once, as priced
-            before the measurement: what a wrong price of the form could cost.
-        is_whole: Whether a plan on one device would run it.
-        behind: The nodes that the node stands behind, in strategies that give it its operand where
-            it wants it; empty for a form alone.
-    """
+    """A form that some plan would run."""
 
     form: Form
-    placed: PlacedNode
-    device: int
-    dtype: str
-    flops: float
-    moved_bytes: int
+    placed: PlacedNode  #: A node that has it, with a strategy.
+    device: int  #: A device on which the node's part has it.
+    dtype: str  #: Element type that it computes in.
+    flops: float  #: FLOPs of the part.
+    moved_bytes: int  #: Bytes that the part reads and writes.
+    #: Seconds of all nodes that could take the form, each counted once, as priced before the
+    #: measurement: what a wrong price of the form could cost.
     weight_s: float
-    is_whole: bool
+    is_whole: bool  #: Whether a plan on one device would run it.
+    #: The nodes that the node stands behind, in strategies that give it its operand where it wants
+    #: it; empty for a form alone.
     behind: tuple[PlacedNode, ...] = ()
 
 

@@ -27,15 +27,10 @@ _CACHES, _UNITS = Path("/sys/devices/system/cpu/cpu0/cache"), {"K": 2**10, "M": 
 
 @dataclass
 class Device:
-    """The current device of a process.
+    """The current device of a process."""
 
-    Attributes:
-        clock: Its clock.
-        others: Tensor whose bytes drive all else out of its caches.
-    """
-
-    clock: Clock
-    others: Tensor = field(repr=False)
+    clock: Clock  #: Its clock.
+    others: Tensor = field(repr=False)  #: Tensor whose bytes drive all else out of its caches.
 
     @classmethod
     def of(cls, type_name: str) -> Device:
@@ -86,15 +81,10 @@ def _in_memory(tensor: Tensor) -> Tensor:
 
 
 class LastCache(NamedTuple):
-    """The last cache of a processor.
+    """The last cache of a processor."""
 
-    Attributes:
-        nbytes: Its size; 0 if the system does not tell.
-        share: Share of the machine's processors that it is of.
-    """
-
-    nbytes: int
-    share: float
+    nbytes: int  #: Its size; 0 if the system does not tell.
+    share: float  #: Share of the machine's processors that it is of.
 
 
 @cache

@@ -39,17 +39,11 @@ _SIDE = 192  #: Of the matrices that are multiplied.
 
 
 class LinkGroup(NamedTuple):
-    """Ranks whose communications are measured.
+    """Ranks whose communications are measured."""
 
-    Attributes:
-        level: Name of the level of the network that they span; "" for the innermost.
-        each: Number of them in every group of the level below.
-        ranks: Their numbers; the first is 0.
-    """
-
-    level: str
-    each: int
-    ranks: tuple[int, ...]
+    level: str  #: Name of the level of the network that they span; "" for the innermost.
+    each: int  #: Number of them in every group of the level below.
+    ranks: tuple[int, ...]  #: Their numbers; the first is 0.
 
 
 #: A communication to measure: its kind, its group, its bytes.
@@ -59,17 +53,11 @@ Place = tuple[str, LinkGroup, int, bool]
 
 
 class _Turns(NamedTuple):
-    """Seconds of one rank in each turn, for each communication of it.
+    """Seconds of one rank in each turn, for each communication of it."""
 
-    Attributes:
-        alone: Of the products alone.
-        at_once: Of the products and the communication, waited for at once.
-        later: The same, waited for behind the next products.
-    """
-
-    alone: list[float]
-    at_once: list[float]
-    later: list[float]
+    alone: list[float]  #: Of the products alone.
+    at_once: list[float]  #: Of the products and the communication, waited for at once.
+    later: list[float]  #: The same, waited for behind the next products.
 
 
 #: Starts a communication, and returns what waits for it; None on a rank that takes no part.
@@ -284,21 +272,15 @@ class _Products:
 
 @dataclass
 class _Communication:
-    """Repeat one kind of communication, of one size, between products.
-
-    Attributes:
-        repeats: How often a turn has it.
-        number: Products between two of it.
-        turn_s: Seconds that a turn takes, about.
-        turns: Seconds of the turns until now.
-    """
+    """Repeat one kind of communication, of one size, between products."""
 
     start: _Start
-    repeats: int
-    number: int
-    turn_s: float
+    repeats: int  #: How often a turn has it.
+    number: int  #: Products between two of it.
+    turn_s: float  #: Seconds that a turn takes, about.
     group: Any
     products: _Products
+    #: Seconds of the turns until now.
     turns: _Turns = field(default_factory=lambda: _Turns([], [], []))
 
     @classmethod

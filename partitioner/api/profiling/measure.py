@@ -18,17 +18,11 @@ _ENOUGH_S = 0.1
 
 
 class Timing(NamedTuple):
-    """Timed runs of a program.
+    """Timed runs of a program."""
 
-    Attributes:
-        seconds: Median.
-        spread: Half the distance of the quartiles, as a share of the median.
-        repeats: Number of runs.
-    """
-
-    seconds: float
-    spread: float
-    repeats: int
+    seconds: float  #: Median.
+    spread: float  #: Half the distance of the quartiles, as a share of the median.
+    repeats: int  #: Number of runs.
 
     @classmethod
     def of(cls, runs: Sequence[float]) -> Timing:

@@ -321,20 +321,15 @@ def _backend(*, is_module: bool) -> str:
 
 @dataclass
 class _Session:
-    """Measures candidates and adds them to the profile.
-
-    Attributes:
-        runs_on: PyTorch's type of the device, "cpu" or "cuda".
-        measured: Keys of the forms that were measured.
-        failed: Reason for each operator that could not be prepared.
-    """
+    """Measures candidates and adds them to the profile."""
 
     cluster: Cluster
     profile: Profile
     backend: str
-    runs_on: str
+    runs_on: str  #: PyTorch's type of the device, "cpu" or "cuda".
     say: Say
-    measured: frozenset[str] = frozenset()
+    measured: frozenset[str] = frozenset()  #: Keys of the forms that were measured.
+    #: Reason for each operator that could not be prepared.
     failed: dict[str, str] = field(default_factory=dict)
 
     def unknown_links(self) -> Sequence[Wanted]:

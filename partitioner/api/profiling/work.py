@@ -27,65 +27,48 @@ class Program:
 
 @dataclass(frozen=True)
 class Item:
-    """A form to measure.
-
-    Attributes:
-        before: The program without the form, where that stands behind other operators: what both
-            take differs by the form. None if the program is the form alone.
-        entry: What becomes its entry, without figures.
-        together: Whether all processes measure it at once.
-        alone: Whether one process measures it while the others wait.
-        recent: Inputs of the program that a model makes shortly before, so that they lie in caches.
-        is_cold: Whether much of what it reads was made long before, or of what it writes lies there
-            long after, so that it lies in memory.
-        is_kept: Whether a model keeps its results long after, so that each run writes to memory
-            that was not touched shortly before.
-        orders: `memory_order` of the inputs of the program that have another than that of their
-            dims.
-    """
+    """A form to measure."""
 
     program: Program
+    #: The program without the form, where that stands behind other operators: what both take
+    #: differs by the form. None if the program is the form alone.
     before: Program | None
-    entry: Entry
-    together: bool
-    alone: bool
+    entry: Entry  #: What becomes its entry, without figures.
+    together: bool  #: Whether all processes measure it at once.
+    alone: bool  #: Whether one process measures it while the others wait.
+    #: Inputs of the program that a model makes shortly before, so that they lie in caches.
     recent: tuple[str, ...]
+    #: Whether much of what it reads was made long before, or of what it writes lies there long
+    #: after, so that it lies in memory.
     is_cold: bool
+    #: Whether a model keeps its results long after, so that each run writes to memory that was not
+    #: touched shortly before.
     is_kept: bool
+    #: `memory_order` of the inputs of the program that have another than that of their dims.
     orders: Mapping[str, Order]
 
 
 @dataclass(frozen=True)
 class Work:
-    """The measurements to make, in order.
+    """The measurements to make, in order."""
 
-    Attributes:
-        backend: Name of the backend, with its version.
-        file: The profile.
-        device: Fingerprint of the device.
-        threads: Threads of one operator.
-        end_s: Time of `time.perf_counter`, one clock for all processes of a machine, at which the
-            measurements end.
-    """
-
-    backend: str
-    file: Path
-    device: str
-    threads: int
+    backend: str  #: Name of the backend, with its version.
+    file: Path  #: The profile.
+    device: str  #: Fingerprint of the device.
+    threads: int  #: Threads of one operator.
     items: Sequence[Item]
+    #: Time of `time.perf_counter`, one clock for all processes of a machine, at which the
+    #: measurements end.
     end_s: float
 
 
 @dataclass(frozen=True)
 class Status:
-    """The progress of the work.
+    """The progress of the work."""
 
-    Attributes:
-        measured: Keys of the forms that are in the profile now, in all ways that were asked for.
-        failed: Reason for each operator that a process could not run.
-    """
-
+    #: Keys of the forms that are in the profile now, in all ways that were asked for.
     measured: frozenset[str] = frozenset()
+    #: Reason for each operator that a process could not run.
     failed: Mapping[str, str] = field(default_factory=dict)
 
 

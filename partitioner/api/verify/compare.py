@@ -42,29 +42,20 @@ class VerificationError(PartitionerError, ValueError):
 
 @dataclass(frozen=True)
 class Difference:
-    """A compared tensor.
+    """A compared tensor."""
 
-    Attributes:
-        name: Its name in the model.
-        error: Largest absolute difference, relative to the largest finite magnitude; inf where
-            only one side is finite, nan where types or sizes differ. Of integers and booleans the
-            number of elements that differ.
-        tolerance: Largest error that is allowed (0: exact).
-        identical: Whether every bit is the same.
-        counts: Whether the error is a number of elements.
-        step: Then the largest difference of an element.
-        mean: Mean difference of floats, relative as `error` is.
-        rounding: Error of the whole model's own rounding, which the tolerance is taken from; 0
-            where it is that of the element type.
-    """
-
-    name: str
+    name: str  #: Its name in the model.
+    #: Largest absolute difference, relative to the largest finite magnitude; inf where only one
+    #: side is finite, nan where types or sizes differ. Of integers and booleans the number of
+    #: elements that differ.
     error: float
-    tolerance: float
-    identical: bool
-    counts: bool = False
-    step: float = 0.0
-    mean: float = 0.0
+    tolerance: float  #: Largest error that is allowed (0: exact).
+    identical: bool  #: Whether every bit is the same.
+    counts: bool = False  #: Whether the error is a number of elements.
+    step: float = 0.0  #: Then the largest difference of an element.
+    mean: float = 0.0  #: Mean difference of floats, relative as `error` is.
+    #: Error of the whole model's own rounding, which the tolerance is taken from; 0 where it is
+    #: that of the element type.
     rounding: float = 0.0
 
     @property
@@ -90,19 +81,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first tensor of a graph that differs from that of the same graph on one device.
+    """The first tensor of a graph that differs from that of the same graph on one device."""
 
-    Attributes:
-        tensor: The worst of its wrong parts, compared.
-        node: Name and op of the node that computes it.
-        ranks: Ranks whose part is wrong; all of a pending sum, which is compared as a whole.
-        placement: Its placement, like ``"[tp, -] on tp=2 on 0,1"``.
-    """
-
-    tensor: Difference
-    node: str
+    tensor: Difference  #: The worst of its wrong parts, compared.
+    node: str  #: Name and op of the node that computes it.
+    #: Ranks whose part is wrong; all of a pending sum, which is compared as a whole.
     ranks: tuple[int, ...]
-    placement: str
+    placement: str  #: Its placement, like ``"[tp, -] on tp=2 on 0,1"``.
 
     def __str__(self) -> str:
         plural = "s" if len(self.ranks) > 1 else ""

@@ -38,23 +38,18 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Traced:
-    """A model as read.
+    """A model as read."""
 
-    Attributes:
-        graph: The model, simplified, with static types.
-        whole: The model as the user gave it, which ONNX Runtime can run for comparison: the same
-            inputs by name, the same outputs in order. Its IR version is one that ONNX Runtime
-            reads, its nodes (and results that these must have) are named and in order, and its
-            outputs have the names that the graph gives them; nothing else differs.
-        folder: Where external data files of `whole` lie (ONNX Runtime's session config entry
-            "session.model_external_initializers_file_folder_path"); None without any.
-        notes: Remarks for the user, one line each.
-    """
-
-    graph: Graph
+    graph: Graph  #: The model, simplified, with static types.
+    #: The model as the user gave it, which ONNX Runtime can run for comparison: the same inputs by
+    #: name, the same outputs in order. Its IR version is one that ONNX Runtime reads, its nodes
+    #: (and results that these must have) are named and in order, and its outputs have the names
+    #: that the graph gives them; nothing else differs.
     whole: ModelProto
+    #: Where external data files of `whole` lie (ONNX Runtime's session config entry
+    #: "session.model_external_initializers_file_folder_path"); None without any.
     folder: Path | None
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  #: Remarks for the user, one line each.
 
     @property
     def forms(self) -> tuple[Traced, ...]:

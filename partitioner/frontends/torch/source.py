@@ -25,15 +25,10 @@ class SourceError(PartitionerError, ValueError):
 
 @dataclass(frozen=True)
 class Example:
-    """Arguments that a module is traced with.
+    """Arguments that a module is traced with."""
 
-    Attributes:
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: tuple[Any, ...]  #: Positional arguments.
+    kwargs: Mapping[str, Any]  #: Keyword arguments.
 
     @classmethod
     def of(cls, inputs: Any) -> Example:
@@ -59,16 +54,12 @@ class Example:
 
 @dataclass(frozen=True)
 class ModuleSource:
-    """The file or factory of a module; neither for a module that was given in Python.
+    """The file or factory of a module; neither for a module that was given in Python."""
 
-    Attributes:
-        file: An exported program, absolute.
-        factory: ``package.module:function``, which returns a module and its example inputs.
-        folder: Folder that the factory's package is imported from first, absolute.
-    """
-
-    file: Path | None = None
+    file: Path | None = None  #: An exported program, absolute.
+    #: ``package.module:function``, which returns a module and its example inputs.
     factory: str = ""
+    #: Folder that the factory's package is imported from first, absolute.
     folder: Path | None = None
 
     @classmethod

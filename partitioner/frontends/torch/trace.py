@@ -43,25 +43,18 @@ from partitioner.ir.graph import Graph
 
 @dataclass(frozen=True)
 class TracedModule:
-    """A module and its graph.
+    """A module and its graph."""
 
-    Attributes:
-        module: The module itself.
-        traced: The graph, and the parameters, buffers and results that its values stand for.
-        options: Options of the trace.
-        snapshot: What the trace has of the module beside its tensors' contents.
-        micro: The micro-batches of a call, if the graph is that of one of them.
-        batch: The signature of a call with all of them.
-        rest: The trace of the last of them, if it is smaller.
-    """
-
-    module: nn.Module
+    module: nn.Module  #: The module itself.
+    #: The graph, and the parameters, buffers and results that its values stand for.
     traced: ModuleGraph
-    options: ModuleOptions = field(default_factory=ModuleOptions)
+    options: ModuleOptions = field(default_factory=ModuleOptions)  #: Options of the trace.
+    #: What the trace has of the module beside its tensors' contents.
     snapshot: Snapshot = field(default_factory=Snapshot)
+    #: The micro-batches of a call, if the graph is that of one of them.
     micro: MicroBatches | None = None
-    batch: Signature | None = None
-    rest: TracedModule | None = None
+    batch: Signature | None = None  #: The signature of a call with all of them.
+    rest: TracedModule | None = None  #: The trace of the last of them, if it is smaller.
 
     @property
     def graph(self) -> Graph:

@@ -27,23 +27,17 @@ COMPUTING = ("launches", "arithmetic", "memory bandwidth")
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """The time of the busiest device, or of the critical path, by its limits.
+    """The time of the busiest device, or of the critical path, by its limits."""
 
-    Attributes:
-        device: The busiest device; None for the critical path.
-        total_s: Its load, or the length of the path; in a plan with stages the whole step.
-        seconds: By limit: one of `COMPUTING`, a kind of communication ("all-reduce"), or
-            `WAITING` where nothing ran; adds up to `total_s`.
-        counts: Number of operators or communications of each limit.
-        longest: Name and seconds of the operator or communication that takes longest; of a step
-            of micro-batches, all times that it runs.
-    """
-
-    device: int | None
-    total_s: float
+    device: int | None  #: The busiest device; None for the critical path.
+    total_s: float  #: Its load, or the length of the path; in a plan with stages the whole step.
+    #: By limit: one of `COMPUTING`, a kind of communication ("all-reduce"), or `WAITING` where
+    #: nothing ran; adds up to `total_s`.
     seconds: Mapping[str, float]
-    counts: Mapping[str, int]
+    counts: Mapping[str, int]  #: Number of operators or communications of each limit.
     balance: float
+    #: Name and seconds of the operator or communication that takes longest; of a step of micro-
+    #: batches, all times that it runs.
     longest: tuple[str, float]
     turn: str = "request"
 

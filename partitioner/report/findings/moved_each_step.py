@@ -47,17 +47,13 @@ def _listed(sizes: tuple[int, ...]) -> str:
 
 @dataclass
 class _Uses:
-    """Follows where stored values lie and how they are used.
+    """Follows where stored values lie and how they are used."""
 
-    Attributes:
-        homes: The layout of each stored value, and the stored value that other names stand for.
-        made: The layouts of what nodes make.
-        moved: The first dim that is cut unevenly for a use, with its layout, by stored value.
-    """
-
+    #: The layout of each stored value, and the stored value that other names stand for.
     homes: dict[str, Sharding] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    made: dict[str, Sharding] = field(default_factory=dict)
+    made: dict[str, Sharding] = field(default_factory=dict)  #: The layouts of what nodes make.
+    #: The first dim that is cut unevenly for a use, with its layout, by stored value.
     moved: dict[str, tuple[int, DimLayout]] = field(default_factory=dict)
 
     def add(self, placed: PlacedNode) -> None:

@@ -15,25 +15,18 @@ from partitioner.rewrites.settle import chosen
 
 @dataclass(frozen=True)
 class OneDevice:
-    """The whole model on the best device alone, as predicted.
-
-    Attributes:
-        step_s: Seconds between requests, or of a training step.
-        latency_s: Seconds of one request.
-        held_bytes: Bytes to reserve, as `Evaluation.needed_bytes`.
-        limit_bytes: Memory of the device.
-        copies: Devices of the cluster that hold the whole model each; 0 where copies are no rival:
-            of training, and with one device.
-        copies_per_s: Requests a second that a copy of the model on each of them serves, all of them
-            busy; None if they take no time.
-    """
+    """The whole model on the best device alone, as predicted."""
 
     device: int
-    step_s: float
-    latency_s: float
-    held_bytes: int
-    limit_bytes: int
+    step_s: float  #: Seconds between requests, or of a training step.
+    latency_s: float  #: Seconds of one request.
+    held_bytes: int  #: Bytes to reserve, as `Evaluation.needed_bytes`.
+    limit_bytes: int  #: Memory of the device.
+    #: Devices of the cluster that hold the whole model each; 0 where copies are no rival: of
+    #: training, and with one device.
     copies: int
+    #: Requests a second that a copy of the model on each of them serves, all of them busy; None if
+    #: they take no time.
     copies_per_s: float | None
 
     @classmethod

@@ -23,15 +23,11 @@ BATCH, HEADS, COLUMNS, POSITIONS = ("batch",), ("heads",), ("columns",), ("posit
 
 @dataclass(frozen=True)
 class LoopWords:
-    """Words for the loops of each operator of a plan.
+    """Words for the loops of each operator of a plan."""
 
-    Attributes:
-        static: Values that depend on no graph input: weights and what is made of them alone.
-        loops: By node and factor.
-    """
-
+    #: Values that depend on no graph input: weights and what is made of them alone.
     static: Collection[str]
-    loops: Mapping[str, Mapping[str, Words]]
+    loops: Mapping[str, Mapping[str, Words]]  #: By node and factor.
 
     @classmethod
     def of(cls, graph: Graph, placed: Collection[PlacedNode], static: Collection[str]) -> LoopWords:

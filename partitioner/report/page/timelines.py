@@ -40,16 +40,12 @@ def timelines(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> list[Timeli
 
 
 class _Row(NamedTuple):
-    """An event of the page.
-
-    Attributes:
-        name: Label of its pass, of a step in stages.
-    """
+    """An event of the page."""
 
     event: Event
     ref: int
     critical: bool
-    name: str = ""
+    name: str = ""  #: Label of its pass, of a step in stages.
     about: str = ""
 
 

@@ -24,33 +24,23 @@ Home = dict[Terminal, End]  #: Where nodes, inputs and outputs are drawn.
 
 @dataclass(frozen=True)
 class Box:
-    """Nodes drawn as one, all on one device group.
+    """Nodes drawn as one, all on one device group."""
 
-    Attributes:
-        nodes: At least one, in the plan's order.
-        cut: Their cut (`how_cut`), or "mixed cuts" if these differ.
-    """
-
-    nodes: tuple[PlacedNode, ...]
+    nodes: tuple[PlacedNode, ...]  #: At least one, in the plan's order.
     mesh: DeviceMesh
-    cut: str
+    cut: str  #: Their cut (`how_cut`), or "mixed cuts" if these differ.
     is_cut: bool
 
 
 @dataclass(frozen=True)
 class Arc:
-    """All values from one box, input or output to another.
-
-    Attributes:
-        comms: Communications between devices that carry them and no earlier arc.
-        needs_comm: Any of them needs communications, these or an earlier arc's.
-    """
+    """All values from one box, input or output to another."""
 
     source: End
     target: End
     values: tuple[str, ...]
-    comms: tuple[Task, ...]
-    needs_comm: bool
+    comms: tuple[Task, ...]  #: Communications between devices that carry them and no earlier arc.
+    needs_comm: bool  #: Any of them needs communications, these or an earlier arc's.
 
 
 @dataclass(frozen=True)

@@ -29,19 +29,13 @@ _MAX_WIDE = 6  #: Boxes side by side; wider generations take several layers.
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions: x to the right, in boxes; y down, in layers.
+    """Positions: x to the right, in boxes; y down, in layers."""
 
-    Attributes:
-        at: Centre of each node.
-        routes: Points of each edge from its source's centre to its target's.
-        width: Of everything, in boxes.
-        rows: Layers in the longest column.
-    """
-
-    at: Mapping[Item, Point]
+    at: Mapping[Item, Point]  #: Centre of each node.
+    #: Points of each edge from its source's centre to its target's.
     routes: Mapping[tuple[Item, Item], tuple[Point, ...]]
-    width: float
-    rows: int
+    width: float  #: Of everything, in boxes.
+    rows: int  #: Layers in the longest column.
 
 
 def arrange(graph: nx.DiGraph, shape: float) -> Layout:
@@ -77,20 +71,13 @@ def _layers(graph: nx.DiGraph) -> list[list[Item]]:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Layers of boxes and waypoints, and the neighbours of each.
-
-    Attributes:
-        layers: Items of each layer, from left to right.
-        chains: Each edge as items, one a layer.
-        up: Neighbours of each item in the layer above.
-        down: The same in the layer below.
-    """
+    """Layers of boxes and waypoints, and the neighbours of each."""
 
     graph: nx.DiGraph
-    layers: Sequence[Sequence[Item]]
-    chains: Mapping[tuple[Item, Item], tuple[Item, ...]]
-    up: Mapping[Item, Sequence[Item]]
-    down: Mapping[Item, Sequence[Item]]
+    layers: Sequence[Sequence[Item]]  #: Items of each layer, from left to right.
+    chains: Mapping[tuple[Item, Item], tuple[Item, ...]]  #: Each edge as items, one a layer.
+    up: Mapping[Item, Sequence[Item]]  #: Neighbours of each item in the layer above.
+    down: Mapping[Item, Sequence[Item]]  #: The same in the layer below.
 
     @classmethod
     def of(cls, graph: nx.DiGraph) -> _Grid:

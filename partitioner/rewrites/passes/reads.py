@@ -65,18 +65,14 @@ def backward_apart(graph: Graph, access: Mapping[str, Access]) -> Graph:
 
 @dataclass(frozen=True)
 class _BackwardNames:
-    """Gives values of the forward pass names in the backward pass.
+    """Gives values of the forward pass names in the backward pass."""
 
-    Attributes:
-        made: The node of the forward pass that makes each value.
-        renamed: The backward pass's name of each value.
-        clones: The value of the clone of a node by the value of the node.
-    """
-
-    made: Mapping[str, Node]
+    made: Mapping[str, Node]  #: The node of the forward pass that makes each value.
     access: Mapping[str, Access]
     writer: GraphWriter
+    #: The backward pass's name of each value.
     renamed: dict[str, str] = field(default_factory=dict)
+    #: The value of the clone of a node by the value of the node.
     clones: dict[str, str] = field(default_factory=dict)
 
     def rename(self, value: str) -> None:

@@ -26,19 +26,12 @@ Table = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Life:
-    """The live range of a value in the forward pass.
+    """The live range of a value in the forward pass."""
 
-    Attributes:
-        first: Position of the node that makes it.
-        last: Position of the last node of the forward pass that reads it or a view of it.
-        nbytes: Its size.
-        saved: Whether the backward pass reads it.
-    """
-
-    first: int
-    last: int
-    nbytes: int
-    saved: bool
+    first: int  #: Position of the node that makes it.
+    last: int  #: Position of the last node of the forward pass that reads it or a view of it.
+    nbytes: int  #: Its size.
+    saved: bool  #: Whether the backward pass reads it.
 
 
 def regions(lives: Sequence[Life], count: int, repeated: Sequence[Stretch] = ()) -> tuple[int, ...]:

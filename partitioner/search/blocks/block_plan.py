@@ -19,20 +19,15 @@ from partitioner.strategies.spaces import Family
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """A way to run a graph in blocks.
+    """A way to run a graph in blocks."""
 
-    Attributes:
-        blocks: The stretches.
-        stages: Position at which each stage begins, with its device; ascending, the first is 0.
-        is_spread: Whether the blocks of a stretch that is cut run on all devices, on that of its
-            stage first.
-        shared: How every device runs its part of each node, in place of stages; None if nodes are
-            placed whole.
-    """
-
-    blocks: Blocks
+    blocks: Blocks  #: The stretches.
+    #: Position at which each stage begins, with its device; ascending, the first is 0.
     stages: tuple[tuple[int, int], ...]
+    #: Whether the blocks of a stretch that is cut run on all devices, on that of its stage first.
     is_spread: bool = False
+    #: How every device runs its part of each node, in place of stages; None if nodes are placed
+    #: whole.
     shared: Shared | None = None
 
     def plan(

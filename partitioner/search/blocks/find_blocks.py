@@ -42,17 +42,12 @@ SOLVER = "decomposition into blocks, the cheapest path through them"
 
 @dataclass(frozen=True)
 class Found:
-    """The cheapest ways that the cost model expects to fit.
+    """The cheapest ways that the cost model expects to fit."""
 
-    Attributes:
-        ways: The ways: some of the cheapest, then the others, those first that leave most room.
-        searched: In words, the plans that were searched.
-        complete: Whether all runs in blocks were priced within the budget.
-    """
-
+    #: The ways: some of the cheapest, then the others, those first that leave most room.
     ways: tuple[BlockPlan, ...]
-    searched: str
-    complete: bool
+    searched: str  #: In words, the plans that were searched.
+    complete: bool  #: Whether all runs in blocks were priced within the budget.
 
 
 @dataclass(frozen=True)
@@ -73,16 +68,12 @@ class Prices:
 
 @dataclass(frozen=True)
 class Unfit:
-    """A search in which no plan fits.
+    """A search in which no plan fits."""
 
-    Attributes:
-        needed_bytes: Bytes of the fullest device in the plan in which that has least; None if the
-            cost model expects none to fit.
-        searched: In words, the plans that were searched.
-    """
-
+    #: Bytes of the fullest device in the plan in which that has least; None if the cost model
+    #: expects none to fit.
     needed_bytes: int | None
-    searched: str = ""
+    searched: str = ""  #: In words, the plans that were searched.
 
 
 def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:

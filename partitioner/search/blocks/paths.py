@@ -39,25 +39,15 @@ PRICING_SHARES = 1.5
 
 @dataclass(frozen=True)
 class PathSearch:
-    """The paths of a graph on devices of one kind.
+    """The paths of a graph on devices of one kind."""
 
-    Attributes:
-        runs: The graph's runs on one such device.
-        limit: Bytes of memory of a device.
-        devices: Number of all devices.
-        options: The runs in blocks that may fit.
-        complete: Whether all were priced within the budget.
-        starts: Positions at which stages may begin, ascending, the first 0.
-        work: Of the search: behind its clock each path is looked for with one share of bytes.
-    """
-
-    runs: Runs
-    limit: int
-    devices: int
-    options: Sequence[Option]
-    complete: bool
-    starts: Sequence[int]
-    work: Work
+    runs: Runs  #: The graph's runs on one such device.
+    limit: int  #: Bytes of memory of a device.
+    devices: int  #: Number of all devices.
+    options: Sequence[Option]  #: The runs in blocks that may fit.
+    complete: bool  #: Whether all were priced within the budget.
+    starts: Sequence[int]  #: Positions at which stages may begin, ascending, the first 0.
+    work: Work  #: Of the search: behind its clock each path is looked for with one share of bytes.
     _from: dict[tuple[int, float], Mapping[int, Path[Option]]] = field(default_factory=dict)
 
     @classmethod

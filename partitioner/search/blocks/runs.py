@@ -46,25 +46,15 @@ ALL_PRICED = 3
 
 @dataclass(frozen=True)
 class Option:
-    """A run of nodes in blocks, or as one block.
+    """A run of nodes in blocks, or as one block."""
 
-    Attributes:
-        start: Position of its first node.
-        stop: Position behind its last node.
-        chunks: The dims that are cut.
-        activation_bytes: Most bytes of tensors while it runs, without head-room.
-        constant_bytes: Most bytes of constants that one block reads.
-        staying_bytes: Of the constants of its nodes that run once, in no block.
-        seconds: Of all blocks, with the loading of their constants.
-    """
-
-    start: int
-    stop: int
-    chunks: tuple[Chunk, ...]
-    activation_bytes: int
-    constant_bytes: int
-    staying_bytes: int
-    seconds: float
+    start: int  #: Position of its first node.
+    stop: int  #: Position behind its last node.
+    chunks: tuple[Chunk, ...]  #: The dims that are cut.
+    activation_bytes: int  #: Most bytes of tensors while it runs, without head-room.
+    constant_bytes: int  #: Most bytes of constants that one block reads.
+    staying_bytes: int  #: Of the constants of its nodes that run once, in no block.
+    seconds: float  #: Of all blocks, with the loading of their constants.
 
     def stretch(self, graph: Graph) -> Stretch:
         """The stretch of the graph."""
@@ -74,32 +64,20 @@ class Option:
 
 @dataclass
 class _Entry:
-    """A run in blocks.
+    """A run in blocks."""
 
-    Attributes:
-        priced: The run, priced if `most_bytes` are not 0.
-        cut: Its nodes with the loops that it cuts.
-        layout: Its layout, until it is priced.
-        most_bytes: As it was priced for.
-    """
-
-    priced: Option
-    cut: tuple[str, ...]
-    layout: StretchLayout | None
-    most_bytes: int = 0
+    priced: Option  #: The run, priced if `most_bytes` are not 0.
+    cut: tuple[str, ...]  #: Its nodes with the loops that it cuts.
+    layout: StretchLayout | None  #: Its layout, until it is priced.
+    most_bytes: int = 0  #: As it was priced for.
 
 
 @dataclass
 class Runs:
-    """The runs of a graph's nodes on one device.
-
-    Attributes:
-        graph: The graph.
-        cluster: The cluster; its first device runs the graph, whatever its memory.
-    """
+    """The runs of a graph's nodes on one device."""
 
     graph: Graph
-    cluster: Cluster
+    cluster: Cluster  #: The cluster; its first device runs the graph, whatever its memory.
     _entries: dict[tuple[int, int, tuple[Chunk, ...]], _Entry | None] = field(default_factory=dict)
     _clusters: dict[int, Cluster] = field(default_factory=dict)
 
@@ -404,19 +382,12 @@ class Runs:
 
 @dataclass(frozen=True)
 class _Held:
-    """Bytes of a block.
+    """Bytes of a block."""
 
-    Attributes:
-        peak: Most bytes of what it makes.
-        handed: Of what it hands on.
-        constants: Of the constants that it reads.
-        copied: Of each part that it copies of a value.
-    """
-
-    peak: int
-    handed: int
-    constants: int
-    copied: tuple[int, ...]
+    peak: int  #: Most bytes of what it makes.
+    handed: int  #: Of what it hands on.
+    constants: int  #: Of the constants that it reads.
+    copied: tuple[int, ...]  #: Of each part that it copies of a value.
 
 
 @dataclass

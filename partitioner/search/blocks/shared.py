@@ -35,17 +35,11 @@ FREE_KINDS = ("dp", "spatial")
 
 @dataclass(frozen=True)
 class Shared:
-    """A kind of parallelism over all devices, and what it cuts of a graph.
+    """A kind of parallelism over all devices, and what it cuts of a graph."""
 
-    Attributes:
-        request: The request for plans of this kind, without its constraints.
-        mesh: Sizes of its mesh axes.
-        factors: By axis and node, the factors that are cut.
-    """
-
-    request: Request
-    mesh: Mapping[str, int]
-    factors: Mapping[str, Mapping[str, Any]]
+    request: Request  #: The request for plans of this kind, without its constraints.
+    mesh: Mapping[str, int]  #: Sizes of its mesh axes.
+    factors: Mapping[str, Mapping[str, Any]]  #: By axis and node, the factors that are cut.
 
     @classmethod
     def of(cls, graph: Graph, devices: int, request: Request) -> Shared:

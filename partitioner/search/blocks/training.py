@@ -47,38 +47,23 @@ ENOUGH = 0.4
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the forward pass with its backward pass.
+    """A part of the forward pass with its backward pass."""
 
-    Attributes:
-        start: Position of its first node.
-        stop: Position behind its last node of the forward pass.
-        stretches: Its stretches in blocks; none if it runs as it is.
-        held_bytes: Most bytes of its own tensors, without head-room.
-        kept_bytes: Of those that are held behind its forward pass.
-        seconds: Of both passes.
-    """
-
-    start: int
-    stop: int
-    stretches: tuple[Stretch, ...]
-    held_bytes: int
-    kept_bytes: int
-    seconds: float
+    start: int  #: Position of its first node.
+    stop: int  #: Position behind its last node of the forward pass.
+    stretches: tuple[Stretch, ...]  #: Its stretches in blocks; none if it runs as it is.
+    held_bytes: int  #: Most bytes of its own tensors, without head-room.
+    kept_bytes: int  #: Of those that are held behind its forward pass.
+    seconds: float  #: Of both passes.
 
 
 @dataclass(frozen=True)
 class TrainingBlocks:
-    """Blocks of a training graph that the cost model expects to fit.
+    """Blocks of a training graph that the cost model expects to fit."""
 
-    Attributes:
-        blocks: The blocks, the cheapest first, and last those that hold least.
-        runs: Number of parts in blocks that were priced.
-        complete: Whether all were priced within the budget.
-    """
-
-    blocks: tuple[Blocks, ...]
-    runs: int
-    complete: bool
+    blocks: tuple[Blocks, ...]  #: The blocks, the cheapest first, and last those that hold least.
+    runs: int  #: Number of parts in blocks that were priced.
+    complete: bool  #: Whether all were priced within the budget.
 
 
 def training_blocks(

@@ -72,24 +72,18 @@ LINE = "line"
 
 @dataclass
 class AxisSharder:
-    """Shards one model over many meshes; cuts are derived once an axis length's stand-in.
-
-    Attributes:
-        work: Pays for the searches; the clock that stops it ends them.
-        defers_memory: As of `Budget`: no plan is searched within memory.
-        groups: Groups that share the model: the memory of so many devices counts as one's.
-        refusals: Why meshes have no first plan.
-        impossible: Why no plan of a known kind, or of the constraints, is on a mesh.
-        has_plan: Whether the plan of some mesh stands. Until then the clock stops no search of
-            `FIRST_S` seconds.
-    """
+    """Shards one model over many meshes; cuts are derived once an axis length's stand-in."""
 
     sharder: Sharder
-    work: Work
-    defers_memory: bool = False
+    work: Work  #: Pays for the searches; the clock that stops it ends them.
+    defers_memory: bool = False  #: As of `Budget`: no plan is searched within memory.
+    #: Groups that share the model: the memory of so many devices counts as one's.
     groups: float = 1.0
-    refusals: list[Infeasible] = field(default_factory=list)
+    refusals: list[Infeasible] = field(default_factory=list)  #: Why meshes have no first plan.
+    #: Why no plan of a known kind, or of the constraints, is on a mesh.
     impossible: list[ConstraintError] = field(default_factory=list)
+    #: Whether the plan of some mesh stands. Until then the clock stops no search of `FIRST_S`
+    #: seconds.
     has_plan: bool = False
     _cuts: dict[int, Mapping[str, tuple[Layouts, ...]]] = field(default_factory=dict)
     _composed: dict[tuple[DeviceMesh, str, Pick], PlacedNode | None] = field(default_factory=dict)
@@ -320,23 +314,17 @@ def _joined(cuts: Sequence[tuple[str, DimLayout]], model: DeviceMesh) -> DimLayo
 
 @dataclass
 class MeshPlan:
-    """The plan on one mesh so far.
-
-    Attributes:
-        gap: Relative gap at which a search may stop.
-        picks: The cuts and the alternative of each node.
-        sharded: The plan; None if there is none yet.
-        free_s: Least cost of the plans seen that do not fit the memory of a device.
-        stands: Whether all axes have had a turn: before that, memory counts as if those to come
-            cut everything.
-    """
+    """The plan on one mesh so far."""
 
     owner: AxisSharder
     even: EvenMesh
-    gap: float
-    picks: dict[str, Taken]
-    sharded: Sharded | None = None
+    gap: float  #: Relative gap at which a search may stop.
+    picks: dict[str, Taken]  #: The cuts and the alternative of each node.
+    sharded: Sharded | None = None  #: The plan; None if there is none yet.
+    #: Least cost of the plans seen that do not fit the memory of a device.
     free_s: float = math.inf
+    #: Whether all axes have had a turn: before that, memory counts as if those to come cut
+    #: everything.
     stands: bool = False
     #: The axes that had a turn: constraints on the others are honoured in theirs.
     turns: frozenset[str] = frozenset()

@@ -30,21 +30,13 @@ ITEM_STEPS = 60
 
 @dataclass(frozen=True)
 class Sharded:
-    """The model on one mesh of equal devices.
+    """The model on one mesh of equal devices."""
 
-    Attributes:
-        folded: The model, repeated blocks folded.
-        even: The mesh and the stand-in that the strategies are on.
-        built: The problem of the folded graph, each block counted once.
-        tied: The same with every block counted.
-        solution: The best plan of `tied`.
-    """
-
-    folded: Folded
-    even: EvenMesh
-    built: Built
-    tied: Problem
-    solution: Solution
+    folded: Folded  #: The model, repeated blocks folded.
+    even: EvenMesh  #: The mesh and the stand-in that the strategies are on.
+    built: Built  #: The problem of the folded graph, each block counted once.
+    tied: Problem  #: The same with every block counted.
+    solution: Solution  #: The best plan of `tied`.
 
     @property
     def cost_s(self) -> float:

@@ -85,20 +85,15 @@ def ranked(candidates: Sequence[Layout], cluster: Cluster) -> tuple[Layout, ...]
 
 @dataclass
 class _MeshSearch:
-    """The state of a search; see `Staged`.
-
-    Attributes:
-        layouts: Meshes in the order of the search.
-        free_s: Least cost of the plans seen that do not fit the memory of a device.
-        best: The best plan on each mesh.
-    """
+    """The state of a search; see `Staged`."""
 
     sharder: AxisSharder
-    layouts: tuple[Layout, ...]
+    layouts: tuple[Layout, ...]  #: Meshes in the order of the search.
     bound_s: float
     budget: Budget
+    #: Least cost of the plans seen that do not fit the memory of a device.
     free_s: float = math.inf
-    best: dict[Layout, Sharded] = field(default_factory=dict)
+    best: dict[Layout, Sharded] = field(default_factory=dict)  #: The best plan on each mesh.
     failed: dict[Layout, str] = field(default_factory=dict)
     refusals: list[Infeasible] = field(default_factory=list)
 

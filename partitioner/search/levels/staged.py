@@ -33,21 +33,13 @@ SOLVER = "decomposition into stages of shardings / device seconds of the nodes"
 
 @dataclass(frozen=True)
 class StagedPlan:
-    """The cheapest plan of a search by levels.
+    """The cheapest plan of a search by levels."""
 
-    Attributes:
-        staged: Its stages.
-        meshes: The devices of each stage.
-        graph: The graph that the plan is for.
-        plan: The plan.
-        evaluation: The plan's evaluation.
-    """
-
-    staged: Staged
-    meshes: tuple[DeviceMesh, ...]
-    graph: Graph
+    staged: Staged  #: Its stages.
+    meshes: tuple[DeviceMesh, ...]  #: The devices of each stage.
+    graph: Graph  #: The graph that the plan is for.
     plan: Plan
-    evaluation: Evaluation
+    evaluation: Evaluation  #: The plan's evaluation.
 
 
 @dataclass(frozen=True)

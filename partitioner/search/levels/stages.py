@@ -47,41 +47,27 @@ PART = 5
 
 @dataclass(frozen=True)
 class Option:
-    """A mesh with the model sharded over it.
-
-    Attributes:
-        stage: The costs of stretches of blocks on it; None if it runs the whole model.
-        safe_stage: The same with upper estimates of memory.
-    """
+    """A mesh with the model sharded over it."""
 
     layout: Layout
     sharded: Sharded
+    #: The costs of stretches of blocks on it; None if it runs the whole model.
     stage: StageOption | None = None
-    safe_stage: StageOption | None = None
+    safe_stage: StageOption | None = None  #: The same with upper estimates of memory.
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A cut of the model into stages.
-
-    Attributes:
-        cut: The stages: stretches of blocks.
-        block_ends: Positions at which blocks end, exclusive.
-        options: The layout of each stage.
-        bound_s: No plan of stages on these devices has a lower largest load.
-        searched: Layouts that the model was sharded over.
-        failed: The others, and why not.
-        tight: Whether memory forbids a plan that costs less by more than the gap.
-    """
+    """A cut of the model into stages."""
 
     folded: Folded
-    cut: Cut
-    block_ends: tuple[int, ...]
-    options: tuple[Option, ...]
-    bound_s: float
-    searched: tuple[Layout, ...]
-    failed: dict[Layout, str]
-    tight: bool = False
+    cut: Cut  #: The stages: stretches of blocks.
+    block_ends: tuple[int, ...]  #: Positions at which blocks end, exclusive.
+    options: tuple[Option, ...]  #: The layout of each stage.
+    bound_s: float  #: No plan of stages on these devices has a lower largest load.
+    searched: tuple[Layout, ...]  #: Layouts that the model was sharded over.
+    failed: dict[Layout, str]  #: The others, and why not.
+    tight: bool = False  #: Whether memory forbids a plan that costs less by more than the gap.
 
     @property
     def counted_bytes(self) -> tuple[float, ...]:
@@ -130,28 +116,24 @@ def search_levels(
 
 @dataclass
 class _StageSearch:
-    """The state of a search; see `Staged`.
-
-    Attributes:
-        ends: Positions at which blocks end.
-        cuts: Cuts into stages, each with the options of its stages.
-        safe_cuts: Those that fit by upper estimates of memory.
-        refusals: Layouts on which nothing fits, and why.
-        impossible: Why layouts have no plan that honours the constraints.
-    """
+    """The state of a search; see `Staged`."""
 
     sharder: Sharder
     layouts: tuple[Layout, ...]
     pools: tuple[DevicePool, ...]
-    ends: tuple[int, ...]
+    ends: tuple[int, ...]  #: Positions at which blocks end.
     bound_s: float
     budget: Budget
     options: list[Option] = field(default_factory=list)
     failed: dict[Layout, str] = field(default_factory=dict)
     sharded: list[Layout] = field(default_factory=list)
+    #: Cuts into stages, each with the options of its stages.
     cuts: list[tuple[Cut, tuple[Option, ...]]] = field(default_factory=list)
+    #: Those that fit by upper estimates of memory.
     safe_cuts: list[tuple[Cut, tuple[Option, ...]]] = field(default_factory=list)
+    #: Layouts on which nothing fits, and why.
     refusals: list[tuple[Infeasible, Layout]] = field(default_factory=list)
+    #: Why layouts have no plan that honours the constraints.
     impossible: list[ConstraintError] = field(default_factory=list)
 
     @property

@@ -114,19 +114,12 @@ def _shifted(
 
 @dataclass(frozen=True)
 class _Stretches:
-    """Charges of the model on one mesh to the stretches that they are paid in.
+    """Charges of the model on one mesh to the stretches that they are paid in."""
 
-    Attributes:
-        sharded: The model on the mesh.
-        resharder: Prices reshards within a stage, and to and from another stage.
-        other: The other stage: the farthest group of the same shape.
-        stage: The stage of each node, if all stages had equal loads.
-    """
-
-    sharded: Sharded
-    resharder: EvenResharder
-    other: EvenMesh
-    stage: Ints
+    sharded: Sharded  #: The model on the mesh.
+    resharder: EvenResharder  #: Prices reshards within a stage, and to and from another stage.
+    other: EvenMesh  #: The other stage: the farthest group of the same shape.
+    stage: Ints  #: The stage of each node, if all stages had equal loads.
     #: Of values that were asked for; see `_readers`.
     _known_readers: dict[str, Mapping[Placement, list[int]]] = field(default_factory=dict)
 

@@ -212,17 +212,12 @@ class JointSearch:
 
 @dataclass(frozen=True)
 class JointSpace:
-    """All plans on the device groups of a family, as one joint problem.
+    """All plans on the device groups of a family, as one joint problem."""
 
-    Attributes:
-        shared: The search.
-        family: The family.
-        needed: Whether the problem is made behind the time limit, too, where no other space is
-            known: the refusal is told by it.
-    """
-
-    shared: JointSearch
+    shared: JointSearch  #: The search.
     family: Family
+    #: Whether the problem is made behind the time limit, too, where no other space is known: the
+    #: refusal is told by it.
     needed: bool = True
 
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
@@ -301,16 +296,11 @@ class KindSpace:
 
     It is searched for plans to run, and where the search of the mesh ended with a gap: with most
     choices bound it finds a plan soon that the larger space may hide.
-
-    Attributes:
-        shared: The search, whose request has no constraints.
-        kind: The kind, see `strategies.kinds.parallel`.
-        mesh: The mesh, where the kind is of several joined.
     """
 
-    shared: JointSearch
-    kind: str
-    mesh: Mapping[str, int] | None = None
+    shared: JointSearch  #: The search, whose request has no constraints.
+    kind: str  #: The kind, see `strategies.kinds.parallel`.
+    mesh: Mapping[str, int] | None = None  #: The mesh, where the kind is of several joined.
 
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The best plan of the kind, if there is one; its bound covers no other plan."""

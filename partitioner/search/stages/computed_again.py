@@ -44,16 +44,11 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Offering:
-    """A sharding with the cuts of all nodes of a graph with offers, computed or not.
-
-    Attributes:
-        graph: The graph.
-        sharding: The sharding that was searched.
-        nodes: Decisions of all nodes of the graph, on the sharding's groups, in its order.
-    """
+    """A sharding with the cuts of all nodes of a graph with offers, computed or not."""
 
     graph: Graph
-    sharding: Sharding
+    sharding: Sharding  #: The sharding that was searched.
+    #: Decisions of all nodes of the graph, on the sharding's groups, in its order.
     nodes: Mapping[str, NodePlan]
 
     @classmethod
@@ -122,35 +117,22 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Counted:
-    """The bytes of a step by what is computed again.
+    """The bytes of a step by what is computed again."""
 
-    Attributes:
-        nbytes: Kept bytes of a micro-batch of each region, by way and `Span`.
-        units: Unit of each step of the hulls of the regions' ways, ascending.
-        lost: Seconds that each step loses.
-        saved: Bytes of a micro-batch that it saves, by `Span`; (steps, 3).
-    """
-
-    nbytes: tuple[Floats, ...]
-    units: Ints
-    lost: Floats
-    saved: Floats
+    nbytes: tuple[Floats, ...]  #: Kept bytes of a micro-batch of each region, by way and `Span`.
+    units: Ints  #: Unit of each step of the hulls of the regions' ways, ascending.
+    lost: Floats  #: Seconds that each step loses.
+    saved: Floats  #: Bytes of a micro-batch that it saves, by `Span`; (steps, 3).
 
 
 @dataclass(frozen=True)
 class ComputedAgain:
-    """Chooses what stages compute again.
+    """Chooses what stages compute again."""
 
-    Attributes:
-        offering: The sharding.
-        figures: Those of the sharding in which nothing is computed again.
-        whole: Those of the sharding in which everything is.
-        regions: Offers that are independent of one another, in the order of their units.
-    """
-
-    offering: Offering
-    figures: StageFigures
-    whole: StageFigures
+    offering: Offering  #: The sharding.
+    figures: StageFigures  #: Those of the sharding in which nothing is computed again.
+    whole: StageFigures  #: Those of the sharding in which everything is.
+    #: Offers that are independent of one another, in the order of their units.
     regions: tuple[Region, ...]
 
     @classmethod

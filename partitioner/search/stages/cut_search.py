@@ -77,23 +77,15 @@ def to_beat(costs: Iterable[float], wanted: int) -> float:
 
 @dataclass(frozen=True)
 class Pipelines:
-    """The pipelines to choose from.
+    """The pipelines to choose from."""
 
-    Attributes:
-        micro_batches: Micro-batches of a step.
-        schedules: Names of schedules, or the rows of one.
-        groups: Devices of each node that is cut, in order, if they are pinned or kept.
-        stages: Stage of each node that is cut, if a plan in stages is kept.
-        wanted: Number of plans to look for: the best ones.
-        objective: What is to be least of a step.
-    """
-
-    micro_batches: int
-    schedules: tuple[Table, ...]
+    micro_batches: int  #: Micro-batches of a step.
+    schedules: tuple[Table, ...]  #: Names of schedules, or the rows of one.
+    #: Devices of each node that is cut, in order, if they are pinned or kept.
     groups: tuple[tuple[int, ...], ...] = ()
-    stages: tuple[int, ...] = ()
-    wanted: int = 1
-    objective: Objective = "throughput"
+    stages: tuple[int, ...] = ()  #: Stage of each node that is cut, if a plan in stages is kept.
+    wanted: int = 1  #: Number of plans to look for: the best ones.
+    objective: Objective = "throughput"  #: What is to be least of a step.
 
     @classmethod
     def of(
@@ -111,39 +103,26 @@ class Pipelines:
 
 @dataclass(frozen=True)
 class _Draft:
-    """Cuts for a schedule that are worth simulating.
+    """Cuts for a schedule that are worth simulating."""
 
-    Attributes:
-        name: The schedule.
-        lane_of: The lane of each stage.
-        cuts: Ends of stages, exclusive, the best first.
-        rank: Of the first cut, the bytes above the limits and the seconds of a step, as estimated.
-        estimate: Gives the rank.
-    """
-
-    name: Table
-    lane_of: tuple[int, ...]
-    cuts: tuple[tuple[int, ...], ...]
+    name: Table  #: The schedule.
+    lane_of: tuple[int, ...]  #: The lane of each stage.
+    cuts: tuple[tuple[int, ...], ...]  #: Ends of stages, exclusive, the best first.
+    #: Of the first cut, the bytes above the limits and the seconds of a step, as estimated.
     rank: tuple[float, float]
-    estimate: StepEstimate
+    estimate: StepEstimate  #: Gives the rank.
 
 
 @dataclass
 class PipelineSearch:
-    """Cuts one sharding of a graph into stages.
+    """Cuts one sharding of a graph into stages."""
 
-    Attributes:
-        figures: The sharding and its figures.
-        ways: The pipelines to choose from.
-        budget: Its work is spent by evaluations.
-        shardings: By the size of a stage's group, where pinned groups are of several sizes.
-        again: Chooses what stages compute again; None if the sharding says so for all of them.
-    """
-
-    figures: StageFigures
-    ways: Pipelines
-    budget: Budget
+    figures: StageFigures  #: The sharding and its figures.
+    ways: Pipelines  #: The pipelines to choose from.
+    budget: Budget  #: Its work is spent by evaluations.
+    #: By the size of a stage's group, where pinned groups are of several sizes.
     shardings: Mapping[int, Sharding] = field(default_factory=dict)
+    #: Chooses what stages compute again; None if the sharding says so for all of them.
     again: ComputedAgain | None = None
     _tables: dict[Table, PipelineSchedule] = field(default_factory=dict)
 

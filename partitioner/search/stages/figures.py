@@ -44,15 +44,10 @@ FORWARD, INPUT, WEIGHT, ONCE = range(4)  #: Parts of a stage's work.
 
 @dataclass(frozen=True)
 class Sharding:
-    """A plan of the whole graph on one mesh.
+    """A plan of the whole graph on one mesh."""
 
-    Attributes:
-        graph: The graph of a micro-batch, without offers.
-        plan: A plan on the first devices of the cluster.
-    """
-
-    graph: Graph
-    plan: Plan
+    graph: Graph  #: The graph of a micro-batch, without offers.
+    plan: Plan  #: A plan on the first devices of the cluster.
 
     @property
     def size(self) -> int:
@@ -62,18 +57,12 @@ class Sharding:
 
 @dataclass(frozen=True)
 class StageFigures:
-    """Seconds and bytes of a sharding, by its units: the nodes that are cut, in order.
-
-    Attributes:
-        sharding: The sharding.
-        cluster: All devices.
-        micro_batches: Micro-batches of a step.
-        resharder: Remembers reshards on the first devices; None if it is of no other figures.
-    """
+    """Seconds and bytes of a sharding, by its units: the nodes that are cut, in order."""
 
     sharding: Sharding
-    cluster: Cluster
-    micro_batches: int = 1
+    cluster: Cluster  #: All devices.
+    micro_batches: int = 1  #: Micro-batches of a step.
+    #: Remembers reshards on the first devices; None if it is of no other figures.
     resharder: Resharder | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -20,23 +20,15 @@ CHOICES = 5
 
 @dataclass(frozen=True)
 class LaneMemory:
-    """Chooses what the stages of one cut compute again, by plans that the referee counts.
+    """Chooses what the stages of one cut compute again, by plans that the referee counts."""
 
-    Attributes:
-        again: Chooses the offers within limits.
-        ends: Ends of the stages, exclusive.
-        estimate: The schedule of the stages.
-        memory: Bytes of a device of each lane.
-        simulated: Gives the plan of the cut with a sharding, and pays for its evaluation.
-        objective: What is to be least of a step.
-    """
-
-    again: ComputedAgain
-    ends: tuple[int, ...]
-    estimate: StepEstimate
-    memory: tuple[float, ...]
+    again: ComputedAgain  #: Chooses the offers within limits.
+    ends: tuple[int, ...]  #: Ends of the stages, exclusive.
+    estimate: StepEstimate  #: The schedule of the stages.
+    memory: tuple[float, ...]  #: Bytes of a device of each lane.
+    #: Gives the plan of the cut with a sharding, and pays for its evaluation.
     simulated: Callable[[Sharding], Candidate]
-    objective: Objective = "throughput"
+    objective: Objective = "throughput"  #: What is to be least of a step.
 
     def plan(self, limits: list[float], work: Work) -> Candidate:
         """The best plan.

@@ -22,18 +22,12 @@ class LeastStep:
     A kernel takes no less than its launch, and one of several parts of it no less than its share,
     so that smaller micro-batches save nothing. Communications are not counted. Measured kernels
     may take less together than alone: nothing is known of devices with a profile.
-
-    Attributes:
-        graph: The graph of the whole batch.
-        cluster: The devices.
-        most: Most devices of a stage.
-        waits: Whether the cost is that of one step from begin to end, and not of a stream.
     """
 
-    graph: Graph
+    graph: Graph  #: The graph of the whole batch.
     cluster: Cluster
-    most: int
-    waits: bool
+    most: int  #: Most devices of a stage.
+    waits: bool  #: Whether the cost is that of one step from begin to end, and not of a stream.
 
     def seconds(self, count: int) -> float:
         """No step in so many micro-batches takes less.

@@ -28,14 +28,10 @@ FULL = 4
 
 @dataclass(frozen=True)
 class Trial:
-    """A number of micro-batches with the stages to try for it.
+    """A number of micro-batches with the stages to try for it."""
 
-    Attributes:
-        count: Micro-batches of a step.
-        sizes: Numbers of devices of a stage; None for those of the request.
-    """
-
-    count: int
+    count: int  #: Micro-batches of a step.
+    #: Numbers of devices of a stage; None for those of the request.
     sizes: tuple[int, ...] | None = None
 
 
@@ -92,30 +88,23 @@ def usual_counts(batch: int, devices: int) -> tuple[int, ...]:
 
 @dataclass
 class CountSearch:
-    """Plans of a step by the number of its micro-batches.
+    """Plans of a step by the number of its micro-batches."""
 
-    Attributes:
-        graphs: The graphs of a micro-batch.
-        cluster: The devices.
-        request: The request; called before `Request.over`.
-        budget: The budget of all numbers.
-        sizes: Numbers of devices of a stage to try; None for those of the request.
-        least: Gives the least seconds of a step by the number of its micro-batches.
-        outcomes: The best plan of each number that has one.
-        refused: The refusal of each other number.
-        impossible: Why a number has no plan whatever the memory is, as where ranks outnumber rows.
-        slower: Why each other number was left: no plan of it was found to be faster than others.
-    """
-
-    graphs: Graphs
+    graphs: Graphs  #: The graphs of a micro-batch.
     cluster: Cluster
-    request: Request
-    budget: Budget
+    request: Request  #: The request; called before `Request.over`.
+    budget: Budget  #: The budget of all numbers.
+    #: Numbers of devices of a stage to try; None for those of the request.
     sizes: tuple[int, ...] | None = None
+    #: Gives the least seconds of a step by the number of its micro-batches.
     least: Callable[[int], float] | None = None
+    #: The best plan of each number that has one.
     outcomes: dict[int, Outcome] = field(default_factory=dict)
+    #: The refusal of each other number.
     refused: dict[int, Infeasible] = field(default_factory=dict)
+    #: Why a number has no plan whatever the memory is, as where ranks outnumber rows.
     impossible: dict[int, ConstraintError] = field(default_factory=dict)
+    #: Why each other number was left: no plan of it was found to be faster than others.
     slower: dict[int, NoCheaper] = field(default_factory=dict)
 
     def all(self, trials: Sequence[Trial]) -> Outcome:

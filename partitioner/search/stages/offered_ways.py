@@ -31,19 +31,12 @@ DIGITS = 4
 
 @dataclass(frozen=True)
 class Region:
-    """Offers that depend on one another, and the ways to take them.
+    """Offers that depend on one another, and the ways to take them."""
 
-    Attributes:
-        unit: The unit of the forward pass (`StageFigures.units`) that it goes with.
-        ways: Seconds and kept bytes of a micro-batch; all kept first, none beats another.
-        again: The optional nodes that are computed, of each way.
-        kept: The values that may be kept.
-    """
-
-    unit: int
-    ways: Ways
-    again: tuple[frozenset[str], ...]
-    kept: tuple[str, ...]
+    unit: int  #: The unit of the forward pass (`StageFigures.units`) that it goes with.
+    ways: Ways  #: Seconds and kept bytes of a micro-batch; all kept first, none beats another.
+    again: tuple[frozenset[str], ...]  #: The optional nodes that are computed, of each way.
+    kept: tuple[str, ...]  #: The values that may be kept.
 
 
 def offered_regions(

@@ -63,22 +63,15 @@ _SPANS = (
 
 @dataclass(frozen=True, eq=False)
 class LaneRuns:
-    """What a lane runs, as moments: of two of one pass, one that holds no more is left out.
+    """What a lane runs, as moments: of two of one pass, one that holds no more is left out."""
 
-    Attributes:
-        stages: The stages of the lane, ascending.
-        phases: Phases of these stages, numbered among themselves.
-        running: The phase of each moment; (moments,).
-        held: Micro-batches by moment and by the phases that make and that free a tensor, with the
-            one that runs; (moments, phases, phases).
-        turns: The mean turn of each phase.
-    """
-
-    stages: tuple[int, ...]
-    phases: Phases
-    running: Numbers
+    stages: tuple[int, ...]  #: The stages of the lane, ascending.
+    phases: Phases  #: Phases of these stages, numbered among themselves.
+    running: Numbers  #: The phase of each moment; (moments,).
+    #: Micro-batches by moment and by the phases that make and that free a tensor, with the one that
+    #: runs; (moments, phases, phases).
     held: Numbers
-    turns: tuple[float, ...]
+    turns: tuple[float, ...]  #: The mean turn of each phase.
 
     @classmethod
     def of(cls, order: RunOrder, lane: int) -> LaneRuns:
@@ -132,18 +125,13 @@ class LaneRuns:
 
 @dataclass(frozen=True, eq=False)
 class LaneBytes:
-    """Bytes of the devices of a lane.
+    """Bytes of the devices of a lane."""
 
-    Attributes:
-        resident: Stored values; (devices,).
-        always: Tensors that are held throughout, without head-room; (devices,).
-        most: Most within each phase beside what it keeps, without head-room; (devices, phases).
-        kept: Of one micro-batch by the phases that make and free them; (devices, phases, phases).
-    """
-
-    resident: Numbers
-    always: Numbers
+    resident: Numbers  #: Stored values; (devices,).
+    always: Numbers  #: Tensors that are held throughout, without head-room; (devices,).
+    #: Most within each phase beside what it keeps, without head-room; (devices, phases).
     most: Numbers
+    #: Of one micro-batch by the phases that make and free them; (devices, phases, phases).
     kept: Numbers
 
     def at(self, runs: LaneRuns) -> Floats:
@@ -159,30 +147,21 @@ class LaneBytes:
 
 @dataclass(frozen=True, eq=False)
 class StageLives:
-    """The tensors of a sharding on one mesh.
+    """The tensors of a sharding on one mesh."""
 
-    Attributes:
-        splits: Whether backward passes are split.
-        micro_batches: Micro-batches of a step.
-        tensors: The tensors.
-        columns: Of each tensor its device's row, bytes, the unit that makes it (-1 for inputs),
-            whether it is an input or an output of inference, or a sum of gradients, and the bytes
-            that it takes where it is stored; (7, tensors).
-        uses: Of each use its unit, tensor, position, part of the step, another unit, and how it
-            counts; by unit, (6, uses).
-        devices: Number of rows of devices.
-        units: Number of units.
-        positions: Number of tasks.
-    """
-
-    splits: bool
-    micro_batches: int
+    splits: bool  #: Whether backward passes are split.
+    micro_batches: int  #: Micro-batches of a step.
     tensors: tuple[Lifetime, ...]
+    #: Of each tensor its device's row, bytes, the unit that makes it (-1 for inputs), whether it is
+    #: an input or an output of inference, or a sum of gradients, and the bytes that it takes where
+    #: it is stored; (7, tensors).
     columns: Numbers
+    #: Of each use its unit, tensor, position, part of the step, another unit, and how it counts; by
+    #: unit, (6, uses).
     uses: Numbers
-    devices: int
-    units: int
-    positions: int
+    devices: int  #: Number of rows of devices.
+    units: int  #: Number of units.
+    positions: int  #: Number of tasks.
     _known: dict[object, LaneBytes] = field(default_factory=dict)
 
     @classmethod

@@ -22,17 +22,11 @@ MOST_STAGES = 8
 
 @dataclass(frozen=True)
 class UnevenCut:
-    """Stages of several sizes.
+    """Stages of several sizes."""
 
-    Attributes:
-        ends: Ends of the stages, exclusive, as numbers of nodes that are cut.
-        sizes: Devices of each stage.
-        load_s: Of the busiest stage, for one micro-batch.
-    """
-
-    ends: tuple[int, ...]
-    sizes: tuple[int, ...]
-    load_s: float
+    ends: tuple[int, ...]  #: Ends of the stages, exclusive, as numbers of nodes that are cut.
+    sizes: tuple[int, ...]  #: Devices of each stage.
+    load_s: float  #: Of the busiest stage, for one micro-batch.
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:

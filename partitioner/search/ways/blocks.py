@@ -18,23 +18,14 @@ from partitioner.solver import Infeasible
 
 @dataclass
 class InBlocks:
-    """The plans of a graph that run stretches of it in blocks.
+    """The plans of a graph that run stretches of it in blocks."""
 
-    Attributes:
-        graph: The graph, as of `ModelGraphs.uncut`.
-        cluster: The devices.
-        request: The request.
-        clock: Times the search.
-        prices: The runs in blocks that were priced.
-        unfit: What came of a search in which no plan fits.
-    """
-
-    graph: Graph
+    graph: Graph  #: The graph, as of `ModelGraphs.uncut`.
     cluster: Cluster
     request: Request
-    clock: StageClock
-    prices: Prices = field(default_factory=Prices)
-    unfit: Unfit | None = None
+    clock: StageClock  #: Times the search.
+    prices: Prices = field(default_factory=Prices)  #: The runs in blocks that were priced.
+    unfit: Unfit | None = None  #: What came of a search in which no plan fits.
 
     def search(self, budget: Budget) -> Outcome:
         """The best plan.

@@ -26,14 +26,10 @@ from partitioner.strategies.constraints import ConstraintError
 
 @dataclass(frozen=True)
 class Parts:
-    """The micro-batches of a model, by their number.
-
-    Attributes:
-        model: The model.
-        asked: The number that the request names, "auto" for any, None for those that are proven.
-    """
+    """The micro-batches of a model, by their number."""
 
     model: ModelGraphs
+    #: The number that the request names, "auto" for any, None for those that are proven.
     asked: int | str | None
     _refused: dict[int, str] = field(default_factory=dict)
 
@@ -148,24 +144,16 @@ def _where_nothing_else_fits(outcome: Outcome, model: ModelGraphs) -> tuple[str,
 
 @dataclass(frozen=True)
 class InStages:
-    """The plans in micro-batches, through stages: the usual numbers of them, or that asked for.
+    """The plans in micro-batches, through stages: the usual numbers of them, or that asked for."""
 
-    Attributes:
-        parts: The micro-batches.
-        cluster: The devices.
-        request: The request; called before `Request.over`.
-        clock: Times the search.
-        sizes: Numbers of devices of a stage; None for those of the request.
-        least: The least number of micro-batches that is tried, if none is asked for.
-        bound: A bound on the seconds of a step by the number of its micro-batches.
-    """
-
-    parts: Parts
+    parts: Parts  #: The micro-batches.
     cluster: Cluster
-    request: Request
-    clock: StageClock
+    request: Request  #: The request; called before `Request.over`.
+    clock: StageClock  #: Times the search.
+    #: Numbers of devices of a stage; None for those of the request.
     sizes: tuple[int, ...] | None = None
-    least: int = 1
+    least: int = 1  #: The least number of micro-batches that is tried, if none is asked for.
+    #: A bound on the seconds of a step by the number of its micro-batches.
     bound: Callable[[int], float] | None = None
 
     @cached_property

@@ -14,16 +14,12 @@ from partitioner.solver.work import now_s
 
 @dataclass(frozen=True)
 class StageClock:
-    """Announces the stages of a compilation and keeps their seconds.
+    """Announces the stages of a compilation and keeps their seconds."""
 
-    Attributes:
-        say: Receives the name of each stage as it begins.
-        seconds: Seconds of each finished stage, without those of stages inside of it.
-        begun_s: Second of the solver's clock at which the first began.
-    """
-
-    say: Say
+    say: Say  #: Receives the name of each stage as it begins.
+    #: Seconds of each finished stage, without those of stages inside of it.
     seconds: dict[str, float] = field(default_factory=dict)
+    #: Second of the solver's clock at which the first began.
     begun_s: float = field(default_factory=now_s)
     _inside: list[float] = field(default_factory=list)
 

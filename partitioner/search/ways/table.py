@@ -34,19 +34,12 @@ AMPLE = 0.8
 
 @dataclass(frozen=True)
 class Table:
-    """The ways of a model.
-
-    Attributes:
-        model: The model.
-        cluster: The devices.
-        request: The request, as the user gave it.
-        clock: Times the stages.
-    """
+    """The ways of a model."""
 
     model: ModelGraphs
     cluster: Cluster
-    request: Request
-    clock: StageClock
+    request: Request  #: The request, as the user gave it.
+    clock: StageClock  #: Times the stages.
 
     def best(self) -> Outcome:
         """The best plan of all ways.

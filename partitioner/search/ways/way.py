@@ -39,59 +39,45 @@ def nothing(_budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a model: what it does to the graph, as a search of the plans of that.
+    """A way to run a model: what it does to the graph, as a search of the plans of that."""
 
-    Attributes:
-        name: In words, for certificates and notes.
-        search: Finds the best plan. It raises `Infeasible` where none fits, `NoCheaper` where none
-            is better than the known one of the budget, `ConstraintError` where the constraints
-            leave none, and `PipelineScheduleError` where no schedule serves the stages.
-        bound: No plan of the way costs less.
-        rung: 0 of a way that is weighed at once; 1 of one whose plans cost no less where memory
-            forbids nothing: it is searched where memory refuses one of those before; 2 of one that
-            is searched where nothing else fits.
-        would_fit: After a refusal, gives the changes of the request under which it is known to fit.
-        closed: Why it is not searched, as a clause; "" if it is.
-        is_rival: Whether users are told why it was not taken, if they ask for whatever is fastest.
-    """
-
-    name: str
+    name: str  #: In words, for certificates and notes.
+    #: Finds the best plan. It raises `Infeasible` where none fits, `NoCheaper` where none is better
+    #: than the known one of the budget, `ConstraintError` where the constraints leave none, and
+    #: `PipelineScheduleError` where no schedule serves the stages.
     search: Callable[[Budget], Outcome]
-    bound: float = 0.0
+    bound: float = 0.0  #: No plan of the way costs less.
+    #: 0 of a way that is weighed at once; 1 of one whose plans cost no less where memory forbids
+    #: nothing: it is searched where memory refuses one of those before; 2 of one that is searched
+    #: where nothing else fits.
     rung: int = 0
+    #: After a refusal, gives the changes of the request under which it is known to fit.
     would_fit: Callable[[Budget, Infeasible], tuple[Change, ...]] = nothing
-    closed: str = ""
+    closed: str = ""  #: Why it is not searched, as a clause; "" if it is.
+    #: Whether users are told why it was not taken, if they ask for whatever is fastest.
     is_rival: bool = False
 
 
 @dataclass
 class Weighing:
-    """The search over ways.
+    """The search over ways."""
 
-    Attributes:
-        ways: The ways; of those with equal bounds the first goes first.
-        request: The request.
-        budget: The budget of all ways: one clock.
-        found: The best plan of each way that has one, by the way's number.
-        refused: The refusals of ways that memory rules out, or the clock.
-        impossible: The refusals of ways that constraints or schedules rule out.
-        bounds: Of each way without a plan, and of those that were not searched, a bound.
-        late: The ways that the time limit did not reach.
-        is_short: Whether memory may refuse some: then the clock is shared with those that save it.
-        first_share: The share of the clock, then, of the first way.
-        least: Gives a bound on the cost of all plans, for ways that were refused without a proof.
-    """
-
-    ways: Sequence[Way]
+    ways: Sequence[Way]  #: The ways; of those with equal bounds the first goes first.
     request: Request
-    budget: Budget
+    budget: Budget  #: The budget of all ways: one clock.
+    #: The best plan of each way that has one, by the way's number.
     found: dict[int, Outcome] = field(default_factory=dict)
+    #: The refusals of ways that memory rules out, or the clock.
     refused: dict[int, Infeasible] = field(default_factory=dict)
+    #: The refusals of ways that constraints or schedules rule out.
     impossible: dict[int, Impossible] = field(default_factory=dict)
+    #: Of each way without a plan, and of those that were not searched, a bound.
     bounds: dict[int, float] = field(default_factory=dict)
-    late: list[int] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)  #: The ways that the time limit did not reach.
+    #: Whether memory may refuse some: then the clock is shared with those that save it.
     is_short: bool = True
-    first_share: float = FIRST_SHARE
+    first_share: float = FIRST_SHARE  #: The share of the clock, then, of the first way.
+    #: Gives a bound on the cost of all plans, for ways that were refused without a proof.
     least: Callable[[], float] = lambda: math.inf
     _took_s: dict[int, float] = field(default_factory=dict)
     _seconds: dict[int, float] = field(default_factory=dict)

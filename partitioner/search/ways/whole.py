@@ -27,23 +27,16 @@ KEEPS_ALL = "plans that keep all values for the backward pass"
 
 @dataclass(frozen=True)
 class WholeBatch:
-    """The plans of a form of a graph.
+    """The plans of a form of a graph."""
 
-    Attributes:
-        graph: The form.
-        cluster: The devices.
-        request: The request; called after `Request.over`.
-        clock: Times the stages.
-        offers: Gives the graph that offers to compute values again, or None; called where no plan
-            of `graph` fits or memory forbids a cheaper one. None if nothing may be offered.
-        at_once: The graph of the whole batch that one device would run; None for `graph`.
-    """
-
-    graph: Graph
+    graph: Graph  #: The form.
     cluster: Cluster
-    request: Request
-    clock: StageClock
+    request: Request  #: The request; called after `Request.over`.
+    clock: StageClock  #: Times the stages.
+    #: Gives the graph that offers to compute values again, or None; called where no plan of `graph`
+    #: fits or memory forbids a cheaper one. None if nothing may be offered.
     offers: Callable[[], Graph | None] | None = None
+    #: The graph of the whole batch that one device would run; None for `graph`.
     at_once: Graph | None = None
 
     def search(self, budget: Budget) -> Outcome:

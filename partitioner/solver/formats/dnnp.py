@@ -37,41 +37,28 @@ from partitioner.solver.formats.json_files import (
 
 @dataclass(frozen=True)
 class Value:
-    """A value that one merged node makes and others read.
+    """A value that one merged node makes and others read."""
 
-    Attributes:
-        producer: Merged node that makes it.
-        cost_s: Seconds of moving it on or off an accelerator.
-        readers: Merged nodes that read it, ascending, without the producer.
-    """
-
-    producer: int
-    cost_s: float
-    readers: tuple[int, ...]
+    producer: int  #: Merged node that makes it.
+    cost_s: float  #: Seconds of moving it on or off an accelerator.
+    readers: tuple[int, ...]  #: Merged nodes that read it, ascending, without the producer.
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A file's content. Devices are its accelerators, then its CPUs.
-
-    Attributes:
-        limit_bytes: Memory of an accelerator.
-        members: Ids in the file of each merged node; merged nodes are in a topological order
-            of the forward pass and the reversed backward pass, but for cycles.
-        accelerator_s: Seconds of each merged node on an accelerator; infinite if unsupported.
-        cpu_s: Seconds of each merged node on a CPU.
-        size_bytes: Of each merged node.
-        values: Values that merged nodes read from each other.
-    """
+    """A file's content. Devices are its accelerators, then its CPUs."""
 
     accelerators: int
     cpus: int
-    limit_bytes: float
+    limit_bytes: float  #: Memory of an accelerator.
+    #: Ids in the file of each merged node; merged nodes are in a topological order of the forward
+    #: pass and the reversed backward pass, but for cycles.
     members: tuple[tuple[int, ...], ...]
+    #: Seconds of each merged node on an accelerator; infinite if unsupported.
     accelerator_s: tuple[float, ...]
-    cpu_s: tuple[float, ...]
-    size_bytes: tuple[float, ...]
-    values: tuple[Value, ...]
+    cpu_s: tuple[float, ...]  #: Seconds of each merged node on a CPU.
+    size_bytes: tuple[float, ...]  #: Of each merged node.
+    values: tuple[Value, ...]  #: Values that merged nodes read from each other.
 
 
 def parse(data: Any) -> Instance:

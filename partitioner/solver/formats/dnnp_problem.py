@@ -95,19 +95,12 @@ def to_solution(instance: Instance, chosen: Sequence[int]) -> dict[str, list[dic
 
 @dataclass(frozen=True)
 class PlacementFile:
-    """A problem file's content.
+    """A problem file's content."""
 
-    Attributes:
-        data: The JSON content; ids of the problem's nodes are their positions.
-        uneven: Costs and sizes of nodes and values that differ by device.
-        figures: How many costs and sizes there are.
-        pinned: Nodes that may run on one device only.
-    """
-
-    data: dict[str, Any]
-    uneven: int
-    figures: int
-    pinned: int
+    data: dict[str, Any]  #: The JSON content; ids of the problem's nodes are their positions.
+    uneven: int  #: Costs and sizes of nodes and values that differ by device.
+    figures: int  #: How many costs and sizes there are.
+    pinned: int  #: Nodes that may run on one device only.
 
 
 def to_file(problem: Problem) -> PlacementFile:

@@ -30,17 +30,12 @@ class Split:
 
 @dataclass(frozen=True)
 class SplitOutcome:
-    """A solution's cost, memory and feasibility.
+    """A solution's cost, memory and feasibility."""
 
-    Attributes:
-        cost_s: The largest load of a device; None if it has none (a node is missing, say).
-        fullest_bytes: Bytes on the fullest accelerator.
-        fault: Why it is infeasible; empty if it is feasible.
-    """
-
+    #: The largest load of a device; None if it has none (a node is missing, say).
     cost_s: float | None
-    fullest_bytes: float
-    fault: str
+    fullest_bytes: float  #: Bytes on the fullest accelerator.
+    fault: str  #: Why it is infeasible; empty if it is feasible.
 
 
 def evaluate(instance: Instance, split: Split) -> SplitOutcome:

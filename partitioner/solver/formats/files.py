@@ -44,29 +44,18 @@ class Search:
 
 @dataclass(frozen=True)
 class Solved:
-    """The result of a search, in any format.
+    """The result of a search, in any format."""
 
-    Attributes:
-        objective: The minimised quantity, in words.
-        cost: Of the best solution; None if none was found.
-        bound: No solution costs less; None if none is feasible.
-        gap: (cost - bound) / cost; None without a solution.
-        seconds: Time of the search, without that of compiling the solver.
-        solver: Methods that found the solution / proved the bound.
-        solution: JSON content of the solution's file; None if none was found.
-        reason: Why nothing is feasible; empty otherwise.
-        trace: (seconds, cost, bound) at every improvement, where the search keeps it.
-    """
-
-    objective: str
-    cost: float | None
-    bound: float | None
-    gap: float | None
+    objective: str  #: The minimised quantity, in words.
+    cost: float | None  #: Of the best solution; None if none was found.
+    bound: float | None  #: No solution costs less; None if none is feasible.
+    gap: float | None  #: (cost - bound) / cost; None without a solution.
     status: Status
-    seconds: float
-    solver: str
-    solution: Any
-    reason: str = ""
+    seconds: float  #: Time of the search, without that of compiling the solver.
+    solver: str  #: Methods that found the solution / proved the bound.
+    solution: Any  #: JSON content of the solution's file; None if none was found.
+    reason: str = ""  #: Why nothing is feasible; empty otherwise.
+    #: (seconds, cost, bound) at every improvement, where the search keeps it.
     trace: tuple[tuple[float, float | None, float | None], ...] = ()
 
 
@@ -80,20 +69,14 @@ class Priced:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of problem files.
+    """A format of problem files."""
 
-    Attributes:
-        marks: Fields, with their types, that JSON content in this format has and in others lacks.
-        parse: A problem from JSON content.
-        solve: Searches for the best solution of a problem.
-        parse_solution: A solution from JSON content.
-        evaluate: Prices a solution of a problem, apart from the search.
-    """
-
+    #: Fields, with their types, that JSON content in this format has and in others lacks.
     marks: Mapping[str, type]
-    parse: Callable[[Any], Any]
-    solve: Callable[[Any, Search], Solved]
-    parse_solution: Callable[[Any], Any]
+    parse: Callable[[Any], Any]  #: A problem from JSON content.
+    solve: Callable[[Any, Search], Solved]  #: Searches for the best solution of a problem.
+    parse_solution: Callable[[Any], Any]  #: A solution from JSON content.
+    #: Prices a solution of a problem, apart from the search.
     evaluate: Callable[[Any, Any], Priced]
 
     def is_problem(self, data: Any) -> bool:

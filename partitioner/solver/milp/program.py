@@ -59,13 +59,9 @@ class TooLargeError(Exception):
 
 @dataclass
 class MilpBuilder:
-    """Collects columns and rows; `build` freezes them.
+    """Collects columns and rows; `build` freezes them."""
 
-    Attributes:
-        room: Entries of all rows at most.
-    """
-
-    room: float = math.inf
+    room: float = math.inf  #: Entries of all rows at most.
     cost: list[float] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)
     integer: list[bool] = field(default_factory=list)

@@ -39,15 +39,11 @@ PER_SECOND = 10**12
 
 @dataclass(frozen=True)
 class Follower:
-    """The rule by which an auxiliary node's strategy follows from a plan.
+    """The rule by which an auxiliary node's strategy follows from a plan."""
 
-    Attributes:
-        hub: The node whose choice decides; None if nothing does.
-        ways: For each choice of the hub (one entry without a hub): an item, the strategy if the
-            plan pays it, the strategy if not. The item is None where both are the same.
-    """
-
-    hub: int | None
+    hub: int | None  #: The node whose choice decides; None if nothing does.
+    #: For each choice of the hub (one entry without a hub): an item, the strategy if the plan pays
+    #: it, the strategy if not. The item is None where both are the same.
     ways: tuple[tuple[int | None, int, int], ...]
 
     def strategy(self, chosen: Sequence[int], paid: set[int]) -> int:
@@ -58,20 +54,15 @@ class Follower:
 
 @dataclass(frozen=True)
 class Converted:
-    """A pairwise problem with the way back. Its first nodes are the problem's, in order.
-
-    Attributes:
-        followers: Of each auxiliary node.
-        uneven: Costs and sizes of choices and items that differ by device. Of these the largest
-            counts, so a plan's cost and usage are upper estimates unless this is 0.
-        figures: Number of all costs and sizes.
-    """
+    """A pairwise problem with the way back. Its first nodes are the problem's, in order."""
 
     problem: Problem
     pairwise: Pairwise
-    followers: tuple[Follower, ...]
+    followers: tuple[Follower, ...]  #: Of each auxiliary node.
+    #: Costs and sizes of choices and items that differ by device. Of these the largest counts, so a
+    #: plan's cost and usage are upper estimates unless this is 0.
     uneven: int
-    figures: int
+    figures: int  #: Number of all costs and sizes.
 
     def restore(self, strategies: Sequence[int]) -> tuple[int, ...]:
         """The plan in an answer to the pairwise problem."""
@@ -108,15 +99,12 @@ def convert(problem: Problem) -> Converted:
 
 @dataclass
 class _Builder:
-    """Collects the nodes and edges of a pairwise problem.
-
-    Attributes:
-        nodes: Costs and usages of each node's strategies, and when it is live.
-        edges: Both ends of each edge, and its costs, row-major.
-    """
+    """Collects the nodes and edges of a pairwise problem."""
 
     problem: Problem
+    #: Costs and usages of each node's strategies, and when it is live.
     nodes: list[tuple[list[int], list[int], Span | None]] = field(default_factory=list)
+    #: Both ends of each edge, and its costs, row-major.
     edges: list[tuple[int, int, list[int]]] = field(default_factory=list)
     followers: list[Follower] = field(default_factory=list)
 

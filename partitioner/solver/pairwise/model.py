@@ -69,18 +69,12 @@ class Graph(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """A graph with the usage and the origin of its strategies.
-
-    Attributes:
-        usage: Usage of each strategy above its node's least; (strategies,).
-        rows: Times at which memory can bind.
-        labels: Strategy of the problem that each strategy stands for; (strategies,).
-    """
+    """A graph with the usage and the origin of its strategies."""
 
     graph: Graph
-    usage: Floats
-    rows: Rows
-    labels: Ints
+    usage: Floats  #: Usage of each strategy above its node's least; (strategies,).
+    rows: Rows  #: Times at which memory can bind.
+    labels: Ints  #: Strategy of the problem that each strategy stands for; (strategies,).
 
     def original(self, chosen: Ints) -> tuple[int, ...]:
         """The problem's strategies for strategies of the model, one a node."""

@@ -34,26 +34,16 @@ class Pairwise:
 
     Strategy p of node v is entry `offsets[v] + p` of `costs` and `usages`; the pair (p, q) of
     edge e = (u, v) is entry `edge_offsets[e] + p * strategies(v) + q` of `edge_costs`.
-
-    Attributes:
-        offsets: First strategy of each node, and the number of all; (nodes + 1,).
-        costs: Cost of each strategy, not negative; (strategies,).
-        usages: Usage of each strategy, not negative; (strategies,).
-        intervals: [lo, hi) of each node; equal ends are never live; (nodes, 2).
-        edges: The two ends of each edge; (edges, 2).
-        edge_offsets: First entry of each edge, and the number of all; (edges + 1,).
-        edge_costs: Cost of each pair, row-major, not negative.
-        limit: Largest usage at any time; None where there is no limit.
     """
 
-    offsets: Ints
-    costs: Ints
-    usages: Ints
-    intervals: Ints
-    edges: Ints
-    edge_offsets: Ints
-    edge_costs: Ints
-    limit: int | None
+    offsets: Ints  #: First strategy of each node, and the number of all; (nodes + 1,).
+    costs: Ints  #: Cost of each strategy, not negative; (strategies,).
+    usages: Ints  #: Usage of each strategy, not negative; (strategies,).
+    intervals: Ints  #: [lo, hi) of each node; equal ends are never live; (nodes, 2).
+    edges: Ints  #: The two ends of each edge; (edges, 2).
+    edge_offsets: Ints  #: First entry of each edge, and the number of all; (edges + 1,).
+    edge_costs: Ints  #: Cost of each pair, row-major, not negative.
+    limit: int | None  #: Largest usage at any time; None where there is no limit.
 
     def __post_init__(self) -> None:
         for fault in chain(_node_faults(self), _edge_faults(self), _value_faults(self)):
@@ -72,20 +62,13 @@ class Pairwise:
 
 @dataclass(frozen=True)
 class PairwiseOutcome:
-    """Cost and usage of a choice of strategies, exact.
+    """Cost and usage of a choice of strategies, exact."""
 
-    Attributes:
-        cost: Sum over the nodes and the edges.
-        peak_usage: Largest usage at any time.
-        peak_time: The first time at which it is reached; None if nothing is ever live.
-        limit: The problem's limit.
-        forbidden: The first forbidden strategy or pair that was chosen, in words; empty if none.
-    """
-
-    cost: int
-    peak_usage: int
-    peak_time: int | None
-    limit: int | None
+    cost: int  #: Sum over the nodes and the edges.
+    peak_usage: int  #: Largest usage at any time.
+    peak_time: int | None  #: The first time at which it is reached; None if nothing is ever live.
+    limit: int | None  #: The problem's limit.
+    #: The first forbidden strategy or pair that was chosen, in words; empty if none.
     forbidden: str
 
     @property

@@ -17,28 +17,18 @@ RELATIVE, ABSOLUTE = 1e-9, 1e-6
 
 @dataclass(frozen=True)
 class PairwiseSolution:
-    """A choice of strategies and its certificate.
+    """A choice of strategies and its certificate."""
 
-    Attributes:
-        chosen: One strategy index a node; empty if none was found.
-        cost: Its exact cost; None if none was found.
-        bound: No feasible choice costs less; infinite if none is feasible.
-        status: `optimal` within the gap, `feasible` (stopped by the round limit),
-            `time_limit` (with a choice or without), or `infeasible`.
-        reason: Why nothing is feasible; empty otherwise.
-        solver: Methods that found the choice / proved the bound.
-        seconds: Time spent, without that of compiling the solver.
-        trace: (seconds, cost, bound) at every improvement; the cost is infinite before the first
-            choice.
-    """
-
-    chosen: tuple[int, ...]
-    cost: int | None
-    bound: float
+    chosen: tuple[int, ...]  #: One strategy index a node; empty if none was found.
+    cost: int | None  #: Its exact cost; None if none was found.
+    bound: float  #: No feasible choice costs less; infinite if none is feasible.
+    #: `optimal` within the gap, `feasible` (stopped by the round limit), `time_limit` (with a
+    #: choice or without), or `infeasible`.
     status: Status
-    reason: str
-    solver: str
-    seconds: float
+    reason: str  #: Why nothing is feasible; empty otherwise.
+    solver: str  #: Methods that found the choice / proved the bound.
+    seconds: float  #: Time spent, without that of compiling the solver.
+    #: (seconds, cost, bound) at every improvement; the cost is infinite before the first choice.
     trace: tuple[tuple[float, float, float], ...]
 
     @property
@@ -51,25 +41,18 @@ class PairwiseSolution:
 
 @dataclass
 class Progress:
-    """The best choice and bound of a search so far; see `PairwiseSolution`.
-
-    Attributes:
-        started: Second of `now_s` at the start, as `deadline` is of the end.
-        cost: Of the best feasible choice; infinite if there is none.
-        found_by: Method that found the choice.
-        proved_by: Method that proved the bound.
-    """
+    """The best choice and bound of a search so far; see `PairwiseSolution`."""
 
     problem: Pairwise
     gap: float
-    started: float
+    started: float  #: Second of `now_s` at the start, as `deadline` is of the end.
     deadline: float
     chosen: tuple[int, ...] = ()
-    cost: float = math.inf
+    cost: float = math.inf  #: Of the best feasible choice; infinite if there is none.
     bound: float = 0.0
     reason: str = ""
-    found_by: str = "none"
-    proved_by: str = "none"
+    found_by: str = "none"  #: Method that found the choice.
+    proved_by: str = "none"  #: Method that proved the bound.
     trace: list[tuple[float, float, float]] = field(default_factory=list)
     _bounds: Bounds = field(default_factory=Bounds)
 

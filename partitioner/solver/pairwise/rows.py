@@ -16,19 +16,12 @@ from partitioner.solver.pairwise.problem import Flags, Floats, Ints, offsets_of
 
 @dataclass(frozen=True)
 class Rows:
-    """Memory rows: sum of usage over the nodes live in a row is at most its capacity.
+    """Memory rows: sum of usage over the nodes live in a row is at most its capacity."""
 
-    Attributes:
-        first: First row in which each node is live; (nodes,).
-        last: One past its last row; not above `first` where it is in none; (nodes,).
-        capacity: Room for usages above each node's least; (rows,).
-        number: Index of each row among the problem's maximal cliques, ascending; (rows,).
-    """
-
-    first: Ints
-    last: Ints
-    capacity: Floats
-    number: Ints
+    first: Ints  #: First row in which each node is live; (nodes,).
+    last: Ints  #: One past its last row; not above `first` where it is in none; (nodes,).
+    capacity: Floats  #: Room for usages above each node's least; (rows,).
+    number: Ints  #: Index of each row among the problem's maximal cliques, ascending; (rows,).
 
     def only(self, keep: Flags) -> Rows:
         """The flagged rows: a relaxation, as if memory were unlimited at all other times."""

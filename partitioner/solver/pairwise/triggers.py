@@ -14,20 +14,13 @@ Wanted = tuple[tuple[int, frozenset[int]], ...]  #: (node, its choices that trig
 
 @dataclass(frozen=True)
 class Offer:
-    """Items that the same choices of the same nodes trigger, each under other choices of a hub.
+    """Items that the same choices of the same nodes trigger, each under other choices of a hub."""
 
-    Attributes:
-        hub: The node whose choice decides which items are offered; None if nothing does.
-        items: The items offered under each choice of the hub, () where none are; one entry
-            without a hub.
-        wanted: The choices of other nodes, any of which triggers the offered items.
-        span: Interval in which the bytes of the items are held; None if none count.
-    """
-
-    hub: int | None
+    hub: int | None  #: The node whose choice decides which items are offered; None if nothing does.
+    #: The items offered under each choice of the hub, () where none are; one entry without a hub.
     items: tuple[tuple[int, ...], ...]
-    wanted: Wanted
-    span: Span | None
+    wanted: Wanted  #: The choices of other nodes, any of which triggers the offered items.
+    span: Span | None  #: Interval in which the bytes of the items are held; None if none count.
 
 
 @dataclass(frozen=True)

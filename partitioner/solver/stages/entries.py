@@ -19,38 +19,24 @@ from partitioner.solver.stages.model import Bools, Floats, Ints, StageOption, St
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Options that differ in load and memory only, merged; sorted by pool, devices, degree.
+    """Options that differ in load and memory only, merged; sorted by pool, devices, degree."""
 
-    Attributes:
-        pool: Of each group.
-        devices: Devices that a stage of each group takes.
-        degree: Of each group.
-        of: Group of each option.
-        classes: Lists of groups, by devices, within which more devices must mean more room.
-    """
-
-    pool: Ints
-    devices: Ints
-    degree: Ints
-    of: tuple[int, ...]
+    pool: Ints  #: Of each group.
+    devices: Ints  #: Devices that a stage of each group takes.
+    degree: Ints  #: Of each group.
+    of: tuple[int, ...]  #: Group of each option.
+    #: Lists of groups, by devices, within which more devices must mean more room.
     classes: tuple[Ints, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """Possible stages: entry e is interval `cell[e]` on group `group[e]`.
+    """Possible stages: entry e is interval `cell[e]` on group `group[e]`."""
 
-    Attributes:
-        cell: Index of the interval, in `Space.start` and `Space.stop`.
-        group: Index of the group.
-        room: Largest sum of degrees from this stage to the last.
-        load_s: Its load.
-    """
-
-    cell: Ints
-    group: Ints
-    room: Ints
-    load_s: Floats
+    cell: Ints  #: Index of the interval, in `Space.start` and `Space.stop`.
+    group: Ints  #: Index of the group.
+    room: Ints  #: Largest sum of degrees from this stage to the last.
+    load_s: Floats  #: Its load.
 
     def where(self, mask: Bools) -> Entries:
         """The entries of a mask."""
@@ -62,23 +48,14 @@ class Entries:
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The parts of a problem that all loads share.
+    """The parts of a problem that all loads share."""
 
-    Attributes:
-        positions: Number of positions.
-        pools: Devices of each pool.
-        groups: The groups of options.
-        start: Of each interval; intervals are sorted by start, then stop.
-        stop: Of each interval.
-        coupled: Whether some stage's room is below every possible sum of degrees.
-    """
-
-    positions: int
-    pools: Ints
-    groups: Groups
-    start: Ints
-    stop: Ints
-    coupled: bool
+    positions: int  #: Number of positions.
+    pools: Ints  #: Devices of each pool.
+    groups: Groups  #: The groups of options.
+    start: Ints  #: Of each interval; intervals are sorted by start, then stop.
+    stop: Ints  #: Of each interval.
+    coupled: bool  #: Whether some stage's room is below every possible sum of degrees.
 
 
 def lay_out(problem: StageProblem) -> tuple[Space, Entries]:

@@ -23,56 +23,36 @@ from partitioner.solver.problem import SolverError
 
 @dataclass(frozen=True)
 class Config:
-    """A way to run a node on some number of devices.
+    """A way to run a node on some number of devices."""
 
-    Attributes:
-        name: Its id.
-        time_s: Seconds a sample.
-        flying_bytes: Held for each micro-batch in flight.
-        resident_bytes: Held besides.
-    """
-
-    name: str
-    time_s: float
-    flying_bytes: float
-    resident_bytes: float
+    name: str  #: Its id.
+    time_s: float  #: Seconds a sample.
+    flying_bytes: float  #: Held for each micro-batch in flight.
+    resident_bytes: float  #: Held besides.
 
 
 @dataclass(frozen=True)
 class Sharded:
-    """A node on one number of devices.
+    """A node on one number of devices."""
 
-    Attributes:
-        configs: The ways to run it; at least one.
-        parameter_bytes: Of its weights on a device, the same in all ways.
-        sync_in_bytes: For each predecessor, paid if its edge is cut; the same in all ways.
-        sync_out_bytes: For each successor.
-    """
-
-    configs: tuple[Config, ...]
-    parameter_bytes: float
+    configs: tuple[Config, ...]  #: The ways to run it; at least one.
+    parameter_bytes: float  #: Of its weights on a device, the same in all ways.
+    #: For each predecessor, paid if its edge is cut; the same in all ways.
     sync_in_bytes: Mapping[int, float]
-    sync_out_bytes: Mapping[int, float]
+    sync_out_bytes: Mapping[int, float]  #: For each successor.
 
 
 @dataclass(frozen=True)
 class StageGraph:
-    """The nodes, the edges and the devices; `dataclasses.replace` it for other limits.
-
-    Attributes:
-        limit_bytes: Memory of each device.
-        bandwidth_bytes_per_s: From each device to the others.
-        microbatches: In a batch.
-        nodes: For each id, the node on each number of devices it can be on; topological order.
-        edges: (source, target) -> bytes of activations.
-    """
+    """The nodes, the edges and the devices; `dataclasses.replace` it for other limits."""
 
     devices: int
-    limit_bytes: float
-    bandwidth_bytes_per_s: float
-    microbatches: int
+    limit_bytes: float  #: Memory of each device.
+    bandwidth_bytes_per_s: float  #: From each device to the others.
+    microbatches: int  #: In a batch.
+    #: For each id, the node on each number of devices it can be on; topological order.
     nodes: Mapping[int, Mapping[int, Sharded]]
-    edges: Mapping[tuple[int, int], float]
+    edges: Mapping[tuple[int, int], float]  #: (source, target) -> bytes of activations.
 
     @cached_property
     def needs(self) -> Mapping[int, frozenset[int]]:

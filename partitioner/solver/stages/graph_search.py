@@ -48,21 +48,14 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A plan with its certificate.
+    """A plan with its certificate."""
 
-    Attributes:
-        stages: None where no plan was found below some load, which is the load then.
-        load_s: Seconds a sample of its slowest stage.
-        bound_s: No plan takes less.
-        status: `optimal` within the gap asked for.
-        solver: Methods that found the plan / proved the bound.
-    """
-
+    #: None where no plan was found below some load, which is the load then.
     stages: tuple[PlannedStage, ...] = ()
-    load_s: float = math.inf
-    bound_s: float = 0.0
-    status: Status = "feasible"
-    solver: str = "bisection / bisection"
+    load_s: float = math.inf  #: Seconds a sample of its slowest stage.
+    bound_s: float = 0.0  #: No plan takes less.
+    status: Status = "feasible"  #: `optimal` within the gap asked for.
+    solver: str = "bisection / bisection"  #: Methods that found the plan / proved the bound.
 
 
 def plan_stages(

@@ -33,17 +33,11 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Packed:
-    """A choice within the limit, and the bound on all of them.
+    """A choice within the limit, and the bound on all of them."""
 
-    Attributes:
-        way: Of each thing, an index into its ways.
-        seconds: Of the choice.
-        bound_s: No choice takes less; equal to `seconds` if that is proven least.
-    """
-
-    way: tuple[int, ...]
-    seconds: float
-    bound_s: float
+    way: tuple[int, ...]  #: Of each thing, an index into its ways.
+    seconds: float  #: Of the choice.
+    bound_s: float  #: No choice takes less; equal to `seconds` if that is proven least.
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -78,19 +72,12 @@ def _cheaper(ways: Ways, start: int, middle: int, end: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Things of equal ways: how their seconds and bytes may add up.
+    """Things of equal ways: how their seconds and bytes may add up."""
 
-    Attributes:
-        things: Indices of the things.
-        seconds: Of each choice for all of them, less the fastest's; (choices,).
-        saved: Bytes that each choice saves beside the fastest; (choices,).
-        ways: Of each choice, one way a thing.
-    """
-
-    things: tuple[int, ...]
-    seconds: Floats
-    saved: Floats
-    ways: tuple[tuple[int, ...], ...]
+    things: tuple[int, ...]  #: Indices of the things.
+    seconds: Floats  #: Of each choice for all of them, less the fastest's; (choices,).
+    saved: Floats  #: Bytes that each choice saves beside the fastest; (choices,).
+    ways: tuple[tuple[int, ...], ...]  #: Of each choice, one way a thing.
 
 
 def pack(things: Sequence[Ways], limit_bytes: float) -> Packed | None:
@@ -197,15 +184,10 @@ def _rounded(things: Sequence[Ways], fastest: Sequence[int], need: float) -> lis
 
 @dataclass(frozen=True, eq=False)
 class _Rest:
-    """The linear relaxation of the groups from each on: bytes saved and seconds lost by steps.
+    """The linear relaxation of the groups from each on: bytes saved and seconds lost by steps."""
 
-    Attributes:
-        saved: [group, step]: bytes saved by the first steps of the groups from this on.
-        lost: Seconds lost by the same.
-    """
-
-    saved: Floats
-    lost: Floats
+    saved: Floats  #: [group, step]: bytes saved by the first steps of the groups from this on.
+    lost: Floats  #: Seconds lost by the same.
 
     @classmethod
     def of(cls, things: Sequence[Ways], groups: Sequence[_Group]) -> _Rest:

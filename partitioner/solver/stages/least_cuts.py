@@ -21,14 +21,11 @@ State = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class LeastCuts:
-    """The best cuts of the first positions by each state.
+    """The best cuts of the first positions by each state."""
 
-    Attributes:
-        load_s: Least largest load up to each position, infinite if there is none; (n + 1,).
-        last: Start and step of the last stage up to each position; (n + 1,) each.
-    """
-
+    #: Least largest load up to each position, infinite if there is none; (n + 1,).
     load_s: Mapping[State, Floats]
+    #: Start and step of the last stage up to each position; (n + 1,) each.
     last: Mapping[State, tuple[Ints, Ints]]
     steps: Mapping[State, Sequence[tuple[State, int]]]
 

@@ -53,23 +53,15 @@ class StageOption:
     The arrays are `[way, i, j]`, (ways, n + 1, n + 1): the stage of positions i to j - 1. Ways
     differ in load and memory only, for instance in how much is computed again. Entries with i >= j
     are not read.
-
-    Attributes:
-        devices: Number of devices that one stage takes.
-        load_s: Seconds of a device; infinite where the stage cannot be.
-        resident_bytes: Bytes of a device whatever is in flight.
-        flying_bytes: Bytes of a device for each micro-batch in flight.
-        degree: Micro-batches that the stage works on at once.
-        pool: Index of the pool of the devices.
     """
 
     label: str
-    devices: int
-    load_s: Floats
-    resident_bytes: Floats
-    flying_bytes: Floats
-    degree: int = 1
-    pool: int = 0
+    devices: int  #: Number of devices that one stage takes.
+    load_s: Floats  #: Seconds of a device; infinite where the stage cannot be.
+    resident_bytes: Floats  #: Bytes of a device whatever is in flight.
+    flying_bytes: Floats  #: Bytes of a device for each micro-batch in flight.
+    degree: int = 1  #: Micro-batches that the stage works on at once.
+    pool: int = 0  #: Index of the pool of the devices.
 
     def __post_init__(self) -> None:
         if self.devices < 1 or self.degree < 1:
@@ -99,18 +91,14 @@ class StageOption:
 
 @dataclass(frozen=True, eq=False)
 class StageProblem:
-    """Positions to cut, by what their stages may run on.
+    """Positions to cut, by what their stages may run on."""
 
-    Attributes:
-        options: All of one number of positions.
-        most_degrees: Largest sum of degrees over all stages; None if there is no limit.
-        in_flight: Whether a stage holds micro-batches for the stages after it (training);
-            otherwise each holds one.
-    """
-
-    options: tuple[StageOption, ...]
+    options: tuple[StageOption, ...]  #: All of one number of positions.
     pools: tuple[Pool, ...]
+    #: Largest sum of degrees over all stages; None if there is no limit.
     most_degrees: int | None = None
+    #: Whether a stage holds micro-batches for the stages after it (training); otherwise each holds
+    #: one.
     in_flight: bool = True
 
     def __post_init__(self) -> None:
@@ -147,36 +135,23 @@ class Stage:
 
 @dataclass(frozen=True)
 class Cut:
-    """Stages and their certificate.
-
-    Attributes:
-        load_s: Largest load of a stage.
-        bound_s: No cut has a lower one.
-        status: `optimal` within the gap.
-    """
+    """Stages and their certificate."""
 
     stages: tuple[Stage, ...]
-    load_s: float
-    bound_s: float
-    status: Status
+    load_s: float  #: Largest load of a stage.
+    bound_s: float  #: No cut has a lower one.
+    status: Status  #: `optimal` within the gap.
 
 
 @dataclass(frozen=True)
 class CutOutcome:
-    """Load and memory of a cut, by stage.
-
-    Attributes:
-        held_bytes: On a device of each stage.
-        in_flight: Micro-batches that each stage holds.
-        devices: Taken of each pool.
-        faults: Rules that are broken, in words; empty if the cut is allowed.
-    """
+    """Load and memory of a cut, by stage."""
 
     load_s: tuple[float, ...]
-    held_bytes: tuple[float, ...]
-    in_flight: tuple[int, ...]
-    devices: tuple[int, ...]
-    faults: tuple[str, ...]
+    held_bytes: tuple[float, ...]  #: On a device of each stage.
+    in_flight: tuple[int, ...]  #: Micro-batches that each stage holds.
+    devices: tuple[int, ...]  #: Taken of each pool.
+    faults: tuple[str, ...]  #: Rules that are broken, in words; empty if the cut is allowed.
 
 
 def flights(degrees: Sequence[int], *, in_flight: bool = True) -> tuple[int, ...]:

@@ -46,19 +46,14 @@ def first_ranges(graph: StageGraph) -> list[int]:
 
 @dataclass
 class StageSeconds:
-    """Bounds on the least seconds a sample of every stage; `refine` makes them meet.
+    """Bounds on the least seconds a sample of every stage; `refine` makes them meet."""
 
-    Attributes:
-        layout: The stages.
-        lasts: The last flight of each range, ascending.
-        seconds: For (tensor degree, flights): bounds of each pair of the layout, before they are
-            shared over the data degree.
-        packed: Stages that were packed exactly, by (tensor degree, pair, flights).
-    """
-
-    layout: Layout
-    lasts: list[int]
+    layout: Layout  #: The stages.
+    lasts: list[int]  #: The last flight of each range, ascending.
+    #: For (tensor degree, flights): bounds of each pair of the layout, before they are shared over
+    #: the data degree.
     seconds: dict[tuple[int, int], dict[Side, Floats]] = field(default_factory=dict)
+    #: Stages that were packed exactly, by (tensor degree, pair, flights).
     packed: dict[tuple[int, int, int], Packed | None] = field(default_factory=dict)
 
     @property

@@ -29,36 +29,22 @@ TRIALS = 8
 
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """Shortest paths under one weight a pool.
+    """Shortest paths under one weight a pool."""
 
-    Attributes:
-        weights: Of a device of each pool; (pools,).
-        limit: Weighted devices that there are, a little more for rounding.
-        tail: Shortest from each position to the last; (n + 1,).
-        head: Shortest from position 0 to each; (n + 1,).
-    """
-
-    weights: Floats
-    limit: float
-    tail: Floats
-    head: Floats
+    weights: Floats  #: Of a device of each pool; (pools,).
+    limit: float  #: Weighted devices that there are, a little more for rounding.
+    tail: Floats  #: Shortest from each position to the last; (n + 1,).
+    head: Floats  #: Shortest from position 0 to each; (n + 1,).
 
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """Bounds on all cuts out of some entries, and a cut if one was met on the way.
+    """Bounds on all cuts out of some entries, and a cut if one was met on the way."""
 
-    Attributes:
-        fits: False if it is proven that no cut fits.
-        picks: A cut that fits, if one was met.
-        tails: Least sum of degrees from each position; (n + 1,).
-        lengths: Under each of the weights that were tried.
-    """
-
-    fits: bool
-    picks: Picks | None
-    tails: Ints
-    lengths: tuple[Lengths, ...]
+    fits: bool  #: False if it is proven that no cut fits.
+    picks: Picks | None  #: A cut that fits, if one was met.
+    tails: Ints  #: Least sum of degrees from each position; (n + 1,).
+    lengths: tuple[Lengths, ...]  #: Under each of the weights that were tried.
 
     def within(self, space: Space, entries: Entries) -> Entries:
         """The entries that may be in a cut that is within all limits."""

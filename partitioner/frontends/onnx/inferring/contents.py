@@ -33,16 +33,12 @@ Elements: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"  #: Integers, trut
 
 @dataclass(frozen=True)
 class _Call:
-    """A node with the contents of its operands.
-
-    Attributes:
-        operands: Their contents, as far as they are known; None where an operand is absent.
-        unknown: Makes a new symbol.
-    """
+    """A node with the contents of its operands."""
 
     node: onnx_ir.Node
+    #: Their contents, as far as they are known; None where an operand is absent.
     operands: Sequence[Elements | None]
-    unknown: Callable[[], onnx_ir.SymbolicDim]
+    unknown: Callable[[], onnx_ir.SymbolicDim]  #: Makes a new symbol.
 
     def axis(self) -> int:
         return int(self.node.attributes.get_int("axis", 0))

@@ -19,17 +19,11 @@ DeclaredShapes = Mapping[str, tuple[Declared, ...] | None]
 
 @dataclass(frozen=True)
 class Binding:
-    """Static shapes of the inputs, and the size of each symbol that they fix.
+    """Static shapes of the inputs, and the size of each symbol that they fix."""
 
-    Attributes:
-        shapes: Of each input.
-        symbols: Sizes by symbol.
-        given: The shapes that the user gives of results of nodes.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    symbols: Mapping[str, int]
-    given: Mapping[str, tuple[int, ...]]
+    shapes: Mapping[str, tuple[int, ...]]  #: Of each input.
+    symbols: Mapping[str, int]  #: Sizes by symbol.
+    given: Mapping[str, tuple[int, ...]]  #: The shapes that the user gives of results of nodes.
 
 
 def bind_dims(

@@ -42,26 +42,17 @@ _OWN_OPSET = 21
 
 @dataclass(frozen=True)
 class Source:
-    """A checked model.
+    """A checked model."""
 
-    Attributes:
-        proto: The model, weights of external files not loaded. It computes what the user's does;
-            every node has a name, and no output repeats an input, an initializer or an output.
-        where: Its name in error messages: the path, or the graph's name.
-        folder: Where its external files lie; None for a message given in memory.
-        name: For people.
-        notes: The changes that a user should know of.
-        missing: The file of each initializer whose file is missing.
-        output_names: The user's name of each output that has another one here.
-    """
-
+    #: The model, weights of external files not loaded. It computes what the user's does; every node
+    #: has a name, and no output repeats an input, an initializer or an output.
     proto: ModelProto
-    where: str
-    folder: Path | None
-    name: str
-    notes: tuple[str, ...]
-    missing: Mapping[str, Path]
-    output_names: Mapping[str, str]
+    where: str  #: Its name in error messages: the path, or the graph's name.
+    folder: Path | None  #: Where its external files lie; None for a message given in memory.
+    name: str  #: For people.
+    notes: tuple[str, ...]  #: The changes that a user should know of.
+    missing: Mapping[str, Path]  #: The file of each initializer whose file is missing.
+    output_names: Mapping[str, str]  #: The user's name of each output that has another one here.
 
 
 def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> Source:

@@ -47,21 +47,16 @@ _EMPTY = Graph("", (), (), (), {}, {}, {"aten": 1})
 
 @dataclass(kw_only=True)
 class Calls(GraphWriter):
-    """Gathers the nodes and values of a traced graph, here of a branch of a `torch.cond`.
-
-    Attributes:
-        module: The traced graph; it holds constant tensors and branches.
-        path: Path of the submodule that calls the branch; "" for the whole module.
-        values: Value of each fx node, by the fx node's name.
-        sequence: Number in autograd's sequence of the node of each name: nodes of the backward pass
-            have that of the forward nodes which they differentiate.
-    """
+    """Gathers the nodes and values of a traced graph, here of a branch of a `torch.cond`."""
 
     source: Graph = _EMPTY
     mark: str = "_"
-    module: fx.GraphModule
-    path: str = ""
+    module: fx.GraphModule  #: The traced graph; it holds constant tensors and branches.
+    path: str = ""  #: Path of the submodule that calls the branch; "" for the whole module.
+    #: Value of each fx node, by the fx node's name.
     values: dict[str, str] = field(default_factory=dict)
+    #: Number in autograd's sequence of the node of each name: nodes of the backward pass have that
+    #: of the forward nodes which they differentiate.
     sequence: dict[str, int] = field(default_factory=dict)
 
     def add_calls(self) -> None:

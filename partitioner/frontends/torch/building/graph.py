@@ -50,37 +50,28 @@ SEED = "seed"
 
 @dataclass(frozen=True)
 class ModuleGraph:
-    """The graph of a module, and what its values stand for.
+    """The graph of a module, and what its values stand for."""
 
-    Attributes:
-        graph: The graph. Outputs: results of the module, then gradients and written buffers.
-        captured: The trace that it was built from.
-        results: Value of each flat result of the module; "" for one that is no tensor.
-        gradients: Value of the gradient of each trained parameter, by its first name.
-        written: New value of each buffer that is written, by its first name.
-        stored: Value of each stored parameter or buffer, by its first name.
-        tangent: Graph input for the gradient of the loss; "" for inference.
-        inputs: Graph input of each flat example input; "" for those that are no tensors.
-        fixed: Value of each parameter or buffer that is a constant, by its first name.
-        rests: Value of each parameter as it lies at rest, by its first name, where that is not
-            where its optimizer's state lies.
-        seed: Graph input that seeds random draws; "" if there are none.
-        kept: In training, the graph in which all that the backward pass reads is kept.
-        offer: In training, makes the graph that offers to compute it again.
-    """
-
-    graph: Graph
-    captured: Captured
+    graph: Graph  #: The graph. Outputs: results of the module, then gradients and written buffers.
+    captured: Captured  #: The trace that it was built from.
+    #: Value of each flat result of the module; "" for one that is no tensor.
     results: tuple[str, ...]
+    #: Value of the gradient of each trained parameter, by its first name.
     gradients: Mapping[str, str]
-    written: Mapping[str, str]
-    stored: Mapping[str, str]
-    tangent: str
+    written: Mapping[str, str]  #: New value of each buffer that is written, by its first name.
+    stored: Mapping[str, str]  #: Value of each stored parameter or buffer, by its first name.
+    tangent: str  #: Graph input for the gradient of the loss; "" for inference.
+    #: Graph input of each flat example input; "" for those that are no tensors.
     inputs: tuple[str, ...]
+    #: Value of each parameter or buffer that is a constant, by its first name.
     fixed: Mapping[str, str] = field(default_factory=dict)
+    #: Value of each parameter as it lies at rest, by its first name, where that is not where its
+    #: optimizer's state lies.
     rests: Mapping[str, str] = field(default_factory=dict)
-    seed: str = ""
+    seed: str = ""  #: Graph input that seeds random draws; "" if there are none.
+    #: In training, the graph in which all that the backward pass reads is kept.
     kept: Graph | None = None
+    #: In training, makes the graph that offers to compute it again.
     offer: Callable[[], Graph] | None = field(default=None, repr=False, compare=False)
 
     @cached_property

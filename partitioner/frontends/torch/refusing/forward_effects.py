@@ -26,21 +26,13 @@ from partitioner.frontends.torch.refusing.reasons import called_at
 
 @dataclass
 class Number:
-    """A number that a forward pass changes, an attribute of a module.
-
-    Attributes:
-        module: The module.
-        name: The attribute.
-        before: The number before the pass.
-        after: The number behind it.
-        place: The user's line that first changes it, and ": "; or "".
-    """
+    """A number that a forward pass changes, an attribute of a module."""
 
     module: nn.Module
-    name: str
-    before: object
-    after: object
-    place: str
+    name: str  #: The attribute.
+    before: object  #: The number before the pass.
+    after: object  #: The number behind it.
+    place: str  #: The user's line that first changes it, and ": "; or "".
 
     @property
     def error(self) -> FrontendError:
@@ -54,14 +46,11 @@ class Number:
 
 @dataclass(frozen=True)
 class Assigned:
-    """The attributes that a forward pass assigns.
+    """The attributes that a forward pass assigns."""
 
-    Attributes:
-        names: Each by the submodule's `id` and name.
-        numbers: The numbers among them that it changes.
-    """
-
+    #: Each by the submodule's `id` and name.
     names: set[tuple[int, str]] = field(default_factory=set)
+    #: The numbers among them that it changes.
     numbers: dict[tuple[int, str], Number] = field(default_factory=dict)
 
     @property

@@ -24,24 +24,19 @@ Hooks = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The facts that a trace takes from a module beside its tensors' contents.
+    """The facts that a trace takes from a module beside its tensors' contents."""
 
-    Attributes:
-        settings: Numbers, texts and tensors that attributes hold, also in lists, dicts and objects,
-            but for those that the forward pass assigns or changes.
-        modes: Whether each submodule, by name, was in training mode.
-        tensors: Parameters by name, and the buffers that are constants.
-        types: Their element types, and those of all other buffers.
-        trainable: Names of the parameters that required a gradient.
-        hooks: Hooks, which were traced.
-    """
-
+    #: Numbers, texts and tensors that attributes hold, also in lists, dicts and objects, but for
+    #: those that the forward pass assigns or changes.
     settings: Settings = field(default_factory=dict)
+    #: Whether each submodule, by name, was in training mode.
     modes: Mapping[str, bool] = field(default_factory=dict)
+    #: Parameters by name, and the buffers that are constants.
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    #: Their element types, and those of all other buffers.
     types: Mapping[str, torch.dtype] = field(default_factory=dict)
-    trainable: frozenset[str] = frozenset()
-    hooks: Hooks = field(default_factory=dict)
+    trainable: frozenset[str] = frozenset()  #: Names of the parameters that required a gradient.
+    hooks: Hooks = field(default_factory=dict)  #: Hooks, which were traced.
 
     @classmethod
     def of(

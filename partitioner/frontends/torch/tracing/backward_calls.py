@@ -60,15 +60,10 @@ _RECORDED = fx.node.has_side_effect(_Recorded())
 
 @dataclass
 class Recorded:
-    """The recorded calls of an export, by number: functions of the tensors that they were given.
+    """The recorded calls of an export, by number: functions of the tensors that they were given."""
 
-    Attributes:
-        calls: The functions.
-        busy: Whether a recorded call runs: what it calls itself is a part of it.
-    """
-
-    calls: list[Callable[..., Any]] = field(default_factory=list)
-    busy: bool = False
+    calls: list[Callable[..., Any]] = field(default_factory=list)  #: The functions.
+    busy: bool = False  #: Whether a recorded call runs: what it calls itself is a part of it.
 
     @property
     def here(self) -> bool:

@@ -59,15 +59,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class Autocast:
-    """The state of `torch.autocast` on a type of device.
+    """The state of `torch.autocast` on a type of device."""
 
-    Attributes:
-        device: Type of device, such as "cpu".
-        dtype: Name of the element type that it casts to; "" if it is off.
-    """
-
-    device: str = "cpu"
-    dtype: str = ""
+    device: str = "cpu"  #: Type of device, such as "cpu".
+    dtype: str = ""  #: Name of the element type that it casts to; "" if it is off.
 
     @classmethod
     def here(cls, module: nn.Module) -> Autocast:
@@ -95,37 +90,24 @@ class Autocast:
 
 @dataclass(frozen=True)
 class Captured:
-    """The trace of a module.
+    """The trace of a module."""
 
-    Attributes:
-        graph: Flat and functional: ATen calls with `meta["val"]`, no submodules but those of
-            control flow.
-        in_spec: Structure of the example inputs, (args, kwargs).
-        out_spec: Structure of what the module returns.
-        tensors: Parameters and buffers by full name.
-        ties: The first name of each parameter or buffer, by each of its names.
-        persistent: Names of the parameters and buffers of the module's `state_dict`, whatever hooks
-            make of it.
-        names: Names of the inputs, in order.
-        arguments: The example inputs, flat, in the order of the INPUT placeholders.
-        others: Flat results that are no tensors; None in the place of tensors.
-        differentiable: Whether each flat result depends on a trained parameter; all of them but the
-            loss are cut off from differentiation. Empty for inference.
-        autocast: The state around the trace; the graph has its casts.
-    """
-
+    #: Flat and functional: ATen calls with `meta["val"]`, no submodules but those of control flow.
     graph: fx.GraphModule
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
-    in_spec: pytree.TreeSpec
-    out_spec: pytree.TreeSpec
-    tensors: Mapping[str, torch.Tensor]
-    ties: Mapping[str, str]
+    in_spec: pytree.TreeSpec  #: Structure of the example inputs, (args, kwargs).
+    out_spec: pytree.TreeSpec  #: Structure of what the module returns.
+    tensors: Mapping[str, torch.Tensor]  #: Parameters and buffers by full name.
+    ties: Mapping[str, str]  #: The first name of each parameter or buffer, by each of its names.
+    #: Names of the parameters and buffers of the module's `state_dict`, whatever hooks make of it.
     persistent: frozenset[str]
-    names: tuple[str, ...]
-    arguments: tuple[Any, ...]
-    others: tuple[Any, ...]
-    autocast: Autocast = Autocast()
+    names: tuple[str, ...]  #: Names of the inputs, in order.
+    arguments: tuple[Any, ...]  #: The example inputs, flat, in the order of the INPUT placeholders.
+    others: tuple[Any, ...]  #: Flat results that are no tensors; None in the place of tensors.
+    autocast: Autocast = Autocast()  #: The state around the trace; the graph has its casts.
+    #: Whether each flat result depends on a trained parameter; all of them but the loss are cut off
+    #: from differentiation. Empty for inference.
     differentiable: tuple[bool, ...] = ()
 
     @cached_property

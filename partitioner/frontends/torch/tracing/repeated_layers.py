@@ -93,21 +93,15 @@ class Chain:
 
 @dataclass(frozen=True)
 class RepeatedLayers:
-    """The layers of a program, and its graph with `KEPT` of them.
+    """The layers of a program, and its graph with `KEPT` of them."""
 
-    Attributes:
-        graph: The graph: the first layers are left, and what follows reads the last of them.
-        left_out: Number of the other layers.
-        layer_of: The layer of each call of the graph that is of one, by the call's name.
-        weights: Full names of the weights of all layers, those left out included.
-        modules: Entries of `nn_module_stack` of all layers.
-    """
-
+    #: The graph: the first layers are left, and what follows reads the last of them.
     graph: fx.Graph
-    left_out: int
+    left_out: int  #: Number of the other layers.
+    #: The layer of each call of the graph that is of one, by the call's name.
     layer_of: Mapping[str, int]
-    weights: Chain
-    modules: Chain
+    weights: Chain  #: Full names of the weights of all layers, those left out included.
+    modules: Chain  #: Entries of `nn_module_stack` of all layers.
 
 
 def repeated_layers(program: ExportedProgram) -> RepeatedLayers | None:

@@ -52,18 +52,14 @@ def unrolled(joint: fx.Graph, layers: RepeatedLayers) -> fx.Graph | None:
 
 @dataclass
 class _Trace:
-    """A trace of few layers, by the positions of its calls.
-
-    Attributes:
-        forward_steps: By how much the number in the names of each operator's calls grows from
-            layer to layer of the forward pass.
-        backward_steps: The same of the backward pass.
-    """
+    """A trace of few layers, by the positions of its calls."""
 
     joint: fx.Graph
     layers: RepeatedLayers
+    #: By how much the number in the names of each operator's calls grows from layer to layer of the
+    #: forward pass.
     forward_steps: dict[str, int] = field(default_factory=dict)
-    backward_steps: dict[str, int] = field(default_factory=dict)
+    backward_steps: dict[str, int] = field(default_factory=dict)  #: The same of the backward pass.
 
     @cached_property
     def calls(self) -> Sequence[fx.Node]:
@@ -273,20 +269,17 @@ class _Trace:
 
 @dataclass
 class _Unrolled:
-    """Writes the trace of all layers.
-
-    Attributes:
-        copies: The new node of each node that is copied once.
-        forward: The new calls of the layers' forward passes, by layer and number.
-        turns: The new calls of the repeated stretch of the backward pass, by repetition.
-        gradients: The new gradients of the layers' weights, by their names.
-    """
+    """Writes the trace of all layers."""
 
     trace: _Trace
     graph: fx.Graph = field(default_factory=fx.Graph)
+    #: The new node of each node that is copied once.
     copies: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    #: The new calls of the layers' forward passes, by layer and number.
     forward: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
+    #: The new calls of the repeated stretch of the backward pass, by repetition.
     turns: list[list[fx.Node]] = field(default_factory=list)
+    #: The new gradients of the layers' weights, by their names.
     gradients: dict[str, fx.Node] = field(default_factory=dict)
 
     def whole(self) -> fx.Graph:

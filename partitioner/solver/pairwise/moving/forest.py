@@ -17,29 +17,17 @@ from partitioner.solver.pairwise.problem import Floats, Ints
 
 
 class Space(NamedTuple):
-    """Working space, one entry a node (`belief`: a strategy); flags are -1 between calls.
+    """Working space, one entry a node (`belief`: a strategy); flags are -1 between calls."""
 
-    Attributes:
-        block: Nodes in hand.
-        order: Nodes of one tree, from its root outwards.
-        parent: The arc to the parent, stored as -3 - arc; -2 at a root.
-        root: Union-find over the forest.
-        inside: 1 in the forest.
-        seen: Last node that met a tree.
-        choice: Strategies proposed.
-        near: Flags of a search.
-        belief: Least cost of the subtree below each strategy.
-    """
-
-    block: Ints
-    order: Ints
-    parent: Ints
-    root: Ints
-    inside: Ints
-    seen: Ints
-    choice: Ints
-    near: Ints
-    belief: Floats
+    block: Ints  #: Nodes in hand.
+    order: Ints  #: Nodes of one tree, from its root outwards.
+    parent: Ints  #: The arc to the parent, stored as -3 - arc; -2 at a root.
+    root: Ints  #: Union-find over the forest.
+    inside: Ints  #: 1 in the forest.
+    seen: Ints  #: Last node that met a tree.
+    choice: Ints  #: Strategies proposed.
+    near: Ints  #: Flags of a search.
+    belief: Floats  #: Least cost of the subtree below each strategy.
 
 
 def space(graph: Graph) -> Space:

@@ -15,20 +15,13 @@ from partitioner.solver.pairwise.problem import Floats, Ints
 
 
 class Ledger(NamedTuple):
-    """Usage less capacity of the memory rows.
+    """Usage less capacity of the memory rows."""
 
-    Attributes:
-        first: First row in which each node is live; (nodes,).
-        last: One past its last row; (nodes,).
-        tree: Largest excess below each tree node; the root is entry 1, the leaves are the second
-            half.
-        pending: Sum of the additions to all rows below each tree node.
-    """
-
-    first: Ints
-    last: Ints
+    first: Ints  #: First row in which each node is live; (nodes,).
+    last: Ints  #: One past its last row; (nodes,).
+    #: Largest excess below each tree node; the root is entry 1, the leaves are the second half.
     tree: Floats
-    pending: Floats
+    pending: Floats  #: Sum of the additions to all rows below each tree node.
 
 
 def ledger(model: Model, chosen: Ints) -> Ledger:

@@ -20,19 +20,12 @@ WAITING, ORDERED, FIXED = 0, 1, 2
 
 
 class Order(NamedTuple):
-    """An order of elimination.
+    """An order of elimination."""
 
-    Attributes:
-        nodes: Nodes in order; (eliminated,).
-        place: Position of each node in it; -1 where it is fixed; (nodes,).
-        first: First entry of each position's scope; (eliminated + 1,).
-        scope: Nodes on which the message of a position depends, the last eliminated first.
-    """
-
-    nodes: Ints
-    place: Ints
-    first: Ints
-    scope: Ints
+    nodes: Ints  #: Nodes in order; (eliminated,).
+    place: Ints  #: Position of each node in it; -1 where it is fixed; (nodes,).
+    first: Ints  #: First entry of each position's scope; (eliminated + 1,).
+    scope: Ints  #: Nodes on which the message of a position depends, the last eliminated first.
 
 
 @jit

@@ -31,15 +31,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Folded:
-    """A model with fewer nodes open, and the way back.
+    """A model with fewer nodes open, and the way back."""
 
-    Attributes:
-        model: Eliminated nodes have one strategy left, without meaning.
-        steps: The eliminations, in order.
-    """
-
-    model: Model
-    steps: tuple[Step, ...]
+    model: Model  #: Eliminated nodes have one strategy left, without meaning.
+    steps: tuple[Step, ...]  #: The eliminations, in order.
 
     def lift(self, chosen: Ints) -> Ints:
         """The best choice of the model before that agrees on the nodes that are left."""

@@ -20,18 +20,12 @@ from partitioner.solver.pairwise.reducing.reduce import reduce
 
 @dataclass(frozen=True)
 class Relaxation:
-    """A smaller model whose least cost is not above that of the whole.
-
-    Attributes:
-        before: The whole with the kept rows only, reduced.
-        folded: That, nodes of few neighbours eliminated.
-        model: That, reduced once more: the model that is searched.
-    """
+    """A smaller model whose least cost is not above that of the whole."""
 
     whole: Model
-    before: Model
-    folded: Folded
-    model: Model
+    before: Model  #: The whole with the kept rows only, reduced.
+    folded: Folded  #: That, nodes of few neighbours eliminated.
+    model: Model  #: That, reduced once more: the model that is searched.
 
     def lift(self, chosen: Ints) -> Ints:
         """A choice of the whole model from one of the small one, of the same cost."""

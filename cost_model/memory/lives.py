@@ -101,7 +101,7 @@ class Lives:
     @property
     def kept(self) -> npt.NDArray[np.bool_]:
         """Tell which are held across phases."""
-        return self.made != self.read
+        return np.not_equal(self.made, self.read)
 
     def inside(self, count: int, rows: npt.NDArray[np.bool_]) -> Numbers:
         """Bytes at each of so many positions that some rows hold within their phases."""
@@ -152,10 +152,8 @@ class StepLives(Lives):
             rows = [sorting.row(life) for life in lives]
         tensors, *columns = zip(*rows, strict=True) if rows else ((),) * 6
         first, last, made, read, always = (np.array(column, np.int64) for column in columns)
-        device, nbytes = (
-            np.array([get(x) for x in tensors], np.int64)
-            for get in (lambda life: life.device, lambda life: life.nbytes)
-        )
+        device = np.array([tensor.device for tensor in tensors], np.int64)
+        nbytes = np.array([tensor.nbytes for tensor in tensors], np.int64)
         return cls(device, nbytes, first, last, made, read, always.astype(bool), schedule, tensors)
 
     def curves(self) -> Curves:

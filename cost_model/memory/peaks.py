@@ -50,7 +50,8 @@ class Peaks(NamedTuple):
         """Count the peaks of a schedule; `scratch` has kernels' bytes, of devices where any is."""
         uses = Uses.of(schedule)
         safe = StepLives.of(schedule, safe_lifetimes(schedule), uses)
-        curves = StepLives.of(schedule, exact_lifetimes(schedule, uses.roots), uses).curves()
+        exact = StepLives.of(schedule, exact_lifetimes(schedule, uses.roots), uses)
+        curves = dict(exact.curves())
         safe_peaks = peaks(schedule, safe.curves(), with_headroom)
         exact_peaks = peaks(schedule, curves, int)
         if not scratch:

@@ -73,4 +73,4 @@ def prepared(
 def kernel_seconds(kernels: Sequence[Mapping[str, Any]]) -> float:
     """Seconds of the kernels of a run, by their events in the profile."""
     took = (event["dur"] for event in kernels if event["args"]["op_name"] not in _REORDERS)
-    return max(sum(took) * 1e-6, _LEAST_S)
+    return max(float(sum(took)) * 1e-6, _LEAST_S)

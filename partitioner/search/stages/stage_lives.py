@@ -247,9 +247,9 @@ class StageLives:
         )
         if self.splits:
             part_of = _PARTS.index
-            for stage, (start, _) in enumerate(own):
+            for index, (start, _) in enumerate(own):
                 if start == 0:
-                    number[stage, part_of(Part.BACKWARD)] = number[stage, part_of(Part.WEIGHT)]
+                    number[index, part_of(Part.BACKWARD)] = number[index, part_of(Part.WEIGHT)]
         stage, beside = np.zeros(len(unit), np.int64), np.zeros(len(unit), np.bool_)
         for index, (start, stop) in enumerate(own):
             of = (unit >= start) & (unit < stop)

@@ -1,11 +1,11 @@
 """A rank's part of a compiled module, as an ordinary module under torchrun.
 
 Parameters are DTensors with the whole model's names and sizes; each rank holds its shards. Where
-the plan cuts none of them, so that a rank has each whole or not at all, they are ordinary
-parameters instead: PyTorch spends some 50 us on each operator of an optimizer's step on a DTensor.
-One module has one or the other, since PyTorch's operators on lists of tensors refuse both in one
-list. So it is with buffers. A rank that trains no parameter lists one of another rank, without its
-contents: optimizers refuse to be made for none. All ranks have all submodules.
+every rank has each of them whole, they are ordinary parameters instead: PyTorch spends some 50 us
+on each operator of an optimizer's step on a DTensor. One module has one or the other, since
+PyTorch's operators on lists of tensors refuse both in one list. So it is with buffers. A rank that
+trains no parameter lists one of another rank, without its contents: optimizers refuse to be made
+for none. All ranks have all submodules.
 
 Calling the module runs the rank's forward graph; `loss.backward()` runs its backward graph. No
 gradient goes through a collective: the backward graph has its own. Evaluation, and batches of other
@@ -29,11 +29,7 @@ from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.agreeing.agreement import AgreedError, Agreement
 from partitioner.backends.torch.agreeing.faults import named, telling
 from partitioner.backends.torch.agreeing.sums import Sums, checksum
-from partitioner.backends.torch.guards.changes import (
-    Contents,
-    check_inputs,
-    count_steps,
-)
+from partitioner.backends.torch.guards.changes import Contents, check_inputs, count_steps
 from partitioner.backends.torch.guards.originals import check_call, note_loaded
 from partitioner.backends.torch.running.comparisons import Comparisons, beginning, loading
 from partitioner.backends.torch.running.filling import (

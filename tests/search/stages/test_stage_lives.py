@@ -115,8 +115,8 @@ def test_a_stage_may_hold_what_several_others_make() -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", ["gpt", "convnet", "t5"])
 def test_stages_of_models_hold_what_the_referee_counts(name: str, schedule: str) -> None:
-    """Nearly, where two stages of a lane send each other values beside the chain."""
-    nearly = 0.06 if schedule in ("interleaved", "zbv") else 0.001
+    """Nearly, where stages of a lane send each other values, or one of several units is split."""
+    nearly = {"interleaved": 0.06, "zbv": 0.06, "zb1": 0.02}.get(schedule, 0.001)
     for nbytes, exact in drawn(name, schedule, 6):
         assert nbytes >= (1 - nearly) * exact
         assert nbytes == pytest.approx(exact, rel=max(nearly, 0.01))

@@ -35,6 +35,23 @@ class Signature:
     #: Whether each flat result depends on a trained parameter in the module; a program
     #: differentiates the first alone. Empty for inference.
     differentiable: tuple[bool, ...] = ()
+    #: Names of the arguments that the module takes by position, in its order, as far as known.
+    parameters: tuple[str, ...] = ()
+
+    def bound(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """A call in the form of the trace: arguments by position or by name, as Python takes them.
+
+        A call that the module itself would not take is given as it is.
+        """
+        count = len(self.in_spec.child(0).children())
+        first, given = self.parameters[:count], dict(zip(self.parameters, args, strict=False))
+        taken = len(given) == len(args) and len(first) == count and not given.keys() & kwargs.keys()
+        given.update(kwargs)
+        if len(args) == count or not taken or not given.keys() >= set(first):
+            return args, kwargs
+        return tuple(given.pop(name) for name in first), given
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Graph inputs of a call.
@@ -47,6 +64,7 @@ class Signature:
         tensors = self.plain(args, kwargs)
         if tensors is not None:
             return {name: x for name, x in zip(self.inputs, tensors, strict=True) if name}
+        args, kwargs = self.bound(args, kwargs)
         flat, spec = pytree.tree_flatten((tuple(args), self._ordered(kwargs)))
         if spec != self.in_spec:
             raise BackendError(

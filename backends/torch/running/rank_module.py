@@ -403,6 +403,7 @@ class RankModule(nn.Module):
         word = self._word if training or not self._whole.training else "evaluation"
         problem, key, base = "", "", self._passes[""]
         signature = self._whole.signature
+        args, kwargs = signature.bound(args, kwargs)
         inputs: dict[str, Any] | None = None
         try:
             self._contents.check(self)

@@ -88,6 +88,7 @@ class TracedModule:
             traced.tangent if traced.tangent in inputs else "",
             traced.captured.autocast.dtype,
             traced.captured.differentiable,
+            traced.captured.parameters,
         )
 
     def stored_values(self) -> dict[str, torch.Tensor]:

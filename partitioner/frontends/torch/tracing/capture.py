@@ -6,6 +6,7 @@ This and `joint` alone use PyTorch's tracing interfaces, some of them private (t
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -109,6 +110,8 @@ class Captured:
     #: Whether each flat result depends on a trained parameter; all of them but the loss are cut off
     #: from differentiation. Empty for inference.
     differentiable: tuple[bool, ...] = ()
+    #: Names of the arguments that the module takes by position, in its order, as far as known.
+    parameters: tuple[str, ...] = ()
 
     @cached_property
     def training(self) -> bool:
@@ -297,7 +300,24 @@ def capture(
         tuple(arg.value if isinstance(arg, ConstantArgument) else None for arg in results),
         autocast,
         differentiable,
+        _parameters(module, program),
     )
+
+
+def _parameters(module: nn.Module, program: ExportedProgram) -> tuple[str, ...]:
+    """Names of the arguments that a module takes by position.
+
+    Those of the forward method; of an archive's module, which has none of its own, those of the
+    arguments that its trace had by position.
+    """
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    named = [p for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds]
+    if named and all(p.kind is kinds[0] for p in named):
+        return tuple(p.name for p in named)
+    signature = program.module_call_graph[0].signature
+    names = signature.forward_arg_names if signature is not None else None
+    assert program.call_spec.in_spec is not None
+    return tuple(names or ())[: len(program.call_spec.in_spec.child(0).children())]
 
 
 def _differentiable_results(module: nn.Module, program: ExportedProgram) -> tuple[bool, ...]:

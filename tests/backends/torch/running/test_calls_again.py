@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -200,6 +201,32 @@ def test_modes_of_calls(program: partitioner.ModuleProgram, module: RankModule) 
     whole(**BATCH)[0].backward()
     assert module.steps == steps + 1
     torch.testing.assert_close(module.up.weight.grad, whole.up.weight.grad)
+
+
+def test_arguments_are_bound_as_by_the_module_itself(
+    program: partitioner.ModuleProgram, module: RankModule
+) -> None:
+    """The trace was called by names; calls by position, and by both, are the same call."""
+    x, y, scale = BATCH.values()
+    calls: list[tuple[tuple[Tensor, ...], dict[str, Tensor]]]
+    calls = [((x, y, scale), {}), ((x,), {"scale": scale, "y": y})]
+    for args, kwargs in calls:
+        whole = plain(program, module)
+        torch.testing.assert_close(module(*args, **kwargs)[0], whole(*args, **kwargs)[0])
+    calls = [((x, y, scale, x), {}), ((x, y), {"y": y, "scale": scale})]
+    for args, kwargs in calls:
+        with pytest.raises(BackendError, match=r"arguments are \d positional values"):
+            module(*args, **kwargs)
+
+
+@pytest.mark.parametrize("example", [tuple(BATCH.values()), BATCH], ids=["by position", "by name"])
+def test_a_program_takes_positions_and_names(example: Any) -> None:
+    model = Net().eval()
+    program = partitioner.compile(model, example, devices=2)
+    values, names = tuple(BATCH.values()), tuple(BATCH)
+    for given in range(4):
+        kwargs = dict(zip(names[given:], values[given:], strict=True))
+        torch.testing.assert_close(program(*values[:given], **kwargs), model(*values))
 
 
 def test_a_copy_has_tensors_of_its_own(module: RankModule) -> None:

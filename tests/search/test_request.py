@@ -30,4 +30,4 @@ def test_a_share_has_its_part_of_the_steps_and_all_the_time(budget: Budget) -> N
     assert share.work.left == pytest.approx(budget.work.left / 3)
     assert share.work.left_s == 30
     assert {**vars(share), "work": budget.work} == vars(budget)
-    assert share.work.of_the_clock(share.parts).left_s == 10
+    assert share.work.of_the_clock(3).left_s == 10

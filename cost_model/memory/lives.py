@@ -23,9 +23,24 @@ from partitioner.cost_model.memory.lifetimes import Curves, Lifetime, roots_of, 
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey
 from partitioner.ir.phases import Part, StepOrder
-from partitioner.ir.pipeline import ActionKind, held_before
+from partitioner.ir.pipeline import ActionKind
 
 Numbers = npt.NDArray[np.int64]
+
+
+def held_before(runs: Sequence[int], pairs: Numbers) -> Numbers:
+    """Count the micro-batches of which tensors are held when each of some phases begins.
+
+    Args:
+        runs: The phases that a device runs, in order, each as often as there are micro-batches.
+        pairs: The phases that make and that free each kind of tensors; (kinds, 2).
+
+    Returns:
+        Numbers of micro-batches; (runs, kinds).
+    """
+    phases = np.asarray(runs, np.int64)[:, None]
+    changes = (phases == pairs[:, 0]).astype(np.int64) - (phases == pairs[:, 1])
+    return np.asarray(np.cumsum(changes, axis=0) - changes)
 
 
 @dataclass(frozen=True)

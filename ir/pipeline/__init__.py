@@ -14,7 +14,7 @@ from partitioner.ir.pipeline.generate import (
     pipeline_schedule,
     textbook_lanes,
 )
-from partitioner.ir.pipeline.held import held_before, in_flight, lane_in_flight
+from partitioner.ir.pipeline.held import in_flight, lane_in_flight
 from partitioner.ir.pipeline.text import from_csv, to_csv
 from partitioner.ir.pipeline.timeline import bubble_share, makespan, start_times
 
@@ -29,7 +29,6 @@ __all__ = [
     "bubble_share",
     "check",
     "from_csv",
-    "held_before",
     "in_flight",
     "lane_in_flight",
     "makespan",

@@ -25,12 +25,11 @@ from partitioner.cost_model.memory.lifetimes import (
     roots_of,
     summed_tensors,
 )
-from partitioner.cost_model.memory.lives import Lives, Numbers
+from partitioner.cost_model.memory.lives import Lives, Numbers, held_before
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.phases import Part, Phases, RunOrder
-from partitioner.ir.pipeline import held_before
 
 Floats = npt.NDArray[np.float64]
 

@@ -284,7 +284,7 @@ def test_a_module_for_inference_is_recorded(tmp_path: Path) -> None:
     names = [name for name in program.signature.inputs if name]
     inputs = {name: value.numpy() for name, value in zip(names, batch, strict=True)}
     run = rank_files(folder).run(inputs, requests=1, steps=2)
-    compared = program.compared(run)
+    compared = program.compared(run.logs)
     assert [row.name for row in compared.rows if row.rank == 0]
     assert {row.nodes for row in compared.rows} == {row.nodes for row in profiled.rows}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from partitioner.solver.problem import Edge, Problem
 
@@ -11,15 +11,16 @@ from partitioner.solver.problem import Edge, Problem
 CHOICE_STEPS, ITEM_STEPS = 2, 1
 
 
-def along(problem: Problem, byte_price: float = 0.0) -> tuple[tuple[int, ...], float]:
+def along(problem: Problem, byte_price: float = 0.0) -> tuple[tuple[int, ...] | None, float]:
     """The choices that cost least beside those of the nodes before, in the global order.
 
     A choice costs its own load on all devices and that of the items that it triggers with its
-    predecessors and that are not paid yet. A node whose choices are all forbidden takes the first.
-    With a `byte_price` (per byte held during the whole order) choices that hold less are preferred.
+    predecessors and that are not paid yet. With a `byte_price` (per byte that is held during the
+    whole order) choices that hold less are preferred.
 
     Returns:
-        The choice of each node, and the steps that finding it took.
+        The choice of each node, None if those before forbid all of a node's, and the steps that
+        finding it took.
     """
     arriving: list[list[Edge]] = [[] for _ in problem.nodes]
     for edge in problem.edges:
@@ -44,18 +45,26 @@ def along(problem: Problem, byte_price: float = 0.0) -> tuple[tuple[int, ...], f
             yield from items[choice]
 
     for node, choices in enumerate(problem.nodes):
-        best, least_s = 0, math.inf
+        best: int | None = None
+        least_s = math.inf
         for choice, option in enumerate(choices):
-            if any(
-                (edge.out_class[chosen[edge.u]], edge.in_class[choice]) in edge.forbidden
-                for edge in arriving[node]
-            ):
+            if _is_forbidden(arriving[node], chosen, choice):
                 continue
             fresh = set(triggered(choice)) - paid
             steps += CHOICE_STEPS + ITEM_STEPS * len(fresh)
             cost_s = sum(option.load_s) + sum(prices[item] for item in fresh)
             if cost_s < least_s:
                 best, least_s = choice, cost_s
+        if best is None:
+            return None, steps
         paid.update(triggered(best))
         chosen.append(best)
     return tuple(chosen), steps
+
+
+def _is_forbidden(arriving: Sequence[Edge], chosen: Sequence[int], choice: int) -> bool:
+    """Test whether the choices of a node's predecessors forbid one of its own."""
+    return any(
+        (edge.out_class[chosen[edge.u]], edge.in_class[choice]) in edge.forbidden
+        for edge in arriving
+    )

@@ -190,16 +190,21 @@ def starts(search: Search) -> list[tuple[int, ...]]:
 
     # every node's choice of least work, whatever its neighbours choose
     work = [[sum(choice.load_s) for choice in choices] for choices in problem.nodes]
-    return [_greedy(search, 0.0), tuple(seconds.index(min(seconds)) for seconds in work)]
+    plans = [tuple(seconds.index(min(seconds)) for seconds in work)]
+    greedy = _greedy(search, 0.0)
+    return plans if greedy is None else [greedy, *plans]
 
 
 def frugal(search: Search) -> list[Plan]:
     """Plans that hold little, made node after node: cheap, whatever steps are left."""
+    least = _greedy(search, 0.0)
+    if least is None:
+        return []
     work = Work(search.work.deadline, parent=search.work)
-    return squeeze(search.problem, partial(_greedy, search), work, _greedy(search, 0.0))
+    return squeeze(search.problem, partial(_greedy, search), work, least)
 
 
-def _greedy(search: Search, byte_price: float) -> Plan:
+def _greedy(search: Search, byte_price: float) -> Plan | None:
     plan, steps = along(search.problem, byte_price)
     search.work.spend(steps)
     return plan

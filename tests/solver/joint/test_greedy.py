@@ -43,12 +43,26 @@ def test_a_forbidden_pair_is_not_taken() -> None:
     assert chosen == (0, 0, 0)
 
 
+def test_a_node_without_an_allowed_choice_ends_the_plan() -> None:
+    """(0, 0) is cheapest for the first two nodes, and leaves the last one none."""
+    problem = chain(frozenset({(0, 1)}))
+    dead_end = replace(problem.edges[1], forbidden=frozenset({(0, 0), (0, 1)}))
+    problem = replace(problem, edges=(problem.edges[0], dead_end))
+    assert along(problem)[0] is None
+    held = tuple(replace(item, bytes=(8.0,)) for item in problem.items)
+    tight = replace(problem, items=held, limit_bytes=(9.0,))
+    solution = solve(tight, "throughput", Work())
+    assert solution.chosen == (1, 1, 1)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_random_problems_get_a_plan_that_is_no_better_than_the_best(seed: int) -> None:
     problem = spmd(seed, 6, 3)
     best = brute_force(problem, "throughput")
     assert best is not None
-    assert evaluate_choices(problem, along(problem)[0]).value("throughput") >= best[1] - 1e-9
+    chosen, _ = along(problem)
+    assert chosen is not None
+    assert evaluate_choices(problem, chosen).value("throughput") >= best[1] - 1e-9
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from partitioner.solver.problem import Edge, Problem
@@ -45,18 +44,16 @@ def along(problem: Problem, byte_price: float = 0.0) -> tuple[tuple[int, ...] | 
             yield from items[choice]
 
     for node, choices in enumerate(problem.nodes):
-        best: int | None = None
-        least_s = math.inf
+        costs_s: dict[int, float] = {}
         for choice, option in enumerate(choices):
             if _is_forbidden(arriving[node], chosen, choice):
                 continue
             fresh = set(triggered(choice)) - paid
             steps += CHOICE_STEPS + ITEM_STEPS * len(fresh)
-            cost_s = sum(option.load_s) + sum(prices[item] for item in fresh)
-            if cost_s < least_s:
-                best, least_s = choice, cost_s
-        if best is None:
+            costs_s[choice] = sum(option.load_s) + sum(prices[item] for item in fresh)
+        if not costs_s:
             return None, steps
+        best = min(costs_s, key=costs_s.__getitem__)
         paid.update(triggered(best))
         chosen.append(best)
     return tuple(chosen), steps

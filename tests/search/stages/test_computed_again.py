@@ -292,9 +292,9 @@ def test_lanes_hold_what_weight_gradients_wait_for(schedule: str) -> None:
     exact = evaluate(sharding.graph, plan, cluster).exact_bytes
     rows, free = rows_of(table), [1e18, 1e18]
     counted = again.packed(ends, rows, free, splits=True).bytes
-    assert 0.85 * counted[1] <= exact[1] <= 1.15 * counted[1]
+    assert exact[1] == pytest.approx(counted[1], rel=0.06)
     for lane in rows:
         number = lane.phases.number
         for stage in range(len(lane.stages)):
             lane.held[:, number(Part.BACKWARD, stage), number(Part.WEIGHT, stage)] = 0
-    assert again.packed(ends, rows, free, splits=True).bytes[1] < 0.9 * exact[1]
+    assert again.packed(ends, rows, free, splits=True).bytes[1] < 0.93 * exact[1]

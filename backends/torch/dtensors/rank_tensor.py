@@ -332,12 +332,9 @@ def _of_lists(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     firsts = list(map(first_of, zip(*lists, strict=True)))
     if is_written:
         written = lists if is_fused else lists[:1]
-        for first, *row in zip(firsts, *written, strict=True):
-            for one in row if first is not None else ():
-                is_number = one.ndim == 0 and one is not row[0]
-                is_alike = isinstance(one, DTensor) and is_cut_alike(first, one)
-                if not is_number and not is_alike:
-                    refuse(func)
+        for first, row in zip(firsts, zip(*written, strict=True), strict=True):
+            if first is not None and not all(_can_be_written(first, row[0], one) for one in row):
+                refuse(func)
 
     def local(value: Any) -> Any:
         if isinstance(value, DTensor):
@@ -358,6 +355,12 @@ def _of_lists(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         one if first is None else first.like(one)
         for first, one in zip(firsts, results, strict=True)
     ]
+
+
+def _can_be_written(first: RankTensor, updated: Tensor, one: Tensor) -> bool:
+    """Test whether a tensor beside others lies as they do, or is a number of them all."""
+    is_number = one.ndim == 0 and one is not updated
+    return is_number or (isinstance(one, DTensor) and is_cut_alike(first, one))
 
 
 def _is_list_of(value: Any, count: int) -> bool:

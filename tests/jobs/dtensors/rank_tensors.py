@@ -32,7 +32,8 @@ REFUSED = r"^\w+\(\) is not computed of a tensor that is cut over ranks: compute
 
 def in_parts(whole: Tensor, mesh: DeviceMesh, cuts: Cuts) -> RankTensor:
     made = distribute_tensor(whole.detach().clone(), mesh, cuts)
-    return RankTensor.of(made._local_tensor, made._spec)
+    is_whole = all(cut.is_replicate() for cut in cuts)  # PyTorch makes it contiguous
+    return RankTensor.of(whole.detach().clone() if is_whole else made._local_tensor, made._spec)
 
 
 def full(tensor: Any) -> Any:
@@ -219,15 +220,11 @@ def computes_as_whole(ranks: Any, cuts: Cuts, _: int) -> None:
             part = in_parts(WHOLE, mesh, cuts)
             with pytest.raises(BackendError, match=REFUSED):
                 other(part)
-    for tensor, compute in COMPUTED:
-        sides = tensor.clone(), in_parts(tensor, mesh, cuts)
-        expected, computed = (_seeded(compute, side) for side in sides)
-        for one, other in zip(*map(pytree.tree_leaves, (computed, expected)), strict=True):
-            torch.testing.assert_close(full(one), other)
+    _check_computed(mesh, cuts)
     part, row = in_parts(WHOLE, mesh, cuts), in_parts(WHOLE[0], mesh, [Replicate()] * mesh.ndim)
     whole = in_parts(WHOLE, mesh, [Replicate()] * mesh.ndim)
     for refused in (
-        lambda: torch.cat([row, row], out=row.clone()),
+        lambda: torch.cat([row, row], out=row[:0].clone()),
         lambda: torch._foreach_mul_([torch.ones(1)], [part]),
         lambda: row.clone().t_(),
         lambda: part.clone().resize_(2),
@@ -258,6 +255,14 @@ def computes_as_whole(ranks: Any, cuts: Cuts, _: int) -> None:
     assert bool(torch.equal(part, part.clone()))
 
 
+def _check_computed(mesh: DeviceMesh, cuts: Cuts) -> None:
+    for tensor, compute in COMPUTED:
+        sides = tensor.clone(), in_parts(tensor, mesh, cuts)
+        expected, computed = (_seeded(compute, side) for side in sides)
+        for one, other in zip(*map(pytree.tree_leaves, (computed, expected)), strict=True):
+            torch.testing.assert_close(full(one), other)
+
+
 def _seeded(compute: Callable[[Tensor], Any], w: Tensor) -> Any:
     torch.manual_seed(3)
     return compute(w)
@@ -266,6 +271,7 @@ def _seeded(compute: Callable[[Tensor], Any], w: Tensor) -> Any:
 def whole_ones_are_as_on_one_device(_: int) -> None:
     """Of a tensor that all ranks have, all operators are allowed."""
     mesh = DeviceMesh("cpu", [0, 1, 2])
+    _check_computed(mesh, [Replicate()])
     part, whole = in_parts(WHOLE, mesh, [Replicate()]), WHOLE.clone()
     for one in (part, whole):
         one[3] += 1

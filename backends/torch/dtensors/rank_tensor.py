@@ -46,12 +46,20 @@ class RankTensor(DTensor):
         one: RankTensor = made
         return one
 
-    def like(self, part: Tensor) -> RankTensor:
-        """Make one of the same sizes and cut, of this rank's part itself."""
+    def like(self, part: Tensor, order: torch.memory_format | None = None) -> RankTensor:
+        """Make one of the same sizes and cut, of this rank's part itself.
+
+        Args:
+            part: This rank's.
+            order: That of the elements in memory; None for this tensor's.
+        """
         spec, meta = self._spec, self._spec.tensor_meta
         assert meta is not None
-        if part.dtype != meta.dtype:
-            spec = replace(spec, tensor_meta=TensorMeta(meta.shape, meta.stride, part.dtype))
+        stride = meta.stride
+        if order not in (None, torch.preserve_format):
+            stride = torch.empty(meta.shape, memory_format=order, device="meta").stride()
+        if part.dtype != meta.dtype or stride != meta.stride:
+            spec = replace(spec, tensor_meta=TensorMeta(meta.shape, stride, part.dtype))
         return RankTensor.of(part, spec, self.agreement)
 
     def on_all(self, whole: Tensor) -> RankTensor:
@@ -81,9 +89,29 @@ class RankTensor(DTensor):
                 "the .data of a tensor that is cut over ranks was set to a tensor that is not cut "
                 "so: write it in place under torch.no_grad(), as by p.copy_(w)"
             )
+        if data.dtype != self.dtype:
+            raise BackendError(
+                f"the .data of a tensor of {self.dtype} that ranks have in parts was set to one of "
+                f"{data.dtype}: convert it before, as by w.to(p.dtype)"
+            )
         self._local_tensor = data._local_tensor
         if not self.is_inference():
             increment_version([self])
+
+    def full_tensor(self, *, grad_placements: Any = None) -> Tensor:
+        """Gather it; the gradient that comes back is cut as this tensor is."""
+        if grad_placements is None and torch.is_grad_enabled() and self.requires_grad:
+            whole: Tensor = _Gathered.apply(self)  # type: ignore[no-untyped-call]
+            return whole
+        return super().full_tensor(grad_placements=grad_placements)
+
+    def share_memory_(self) -> NoReturn:
+        """Refuse it: PyTorch would read memory that this tensor has none of."""
+        _refuse("share_memory_")
+
+    def __dlpack__(self, **_: Any) -> NoReturn:
+        """Refuse it: others would read memory that this tensor has none of."""
+        _refuse("__dlpack__")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RankTensor:
         """A tensor with memory of its own, and its gradient."""
@@ -136,8 +164,12 @@ def refuse(func: Any) -> NoReturn:
     Raises:
         BackendError: Always.
     """
+    _refuse(_name(func))
+
+
+def _refuse(name: str) -> NoReturn:
     raise BackendError(
-        f"{_name(func)}() is not computed of a tensor that is cut over ranks: compute it of "
+        f"{name}() is not computed of a tensor that is cut over ranks: compute it of "
         "p.full_tensor(), which all ranks must call, and write what comes of it by p.copy_(w)"
     )
 
@@ -168,6 +200,23 @@ def part_of_whole(whole: Tensor, spec: DTensorSpec) -> Tensor:
     with torch.no_grad():
         part: Tensor = redistribute_local_tensor(whole, _spec_of(spec.mesh, places, whole), spec)
     return part
+
+
+class _Gathered(torch.autograd.Function):
+    """The whole of a tensor; its gradient is in memory of its own, which is written in place."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: RankTensor) -> Tensor:
+        """Gather it."""
+        ctx.like = tensor.detach()
+        return whole_of(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> RankTensor:  # type: ignore[override]
+        """Cut this rank's part out of a gradient, which all ranks have."""
+        like: RankTensor = ctx.like
+        part = part_of_whole(whole_of(gradient), like._spec)
+        return like.like(torch.empty_like(like._local_tensor).copy_(part))
 
 
 def _spec_of(mesh: Any, places: tuple[Any, ...], whole: Tensor) -> DTensorSpec:
@@ -214,6 +263,8 @@ def _elementwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     """Compute each element of a part by itself."""
     first = _cut_in((*args, *kwargs.values()))
     written = kwargs.get("out", args[0]) if func._schema.is_mutable else first
+    whole = _written_whole(written)
+    first = first if whole is None else whole
     if not isinstance(written, DTensor) or not is_cut_alike(first, written):
         refuse(func)
 
@@ -224,7 +275,7 @@ def _elementwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     if func._schema.is_mutable:
         return written
     if isinstance(result, Tensor):
-        return first.like(result)
+        return first.like(result, kwargs.get("memory_format"))
     return pytree.tree_map_only(Tensor, first.like, result)
 
 
@@ -238,14 +289,24 @@ def _cut_in(values: Iterable[Any]) -> RankTensor:
     return RankTensor.of(first._local_tensor, first._spec, known.agreement)
 
 
+def _written_whole(written: Any) -> RankTensor | None:
+    """Return a tensor that is whole on all ranks, for which parts beside it are gathered.
+
+    Such is the gradient of a sum, to which others are added.
+    """
+    return written if isinstance(written, RankTensor) and _is_whole(written) else None
+
+
 def _local(func: Any, first: RankTensor, tensor: Tensor) -> Tensor:
     """Take what stands beside the part of a tensor: the part of another one, or a number."""
     if isinstance(tensor, DTensor):
         if is_cut_alike(first, tensor):
             return tensor._local_tensor
-        if not _is_whole(tensor) or tensor._spec.mesh != first._spec.mesh:
+        if tensor._spec.mesh != first._spec.mesh:
             refuse(func)
-        tensor = tensor._local_tensor
+        if not _is_whole(tensor) and not _is_whole(first):
+            refuse(func)
+        tensor = tensor._local_tensor if _is_whole(tensor) else whole_of(tensor)
     elif tensor.numel() != 1:
         refuse(func)
     if tensor.ndim == 0 or not first.is_here:
@@ -258,21 +319,22 @@ def _local(func: Any, first: RankTensor, tensor: Tensor) -> Tensor:
 
 def _of_lists(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Compute an operator of lists of tensors, each element by itself."""
-    count = len(args[0])
+    count = next(len(one) for one in args if isinstance(one, list | tuple))
     lists = [one for one in (*args, *kwargs.values()) if _is_list_of(one, count)]
-    firsts = [
-        _cut_in(row) if any(isinstance(one, RankTensor) for one in row) else None
-        for row in zip(*lists, strict=True)
-    ]
+    is_fused, is_written = _name(func).startswith("_fused"), func._schema.is_mutable
 
-    if func._schema.is_mutable:
-        written = lists if _name(func).startswith("_fused") else lists[:1]
-        for first, *row in zip(firsts, *written, strict=True):
-            for one in row if first is not None else ():
-                is_number = one.ndim == 0 and one is not row[0]
-                is_alike = isinstance(one, DTensor) and is_cut_alike(first, one)
-                if not is_number and not is_alike:
-                    refuse(func)
+    def first_of(row: tuple[Any, ...]) -> RankTensor | None:
+        if not any(isinstance(one, RankTensor) for one in row):
+            return None
+        whole = _written_whole(row[0]) if is_written and not is_fused else None
+        return _cut_in(row) if whole is None else whole
+
+    firsts = list(map(first_of, zip(*lists, strict=True)))
+    if is_written:
+        written = lists if is_fused else lists[:1]
+        for first, row in zip(firsts, zip(*written, strict=True), strict=True):
+            if first is not None and not all(_can_be_written(first, row[0], one) for one in row):
+                refuse(func)
 
     def local(value: Any) -> Any:
         if isinstance(value, DTensor):
@@ -285,14 +347,20 @@ def _of_lists(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         ]
 
     results = func(*map(local, args), **{name: local(value) for name, value in kwargs.items()})
-    if func._schema.is_mutable:
+    if is_written:
         # PyTorch counts no writes to lists of DTensors
-        increment_version([one for value in lists for one in value if isinstance(one, RankTensor)])
+        increment_version([x for value in written for x in value if isinstance(x, RankTensor)])
         return None
     return [
         one if first is None else first.like(one)
         for first, one in zip(firsts, results, strict=True)
     ]
+
+
+def _can_be_written(first: RankTensor, updated: Tensor, one: Tensor) -> bool:
+    """Test whether a tensor beside others lies as they do, or is a number of them all."""
+    is_number = one.ndim == 0 and one is not updated
+    return is_number or (isinstance(one, DTensor) and is_cut_alike(first, one))
 
 
 def _is_list_of(value: Any, count: int) -> bool:
@@ -353,6 +421,10 @@ def _as_on_one_device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     given = dict(zip(map(id, local), leaves, strict=True))
     local_args, local_kwargs = pytree.tree_unflatten(local, tree)
     results = func(*local_args, **local_kwargs)
+    for leaf in leaves if func._schema.is_mutable else ():
+        if isinstance(leaf, DTensor) and leaf._local_tensor.shape != leaf.shape:
+            leaf._local_tensor.resize_(leaf.shape)
+            refuse(func)
     return pytree.tree_map_only(
         Tensor, lambda one: given[id(one)] if id(one) in given else first.on_all(one), results
     )
@@ -366,19 +438,25 @@ def _number(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     summed, divisor = (aten.sum.dim_IntList, tensor.numel()) if func in _MEANS else (func, 1)
     if func is aten.mean.default:
         summed = aten.sum.default
+    dtype = kwargs.get("dtype") or tensor.dtype
+    is_short = func in _SUMS and dtype in (torch.float16, torch.bfloat16)
+    options = {**kwargs, "dtype": torch.float32} if is_short else kwargs  # as PyTorch adds them
     order = args[1:2] if func is aten.linalg_vector_norm.default else ()
     part = tensor._local_tensor
     if order and not part.numel():  # it has no largest element
         part = part.new_zeros((1,) * part.ndim)
-    number = summed(part, *args[1:], **kwargs)
+    if func in _MEANS and not (dtype.is_floating_point or dtype.is_complex):
+        return func(part, *args[1:], **kwargs)  # PyTorch raises
+    number = summed(part, *args[1:], **options)
     if number.ndim or (order and order[0] <= 0):
         return _of_wholes(func, args, kwargs)
     places = [Shard(0) if place.is_shard() else Replicate() for place in tensor.placements]
     of_parts = DTensor.from_local(
         number.reshape(1), tensor.device_mesh, places, run_check=False
     ).full_tensor()
-    combined = _NUMBERS[func](of_parts, *order)
-    return tensor.on_all(combined / divisor if divisor != 1 else combined)
+    combined = _NUMBERS[func](of_parts, *order).to(number.dtype)
+    combined = combined / divisor if divisor != 1 else combined
+    return tensor.on_all(combined.to(dtype) if is_short else combined)
 
 
 def _of_wholes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -409,7 +487,7 @@ def _drawn(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RankTen
     drawn = func(shape, *args[1:], **kwargs)
     part = part_of_whole(drawn, tensor._spec) if tensor.is_here else tensor._local_tensor
     if not func._schema.is_mutable:
-        return tensor.like(part.clone())
+        return tensor.like(part.clone(), kwargs.get("memory_format"))
     tensor._local_tensor.copy_(part)
     return tensor
 
@@ -431,6 +509,7 @@ _NUMBERS: Mapping[Any, Callable[..., Tensor]] = {
     aten.linalg_vector_norm.default: torch.linalg.vector_norm,
 }
 _MEANS = frozenset({aten.mean.default, aten.mean.dim})
+_SUMS = _MEANS | {aten.sum.default, aten.sum.dim_IntList}
 #: Draws that follow from a tensor's sizes and type alone.
 _DRAWS = (
     *(aten.normal_.default, aten.uniform_.default, aten.bernoulli_.float),
@@ -456,9 +535,20 @@ _RULES: dict[Any, Rule] = {
 _NOT_ELEMENTWISE = frozenset({"_foreach_max", "_foreach_powsum", "_foreach_mm"})
 
 
+#: Operators whose schemas do not say that they write statistics.
+_WRITE_UNSAID = frozenset(
+    {
+        *("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"),
+        *("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"),
+    }
+)
+
+
 def _rule_of(func: Any) -> Rule | None:
     """Find the rule of an operator that has none of its own; None if it is refused."""
     name, schema = _name(func), func._schema
+    if name in _WRITE_UNSAID:
+        return None
     if name.startswith(("_foreach_", "_fused_ada", "_fused_sgd")) and name not in _NOT_ELEMENTWISE:
         return _of_lists
     if torch.Tag.pointwise in func.tags:

@@ -22,6 +22,7 @@ from jobs.processes.torch_ranks import Job
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
 
+o = torch.optim
 Cuts = Sequence[Placement]
 #: A whole tensor that all ranks have.
 WHOLE = torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
@@ -31,7 +32,8 @@ REFUSED = r"^\w+\(\) is not computed of a tensor that is cut over ranks: compute
 
 def in_parts(whole: Tensor, mesh: DeviceMesh, cuts: Cuts) -> RankTensor:
     made = distribute_tensor(whole.detach().clone(), mesh, cuts)
-    return RankTensor.of(made._local_tensor, made._spec)
+    is_whole = all(cut.is_replicate() for cut in cuts)  # PyTorch makes it contiguous
+    return RankTensor.of(whole.detach().clone() if is_whole else made._local_tensor, made._spec)
 
 
 def full(tensor: Any) -> Any:
@@ -58,6 +60,7 @@ RESULTS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda w: w.softmax(0) + w.softmax(1),
     lambda w: torch.cat([w, w * 2]).sum(),
     lambda w: F.mse_loss(w, w.detach() * 2),
+    lambda w: _products(w) * w.norm(),
 )
 #: Writes to a tensor.
 WRITES: tuple[Callable[[Tensor], object], ...] = (
@@ -98,6 +101,78 @@ def _with_gradient(w: Tensor) -> Tensor:
     return w
 
 
+def _gradient(*losses: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor | None]:
+    """The gradient to which those of losses are added, one after the other."""
+
+    def compute(w: Tensor) -> Tensor | None:
+        parameter = nn.Parameter(w)
+        for loss in losses:
+            loss(parameter).backward()
+        return parameter.grad
+
+    return compute
+
+
+def _steps(make: Callable[..., torch.optim.Optimizer], **options: Any) -> Callable[..., Tensor]:
+    """Steps of which the first has the gradient of a sum, which is whole on all ranks."""
+
+    def compute(w: Tensor) -> Tensor:
+        parameter = nn.Parameter(w)
+        update = make([parameter], lr=0.1, **options)
+        for loss in (torch.sum, _squares, _squares):
+            update.zero_grad(set_to_none=False)
+            loss(parameter).backward()
+            update.step()
+        return parameter.detach()
+
+    return compute
+
+
+def _squares(w: Tensor) -> Tensor:
+    return w.square().sum()
+
+
+def _products(w: Tensor) -> Tensor:
+    whole = full(w)
+    return (whole @ whole.T).sum()
+
+
+def _two_gradients(w: Tensor) -> list[Tensor | None]:
+    """Gradients of two tensors, one of which is written to."""
+    both = nn.Parameter(w), nn.Parameter(w.clone())
+    (full(both[0]) + full(both[1])).sum().backward()
+    assert both[0].grad is not None
+    both[0].grad.mul_(2)
+    return [one.grad for one in both]
+
+
+MANY = torch.ones(4, 50_000, dtype=torch.float16)  # more than the largest number of the type
+COLUMNS = WHOLE.T.contiguous().T  # a matrix whose columns lie in memory one after the other
+#: What is computed of other tensors, without gradients of the results.
+COMPUTED: tuple[tuple[Tensor, Callable[[Tensor], Any]], ...] = (
+    (MANY, lambda w: (w.mean(), w.mean((0, 1)), w.mean(dtype=torch.float32))),
+    (MANY * torch.tensor([[1], [1], [-1], [-1]], dtype=torch.float16), lambda w: w.sum()),
+    (MANY.to(torch.bfloat16), lambda w: (w.mean(), w.sum())),
+    (MANY.float(), lambda w: (w / 4).mean(dtype=torch.float16)),
+    (torch.arange(15).reshape(5, 3), lambda w: (w.sum(), w.sum(dtype=torch.int32))),
+    (torch.arange(15, dtype=torch.int32).reshape(5, 3), lambda w: w.sum()),
+    (torch.complex(WHOLE, WHOLE + 1), lambda w: (w.conj(), w.conj().sum(), w.mean(), w.norm())),
+    (COLUMNS, lambda w: (torch.randn_like(w), w.clone().normal_())),
+    (COLUMNS, lambda w: w.contiguous().normal_()),
+    (COLUMNS, lambda w: torch.empty_like(w, memory_format=torch.contiguous_format).normal_()),
+    (COLUMNS, lambda w: torch.rand_like(w, memory_format=torch.contiguous_format).normal_()),
+    (WHOLE, lambda w: torch._foreach_pow(2.0, [w, w * 2])),
+    (WHOLE, lambda w: torch.add(w.sum(0).expand(5, 3).clone(), w, alpha=2)),
+    (WHOLE, _gradient(torch.sum, _squares)),
+    (WHOLE, _gradient(_squares, torch.sum)),
+    (WHOLE, _gradient(_products, _squares)),
+    (WHOLE, _gradient(lambda w: _products(w) + w.norm(), torch.sum)),
+    (WHOLE, _two_gradients),
+    *((WHOLE, _steps(o.SGD, momentum=0.9, foreach=way)) for way in (False, True)),
+    *((WHOLE, _steps(o.Adam, foreach=way)) for way in (False, True)),
+)
+
+
 #: What would be of a part, or of another tensor on each rank.
 OTHERS: tuple[Callable[[Tensor], object], ...] = (
     lambda w: w[0],
@@ -116,6 +191,9 @@ OTHERS: tuple[Callable[[Tensor], object], ...] = (
     torch.bernoulli,
     lambda w: F.mse_loss(w, torch.ones(5, 3)),
     init.orthogonal_,
+    lambda w: w.share_memory_(),
+    torch.from_dlpack,
+    lambda w: torch.native_batch_norm(w, None, None, w, w, True, 0.1, 1e-5),
 )
 
 
@@ -142,11 +220,11 @@ def computes_as_whole(ranks: Any, cuts: Cuts, _: int) -> None:
             part = in_parts(WHOLE, mesh, cuts)
             with pytest.raises(BackendError, match=REFUSED):
                 other(part)
+    _check_computed(mesh, cuts)
     part, row = in_parts(WHOLE, mesh, cuts), in_parts(WHOLE[0], mesh, [Replicate()] * mesh.ndim)
     whole = in_parts(WHOLE, mesh, [Replicate()] * mesh.ndim)
     for refused in (
-        lambda: whole.mul_(part),
-        lambda: torch._foreach_mul_([whole], [part]),
+        lambda: torch.cat([row, row], out=row[:0].clone()),
         lambda: torch._foreach_mul_([torch.ones(1)], [part]),
         lambda: row.clone().t_(),
         lambda: part.clone().resize_(2),
@@ -155,6 +233,17 @@ def computes_as_whole(ranks: Any, cuts: Cuts, _: int) -> None:
             refused()
     torch.testing.assert_close(full(whole), WHOLE)
     torch.testing.assert_close(full(part * row), WHOLE * WHOLE[0])
+    torch.testing.assert_close(full(whole.mul_(part)), WHOLE * WHOLE)
+    count = part._version
+    torch._foreach_mul_([whole], [part])
+    assert part._version == count  # it was read alone
+    torch.testing.assert_close(full(whole), WHOLE**3)
+    with pytest.raises(RuntimeError, match=r"mean.*Input dtype must be .*floating point"):
+        in_parts(WHOLE > 0, mesh, cuts).mean()
+    with pytest.raises(
+        BackendError, match=r"^the \.data of a tensor of torch\.float32 that .*64: co"
+    ):
+        part.data = part.double()
     few = in_parts(WHOLE[:2], mesh, cuts)  # some ranks have no row of it
     for order in (torch.inf, 2.0, 1.0):
         torch.testing.assert_close(full(few.norm(order)), WHOLE[:2].norm(order))
@@ -166,9 +255,23 @@ def computes_as_whole(ranks: Any, cuts: Cuts, _: int) -> None:
     assert bool(torch.equal(part, part.clone()))
 
 
+def _check_computed(mesh: DeviceMesh, cuts: Cuts) -> None:
+    for tensor, compute in COMPUTED:
+        sides = tensor.clone(), in_parts(tensor, mesh, cuts)
+        expected, computed = (_seeded(compute, side) for side in sides)
+        for one, other in zip(*map(pytree.tree_leaves, (computed, expected)), strict=True):
+            torch.testing.assert_close(full(one), other)
+
+
+def _seeded(compute: Callable[[Tensor], Any], w: Tensor) -> Any:
+    torch.manual_seed(3)
+    return compute(w)
+
+
 def whole_ones_are_as_on_one_device(_: int) -> None:
     """Of a tensor that all ranks have, all operators are allowed."""
     mesh = DeviceMesh("cpu", [0, 1, 2])
+    _check_computed(mesh, [Replicate()])
     part, whole = in_parts(WHOLE, mesh, [Replicate()]), WHOLE.clone()
     for one in (part, whole):
         one[3] += 1
@@ -205,8 +308,8 @@ def samples_are_as_whole(_: int) -> None:
     warnings.simplefilter("ignore")  # PyTorch's, of old names
     mesh, counts, wrong = DeviceMesh("cpu", [0, 1]), Counter[str](), dict[str, str]()
     for info in op_db:
-        if torch.float32 not in info.supported_dtypes("cpu"):
-            continue
+        if torch.float32 not in info.supported_dtypes("cpu") or "empty" in info.name:
+            continue  # nothing is said of what an empty tensor holds
         for index, sample in enumerate(operator_samples(info)):
             if index == 2:
                 break

@@ -212,7 +212,7 @@ class _Gathered(torch.autograd.Function):
         return whole_of(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> RankTensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> RankTensor:
         """Cut this rank's part out of a gradient, which all ranks have."""
         like: RankTensor = ctx.like
         part = part_of_whole(whole_of(gradient), like._spec)

@@ -547,11 +547,10 @@ _WRITE_UNSAID = frozenset(
 def _rule_of(func: Any) -> Rule | None:
     """Find the rule of an operator that has none of its own; None if it is refused."""
     name, schema = _name(func), func._schema
-    if name in _WRITE_UNSAID:
+    if name in _WRITE_UNSAID or torch.Tag.nondeterministic_seeded in func.tags:
         return None
     if name.startswith(("_foreach_", "_fused_ada", "_fused_sgd")) and name not in _NOT_ELEMENTWISE:
         return _of_lists
     if torch.Tag.pointwise in func.tags:
         return _elementwise
-    is_drawn = torch.Tag.nondeterministic_seeded in func.tags
-    return None if schema.is_mutable or schema._is_view_op() or is_drawn else _of_wholes
+    return None if schema.is_mutable or schema._is_view_op() else _of_wholes

@@ -127,7 +127,7 @@ def _trained(rows: int, devices: int, scale: int = 1, **options: Any) -> ModuleP
     options |= {"optimizer": "sgd", "memory": LIMIT // scale}
     program = partitioner.compile(_Lookups(rows, scale), batch, devices, training=True, **options)
     assert isinstance(program, ModuleProgram)
-    assert program.evaluation.fits
+    assert program.evaluation.fits_exactly
     return program
 
 

@@ -415,7 +415,7 @@ def _as_on_one_device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     tensors = list(_parts_in((*args, *kwargs.values())))
     first = next(one for one in tensors if isinstance(one, RankTensor))
     if first.agreement is not None and func in _JOINING:
-        raise BackendError(_OWN_LAYERS)
+        raise BackendError(_JOINING[func])
     leaves, tree = pytree.tree_flatten((tuple(args), dict(kwargs)))
     local = [leaf._local_tensor if isinstance(leaf, DTensor) else leaf for leaf in leaves]
     given = dict(zip(map(id, local), leaves, strict=True))
@@ -520,8 +520,13 @@ _OWN_LAYERS = (
     "this rank's gradients are those of its own layers only, so their norm is not that of the "
     "model: call module.clip_grad_norm_() in place of PyTorch's"
 )
-#: Operators that join the numbers of several tensors, as `torch.nn.utils.get_total_norm` does.
-_JOINING = frozenset({aten.stack.default, aten.cat.default, aten._foreach_norm.Scalar})
+#: Operators that join several tensors, or numbers of them as `torch.nn.utils.get_total_norm` does.
+_JOINING = {
+    aten.stack.default: _OWN_LAYERS,
+    aten._foreach_norm.Scalar: _OWN_LAYERS,
+    aten.cat.default: "this rank's tensors are those of its own layers only, and joined they are not "
+    "the model's: join those of module.full_state_dict()",
+}
 _RULES: dict[Any, Rule] = {
     **dict.fromkeys(_ALSO_ELEMENTWISE, _elementwise),
     **dict.fromkeys(_NUMBERS, _number),

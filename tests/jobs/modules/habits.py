@@ -1263,7 +1263,7 @@ OTHERS_IN_STAGES = {
     "pruning": r"rank 0: (?:up|down) has a hook, which would not be called: set it, as torch",
     "weight_norm": r"a Linear of a rank's module cannot become a ParametrizedLinear: parametrize t",
     "Adafactor": "",
-    "vector_to_parameters": "",
+    "vector_to_parameters": "this rank's tensors are those of its own layers only, and joined",
     # rank 1 has no norm: it saves its state, for which rank 0 does not come
     "update_bn": r"momentum was traced as|rank 1: waiting for the other ranks before full_state_d",
     "means swapped by .data, zero2": "",

@@ -524,8 +524,10 @@ _OWN_LAYERS = (
 _JOINING = {
     aten.stack.default: _OWN_LAYERS,
     aten._foreach_norm.Scalar: _OWN_LAYERS,
-    aten.cat.default: "this rank's tensors are those of its own layers only, and joined they are not "
-    "the model's: join those of module.full_state_dict()",
+    aten.cat.default: (
+        "this rank's tensors are those of its own layers only, and joined they are not the "
+        "model's: join those of module.full_state_dict()"
+    ),
 }
 _RULES: dict[Any, Rule] = {
     **dict.fromkeys(_ALSO_ELEMENTWISE, _elementwise),

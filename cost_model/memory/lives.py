@@ -129,7 +129,7 @@ class Lives:
     def across(
         self, rows: npt.NDArray[np.bool_], runs: Sequence[int]
     ) -> tuple[Numbers, Numbers, Numbers]:
-        """What some rows hold across phases, while each of a device's phases runs, in order.
+        """Count what some rows hold across phases, while each phase of a device runs, in order.
 
         Returns:
             The phases that make and that read each kind of tensors; (kinds, 2). Their bytes of one
@@ -195,7 +195,7 @@ class StepLives(Lives):
         return np.array([task.phase for task in self.schedule.tasks], np.int64)
 
     def moments(self, device: int) -> Moments:
-        """What a device holds at each moment, without its residents and head-room."""
+        """Bytes of a device at each moment, without its residents and head-room."""
         order, count = self.schedule.order, len(self.schedule.tasks)
         own = self.device == device
         buffer = np.array([life.buffer for life in self.tensors], np.bool_)

@@ -437,7 +437,7 @@ def _share(
     budget: Budget,
     clock: int,
 ) -> Budget:
-    """One of so many equal shares of the steps and seconds left, with the cost to be beaten."""
+    """Divide the steps and the seconds that are left, and set the cost that is to be beaten."""
     cutoff_s = _cutoff_s(results, request, cluster)
     return replace(budget.share(parts, clock), best_s=min(budget.best_s, cutoff_s))
 

@@ -78,7 +78,7 @@ class RankTensor(DTensor):
 
     @property
     def data(self) -> Tensor:
-        """The same part; writes to it count as writes to the tensor."""
+        """A tensor of the same part; writes to it count as writes to this one."""
         with torch.inference_mode(self.is_inference()):  # else PyTorch makes no view of it
             return self.detach()
 

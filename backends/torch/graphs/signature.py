@@ -46,10 +46,12 @@ class Signature:
         A call that the module itself would not take is given as it is.
         """
         count = len(self.in_spec.child(0).children())
+        if len(args) == count:
+            return args, kwargs
         first, given = self.parameters[:count], dict(zip(self.parameters, args, strict=False))
         taken = len(given) == len(args) and len(first) == count and not given.keys() & kwargs.keys()
         given.update(kwargs)
-        if len(args) == count or not taken or not given.keys() >= set(first):
+        if not taken or not given.keys() >= set(first):
             return args, kwargs
         return tuple(given.pop(name) for name in first), given
 

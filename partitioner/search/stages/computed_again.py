@@ -102,14 +102,14 @@ class Offering:
 
 
 class Load(NamedTuple):
-    """What lanes take for what their stages compute again."""
+    """Seconds and bytes of lanes whose stages compute nodes again."""
 
     seconds: Floats  #: Of a micro-batch, by stage.
     over_bytes: float  #: Bytes above the limits of the lanes, in all.
 
 
 class Taken(NamedTuple):
-    """What the stages of a cut compute again."""
+    """Nodes that the stages of a cut compute again, and the bytes of lanes then."""
 
     again: frozenset[str]  #: The optional nodes.
     bytes: tuple[float, ...]  #: Of a device of each lane, as counted when they were chosen.

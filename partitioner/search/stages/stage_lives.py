@@ -62,7 +62,7 @@ _SPANS = (
 
 @dataclass(frozen=True, eq=False)
 class LaneRuns:
-    """What a lane runs, as moments: of two of one pass, one that holds no more is left out."""
+    """Moments of a lane: of two of one pass, one that holds no more is left out."""
 
     stages: tuple[int, ...]  #: The stages of the lane, ascending.
     phases: Phases  #: Phases of these stages, numbered among themselves.
@@ -140,7 +140,7 @@ class LaneBytes:
         return np.asarray((self.resident + RESERVED * activations).max(axis=1))
 
     def beside(self, other: LaneBytes) -> LaneBytes:
-        """These bytes, with what phases hold at most of two."""
+        """Bytes with the larger of two maxima of each phase."""
         return replace(self, most=np.maximum(self.most, other.most))
 
 

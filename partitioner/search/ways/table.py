@@ -208,7 +208,7 @@ class Table:
 
     @property
     def _waits(self) -> bool:
-        """Whether the cost is that of one step from begin to end."""
+        """Tell whether the cost is that of one step from begin to end."""
         return self.training or self.request.objective == "latency"
 
     def _least(self, most: int) -> Callable[[int], float]:

@@ -20,8 +20,8 @@ from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.symmetry import symmetric_groups
 from partitioner.solver.work import Work
 
+Plan = tuple[int, ...]  #: The choice of each node.
 #: Plans, each with its bytes over the limits and its value.
-Plan = tuple[int, ...]
 Ranked = dict[Plan, tuple[float, float]]
 
 #: Moves that local search tries from each start.
@@ -167,7 +167,7 @@ def squeeze(
 
 
 def squeezed(eliminator: Eliminator, least: Plan) -> list[Plan]:
-    """The same, of the plans that elimination finds."""
+    """Plans at several prices of a byte, see `squeeze`, that elimination finds."""
     weights = [1.0] * eliminator.problem.devices
 
     def priced(byte_price: float) -> Plan | None:

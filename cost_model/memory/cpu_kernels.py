@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from partitioner.ir.graph import Attr
 from partitioner.ir.types import dense_bytes
@@ -148,7 +149,7 @@ class Session:
                 blocked += math.prod(made.blocked.shape) * window
         return plain, blocked
 
-    @property
+    @cached_property
     def may_be_blocked(self) -> bool:
         """Tell whether a convolution or a pool of it may have a blocked layout."""
         return any(

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.memory.cpu_kernels import Kernel, LocalNode, Name, Session, Tensor
-from partitioner.cost_model.memory.peaks import MemoryPeak, peaks
+from partitioner.cost_model.memory.lives import MemoryPeak, peaks
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
 from partitioner.ir.graph import Graph
@@ -40,11 +40,6 @@ class Run:
 
     part: Part  #: Their block.
     session: Session  #: Their nodes.
-
-    @cached_property
-    def may_be_blocked(self) -> bool:
-        """Tell whether a kernel of it may have a blocked layout."""
-        return self.session.may_be_blocked
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,12 @@ class Held:
         plain = plain_parts(sessions.values())
         most = cls._peaks(schedule, sessions, plain)
         over = {device for device, peak in most.items() if peak.bytes > limits[device]}
-        runs = {run.part for device in over for run in sessions[device].runs if run.may_be_blocked}
+        runs = {
+            run.part
+            for device in over
+            for run in sessions[device].runs
+            if run.session.may_be_blocked
+        }
         if not runs <= plain:
             plain |= runs
             most = cls._peaks(schedule, sessions, plain)

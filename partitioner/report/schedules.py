@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.memory.peaks import peak_bytes
+from partitioner.cost_model.memory.lives import peak_bytes
 from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.cost_model.schedule.task_list import Schedule, schedule
 from partitioner.cost_model.schedule.tasks import LocalKey, Task

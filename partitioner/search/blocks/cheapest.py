@@ -49,9 +49,7 @@ def cheapest(
 
     Args:
         steps: By the position at which each begins.
-        begin: The position.
         stops: Positions, and the last of them ends all paths.
-        room: Most bytes.
     """
     paths: dict[int, list[Path[Run]]] = {begin: [Path()]}
     found = {}

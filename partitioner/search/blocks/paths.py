@@ -48,7 +48,7 @@ class PathSearch:
     complete: bool  #: Whether all were priced within the budget.
     starts: Sequence[int]  #: Positions at which stages may begin, ascending, the first 0.
     work: Work  #: Of the search: behind its clock each path is looked for with one share of bytes.
-    _from: dict[tuple[int, float], Mapping[int, Path[Option]]] = field(default_factory=dict)
+    _from: dict[tuple[int, float], dict[int, Path[Option]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, runs: Runs, spec: DeviceSpec, devices: int, budget: Budget) -> PathSearch:
@@ -56,7 +56,10 @@ class PathSearch:
         limit = spec.memory_bytes
         pricing = replace(budget, work=budget.work.of_the_clock(PRICING_SHARES))
         options, complete = _options(runs, limit, devices, pricing)
-        starts = _starts(runs, len(runs.graph.nodes)) if devices > 1 else (0,)
+        starts, count = [0], len(runs.graph.nodes) - 1
+        for i in range(MOST_STARTS if devices > 1 else 0):
+            some = range(1 + i * count // MOST_STARTS, 1 + (i + 1) * count // MOST_STARTS)
+            starts += [min(some, key=lambda at: runs.around(at, at)[1])] if some else []
         return cls(runs, limit, devices, options, complete, starts, budget.work)
 
     @property
@@ -81,12 +84,9 @@ class PathSearch:
 
     def paths_from(self, begin: int, margin: float) -> Mapping[int, Path[Option]]:
         """The cheapest path from a position to each at which a stage may end."""
-        if (begin, margin) not in self._from:
-            self._from[begin, margin] = self._paths_from(begin, margin)
-        return self._from[begin, margin]
-
-    def _paths_from(self, begin: int, margin: float) -> Mapping[int, Path[Option]]:
-        best: dict[int, Path[Option]] = {}
+        if (begin, margin) in self._from:
+            return self._from[begin, margin]
+        best = self._from[begin, margin] = dict[int, Path[Option]]()
         stops = (*(stop for stop in self.starts if stop > begin), len(self.graph.nodes))
         for share, ahead in self._shares():
             if best and self.work.late:
@@ -106,7 +106,9 @@ class PathSearch:
         room, count = int(self.limit * margin), stops[-1]
         staying = int(share * self.runs.constant_bytes(0, len(self.graph.nodes)))
         next_bytes = int(ahead * self.limit)
-        if begin and with_headroom(_arriving_bytes(self.runs, begin)) > room:
+        # Of what a stage receives, the largest lies there twice as it arrives.
+        arriving = self.runs.around(begin, begin)[1] + self.runs.largest_at(begin)
+        if begin and with_headroom(arriving) > room:
             return {}
         steps = self._steps(range(begin, count), room - staying, staying, next_bytes)
         return cheapest(steps, begin, stops, staying)
@@ -127,27 +129,16 @@ class PathSearch:
         for option in self.options:
             if option.start not in span or option.stop > span.stop:
                 continue
-            if _fits(option, room, ahead, streams):
+            held = with_headroom(option.activation_bytes)
+            if streams:
+                held += option.constant_bytes + ahead
+            if held <= room and (not streams or option.constant_bytes <= ahead):
                 stay = option.staying_bytes if streams else 0
                 if counts and not streams:
                     stay = runs.constant_bytes(option.start, option.stop)
                 step = Step(option.stop, option.seconds, stay, stay, option)
                 steps.setdefault(option.start, []).append(step)
         return steps
-
-
-def _starts(runs: Runs, count: int) -> Sequence[int]:
-    """Positions at which stages may begin, ascending."""
-    runs_of = [
-        range(1 + i * (count - 1) // MOST_STARTS, 1 + (i + 1) * (count - 1) // MOST_STARTS)
-        for i in range(MOST_STARTS)
-    ]
-    return (0, *(min(some, key=lambda at: runs.around(at, at)[1]) for some in runs_of if some))
-
-
-def _arriving_bytes(runs: Runs, begin: int) -> int:
-    """Bytes of what a stage receives, the largest of which lies there twice as it arrives."""
-    return runs.around(begin, begin)[1] + runs.largest_at(begin)
 
 
 def _options(runs: Runs, limit: int, devices: int, budget: Budget) -> tuple[list[Option], bool]:
@@ -163,9 +154,12 @@ def _options(runs: Runs, limit: int, devices: int, budget: Budget) -> tuple[list
     ]
     # Nodes that do not fit as they are; with constants that stay, if these leave most of the room.
     hot = [need > (limit - total if 2 * total < limit else limit) for need in needs]
-    borders = _borders(runs, count)
+    borders: Sequence[int] = range(count + 1)
+    if count >= MOST_BORDERS:
+        inner = sorted(range(1, count), key=lambda at: (runs.around(at, at)[1], at))
+        borders = sorted({0, count, *inner[: MOST_BORDERS - 2]})
     options: list[Option] = []
-    most_bytes = _without_headroom(room)
+    most_bytes = 1 + room * 100 // with_headroom(100)
     # Short and long stretches in turn, so that a search that is stopped has seen both.
     lengths = sorted(range(1, len(borders)), key=lambda n: min(n, len(borders) - n))
     few = total if streams else 0
@@ -182,25 +176,3 @@ def _options(runs: Runs, limit: int, devices: int, budget: Budget) -> tuple[list
             if any(hot[start:stop]):
                 options += runs.cut(start, stop, most_bytes, enough_bytes)
     return options, True
-
-
-def _borders(runs: Runs, count: int) -> Sequence[int]:
-    """Positions at which stretches may begin or end, ascending."""
-    if count < MOST_BORDERS:
-        return range(count + 1)
-    inner = sorted(range(1, count), key=lambda at: (runs.around(at, at)[1], at))
-    return sorted({0, count, *inner[: MOST_BORDERS - 2]})
-
-
-def _without_headroom(nbytes: int) -> int:
-    """Most bytes of tensors that need so many with head-room."""
-    most = nbytes * 100 // with_headroom(100)
-    return most + 1
-
-
-def _fits(option: Option, room: int, ahead: int, streams: bool) -> bool:
-    """Test whether a run in blocks fits, with `ahead` bytes of constants of the next block."""
-    held = with_headroom(option.activation_bytes)
-    if not streams:
-        return held <= room
-    return held + option.constant_bytes + ahead <= room and option.constant_bytes <= ahead

@@ -202,8 +202,6 @@ class Runs:
         """The run in blocks, in dims and numbers, the fewest blocks of each dim first.
 
         Args:
-            start: Position of its first node.
-            stop: Position behind its last node.
             most_bytes: Options of more bytes of tensors are left out.
             enough_bytes: Once so few of tensors are held, more blocks are not tried.
         """
@@ -308,8 +306,6 @@ class Runs:
         """The option with its bytes and, if these are few enough, its seconds.
 
         Args:
-            option: A run in blocks.
-            layout: Its layout.
             most_bytes: Of an option of more bytes of tensors no more is counted.
         """
         inside, after = self.around(option.start, option.stop)

@@ -9,12 +9,13 @@ from functools import cached_property
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import GroupColumns
 from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, EvenResharder, stand_in
-from partitioner.ir.graph import Node
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
 from partitioner.problem.build import Built, build
-from partitioner.problem.folding import Folded
+from partitioner.problem.folding import Folded, fold
+from partitioner.search.request import Budget
 from partitioner.solver import Solution, evaluate_choices, solve
 from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.problem import Problem
@@ -85,10 +86,7 @@ class Sharder:
     """Shards one model over many meshes; strategies are derived once a stand-in.
 
     Attributes:
-        folded: The model.
-        cluster: The devices.
         seed: As of `Budget`.
-        engine: MILP solver.
         micro_batches, lanes: As of `DeviceColumns`.
         constraints: Those on the whole graph, by which `folded` tells its blocks apart.
     """
@@ -101,6 +99,22 @@ class Sharder:
     lanes: int = 1
     constraints: Constraints = field(default_factory=Constraints)
     _strategies: dict[DeviceMesh, Options] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        rules: Rules,
+        cluster: Cluster,
+        budget: Budget,
+        micro_batches: int = 1,
+        lanes: int = 1,
+        constraints: Constraints | None = None,
+    ) -> Sharder:
+        """Fold a graph, blocks that are constrained alike."""
+        asked = constraints or Constraints()
+        folded = fold(graph, rules, asked.demands(graph))
+        return cls(folded, cluster, budget.seed, budget.engine, micro_batches, lanes, asked)
 
     @cached_property
     def rules(self) -> Rules:
@@ -118,9 +132,6 @@ class Sharder:
 
         Args:
             stages: Groups like it that share the model: each holds its part of the weights.
-            work: Pays for the search.
-            limited: Whether memory counts.
-            gap: Relative gap at which the solver may stop.
 
         Raises:
             Infeasible: Nothing fits the memory of all stages together.

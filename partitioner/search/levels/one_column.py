@@ -68,11 +68,7 @@ def minimised(
 def refused(
     graph: Graph, even: EvenMesh, built: Built, chosen: Sequence[int], room: float
 ) -> Infeasible:
-    """The refusal of a plan that does not fit, as if the axes after this one cut all its bytes.
-
-    Args:
-        room: Bytes that a device counts as having.
-    """
+    """The refusal of a plan above a `room`, as if the axes after this one cut all its bytes."""
     outcome = evaluate_choices(built.problem, chosen)
     position = outcome.peak_position[0]
     name = built.problem.names[position]

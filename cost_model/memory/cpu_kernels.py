@@ -257,7 +257,6 @@ def _added(
 
 
 def _plain(node: LocalNode, tensors: Mapping[Name, Tensor]) -> Kernel:
-    """The kernel of a node on plain tensors."""
     into: tuple[Name, ...] = ()
     if node.added is not None:
         into = (node.added,)
@@ -297,8 +296,6 @@ def _may_be_blocked(node: LocalNode, tensors: Mapping[Name, Tensor]) -> bool:
 
 @dataclass(frozen=True)
 class _Form:
-    """The blocked form of a tensor."""
-
     of: Name
 
 

@@ -232,9 +232,8 @@ def operands_in_flight(
     """
     read: dict[LocalKey, int] = {}
     end_of: dict[int, int] = {}
-    in_phases = schedule.order is not None
     for position, task in enumerate(schedule.tasks):
-        end_of[task.phase if in_phases else 0] = position
+        end_of[schedule.phases[position]] = position
         row = row_of(task.placed.node) if task.placed is not None else None
         # The result of some nodes is their first operand itself, or a view of it.
         is_named = row and (row.view or row.again or row.either or row.in_place is not None)
@@ -246,7 +245,7 @@ def operands_in_flight(
     for position, task in enumerate(schedule.tasks):
         if task.comm is None or task.phase != task.target_phase or position in joined:
             continue
-        end = end_of[task.phase if in_phases else 0]
+        end = end_of[schedule.phases[position]]
         results = {device: (device, key) for device, key, _ in task.writes}
         is_part = task.comm.kind is CommKind.SLICE
         if task.comm.kind is CommKind.ALL_REDUCE:  # sums a copy, which is its result

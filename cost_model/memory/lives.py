@@ -187,33 +187,25 @@ class StepLives(Lives):
         While a phase runs, all that earlier phases keep is held.
         """
         count, curves = len(self.schedule.tasks), {}
+        phase_of = np.array(self.schedule.phases, np.int64)
         for device in np.unique(self.device).tolist():
             rows = self.device == device
-            curve, phases = self.inside(count, rows), self.phases(device)
+            curve, phases = self.inside(count, rows), self.schedule.runs(device)
             if (rows & (self.kept | self.always)).any():
                 _, nbytes, held = self.across(rows, phases)
                 most = np.zeros(1 + max(phases), np.int64)
                 np.maximum.at(most, phases, held @ nbytes)
-                curve += most[self._phase_at] + self.nbytes[rows & self.always].sum()
+                curve += most[phase_of] + self.nbytes[rows & self.always].sum()
             curves[device] = curve
         return curves
 
-    def phases(self, device: int) -> Sequence[int]:
-        """The phases that a device runs, in order; one of all tasks without stages."""
-        order = self.schedule.order
-        return [0] if order is None else [phase for phase, _ in order.runs(device)]
-
-    @cached_property
-    def _phase_at(self) -> Numbers:
-        tasks, in_phases = self.schedule.tasks, self.schedule.order is not None
-        return np.array([task.phase if in_phases else 0 for task in tasks], np.int64)
-
     def moments(self, device: int) -> Moments:
         """Bytes of a device at each moment, without its residents and head-room."""
-        count, phases = len(self.schedule.tasks), self.phases(device)
+        count, phases = len(self.schedule.tasks), self.schedule.runs(device)
         own = self.device == device
         buffer = np.array([life.buffer for life in self.tensors], np.bool_)
-        positions = [np.flatnonzero(self._phase_at == phase) for phase in phases]
+        phase_of = np.array(self.schedule.phases, np.int64)
+        positions = [np.flatnonzero(phase_of == phase) for phase in phases]
         run = np.repeat(np.arange(len(phases)), [len(at) for at in positions])
         position = np.concatenate(positions)
         columns = []
@@ -244,7 +236,7 @@ class Moments:
     @cached_property
     def in_flight(self) -> Sequence[Mapping[tuple[int, int], int]]:
         """Micro-batches of which each run holds tensors, by the phases that make and read them."""
-        lives, phases = self.lives, self.lives.phases(self.device)
+        lives, phases = self.lives, self.lives.schedule.runs(self.device)
         pairs, _, held = lives.across(lives.device == self.device, phases)
         keys = [(made, read) for made, read in pairs.tolist()]
         return tuple(dict(zip(keys, counts, strict=True)) for counts in held.tolist())

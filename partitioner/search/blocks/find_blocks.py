@@ -254,11 +254,10 @@ class BlockSearch:
             on = f"{shared.kind} over {len(cluster)} devices"
         spec = min(cluster.devices, key=lambda device: device.memory_bytes)
         alone = replace(cluster, devices=(spec,), levels=(replace(cluster.levels[0], size=1),))
-        trained = training_blocks(graph, alone, budget, shared)
-        self.searched = f"{on}, with {trained.runs} runs of nodes in blocks"
+        trained, runs, complete = training_blocks(graph, alone, budget, shared)
+        self.searched = f"{on}, with {runs} runs of nodes in blocks"
         stages = ((0, 0),) if shared is None else ()
-        ways = (BlockPlan(blocks, stages, shared=shared) for blocks in trained.blocks)
-        return tuple(ways), trained.complete
+        return tuple(BlockPlan(blocks, stages, shared=shared) for blocks in trained), complete
 
 
 @dataclass(frozen=True)

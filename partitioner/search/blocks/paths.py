@@ -1,5 +1,8 @@
 """The cheapest path over a graph's order within the memory of one device, some of it in blocks.
 
+A path is of steps, each of which holds bytes while it runs and keeps some of them for the rest of
+the path. What it holds beside what steps before it keep is within the room.
+
 Each node of a path runs as it is, its constants held throughout, or is in a stretch that runs in
 blocks. What lives at the border of a stretch is whole, so the bytes of a stretch depend on it
 alone, and the cheapest path is found by going along the order once, for each share of the memory
@@ -9,14 +12,14 @@ that is set apart: for constants that stay, and for the constants of the block t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Generic, NamedTuple, TypeVar
 
 from partitioner.cost_model.cluster.topology import DeviceSpec
 from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.memory.lifetimes import with_headroom
 from partitioner.ir.graph import Graph
-from partitioner.search.blocks.cheapest import Path, Step, cheapest
 from partitioner.search.blocks.runs import Option, Runs
 from partitioner.search.request import Budget
 from partitioner.solver.work import Work
@@ -33,8 +36,78 @@ MARGINS = (1.0, 0.95, 0.88)
 MOST_BORDERS = 96
 #: Most positions at which a stage may begin: of as many equal runs of nodes, where least lives.
 MOST_STARTS = 16
+#: Most paths to a position that are followed: where constants of many sizes may stay or be loaded,
+#: the paths of which none is both cheaper and lighter grow with the number of subsets.
+MOST_PATHS = 64
 #: Pricing runs may take one of so many equal shares of the seconds: two thirds.
 PRICING_SHARES = 1.5
+
+Run = TypeVar("Run")
+
+
+class Step(NamedTuple, Generic[Run]):
+    """A way from a position to a later one.
+
+    Attributes:
+        stop: The later position.
+        seconds: Seconds.
+        held_bytes: Most bytes that it holds.
+        kept_bytes: Of these, those that are held behind it.
+        run: What it is; None for a node as it is.
+    """
+
+    stop: int
+    seconds: float
+    held_bytes: int
+    kept_bytes: int
+    run: Run | None = None
+
+
+class Path(NamedTuple, Generic[Run]):
+    """The way from the first position to another one."""
+
+    seconds: float = 0.0
+    kept_bytes: int = 0
+    runs: tuple[Run, ...] = ()
+
+
+def cheapest(
+    steps: Mapping[int, Sequence[Step[Run]]], begin: int, stops: Collection[int], room: float
+) -> Mapping[int, Path[Run]]:
+    """The cheapest path within the room from a position to each stop that has one.
+
+    Args:
+        steps: By the position at which each begins.
+        stops: Positions, and the last of them ends all paths.
+    """
+    paths: dict[int, list[Path[Run]]] = {begin: [Path()]}
+    found = {}
+    for at in range(begin, max(stops) + 1):
+        here = undominated(paths.pop(at, ()))
+        if here and at in stops:
+            found[at] = here[0]
+        for path in here:
+            for step in steps.get(at, ()):
+                if path.kept_bytes + step.held_bytes <= room:
+                    runs = path.runs if step.run is None else (*path.runs, step.run)
+                    kept = path.kept_bytes + step.kept_bytes
+                    longer = Path(path.seconds + step.seconds, kept, runs)
+                    paths.setdefault(step.stop, []).append(longer)
+    return found
+
+
+def undominated(paths: Sequence[Path[Run]]) -> Sequence[Path[Run]]:
+    """The paths than which none is both cheaper and keeps less, the cheapest first.
+
+    Of more than `MOST_PATHS` it keeps so many, the cheapest and the lightest among them.
+    """
+    front: list[Path[Run]] = []
+    for path in sorted(paths, key=lambda path: (path.seconds, path.kept_bytes, len(path.runs))):
+        if not front or path.kept_bytes < front[-1].kept_bytes:
+            front.append(path)
+    if len(front) <= MOST_PATHS:
+        return front
+    return [front[i * (len(front) - 1) // (MOST_PATHS - 1)] for i in range(MOST_PATHS)]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from partitioner.ir.ops import row_of
 from partitioner.ir.pieces.blocks import Blocks, Chunk, Stretch
 from partitioner.rewrites.block_recompute import computing_again
 from partitioner.rewrites.stretch_layout import BlockError, lay_out, span_of
-from partitioner.search.blocks.cheapest import Path, Step, cheapest
+from partitioner.search.blocks.paths import Path, Step, cheapest
 from partitioner.search.blocks.runs import Option, Runs
 from partitioner.search.blocks.shared import Shared
 from partitioner.search.request import Budget
@@ -57,22 +57,17 @@ class _Part:
     seconds: float  #: Of both passes.
 
 
-@dataclass(frozen=True)
-class TrainingBlocks:
-    """Blocks of a training graph that the cost model expects to fit."""
-
-    blocks: tuple[Blocks, ...]  #: The blocks, the cheapest first, and last those that hold least.
-    runs: int  #: Number of parts in blocks that were priced.
-    complete: bool  #: Whether all were priced within the budget.
-
-
 def training_blocks(
     graph: Graph, cluster: Cluster, budget: Budget, shared: Shared | None = None
-) -> TrainingBlocks:
+) -> tuple[tuple[Blocks, ...], int, bool]:
     """Look for parts in blocks that bring a training graph within the memory of one device.
 
     Args:
         shared: How such devices share the graph; None if the one runs it alone.
+
+    Returns:
+        Those that the cost model expects to fit, the cheapest first, and last those that hold
+        least; the number of parts in blocks that were priced, and whether all were in time.
     """
     parts = Parts(graph, cluster, shared)
     pricing = budget.work.of_the_clock(PRICING_SHARES)
@@ -104,7 +99,7 @@ def training_blocks(
         cut = [part.stretches for part in one.runs if part.stretches]
         backward = (stretch for stretches in reversed(cut) for stretch in stretches[1:])
         candidates[Blocks((*(stretches[0] for stretches in cut), *backward))] = None
-    return TrainingBlocks(tuple(filter(None, candidates)), len(priced), not pricing.stopped)
+    return tuple(filter(None, candidates)), len(priced), not pricing.stopped
 
 
 def _most_bytes(path: Path[_Part]) -> int:

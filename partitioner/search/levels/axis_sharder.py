@@ -32,9 +32,8 @@ from partitioner.ir.nodes.offers import alternatives, everything, originals
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.problem.build import Built, build
-from partitioner.search.levels.mesh_sharder import Sharded, Sharder
+from partitioner.search.levels.mesh_sharder import Sharded, Sharder, minimised, refused
 from partitioner.search.levels.meshes import split_from
-from partitioner.search.levels.one_column import minimised, refused
 from partitioner.search.outcome import OutOfTime
 from partitioner.solver import Infeasible, Solution, evaluate_choices
 from partitioner.solver.problem import Problem

@@ -120,7 +120,6 @@ class MeshSearch:
         return tuple(map(self._staged, self._ranked()[:RIVALS]))
 
     def _staged(self, entry: tuple[Layout, Sharded]) -> Staged:
-        """A plan as one stage."""
         layout, sharded = entry
         folded = sharded.folded
         return Staged(

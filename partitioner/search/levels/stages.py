@@ -197,7 +197,6 @@ class StageSearch:
         )
 
     def _shard_all(self) -> None:
-        """Shard over layout after layout."""
         work = self.budget.work
         took: dict[int, float] = {}  # steps of the longest layout, by number of axes
         for layout in self._ranked():
@@ -336,7 +335,6 @@ class StageSearch:
     def _cut_of(
         self, stages: tuple[StageOption, ...], options: Sequence[Option]
     ) -> tuple[Cut, tuple[Option, ...]]:
-        """The best cut into some of the stages, and its options."""
         cut = cut_stages(
             StageProblem(stages, self._pools, in_flight=False), gap=self.budget.gap / 4
         )

@@ -223,7 +223,6 @@ class _Stretches:
             yield (seconds, 0.0, more), charges.leaf_in(position, far)
 
     def _bytes(self, at: Placement, dtype: str) -> float:
-        """Bytes of a value on each device."""
         return float(self.sharded.even.local_bytes(at, dtype))
 
     def _passing(self, at: Placement, dtype: str) -> float:

@@ -361,7 +361,6 @@ class PipelineSearch:
 
     @cached_property
     def _resharder(self) -> Resharder:
-        """Remembers the reshards of all plans, which differ in few."""
         return Resharder(self.figures.cluster)
 
     @cached_property
@@ -395,7 +394,6 @@ class PipelineSearch:
         return Family(text, meshes, meshes[:1], symmetric=False)
 
     def _lane_of(self, name: Table) -> tuple[int, ...]:
-        """The lane of each stage."""
         lanes, size = self.figures.lanes, self.figures.sharding.size
         if not isinstance(name, str):
             table = from_csv("\n".join(name) + "\n")

@@ -228,7 +228,6 @@ class StageFigures:
 
     @cached_property
     def _placed(self) -> tuple[PlacedNode, ...]:
-        """The nodes, all of one stage."""
         return resolve(self.sharding.graph, self.sharding.plan)
 
     @cached_property

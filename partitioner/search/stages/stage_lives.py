@@ -358,7 +358,6 @@ class StageLives:
 
 
 def _is_in(units: Numbers, own: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
-    """Test whether units are of some stretches."""
     return np.asarray(np.logical_or.reduce([(units >= a) & (units < b) for a, b in own]))
 
 

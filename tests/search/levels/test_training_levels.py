@@ -32,9 +32,8 @@ from partitioner.problem.folding import Folded, fold
 from partitioner.problem.memory_kinds import planned_parts
 from partitioner.rewrites.settle import chosen
 from partitioner.search.levels.axis_sharder import AxisSharder, weight_side
-from partitioner.search.levels.mesh_sharder import Sharder
+from partitioner.search.levels.mesh_sharder import Sharder, minimised
 from partitioner.search.levels.meshes import layouts
-from partitioner.search.levels.one_column import minimised
 from partitioner.search.levels.one_mesh import MeshSearch, ranked
 from partitioner.search.levels.stages import Staged
 from partitioner.search.request import Budget, Request

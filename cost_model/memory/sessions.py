@@ -53,7 +53,20 @@ class Sessions:
         """Count the most bytes at each position, if convolutions of some parts are plain."""
         curve = self.between.copy()
         for run in self.runs:
-            for at, nbytes in _held(run.session, blocked=run.part not in plain).items():
+            session, live = run.session, 0
+            kernels, tensors = session.kernels(blocked=run.part not in plain)
+            memory = _Memory(tensors, session.given, Counter(n for k in kernels for n in k.reads))
+            for index, kernel in enumerate(kernels):
+                memory.take(index, kernel)
+            change = [0] * (len(kernels) + 1)
+            for nbytes, first, last in memory.spans:
+                change[first] += nbytes
+                change[last + 1] -= nbytes
+            most: dict[int, int] = {}
+            for kernel, more in zip(kernels, change, strict=False):
+                live += more
+                most[kernel.at] = max(most.get(kernel.at, 0), live + kernel.scratch_bytes)
+            for at, nbytes in most.items():
                 curve[at] += nbytes
         return curve
 
@@ -106,24 +119,6 @@ def plain_parts(sessions: Iterable[Sessions]) -> frozenset[Part]:
         plain[run.part] += some
         blocked[run.part] += filled
     return frozenset(part for part in plain if blocked[part] > MOST_FILLED * plain[part])
-
-
-def _held(session: Session, *, blocked: bool) -> Mapping[int, int]:
-    """Count the most bytes inside a session at each position of a task."""
-    kernels, tensors = session.kernels(blocked=blocked)
-    memory = _Memory(tensors, session.given, Counter(n for k in kernels for n in k.reads))
-    for index, kernel in enumerate(kernels):
-        memory.take(index, kernel)
-    change = [0] * (len(kernels) + 1)
-    for nbytes, first, last in memory.spans:
-        change[first] += nbytes
-        change[last + 1] -= nbytes
-    most: dict[int, int] = {}
-    live = 0
-    for kernel, more in zip(kernels, change, strict=False):
-        live += more
-        most[kernel.at] = max(most.get(kernel.at, 0), live + kernel.scratch_bytes)
-    return most
 
 
 @dataclass

@@ -260,28 +260,21 @@ class AxisSharder:
 
     def composed(self, node: Node, model: DeviceMesh, pick: Pick) -> PlacedNode | None:
         """A node with these cuts over the axes of a stand-in; None if they do not go together."""
-        key = model, node.name, pick
-        if key not in self._composed:
-            self._composed[key] = self._compose(node, model, pick)
-        return self._composed[key]
-
-    def _compose(self, node: Node, model: DeviceMesh, pick: Pick) -> PlacedNode | None:
-        rule = self.sharder.rule(node)
-        if rule is None:
-            home = DeviceMesh.single(model.devices[0])
-            return place(self.graph, node, home, {}, None)
+        key, rule = (model, node.name, pick), self.sharder.rule(node)
+        if key in self._composed:
+            return self._composed[key]
         by_factor: dict[str, list[tuple[str, DimLayout]]] = {}
-        for (axis, length), index in zip(model.axes, pick, strict=True):
+        for (axis, length), index in zip(model.axes, pick, strict=True) if rule is not None else ():
             for name, layout in self.cuts(length)[node.name][index].items():
                 by_factor.setdefault(name, []).append((axis, layout))
         joined = {name: _joined(cuts, model) for name, cuts in by_factor.items()}
         layouts = {name: layout for name, layout in joined.items() if layout is not None}
-        if len(layouts) < len(joined):
-            return None
-        try:
-            return place(self.graph, node, model, layouts, rule)
-        except LayoutError:
-            return None
+        mesh = model if rule is not None else DeviceMesh.single(model.devices[0])
+        self._composed[key] = None
+        if len(layouts) == len(joined):
+            with suppress(LayoutError):
+                self._composed[key] = place(self.graph, node, mesh, layouts, rule)
+        return self._composed[key]
 
 
 def weight_side(graph: Graph) -> Iterator[str]:

@@ -87,21 +87,8 @@ class Pipelines:
     #: Devices of each node that is cut, in order, if they are pinned or kept.
     groups: tuple[tuple[int, ...], ...] = ()
     stages: tuple[int, ...] = ()  #: Stage of each node that is cut, if a plan in stages is kept.
-    wanted: int = 1  #: Number of plans to look for: the best ones.
-    objective: Objective = "throughput"  #: What is to be least of a step.
-
-    @classmethod
-    def of(
-        cls,
-        request: Request,
-        micro_batches: int,
-        schedules: tuple[Table, ...],
-        groups: tuple[tuple[int, ...], ...] = (),
-        stages: tuple[int, ...] = (),
-    ) -> Pipelines:
-        """Those of a request."""
-        wanted = request.tune or 1
-        return cls(micro_batches, schedules, groups, stages, wanted, request.objective)
+    #: Says how many plans to look for, the best ones, and what is to be least of a step.
+    request: Request = field(default_factory=Request)
 
 
 @dataclass(frozen=True)
@@ -186,10 +173,10 @@ class PipelineSearch:
         self, draft: _Draft, plans: Sequence[Candidate], *, is_first: bool
     ) -> PartitionerError | None:
         """Why a draft is not simulated, beside the best plans so far; None if it is."""
-        costs = (step_cost(plan.evaluation, self.ways.objective) for plan in plans)
-        best = min(self.budget.best_s, to_beat(costs, self.ways.wanted))
+        costs = (step_cost(plan.evaluation, self._objective) for plan in plans)
+        best = min(self.budget.best_s, to_beat(costs, self.ways.request.tune or 1))
         estimate = f"not simulated: a step of {units.seconds(draft.rank[1])} is estimated"
-        if self.ways.objective != "memory" and draft.rank[1] > FAR * best:
+        if self._objective != "memory" and draft.rank[1] > FAR * best:
             return PartitionerError(estimate)
         needed = is_first and best == math.inf
         return OutOfTime(estimate) if not needed and self.budget.work.over else None
@@ -242,7 +229,7 @@ class PipelineSearch:
             raise refusals[0]
         for distance in LAST_MOVES:
             for moved in self._neighbours(ends, distance):
-                has_step = self.ways.objective != "memory" and best.evaluation.fits_exactly
+                has_step = self._objective != "memory" and best.evaluation.fits_exactly
                 most_s = NEAR * best.evaluation.step_s if has_step else math.inf
                 if budget.work.over or self._rank(draft.estimate, moved, limits)[1] > most_s:
                     continue
@@ -293,7 +280,7 @@ class PipelineSearch:
             for lane, mesh in enumerate(figures.lane_devices):
                 peak = max(bytes_of[device] for device in mesh)
                 limits[lane] = self._limits[lane] + taken.bytes[lane] - peak
-        return min(plans, key=lambda plan: figure(plan, self.ways.objective), default=None)
+        return min(plans, key=lambda plan: figure(plan, self._objective), default=None)
 
     def _simulated(
         self,
@@ -320,12 +307,16 @@ class PipelineSearch:
         """Tell whether a plan can run, and has a lower figure than the best one so far."""
         if candidate is None or best is None:
             return candidate is not None
-        return figure(candidate, self.ways.objective) < figure(best, self.ways.objective)
+        return figure(candidate, self._objective) < figure(best, self._objective)
+
+    @property
+    def _objective(self) -> Objective:
+        return self.ways.request.objective
 
     @cached_property
     def _limits(self) -> tuple[float, ...]:
         """Bytes of a device of each lane that plans may take; next to none if least is wanted."""
-        if self.ways.objective == "memory":
+        if self._objective == "memory":
             return (1.0,) * self.figures.lanes
         devices = self.figures.cluster.devices
         return tuple(
@@ -355,7 +346,7 @@ class PipelineSearch:
 
     def _candidate(self, name: Table, plan: Plan, graph: Graph) -> Candidate:
         evaluation = evaluate(graph, plan, self.figures.cluster, resharder=self._resharder)
-        cost = step_cost(evaluation, self.ways.objective)
+        cost = step_cost(evaluation, self._objective)
         solution = Solution((), cost, min(cost, self._bound_s), "feasible", None, SOLVER)
         return Candidate(self._family(name), graph, plan, evaluation, solution)
 
@@ -366,7 +357,7 @@ class PipelineSearch:
     @cached_property
     def _bound_s(self) -> float:
         """No cut of the sharding costs less, in the order of any of the schedules."""
-        if self.ways.objective == "memory":
+        if self._objective == "memory":
             return 0.0
         if self.shardings:
             return least_of_nodes(

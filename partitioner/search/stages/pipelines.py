@@ -55,14 +55,10 @@ from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.spaces import Family, SearchError
 
 #: Shardings that are searched where no cut of one fits; each is to hold fewer bytes than the last,
-#: by so many times those that its cut is short of (by levels: so many times their share of all that
-#: the cut holds, but no more than the share `MOST_LESS`).
-ATTEMPTS, SHORT, MOST_LESS = 3, 1.2, 0.75
+#: by so many times those that its cut is short of.
+ATTEMPTS, SHORT = 3, 1.2
 #: Most stages of several sizes.
 MOST_STAGES = 8
-#: Share of a device's memory that a sharding by levels may take at first: stages are not equally
-#: large, and each has what its phases make beside.
-ROOM = 0.85
 
 
 @no_collection()
@@ -94,7 +90,7 @@ def find_pipeline(
     groups, stages = _pinned_groups(graph, request.constraints)
     if len({*map(len, groups)}) > 1:
         names = _schedules(request, len({*groups}), graph)
-        ways = Pipelines.of(request, micro_batches, names, groups, stages)
+        ways = Pipelines(micro_batches, names, groups, stages, request)
         result = _of_pinned_sizes(graph, cluster, request, budget, ways)
         outcome = winner([result], request, cluster, stopped=budget.work.stopped)
         return _of_kept(replace(outcome, of=graph), request.constraints.plan)
@@ -109,7 +105,7 @@ def find_pipeline(
             continue
         share = _beating(results, budget.share(len(sizes) - index), request)
         names = _schedules(request, len(cluster) // size, graph)
-        ways = Pipelines.of(request, micro_batches, names, groups, stages)
+        ways = Pipelines(micro_batches, names, groups, stages, request)
         budget.say(f"cutting stages of {size} device{'s' if size > 1 else ''}")
         try:
             results.append(_of_size(graph, cluster, request, share, size, ways, known))
@@ -167,9 +163,7 @@ def _of_size(
         Infeasible: No plan was found that fits.
         PipelineScheduleError: No schedule serves the lanes.
     """
-    by_levels = goes_by_levels(graph, size, request.inside_stages(size, 1))
-    memory = least_memory(cluster)
-    limit = int(ROOM * memory) if by_levels else limit_bytes(graph, cluster, size)
+    memory, limit = least_memory(cluster), limit_bytes(graph, cluster, size)
     sharded = partial(
         sharded_within, graph, cluster, request, budget, size, ways.micro_batches, known
     )
@@ -189,12 +183,8 @@ def _of_size(
             if last or not graph.optional or not error.bytes_short:
                 raise
             refusal = error
-        if by_levels:
-            held = refusal.bytes_short + memory
-            limit -= int(limit * min(MOST_LESS, SHORT * refusal.bytes_short / held))
-        else:
-            held_bytes = evaluate(sharding.graph, sharding.plan, cluster.first(size)).held_bytes
-            limit = max(held_bytes.values()) - int(SHORT * refusal.bytes_short)
+        held_bytes = evaluate(sharding.graph, sharding.plan, cluster.first(size)).held_bytes
+        limit = max(held_bytes.values()) - int(SHORT * refusal.bytes_short)
         try:
             sharding = sharded(limit)
         except Infeasible:  # it is short of bytes of one mesh; the last cut, of those of a stage
@@ -261,7 +251,7 @@ def _of_several_sizes(
     for cut in sorted(uneven_cuts(figures, len(cluster)), key=estimate)[:RIVALS]:
         names = _schedules(request, len(cut.sizes), graph)
         once = tuple(name for name in names if name not in TWICE)
-        ways = Pipelines.of(request, micro_batches, once, cut.groups)
+        ways = Pipelines(micro_batches, once, cut.groups, request=request)
         try:
             results.append(PipelineSearch(figures[sizes[0]], ways, budget, shardings).search())
         except (PipelineScheduleError, Infeasible) as error:

@@ -280,7 +280,7 @@ def _staged(
 ) -> _Chain | None:
     """The best stages over the devices in their order, some of which may be left out."""
     any_search = next(iter(searches.values()))
-    count = len(any_search.graph.nodes)
+    count = len(any_search.runs.graph.nodes)
     starts = any_search.starts
     best: dict[int, _Chain] = {0: _Chain()}
     for device, spec in enumerate(cluster.devices):

@@ -19,7 +19,6 @@ from typing import Generic, NamedTuple, TypeVar
 from partitioner.cost_model.cluster.topology import DeviceSpec
 from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.memory.lifetimes import with_headroom
-from partitioner.ir.graph import Graph
 from partitioner.search.blocks.runs import Option, Runs
 from partitioner.search.request import Budget
 from partitioner.solver.work import Work
@@ -135,20 +134,15 @@ class PathSearch:
             starts += [min(some, key=lambda at: runs.around(at, at)[1])] if some else []
         return cls(runs, limit, devices, options, complete, starts, budget.work)
 
-    @property
-    def graph(self) -> Graph:
-        """The graph."""
-        return self.runs.graph
-
     def _shares(self) -> Iterator[tuple[float, float]]:
         """Shares of the constants that stay, and of the memory for those of the next block."""
-        if executor_of(self.graph).loads_blocks:
+        if executor_of(self.runs.graph).loads_blocks:
             return itertools.product(STAYING, NEXT)
         return ((share, 0.0) for share in (STAGE_SHARES if self.devices > 1 else STAYING[:1]))
 
     def paths_of_all(self) -> Iterator[tuple[float, Path[Option]]]:
         """Paths over the whole graph, with the share of the memory that each may fill."""
-        count = len(self.graph.nodes)
+        count = len(self.runs.graph.nodes)
         for margin in MARGINS:
             for share, ahead in self._shares():
                 paths = self._paths(0, margin, share, ahead, (count,))
@@ -160,7 +154,7 @@ class PathSearch:
         if (begin, margin) in self._from:
             return self._from[begin, margin]
         best = self._from[begin, margin] = dict[int, Path[Option]]()
-        stops = (*(stop for stop in self.starts if stop > begin), len(self.graph.nodes))
+        stops = (*(stop for stop in self.starts if stop > begin), len(self.runs.graph.nodes))
         for share, ahead in self._shares():
             if best and self.work.late:
                 break
@@ -177,7 +171,7 @@ class PathSearch:
         It holds a share of the constants, and bytes of those of the next block, `ahead`.
         """
         room, count = int(self.limit * margin), stops[-1]
-        staying = int(share * self.runs.constant_bytes(0, len(self.graph.nodes)))
+        staying = int(share * self.runs.constant_bytes(0, len(self.runs.graph.nodes)))
         next_bytes = int(ahead * self.limit)
         # Of what a stage receives, the largest lies there twice as it arrives.
         arriving = self.runs.around(begin, begin)[1] + self.runs.largest_at(begin)
@@ -190,9 +184,9 @@ class PathSearch:
         self, span: range, room: int, staying: int, ahead: int
     ) -> Mapping[int, Sequence[Step[Option]]]:
         """The nodes and stretches of a span that fit the room, with the constants that stay."""
-        runs, streams = self.runs, executor_of(self.graph).loads_blocks
+        runs, streams = self.runs, executor_of(self.runs.graph).loads_blocks
         # Where all constants of a module stay, they are not counted: layers may share them.
-        counts = streams or staying < runs.constant_bytes(0, len(self.graph.nodes))
+        counts = streams or staying < runs.constant_bytes(0, len(self.runs.graph.nodes))
         steps: dict[int, list[Step[Option]]] = {}
         for at in span:
             more = ahead if streams and at > span.start else 0

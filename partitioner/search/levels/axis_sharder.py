@@ -137,14 +137,10 @@ class AxisSharder:
     def _kinds(self) -> tuple[tuple[str, ...], ...]:
         """The kinds of parallelism of first plans, in turn; () for none but what is demanded."""
         usual = (WHOLE, *KINDS) if self.sharder.micro_batches > 1 else KINDS
-        if self.constraints.busy or self.constraints.along:  # they say what each axis is for
+        asked = self.sharder.constraints
+        if asked.busy or asked.along:  # they say what each axis is for
             return ((),)
-        return (*usual, ()) if self.constraints.bound else usual
-
-    @property
-    def constraints(self) -> Constraints:
-        """Those that all plans honour."""
-        return self.sharder.constraints
+        return (*usual, ()) if asked.bound else usual
 
     def _follow(self, plan: MeshPlan, kinds: Sequence[str], *, tight: bool) -> None:
         """Plan by kinds of parallelism, one for each axis; see `MeshPlan.step`."""
@@ -381,7 +377,7 @@ class MeshPlan:
             return
         names = self.even.mesh.names
         index, self.turns = names.index(axis), self.turns | {axis}
-        own = self.owner.constraints.over(self.turns, every=len(self.turns) == len(names))
+        own = self.owner.sharder.constraints.over(self.turns, every=len(self.turns) == len(names))
         honoured = own if pins is None else own.joined(pins)
         with suppress(OutOfTime):
             options = {}

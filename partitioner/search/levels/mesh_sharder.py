@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from partitioner.ir.rule import Rule
 from partitioner.problem.build import Built, build
 from partitioner.problem.folding import Folded, fold
 from partitioner.problem.memory_kinds import parts_text, planned_parts
+from partitioner.search.levels.meshes import device_pools
 from partitioner.search.request import Budget
 from partitioner.solver import Infeasible, Solution, evaluate_choices, solve
 from partitioner.solver.joint.shortage import shortage_message
@@ -127,6 +129,39 @@ class Sharder:
     def rules(self) -> Rules:
         """The rules of the folded graph."""
         return Rules.of(self.folded.graph)
+
+    @cached_property
+    def bound_s(self) -> float:
+        """Seconds that no plan is below: all nodes' least device seconds, shared by all devices.
+
+        A node on a mesh takes no fewer device seconds than on one device: launches are paid by
+        each, and FLOPs and bytes are at best divided. Unlike devices count by their speed. Optional
+        nodes may be left out.
+        """
+        graph, cluster, pools = self.folded.graph, self.cluster, device_pools(self.cluster)
+        times, seconds = Counter(self.folded.places), []  # nodes that each folded one stands for
+        for pool in pools:
+            mesh = DeviceMesh.single(pool.first)
+            even = EvenMesh(mesh, mesh, cluster)
+            prices = GroupColumns(graph, EvenResharder(cluster, even=even), self.micro_batches)
+            alone = (place(graph, n, mesh, {}, self.rule(n)) for n in graph.nodes)
+            seconds.append(
+                [
+                    0.0
+                    if placed.node.name in graph.optional
+                    else prices.node_seconds(placed)[even.device]
+                    for placed in alone
+                ]
+            )
+        whole = [sum(times[node] * s for node, s in enumerate(each)) for each in seconds]
+        if not all(whole):
+            return 0.0
+        speed = sum(pool.count / total for pool, total in zip(pools, whole, strict=True))
+        weights = [1 / total / speed for total in whole]
+        return sum(
+            times[node] * min(w * each[node] for w, each in zip(weights, seconds, strict=True))
+            for node in range(len(graph.nodes))
+        )
 
     def rule(self, node: Node) -> Rule | None:
         """The rule of a node of the folded graph."""

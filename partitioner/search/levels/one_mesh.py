@@ -16,7 +16,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.search.levels.axis_sharder import LEAST_GAIN, AxisSharder, MeshPlan
 from partitioner.search.levels.mesh_sharder import Sharded, Sharder
 from partitioner.search.levels.meshes import Layout, split_from
-from partitioner.search.levels.stages import JOINT_AXES, Option, Staged, unsearched, work_bound
+from partitioner.search.levels.stages import JOINT_AXES, Option, Staged, unsearched
 from partitioner.search.request import Budget
 from partitioner.solver import Infeasible
 from partitioner.solver.stages import Cut, Stage
@@ -70,11 +70,6 @@ class MeshSearch:
         """Shards over one axis at a time."""
         return AxisSharder(self.whole, self.budget.work, defers_memory=self.budget.defers_memory)
 
-    @cached_property
-    def bound_s(self) -> float:
-        """No plan is below."""
-        return work_bound(self.whole)
-
     def run(self) -> tuple[Staged, ...]:
         """First plans, then one mesh after the other, until one gains nothing or the work is done.
 
@@ -111,7 +106,7 @@ class MeshSearch:
             why = "was found within the time limit" if late else "of a known kind fits"
             unlikely = Infeasible(f"no plan {why}", proven=False)
             refusals = [*self.refusals, *self.sharder.refusals]
-            if not refusals and self.sharder.constraints.bound and self.sharder.impossible:
+            if not refusals and self.whole.constraints.bound and self.sharder.impossible:
                 raise self.sharder.impossible[-1]
             raise min(refusals, key=lambda error: error.bytes_short, default=unlikely)
         best, _ = self._ranked()[0]
@@ -124,10 +119,10 @@ class MeshSearch:
         folded = sharded.folded
         return Staged(
             folded,
-            Cut((Stage(0, 1, 0, 0),), sharded.cost_s, self.bound_s, sharded.solution.status),
+            Cut((Stage(0, 1, 0, 0),), sharded.cost_s, self.whole.bound_s, sharded.solution.status),
             (len(folded.whole.nodes),),
             (Option(layout, sharded),),
-            self.bound_s,
+            self.whole.bound_s,
             tuple(self.best),
             self.failed,
             self._tight,
@@ -153,7 +148,7 @@ class MeshSearch:
     def _met(self) -> bool:
         """Tell whether the best plan is within the gap of the bound."""
         best_s = self._best_s
-        return best_s < math.inf and best_s - self.bound_s <= self.budget.gap * best_s
+        return best_s < math.inf and best_s - self.whole.bound_s <= self.budget.gap * best_s
 
     def _first_plans(self, layouts: Sequence[Layout]) -> list[tuple[Layout, MeshPlan]]:
         """First plans of meshes, the cheapest first; the meshes without one at the end."""

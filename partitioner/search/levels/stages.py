@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.equal_devices.columns import GroupColumns
-from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, EvenResharder
 from partitioner.ir.layout import DimLayout
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.plan import NodePlan, place
+from partitioner.ir.plan import NodePlan
 from partitioner.ir.rule import Cut as DimCut
 from partitioner.problem.folding import Folded
 from partitioner.search.levels.axis_sharder import AxisSharder
@@ -155,11 +152,6 @@ class StageSearch:
         """Positions at which blocks end."""
         return block_ends(self.sharder.folded.whole)
 
-    @cached_property
-    def bound_s(self) -> float:
-        """No plan is below."""
-        return work_bound(self.sharder)
-
     @property
     def best(self) -> tuple[Cut, tuple[Option, ...]] | None:
         """The cut of least load; None if there is none yet."""
@@ -189,7 +181,7 @@ class StageSearch:
                 cut,
                 self.ends,
                 options,
-                self.bound_s,
+                self.sharder.bound_s,
                 tuple(dict.fromkeys(self.sharded)),
                 self.failed,
             )
@@ -243,7 +235,7 @@ class StageSearch:
         load = self._least_safe_s
         if math.isinf(load):
             return False
-        return load - self.bound_s <= self.budget.gap * load
+        return load - self.sharder.bound_s <= self.budget.gap * load
 
     @property
     def _least_safe_s(self) -> float:
@@ -351,37 +343,3 @@ def unsearched(work: Work) -> str:
     if work.late:
         return "not searched within the time limit"
     return "not searched: the steps of the search were done; a longer time limit has more"
-
-
-def work_bound(sharder: Sharder) -> float:
-    """Seconds that no plan is below: all nodes' least device seconds, shared by all devices.
-
-    A node on a mesh takes no fewer device seconds than on one device: launches are paid by
-    each, and FLOPs and bytes are at best divided. Unlike devices count by their speed. Optional
-    nodes may be left out.
-    """
-    folded, cluster = sharder.folded, sharder.cluster
-    graph, times = folded.graph, Counter(folded.places)  # nodes that each folded one stands for
-    seconds, pools = [], device_pools(cluster)
-    for pool in pools:
-        mesh = DeviceMesh.single(pool.first)
-        even = EvenMesh(mesh, mesh, cluster)
-        prices = GroupColumns(graph, EvenResharder(cluster, even=even), sharder.micro_batches)
-        alone = (place(graph, n, mesh, {}, sharder.rule(n)) for n in graph.nodes)
-        seconds.append(
-            [
-                0.0
-                if placed.node.name in graph.optional
-                else prices.node_seconds(placed)[even.device]
-                for placed in alone
-            ]
-        )
-    whole = [sum(times[node] * s for node, s in enumerate(each)) for each in seconds]
-    if not all(whole):
-        return 0.0
-    speed = sum(pool.count / total for pool, total in zip(pools, whole, strict=True))
-    weights = [1 / total / speed for total in whole]
-    return sum(
-        times[node] * min(w * each[node] for w, each in zip(weights, seconds, strict=True))
-        for node in range(len(graph.nodes))
-    )

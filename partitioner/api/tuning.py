@@ -16,6 +16,7 @@ from pathlib import Path
 
 from partitioner.api.compiled.base import Compiled
 from partitioner.api.options import processes
+from partitioner.backends.launch import LocalRun
 from partitioner.cost_model.cluster.resolve import cpu_fingerprint
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.errors import OptionError
@@ -93,7 +94,7 @@ def tuned(
             folder, ranks = Path(name) / str(index), compiled(candidate).ranks
             folder.mkdir()
             ranks.write(folder)
-            runs.append(partial(ranks.run_seconds, folder))
+            runs.append(partial(ranks.run_written, folder, None))
         rounds = _rounds(runs, in_flight, say)
     medians = [statistics.median(seconds) for seconds in rounds]
     best = medians.index(min(medians))
@@ -117,25 +118,25 @@ def _spread(seconds: Sequence[float]) -> float:
 
 
 def _rounds(
-    runs: Sequence[Callable[[int], float]], in_flight: int, say: Say
+    runs: Sequence[Callable[[int], LocalRun]], in_flight: int, say: Say
 ) -> Sequence[Sequence[float]]:
     """Seconds of a request or step of each plan in each round, in which every plan is run once.
 
     Args:
-        runs: Give the seconds of a number of requests or steps each.
+        runs: Run a number of requests or steps each.
         in_flight: Fewest requests of a run; with 1 each run has one.
     """
     counts = []
     say(f"running {len(runs)} plans, to warm up")
     for run in runs:
-        one_s = run(in_flight) / in_flight
+        one_s = run(in_flight).seconds / in_flight
         enough = math.ceil(_ENOUGH_S / one_s) if one_s else _MOST
         counts.append(in_flight if in_flight == 1 else min(_MOST, max(_LEAST, enough)))
     seconds: list[list[float]] = [[] for _ in runs]
     for number in range(1, ROUNDS + 1):
         say(f"running {len(runs)} plans, round {number} of {ROUNDS}")
         for of_plan, run, count in zip(seconds, runs, counts, strict=True):
-            of_plan.append(run(count) / count)
+            of_plan.append(run(count).seconds / count)
         best, *others = sorted(seconds, key=statistics.median)
         if number >= LEAST_ROUNDS and all(max(best) < min(other) for other in others):
             break

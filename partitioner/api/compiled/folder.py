@@ -1,6 +1,6 @@
 """The JSON files of a saved compilation, which are checked as they are read.
 
-This module loads neither front end nor solver.
+This module loads no framework and no solver.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ from typing import Any
 
 from partitioner.foundations.files import ResultError, read_text
 from partitioner.foundations.json_types import fits
+from partitioner.frontends.inputs import InputRange
 from partitioner.frontends.torch.options import AtRest
+from partitioner.ir.graph import Graph
+from partitioner.ir.graph_data import GraphDataError, graph_data, graph_of, type_data, type_of
 from partitioner.ir.nodes.loads import Loads
 from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, PlanError, trial_of
 from partitioner.report.schema import Alone, Space
 
 SOURCE_VERSION = 1
+#: Name of the file of the plan's graph, which is looked at without a model.
+GRAPH_FILE, GRAPH_VERSION = "graph.json", 1
 #: Name of the file of a module's example inputs, by name of the graph's inputs.
 EXAMPLES = "inputs.npz"
 _WRITTEN = re.compile(
@@ -91,7 +96,17 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
         )
     kind = data.get("kind", "onnx")
     if kind == "onnx":
-        return _onnx_request(folder, data)
+        _check_fields(folder, "request.json", data, _REQUEST)
+        try:
+            model = folder / data["model"]
+            model = model.parent.resolve() / model.name
+            model.is_file()  # raises if no file can have this name
+        except (OSError, ValueError) as error:
+            raise ResultError(
+                f"{folder}: request.json has model = {_shown(data['model'])}: {error}"
+            ) from None
+        shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
+        return OnnxRequest(model, data["graph_digest"], data["dims"], shapes)
     if kind != "module":
         raise ResultError(f"{folder}: request.json has kind = {_shown(kind)}")
     data = {"at_rest": "", "loads": [], **data}  # older folders have no such fields
@@ -108,20 +123,6 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
     )
 
 
-def _onnx_request(folder: Path, data: Mapping[str, Any]) -> OnnxRequest:
-    _check_fields(folder, "request.json", data, _REQUEST)
-    try:
-        model = folder / data["model"]
-        model = model.parent.resolve() / model.name
-        model.is_file()  # raises if no file can have this name
-    except (OSError, ValueError) as error:
-        raise ResultError(
-            f"{folder}: request.json has model = {_shown(data['model'])}: {error}"
-        ) from None
-    shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
-    return OnnxRequest(model, data["graph_digest"], data["dims"], shapes)
-
-
 def _path(folder: Path, name: str) -> Path | None:
     """An absolute path; None for ""."""
     if not name:
@@ -132,6 +133,70 @@ def _path(folder: Path, name: str) -> Path | None:
     except (OSError, ValueError) as error:
         raise ResultError(f"{folder}: request.json names {_shown(name)}: {error}") from None
     return path
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """`graph.json`: the plan's graph, see `Model`; contents of weights are left out."""
+
+    name: str
+    graph: Graph
+    delivered: frozenset[str]
+    ranges: Mapping[str, InputRange]
+
+    def write(self, folder: Path) -> None:
+        """Write the file."""
+        data = {
+            "version": GRAPH_VERSION,
+            "name": self.name,
+            "delivered": sorted(self.delivered),
+            "ranges": {
+                name: [type_data(of.type), None if of.span is None else list(of.span)]
+                for name, of in self.ranges.items()
+            },
+            "graph": graph_data(self.graph),
+        }
+        (folder / GRAPH_FILE).write_text(json.dumps(data, separators=(",", ":")) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path, digest: str) -> GraphFile:
+        """Read the file of a saved compilation, whose request has the digest of the graph.
+
+        Raises:
+            ResultError: It is missing, malformed or of another version, or the graph is another.
+        """
+        data = read_object(folder, GRAPH_FILE)
+        if data.get("version") != GRAPH_VERSION:
+            raise ResultError(
+                f"{folder}: {GRAPH_FILE} is version {data.get('version')!r}, not {GRAPH_VERSION}"
+            )
+        try:
+            graph = graph_of(data["graph"])
+            stored = cls(
+                str(data["name"]), graph, frozenset(data["delivered"]), _ranges(data["ranges"])
+            )
+        except GraphDataError as error:
+            raise ResultError(f"{folder}: {GRAPH_FILE}: {error}") from None
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ResultError(f"{folder}: {GRAPH_FILE} is malformed: {error!r}") from None
+        if graph.digest != digest or not stored.delivered <= set(graph.types):
+            raise ResultError(
+                f"{folder}: {GRAPH_FILE} is not of the graph that request.json is of: it was "
+                "changed since; partition again"
+            )
+        return stored
+
+
+def _ranges(data: Mapping[str, Any]) -> dict[str, InputRange]:
+    ranges = {}
+    for name, (type_, span) in data.items():
+        if span is not None:
+            low, high = span
+            if type(low) is not int or type(high) is not int or low >= high:
+                raise ValueError(f"range {span} of {name!r}")
+            span = low, high
+        ranges[name] = InputRange(type_of(type_), span)
+    return ranges
 
 
 def load_plan(folder: Path) -> Plan:
@@ -211,10 +276,6 @@ def _are_trials(value: Any) -> bool:
         return False
 
 
-def _are_all_ranges(value: Any) -> bool:
-    return fits(value, dict[str, list[int]]) and all(len(ends) % 2 == 0 for ends in value.values())
-
-
 def _are_loads(value: Any) -> bool:
     """Test for a pattern and a number for each expert, of which one is more than 0."""
     if not isinstance(value, list) or len(value) != 2:
@@ -251,7 +312,9 @@ _SUMMARY: Mapping[str, Any] = {
     **dict.fromkeys(("nodes", "cut_nodes", "replicated_nodes"), int),
     **dict.fromkeys(("cut_over", "replicated_on"), list[str]),
     "pinned": bool,
-    "bound_by": _are_all_ranges,
+    "bound_by": lambda value: (
+        fits(value, dict[str, list[int]]) and all(len(ends) % 2 == 0 for ends in value.values())
+    ),
     "cost_sources": dict[str, float],
     "cost_error": float,
     "load_s": list[float],

@@ -13,6 +13,7 @@ import torch
 
 from partitioner.api.compiled.base import Ranks, origin
 from partitioner.api.compiled.rank_files import ModuleFiles
+from partitioner.api.compiled.taken_over import taken_over
 from partitioner.api.lowering import lower
 from partitioner.api.verify.compare import Verification, check_memory
 from partitioner.api.verify.module import check_contents, random_arguments, verify_module
@@ -43,8 +44,6 @@ def rest_of(module: TracedModule, plan: Plan) -> Rest | None:
     Raises:
         ResultError: The plan does not fit it.
     """
-    from partitioner.api.compiled.variants import taken_over
-
     if module.rest is None:
         return None
     rest = module.rest.of(plan.nodes)
@@ -181,10 +180,6 @@ class ModuleRanks(Ranks):
                     del last
                 gc.collect()  # graphs refer to themselves
 
-    def run_seconds(self, folder: Path, count: int) -> float:
-        """See `Ranks.run_seconds`; a step is a forward and a backward pass and the optimizer's."""
-        return self.run_written(folder, None, count).seconds
-
     def run_written(
         self,
         folder: Path,
@@ -195,23 +190,7 @@ class ModuleRanks(Ranks):
         recorded: int = 0,
         device: str = "cpu",
     ) -> LocalRun:
-        """Run the files that `write` left in a folder, one process of this machine a rank.
-
-        Args:
-            inputs: Whole arguments of the module by name; None draws valid random ones.
-            requests: Number of requests or, in training, of steps; one more goes before them.
-            seed: Seed of the drawn inputs and of dropout.
-            recorded: Steps that are recorded before; 0 for none.
-            device: Type of the device that each rank runs on, "cpu" or "cuda".
-
-        Returns:
-            The module's results in the last step, and what was measured.
-
-        Raises:
-            BackendError: An input is wrong, steps are to be recorded whose last micro-batch is
-                smaller, or a rank failed.
-            VerificationError: The module's weights or example inputs are fake.
-        """
+        """See `Ranks.run_written`; a step has both passes, and the optimizer's with a rate of 0."""
         from partitioner.backends.torch.local import run_module_files, run_steps
 
         if recorded:

@@ -108,20 +108,15 @@ def submodules_of(module: TracedModule) -> Mapping[str, Submodule]:
         absent = frozenset(name for name, tensor in tensors.items() if tensor is None)
         names, mode = frozenset(constants.get(path, ())), modes.get(path, True)
         values = _plain_values(part, settings.get(path, {}))
-        if not path:
-            values |= _objects_of(part)
+        if not path:  # attributes that are no tensors and no plain values, as a config
+            values |= {
+                name: value
+                for name, value in vars(part).items()
+                if not name.startswith("_") and not isinstance(value, (*_PLAIN, torch.Tensor))
+            }
         state = OwnState.of(part) if module.options.training else OwnState()
         submodules[path] = Submodule(type(part), names, absent, mode, values=values, state=state)
     return submodules
-
-
-def _objects_of(module: nn.Module) -> dict[str, object]:
-    """Attributes of the module itself that are no tensors and no plain values, as a config."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if not name.startswith("_") and not isinstance(value, (*_PLAIN, torch.Tensor))
-    }
 
 
 def _plain_values(part: nn.Module, settings: Mapping[str, object]) -> dict[str, object]:

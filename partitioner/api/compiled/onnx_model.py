@@ -1,4 +1,4 @@
-"""Compiled ONNX models, whose rank files are ONNX files."""
+"""Compiled ONNX models, whose rank files are ONNX files, and the graphs that are planned."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from partitioner.api.compiled.base import Model, Ranks, origin
-from partitioner.api.compiled.folder import OnnxRequest
-from partitioner.api.compiled.graph_file import GraphFile
+from partitioner.api.compiled.base import Compiled, Model, Ranks, origin
+from partitioner.api.compiled.folder import GraphFile, OnnxRequest
 from partitioner.api.compiled.rank_files import OnnxFiles
 from partitioner.api.verify.compare import Verification
 from partitioner.api.verify.onnx_model import verify
 from partitioner.backends.errors import BackendError
+from partitioner.backends.launch import LocalRun
 from partitioner.backends.optimization import DEFAULT, OPTIMIZATIONS, Optimization
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.frontends.inputs import input_ranges
+from partitioner.frontends.model import OnnxInput
 from partitioner.frontends.onnx.load import Traced
 from partitioner.frontends.onnx.rewriting.fold import draws
 from partitioner.ir.checks import is_a
@@ -32,8 +35,18 @@ from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
 from partitioner.ir.types import TensorType
+from partitioner.report.text.profile_notes import border_notes, profile_notes
 from partitioner.rewrites.block_graph import block_graph
-from partitioner.rewrites.micro_batch_graph import MicroBatch, micro_batch_graph
+from partitioner.rewrites.micro_batch_graph import (
+    MicroBatch,
+    batch_size,
+    even_counts,
+    micro_batch_graph,
+)
+from partitioner.rewrites.same_in_parts import Difference
+from partitioner.search.outcome import Candidate, Outcome
+from partitioner.search.request import Request
+from partitioner.search.ways.stage_clock import StageClock
 
 if TYPE_CHECKING:
     import onnx
@@ -114,7 +127,7 @@ class OnnxModel(Model):
 
     @property
     def path(self) -> Path | None:
-        """The model's file; None for a model in memory."""
+        """See `Model.path`."""
         return self.file
 
     def write_request(self, folder: Path, final: Path) -> None:
@@ -142,6 +155,106 @@ class OnnxModel(Model):
     def input_types(self) -> Mapping[str, TensorType]:
         """See `Model.input_types`: of the whole batch."""
         return {name: self.traced.graph.types[name] for name in self.traced.graph.inputs}
+
+
+@dataclass(frozen=True)
+class OnnxGraphs:
+    """See `ModelGraphs`: micro-batches are cut from the graph, proven to compute the same."""
+
+    opened: OnnxInput
+    cluster: Cluster
+    request: Request
+    clock: StageClock  #: Times what is read and made.
+    _parts: dict[int, OnnxModel] = field(default_factory=dict)
+    pins_reach_forms = True
+
+    @cached_property
+    def model(self) -> OnnxModel:
+        """The model that runs as a whole, in the form of the plan that is kept, if one is."""
+        opened = self.opened
+        with self.clock("reading the model"):
+            model = OnnxModel.of(opened.model, opened.traced, opened.dims, opened.shapes)
+        kept = self.request.constraints.plan
+        return model if kept is None else model.of_form(kept.graph_digest)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks of the front end, and on where seconds come from."""
+
+        def backend() -> str:
+            from partitioner.backends.onnx.measuring.timing import NAME
+
+            return NAME
+
+        measured = profile_notes(self.cluster, backend, measures_gpus=False)
+        return (*self.model.traced.notes, *measured, *border_notes(self.cluster))
+
+    @cached_property
+    def forms(self) -> tuple[Graph, ...]:
+        """See `ModelGraphs.forms`; of a plan in blocks that is kept, the graph of all blocks."""
+        kept = self.request.constraints.plan
+        if kept is not None and kept.blocks:
+            return (self.model.in_blocks(kept.blocks).graph,)
+        return tuple(form.graph for form in self.model.forms)
+
+    @property
+    def offered(self) -> None:
+        """See `ModelGraphs.offered`: inference computes nothing again."""
+        return
+
+    @property
+    def uncut(self) -> Graph:
+        """See `ModelGraphs.uncut`."""
+        return self.model.graph
+
+    @property
+    def whole(self) -> Graph:
+        """See `ModelGraphs.whole`."""
+        return self.model.graph
+
+    def batch_size(self, count: int = 1) -> int:  # noqa: ARG002 - any number is cut or refused later
+        """See `ModelGraphs.batch_size`."""
+        return batch_size(self.model.graph)
+
+    def even_counts(self) -> tuple[int, ...]:
+        """See `ModelGraphs.even_counts`."""
+        return even_counts(self.model.graph)
+
+    def in_micro_batches(self, count: int) -> Graph:
+        """See `ModelGraphs.in_micro_batches`."""
+        return self._part(count).graph
+
+    def offered_in(self, count: int) -> None:
+        """See `ModelGraphs.offered_in`."""
+
+    def changes(self, count: int) -> Difference:
+        """See `ModelGraphs.changes`: there are no micro-batches but those that change nothing."""
+        self._part(count)
+        return Difference(())
+
+    def _part(self, count: int) -> OnnxModel:
+        if count not in self._parts:
+            with self.clock("cutting the batch"):
+                self._parts[count] = self.model.in_micro_batches(count)
+        return self._parts[count]
+
+    def planned(self, search: Callable[[], tuple[Outcome, Mapping[str, Any]]]) -> Compiled:
+        """The program of the plan that a search finds."""
+        outcome, summary = search()
+        return self.compiled(outcome, summary)
+
+    def compiled(
+        self, planned: Candidate | Outcome, summary: Mapping[str, Any] = MappingProxyType({})
+    ) -> Compiled:
+        """The program of a plan."""
+        plan = planned.plan
+        model = (
+            self.model.in_blocks(plan.blocks)
+            if plan.micro_batches is None
+            else self._part(plan.micro_batches)
+        ).of_form(planned.graph.digest)
+        figures, seconds = planned.evaluation, self.clock.seconds
+        return Compiled.of(model, self.cluster, plan, figures, summary, seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,30 +323,34 @@ class OnnxRanks(Ranks):
         for path in sorted(self.folder.iterdir()):
             shutil.copy(path, folder)
 
-    def run_seconds(self, folder: Path, count: int) -> float:
-        """See `Ranks.run_seconds`."""
-        from partitioner.backends.onnx.local import run_local
-
-        return run_local(folder, self.model.random_inputs(seed=0), count).seconds
+    def run_written(
+        self,
+        folder: Path,
+        inputs: Mapping[str, np.ndarray] | None,
+        requests: int = 1,
+        *,
+        seed: int = 0,
+        recorded: int = 0,
+        device: str = "cpu",
+    ) -> LocalRun:
+        """See `Ranks.run_written`."""
+        arrays = self.model.random_inputs(seed) if inputs is None else inputs
+        return OnnxFiles(folder, device).run(arrays, requests, recorded)
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See `Ranks.run`."""
+        from partitioner.backends.onnx.running.simulator import Simulator
+
         if not is_a(inputs, Mapping):
             names = ", ".join(map(repr, self.model.traced.graph.inputs))
             raise BackendError(f"inputs is {typed(inputs)}, not a dict of arrays by name ({names})")
         with self._lock:
-            return dict(self._simulator().run([dict(inputs)])[0].outputs)
-
-    def _simulator(self) -> Simulator:
-        """All ranks with their sessions open, as the files are now."""
-        from partitioner.backends.onnx.running.simulator import Simulator
-
-        found = ((path.name, path.stat()) for path in sorted(self.folder.iterdir()))
-        state = tuple((name, of.st_ino, of.st_size, of.st_mtime_ns) for name, of in found)
-        if state not in self._open:
-            self._open.clear()
-            self._open[state] = Simulator(self.folder, optimization=self.optimization)
-        return self._open[state]
+            found = ((path.name, path.stat()) for path in sorted(self.folder.iterdir()))
+            state = tuple((name, of.st_ino, of.st_size, of.st_mtime_ns) for name, of in found)
+            if state not in self._open:
+                self._open.clear()
+                self._open[state] = Simulator(self.folder, optimization=self.optimization)
+            return dict(self._open[state].run([dict(inputs)])[0].outputs)
 
     def close(self) -> None:
         """See `Ranks.close`."""

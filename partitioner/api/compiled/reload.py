@@ -8,23 +8,24 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import numpy as np
 
-from partitioner.api.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled, Model
 from partitioner.api.compiled.folder import (
+    GRAPH_FILE,
+    GraphFile,
     ModuleRequest,
     OnnxRequest,
     load_plan,
     load_request,
     load_summary,
 )
-from partitioner.api.compiled.graph_file import FILE as GRAPH_FILE
 from partitioner.api.compiled.onnx_model import OnnxModel
-from partitioner.api.compiled.stored import StoredModel
+from partitioner.api.compiled.rank_files import ModuleFiles, OnnxFiles, RankFiles
 from partitioner.backends.torch.tried import naming_untried
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 
 #: Largest relative difference of a plan's recomputed cost from the stored one: rounding.
 COST_TOLERANCE = 1e-9
-
-
 #: Errors of calculations with values that no model has.
 _NO_SENSE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
@@ -56,6 +55,36 @@ _NO_SENSE = (
 )
 #: How a module is named: ``package.module:function``.
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+@dataclass(frozen=True)
+class _StoredModel(Model):
+    """A model of which the graph alone is there: its plan can be shown, and not emitted."""
+
+    folder: Path  #: Folder of the saved compilation.
+    request: OnnxRequest | ModuleRequest
+    stored: GraphFile
+    files: type[RankFiles]
+    delivers_all: bool
+
+    @property
+    def described(self) -> GraphFile:
+        return self.stored
+
+    @property
+    def path(self) -> Path | None:
+        request = self.request
+        return request.file if isinstance(request, ModuleRequest) else request.model
+
+    def write_request(self, folder: Path, final: Path) -> None:
+        self.request.write(folder, final)
+
+    def emit(self, *_: object, **__: object) -> NoReturn:
+        raise ResultError(
+            f"{self.folder}: its plan was read without its model: partitioner.load reads both"
+        )
+
+    read = emit
 
 
 @overload
@@ -144,10 +173,7 @@ def look(directory: str | Path) -> Compiled:
         CostError: Its cluster is malformed, or lacks a device that the plan uses.
     """
     folder = Path(directory)
-    request = load_request(folder)
-    if _is_of_earlier_version(folder):
-        return _look_at_model(folder, request)
-    model = StoredModel.of(folder, request)
+    model = _read_model(folder)
     with _foreign_data(folder):
         return Compiled.of(model, **_stored_plan(folder, model.graph))
 
@@ -160,26 +186,25 @@ def draw_inputs(folder: Path, seed: int) -> Mapping[str, np.ndarray]:
             the valid inputs, is gone or has changed.
         FrontendError: The model cannot be read.
     """
-    request = load_request(folder)
-    if _is_of_earlier_version(folder):
-        return _look_at_model(folder, request).model.random_inputs(seed)
-    model = StoredModel.of(folder, request)
+    model = _read_model(folder)
     with _foreign_data(folder):
         return model.random_inputs(seed)
 
 
-def _is_of_earlier_version(folder: Path) -> bool:
-    return not os.path.lexists(folder / GRAPH_FILE)
-
-
-def _look_at_model(folder: Path, request: OnnxRequest | ModuleRequest) -> Compiled:
-    """Read a compilation that was saved without its graph; its model is data."""
+def _read_model(folder: Path) -> Model:
+    """The model by its graph; of a compilation that was saved without it, the model, as data."""
+    request = load_request(folder)
+    if os.path.lexists(folder / GRAPH_FILE):
+        is_module = isinstance(request, ModuleRequest)
+        stored = GraphFile.read(folder, request.graph_digest)
+        files = ModuleFiles if is_module else OnnxFiles
+        return _StoredModel(folder, request, stored, files, is_module)
     if isinstance(request, ModuleRequest) and request.file is None:
         raise ResultError(
             f"{folder} was saved by an earlier version, without {GRAPH_FILE}: partition it again, "
             "or load it with its module (partitioner.load(..., module=...)) and save it"
         )
-    return load(folder)
+    return load(folder).model
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from typing_extensions import Unpack
 
 from partitioner.api.option_table import ProfileOptions
 from partitioner.api.options import open_with, processes, takes, target_cluster
-from partitioner.api.profiling.borders import border_seconds
 from partitioner.api.profiling.candidates import (
     Candidate,
     candidates,
@@ -24,14 +23,16 @@ from partitioner.api.profiling.candidates import (
     is_made_shortly_before,
     is_read_long_after,
     local_graph,
+    yardsticks,
 )
 from partitioner.api.profiling.links import groups_of, measure_here, measure_together, unknown_links
 from partitioner.api.profiling.profiled import Profiled
-from partitioner.api.profiling.whole import whole_seconds
+from partitioner.api.profiling.sessions import border_seconds, whole_seconds
 from partitioner.api.profiling.work import RUNNER, Item, Program, Work, leave_work, read_status
-from partitioner.api.profiling.yardsticks import yardsticks
 from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.launch import run_job
+from partitioner.backends.onnx.measuring import timing as onnx_timing
+from partitioner.backends.torch.measuring import timing as torch_timing
 from partitioner.cost_model.cluster.resolve import (
     cpu_fingerprint,
     device_type,
@@ -127,7 +128,7 @@ def profile(
     graph = _graph(opened, options.get("micro_batches"))
     say("collecting the operators")
     wanted = candidates(graph, cluster, strategy, mesh)
-    backend = _backend(is_module=is_module)
+    backend = torch_timing.NAME if is_module else onnx_timing.NAME
     new = [one for one in wanted if any(_is_new(one, known, backend))]
     sticks = yardsticks(cluster.devices[0].memory_bytes, is_module=is_module)
     in_wanted = {one.form.key for one in wanted}
@@ -306,17 +307,6 @@ def _is_new(candidate: Candidate, known: Profile, backend: str) -> tuple[bool, b
 
     together = lacks(known.processes)
     return together, candidate.is_whole and known.processes > 1 and lacks(1)
-
-
-def _backend(*, is_module: bool) -> str:
-    """The name of the backend that will run the model, with its version."""
-    if is_module:
-        from partitioner.backends.torch.measuring import timing as torch_timing
-
-        return torch_timing.NAME
-    from partitioner.backends.onnx.measuring import timing as onnx_timing
-
-    return onnx_timing.NAME
 
 
 @dataclass

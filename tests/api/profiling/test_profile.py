@@ -16,7 +16,8 @@ from torch import nn
 import partitioner
 from helpers import factories
 from partitioner import examples
-from partitioner.api.profiling import gloo, yardsticks
+from partitioner.api.profiling import candidates as measured
+from partitioner.api.profiling import links
 from partitioner.api.profiling.candidates import (
     candidates,
     graph_before,
@@ -46,8 +47,8 @@ from partitioner.ir.plan import Plan
 def _small_yardsticks() -> Iterator[None]:
     """One copy and one product, which take no time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(yardsticks, "MOVED_BYTES", (2**16,))
-        patch.setattr(yardsticks, "PRODUCTS", ((64, 64, 64),))
+        patch.setattr(measured, "MOVED_BYTES", (2**16,))
+        patch.setattr(measured, "PRODUCTS", ((64, 64, 64),))
         yield
 
 
@@ -69,8 +70,8 @@ def with_links(empty: Path) -> Path:
         return empty
     assert spec.profile is not None
     known = [
-        LinkEntry(kind, 2, nbytes, 1e-3, 0.01, 7, gloo.NAME, "2026-01-01")
-        for kind, _, nbytes in gloo.wanted_of(gloo.link_groups([("", 2)]))
+        LinkEntry(kind, 2, nbytes, 1e-3, 0.01, 7, links.NAME, "2026-01-01")
+        for kind, _, nbytes in links.wanted_of(links.link_groups([("", 2)]))
     ]
     write_links(empty, spec.profile.device, spec.profile.threads, known)
     return empty
@@ -185,7 +186,7 @@ def test_what_one_device_runs_is_measured_alone_too(mlp: onnx.ModelProto, profil
     found = candidates(open_model(mlp).graph, cluster, "auto", None)
     known = cluster.devices[0].profile
     assert known is not None
-    sticks = yardsticks.yardsticks(2**30, is_module=False)
+    sticks = measured.yardsticks(2**30, is_module=False)
     on_every_device = {one.form.key for one in candidates(sticks, cluster, "inter", None)}
     assert len(on_every_device) == 2
     assert {*known.entries} == {one.form.key for one in found} | on_every_device
@@ -381,7 +382,7 @@ def test_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     two_processes(empty)
-    monkeypatch.setattr(gloo, "SIZES", (1024, 2**16))
+    monkeypatch.setattr(links, "SIZES", (1024, 2**16))
     onnx.save(mlp, tmp_path / "m.onnx")
     command = [str(tmp_path / "m.onnx"), "--devices", "2", "--profile", str(empty)]
     assert main(["profile", *command, "-q", "--json"]) == 0
@@ -533,11 +534,11 @@ def test_cold_forms_take_turns_with_cold_ones_only() -> None:
 
 def test_copies_and_products_of_all_sizes_fit_the_device() -> None:
     large, small = (
-        yardsticks.yardsticks(memory, is_module=module)
+        measured.yardsticks(memory, is_module=module)
         for memory, module in ((2**34, True), (2**20, False))
     )
     assert len(small.nodes) == len(large.nodes) == 2
-    assert not yardsticks.yardsticks(0.0, is_module=True).nodes[1:]
+    assert not measured.yardsticks(0.0, is_module=True).nodes[1:]
     assert {node.op for node in small.nodes} == {"Relu", "MatMul"}
     assert {node.op for node in large.nodes} == {"aten::clone", "aten::mm"}
 

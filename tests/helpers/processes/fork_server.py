@@ -36,7 +36,6 @@ IMPORTED = (
     "partitioner.api.compiler",
     "partitioner.api.compiled.module",
     "partitioner.api.compiled.ranks",
-    "partitioner.api.compiled.variants",
     "torch._dynamo",
     "torch.distributed.checkpoint._fsspec_filesystem",
     "torch.distributed.tensor",

@@ -29,7 +29,6 @@ import torch.distributed as dist
 LATE = (
     "partitioner.backends.torch.running.rank_module",
     "partitioner.api.compiled.ranks",
-    "partitioner.api.compiled.variants",
     "torch.distributed.checkpoint._fsspec_filesystem",
     "torch.profiler",
     "highspy",

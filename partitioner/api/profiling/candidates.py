@@ -1,4 +1,4 @@
-"""The operators to measure: those that a search could choose, each as a program, and yardsticks."""
+"""The operators to measure: those that a search could choose, as programs, and yardsticks."""
 
 from __future__ import annotations
 
@@ -122,8 +122,12 @@ def _of_strategy(
     """The forms of a placed node's parts; of rows that devices send each other, no other forms."""
     if placed.sent:
         return
-    if is_free(placed):
-        yield from _of_call(graph, placed, cluster)
+    if is_free(placed):  # a view, which may be a call: it counts as a launch until it is measured
+        call, device = call_form(placed.node), placed.mesh.devices[0]
+        if call is not None and not placed.absent:
+            launch_s = cluster.devices[device].launch_s
+            dtype, is_whole = compute_dtype(graph, placed), not placed.mesh.axes
+            yield Candidate(call, placed, device, dtype, 0.0, 0, launch_s, is_whole)
         return
     seconds = node_seconds(graph, placed, cluster)
     # of a plan that stores all parameters whole, and of one that stores parts
@@ -141,15 +145,6 @@ def _of_strategy(
             not placed.mesh.axes and not in_parts,
             behind,
         )
-
-
-def _of_call(graph: Graph, placed: PlacedNode, cluster: Cluster) -> Iterator[Candidate]:
-    """The form of a view, if it is a call: it counts as a launch before it is measured."""
-    form, device = call_form(placed.node), placed.mesh.devices[0]
-    if form is not None and not placed.absent:
-        launch_s = cluster.devices[device].launch_s
-        dtype, is_whole = compute_dtype(graph, placed), not placed.mesh.axes
-        yield Candidate(form, placed, device, dtype, 0.0, 0, launch_s, is_whole)
 
 
 def is_made_shortly_before(graph: Graph, node: Node, value: str) -> bool:
@@ -212,32 +207,19 @@ def is_cold(graph: Graph, candidate: Candidate) -> bool:
     return cold_bytes >= _COLD_SHARE * candidate.moved_bytes
 
 
-def local_graph(graph: Graph, candidate: Candidate, cluster: Cluster) -> Graph:
+def local_graph(
+    graph: Graph, candidate: Candidate, cluster: Cluster, *, is_before: bool = False
+) -> Graph:
     """A candidate's part as a graph of its own, with random weights.
 
-    The nodes that it stands behind are in the graph.
+    Args:
+        is_before: Whether it has the nodes that the candidate stands behind alone, not its own too.
 
     Raises:
         PartitionerError: The part cannot be lowered.
     """
-    return _local_graph(graph, (*candidate.behind, candidate.placed), candidate, cluster)
-
-
-def graph_before(graph: Graph, candidate: Candidate, cluster: Cluster) -> Graph | None:
-    """`local_graph` without the candidate's own node; None if it stands behind no other.
-
-    Raises:
-        PartitionerError: The part cannot be lowered.
-    """
-    if not candidate.behind:
-        return None
-    return _local_graph(graph, candidate.behind, candidate, cluster)
-
-
-def _local_graph(
-    graph: Graph, placed: Sequence[PlacedNode], candidate: Candidate, cluster: Cluster
-) -> Graph:
-    types = graph.types
+    placed = candidate.behind if is_before else (*candidate.behind, candidate.placed)
+    types, in_parts = graph.types, dict(candidate.form.attrs).get("in_parts")
     all_reads = dict.fromkeys(value for one in placed for value in one.node.reads)
     all_writes = dict.fromkeys(value for one in placed for value in one.node.writes)
     weights = {value for value in all_reads if value in graph.constants}
@@ -258,6 +240,8 @@ def _local_graph(
     lowered = lower(alone, schedule(alone, placed, cluster), len(cluster))
     program = lowered.ranks[candidate.device]
     nodes = tuple(step.node for step in program.steps if isinstance(step, Compute))
+    if in_parts is not None:  # nodes that write to stored values are told
+        nodes = tuple(replace(one, attrs={**one.attrs, "in_parts": in_parts}) for one in nodes)
     made = dict.fromkeys(value for one in nodes for value in one.writes)
     reads = dict.fromkeys(value for one in nodes for value in one.reads if value not in made)
     constants = {value: Constant.of(array) for value, array in program.literals.items()}
@@ -274,17 +258,11 @@ def _local_graph(
         graph.name,
         tuple(value for value in reads if value not in constants),
         tuple(value for value in made if not any(value in one.reads for one in nodes)),
-        tuple(_as_stored(one, candidate.form) for one in nodes),
+        nodes,
         names,
         {value: constants[value] for value in reads if value in constants},
         graph.opsets,
     )
-
-
-def _as_stored(node: Node, form: Form) -> Node:
-    """A node that writes to a stored value, told whether the plan stores any in parts."""
-    is_cut = dict(form.attrs).get("in_parts")
-    return node if is_cut is None else replace(node, attrs={**node.attrs, "in_parts": is_cut})
 
 
 def _part(constant: Constant, part: Part) -> Constant:

@@ -18,7 +18,6 @@ from partitioner.api.options import open_with, processes, takes, target_cluster
 from partitioner.api.profiling.candidates import (
     Candidate,
     candidates,
-    graph_before,
     is_cold,
     is_made_shortly_before,
     is_read_long_after,
@@ -363,19 +362,14 @@ class _Session:
         left, latest_s = deque(wanted), end_s - _START_S
         while left and time.perf_counter() < latest_s:
             self.say(f"preparing {len(left)} forms")
-            items = self._items(left, _until(latest_s, _PREPARING_SHARE))
+            items, prepared_s = list[Item](), _until(latest_s, _PREPARING_SHARE)
+            while left:
+                item = self._item(*left.popleft())
+                items += [] if item is None else [item]
+                if time.perf_counter() >= prepared_s:
+                    break
             if items and time.perf_counter() < latest_s:
                 self._run(items, end_s)
-
-    def _items(self, left: deque[tuple[Graph, Candidate]], end_s: float) -> list[Item]:
-        """The first of the candidates, which are taken away, as programs: at most until `end_s`."""
-        items = []
-        while left:
-            item = self._item(*left.popleft())
-            items += [] if item is None else [item]
-            if time.perf_counter() >= end_s:
-                break
-        return items
 
     def _run(self, items: Sequence[Item], end_s: float) -> None:
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
@@ -403,7 +397,9 @@ class _Session:
         try:
             alone = local_graph(graph, candidate, self.cluster)
             program = Program(uncut_programs(alone), alone)
-            before = graph_before(graph, candidate, self.cluster)
+            before = None
+            if candidate.behind:
+                before = local_graph(graph, candidate, self.cluster, is_before=True)
         except PartitionerError as error:
             self.failed.setdefault(candidate.form.op, str(error))
             return None

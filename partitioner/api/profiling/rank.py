@@ -126,7 +126,10 @@ def _timed(
     )
     for (item, one), own in zip(ready, runs, strict=True):
         if own:
-            yield _entry(item, one, own, processes)
+            seconds = own if one.own_seconds is None else one.own_seconds()
+            took = Timing.of([max(_LEAST_S, each / one.copies) for each in seconds])
+            figures, now = took._asdict(), units.now()
+            yield replace(item.entry, **figures, measured_at=now, processes=processes)
 
 
 def _prepared(
@@ -154,16 +157,13 @@ def _prepared(
 
 
 def _ready(work: Work, device: Device, program: Program, orders: Mapping[str, Order]) -> Prepared:
-    inputs = {
-        name: _in_order(array, orders[name]) if name in orders else array
-        for name, array in random_inputs(program.graph, seed=0).items()
-    }
+    inputs = random_inputs(program.graph, seed=0)
+    for name, order in orders.items():
+        if name in inputs:
+            dense = np.ascontiguousarray(inputs[name].transpose(order))
+            inputs[name] = dense.transpose(np.argsort(order))
     prepare = _BACKENDS[work.backend]
     return prepare(program.programs, program.graph, inputs, work.threads, device.type)
-
-
-def _in_order(array: np.ndarray, order: Order) -> np.ndarray:
-    return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
 
 
 def _as_in_model(device: Device, item: Item, one: Prepared) -> Prepared:
@@ -224,14 +224,3 @@ def _difference(before: Prepared, whole: Prepared) -> Prepared:
         return [more_s - less_s for less_s, more_s in pairs]
 
     return Prepared(run, own_seconds)
-
-
-def _entry(item: Item, one: Prepared, runs: Sequence[float], processes: int) -> Entry:
-    seconds = runs if one.own_seconds is None else one.own_seconds()
-    timing = Timing.of([max(_LEAST_S, each / one.copies) for each in seconds])
-    return replace(
-        item.entry,
-        **timing._asdict(),
-        measured_at=units.now(),
-        processes=processes,
-    )

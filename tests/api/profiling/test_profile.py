@@ -20,7 +20,6 @@ from partitioner.api.profiling import candidates as measured
 from partitioner.api.profiling import links
 from partitioner.api.profiling.candidates import (
     candidates,
-    graph_before,
     is_cold,
     is_made_shortly_before,
     is_read_long_after,
@@ -144,8 +143,8 @@ def test_what_another_kernel_may_compute_is_measured_behind_it(file: Path) -> No
     assert behind
     for one in behind:
         assert one.form.behind == tuple(placed.node.op for placed in one.behind)
-        whole, before = local_graph(graph, one, cluster), graph_before(graph, one, cluster)
-        assert before is not None
+        whole = local_graph(graph, one, cluster)
+        before = local_graph(graph, one, cluster, is_before=True)
         (result,) = whole.outputs
         assert whole.producers[result].op == one.form.op
         assert before.outputs != whole.outputs

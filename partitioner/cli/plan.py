@@ -9,6 +9,7 @@ from partitioner.api.option_table import OUTPUT, CompileOptions, DumpOptions, de
 from partitioner.cli import options, pictures
 from partitioner.cli.options import flag, option, wrong
 from partitioner.cli.terminal import aside, progress
+from partitioner.foundations.files import check_target
 from partitioner.frontends.model_names import module_name
 from partitioner.report.text.tables import safe
 
@@ -64,8 +65,6 @@ def plan(
 
 
 def _plan(args: SimpleNamespace, chosen: CompileOptions) -> int:
-    from partitioner.foundations.files import check_target
-
     name = module_name(args.model) or Path(args.model).stem
     target = Path(args.output) if args.output else Path(f"{name}.partition")
     pictures.check_pictures(args, options.check_model(args.model))

@@ -49,7 +49,15 @@ def draft_folder(place: Path) -> Iterator[Path]:
 @contextmanager
 def _draft(place: Path, make: Callable[[str], str]) -> Iterator[Path]:
     _remove_abandoned(place)
-    path, lock = _locked(make, _prefix(place))
+    while True:
+        path = Path(make(_prefix(place)))
+        try:
+            lock = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:  # another process may remove one before it is locked
+            continue
+        if _lock(lock) is not False and path.exists():
+            break
+        os.close(lock)
     try:
         yield path
     finally:
@@ -59,19 +67,6 @@ def _draft(place: Path, make: Callable[[str], str]) -> Iterator[Path]:
 
 def _prefix(place: Path) -> str:
     return f".{place.name[:_NAME_CHARACTERS]}.draft-"
-
-
-def _locked(make: Callable[[str], str], prefix: str) -> tuple[Path, int]:
-    """A new draft and its open lock; another process may remove one before it is locked."""
-    while True:
-        path = Path(make(prefix))
-        try:
-            lock = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            continue
-        if _lock(lock) is not False and path.exists():
-            return path, lock
-        os.close(lock)
 
 
 def _remove_abandoned(place: Path) -> None:

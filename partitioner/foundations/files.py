@@ -279,7 +279,9 @@ def _swap(draft: Path, target: Path, ours: Callable[[str], bool]) -> None:
     try:
         target.rename(was)
         draft.rename(target)
-        _keep(was, target, ours)
+        for entry in sorted(was.iterdir()):  # what this program did not write is kept
+            if not ours(entry.name) and not os.path.lexists(target / entry.name):
+                entry.rename(target / entry.name)
     except OSError:
         if not target.exists() and was.exists():
             was.rename(target)
@@ -293,10 +295,3 @@ def _swap(draft: Path, target: Path, ours: Callable[[str], bool]) -> None:
     with draft_folder(target) as trash:
         was.rename(trash / "was")
     old.rmdir()
-
-
-def _keep(was: Path, target: Path, ours: Callable[[str], bool]) -> None:
-    """Move what this program did not write from the old folder into the new one."""
-    for entry in sorted(was.iterdir()):
-        if not ours(entry.name) and not os.path.lexists(target / entry.name):
-            entry.rename(target / entry.name)

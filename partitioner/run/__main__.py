@@ -27,7 +27,14 @@ _GRACE_S = 3.0
 
 def main(argv: Sequence[str]) -> int:
     """Run this process's rank; returns the exit code."""
-    args = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="partitioner.run", allow_abbrev=False)
+    parser.add_argument("directory", metavar="DIR", type=Path)
+    parser.add_argument("--inputs", metavar="in.npz", type=Path, help="whole inputs by name")
+    text = "where to write whole outputs"
+    parser.add_argument("--outputs", metavar="out.npz", type=Path, help=text)
+    parser.add_argument("--requests", type=int, default=1, metavar="N", help="requests in flight")
+    parser.add_argument("--seed", type=int, default=0, help="of random inputs")
+    args = parser.parse_args(argv)
     print_plainly()
     start = Start.of_environment()
     with start.together("loading"):
@@ -43,17 +50,6 @@ def main(argv: Sequence[str]) -> int:
     dist.barrier()
     dist.destroy_process_group()
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="partitioner.run", allow_abbrev=False)
-    parser.add_argument("directory", metavar="DIR", type=Path)
-    parser.add_argument("--inputs", metavar="in.npz", type=Path, help="whole inputs by name")
-    text = "where to write whole outputs"
-    parser.add_argument("--outputs", metavar="out.npz", type=Path, help=text)
-    parser.add_argument("--requests", type=int, default=1, metavar="N", help="requests in flight")
-    parser.add_argument("--seed", type=int, default=0, help="of random inputs")
-    return parser
 
 
 def _fail(error: Exception) -> NoReturn:

@@ -110,10 +110,9 @@ def check_annotations(model: str | Path | ModelProto) -> Checked:
 
 
 def _inferred_shapes(proto: ModelProto) -> Shapes:
-    """Shapes of the main graph's tensors; `proto` is ours and loses its annotations.
+    """Shapes of the main graph's tensors, or a FrontendError if they contradict each other.
 
-    Raises:
-        FrontendError: Shapes contradict each other.
+    `proto` is ours and loses its annotations.
     """
     for node in annotated_nodes(proto):  # onnx_ir would resolve their names, right or wrong
         node.ClearField("device_configurations")
@@ -134,11 +133,7 @@ def _inferred_shapes(proto: ModelProto) -> Shapes:
 
 
 def annotation_problems(model: ModelProto, shapes: Shapes) -> Iterator[Problem]:
-    """Every problem of a model's annotations.
-
-    Args:
-        shapes: Shapes of the main graph's tensors, as far as known.
-    """
+    """Every problem of a model's annotations; `shapes` are of the main graph, as far as known."""
     if (annotated_nodes(model) or model.configuration) and model.ir_version < IR_VERSION:
         yield Problem(
             "", "", f"IR version {model.ir_version} has no annotations; it must be {IR_VERSION}"

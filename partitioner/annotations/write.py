@@ -126,11 +126,7 @@ def annotate(
 def annotated_model(
     traced: Traced, schedule: Schedule, cluster: Cluster
 ) -> tuple[ModelProto, tuple[LeftOut, ...]]:
-    """The model with its annotations; its external data is still relative to the model's folder.
-
-    Raises:
-        AnnotateError: See `annotate`.
-    """
+    """The model with its annotations, or an AnnotateError; references to files are as they were."""
     whole, model = traced.whole, ModelProto()
     if whole.functions:  # inlined as tracing inlines it
         read = onnx_ir.from_proto(whole)
@@ -224,13 +220,11 @@ def _shapes(model: ModelProto, graph: Graph) -> Mapping[str, tuple[int | str | N
 def _relocate(model: ModelProto, folder: Path | None, target: Path) -> dict[Path, Path]:
     """Make the model's references to external files relative to the folder of `target`, in place.
 
-    Files in that folder, or below it, are referred to where they are (ONNX allows no "..").
-    The others are to be copied beside `target`, under its name.
+    Files in that folder, or below it, are referred to where they are (ONNX allows no ".."). The
+    others are to be copied beside `target`, under its name.
 
     Args:
-        model: Changed in place.
         folder: The folder that its references are relative to now; None without any.
-        target: The model file that will be written.
 
     Returns:
         The file to copy, by the file to make.

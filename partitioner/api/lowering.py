@@ -1,8 +1,7 @@
 """Lowering of a resolved plan to rank programs: local nodes, local constants, communications.
 
-The schedule has the tasks and their order. This module gives every (value, placement) a local name
-on each rank, makes nodes local through their op rows, and cuts graph inputs, constants and outputs
-into the parts of each rank.
+The schedule has the tasks and their order. Every (value, placement) gets a local name on each rank,
+nodes are made local through their op rows, and inputs, constants and outputs are cut into parts.
 """
 
 from __future__ import annotations

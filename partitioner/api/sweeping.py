@@ -159,11 +159,10 @@ def _targets(
     Args:
         grid: Cluster (None: the reference accelerator), memory limit in bytes and number of devices
             (None: the cluster's own) of each.
-        meshes: Axis sizes of intra plans, for the points with as many devices.
+        meshes: Axis sizes of intra plans, each for the points with as many devices.
 
     Raises:
         OptionError: No point has as many devices as a mesh, or two meshes have as many.
-        PartitionerError: A cluster cannot have that many devices, or a mesh is wrong.
     """
     clusters = []
     for name, limit, number in grid:
@@ -276,12 +275,8 @@ def _with_pareto(points: Sequence[Point]) -> list[Point]:
 def answer(points: Sequence[Point], objective: str, turn: str) -> str:
     """The best point by the objective, and whether splitting pays, in a sentence or two.
 
-    Each point is compared with one device of its own cluster.
-
-    Args:
-        points: Points with their gains.
-        objective: As of `compile`.
-        turn: What a plan is run for: "request" or "step".
+    Each point is compared with one device of its own cluster. A plan is run for a `turn`: "request"
+    or "step".
     """
     text = _splitting(points, objective, turn)
     copied = [point for point in points if point["copies"] > 1 and point["step_s"] is not None]

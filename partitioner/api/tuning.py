@@ -75,11 +75,7 @@ def check_tunable(cluster: Cluster, *, is_module: bool) -> None:
 def tuned(
     outcome: Outcome, compiled: Compile, request: Request, cluster: Cluster, say: Say
 ) -> Outcome:
-    """The outcome with the plan that runs fastest on this machine.
-
-    Args:
-        request: The request; its `tune` is the number of plans to run.
-        cluster: The devices, which are this machine's (`check_tunable`).
+    """The outcome with the plan, of as many as the request's `tune`, that runs fastest here.
 
     Raises:
         BackendError: A plan cannot be written, or a rank failed.

@@ -41,11 +41,7 @@ Command = TypeVar("Command", bound=Callable[..., int])
 
 
 def wrong(message: str) -> NoReturn:
-    """Refuse an option: one line, exit code 2.
-
-    Raises:
-        typer.BadParameter: Always.
-    """
+    """Refuse an option, as a typer.BadParameter: one line, exit code 2."""
     raise typer.BadParameter(message)
 
 
@@ -336,11 +332,7 @@ def given(options: type[Chosen], values: Mapping[str, Any]) -> Chosen:
 
 
 def check_kind(model: str, options: type, keywords: Mapping[str, Any]) -> None:
-    """Refuse options of PyTorch modules for an ONNX model, and the reverse.
-
-    Raises:
-        typer.BadParameter: There is such an option.
-    """
+    """Refuse, as `wrong` does, options of modules for an ONNX model, and the reverse."""
     is_module = module_name(model) is not None
     rows = {name: row for name, row in described(options).items() if name in keywords}
     for name, row in rows.items():
@@ -352,11 +344,7 @@ def check_kind(model: str, options: type, keywords: Mapping[str, Any]) -> None:
 
 
 def refuse_kind(name: str, *, is_module: bool) -> NoReturn:
-    """Refuse an option that is for models of the other kind.
-
-    Raises:
-        typer.BadParameter: Always.
-    """
+    """Refuse, as `wrong` does, an option that is for models of the other kind."""
     models = "ONNX models" if is_module else "PyTorch modules (.pt2, package.module:factory)"
     wrong(f"{name} is for {models}")
 
@@ -373,11 +361,7 @@ def _near(model: Path) -> str:
 
 
 def check_model(text: str) -> Path | None:
-    """The file of a model; None for a factory.
-
-    Raises:
-        PartitionerError: There is no such model file, or it is of a kind that holds no graph.
-    """
+    """The file of a model, None for a factory; a PartitionerError if it holds no graph."""
     if module_name(text) is not None and ":" in text:
         return None
     model = Path(text)

@@ -50,7 +50,6 @@ def check_pictures(args: SimpleNamespace, model: Path | None) -> None:
     """Refuse, before any work, pictures that could not be written after it.
 
     Args:
-        args: The pictures by their options' names.
         model: The model's file, which is never replaced; None if it is not known yet.
 
     Raises:
@@ -75,15 +74,11 @@ def check_pictures(args: SimpleNamespace, model: Path | None) -> None:
 
 
 def write_pictures(result: "Compiled", args: SimpleNamespace, say: Say, warn: Say) -> None:
-    """Write the pictures that the options name.
+    """Write the pictures that the options name; a PartitionerError if a file cannot be written.
 
     Args:
-        args: The pictures by their options' names.
         say: Receives a line before each file.
         warn: Receives a line for each part of the plan that a file leaves out.
-
-    Raises:
-        PartitionerError: A file cannot be written.
     """
     if args.annotate is not None:
         _onnx(result)
@@ -135,11 +130,7 @@ def _write(name: str, result: "Compiled", path: Path, args: SimpleNamespace) -> 
 
 
 def _onnx(result: "Compiled") -> "OnnxModel":
-    """The ONNX model of a plan.
-
-    Raises:
-        PartitionerError: The plan is of a module.
-    """
+    """The ONNX model of a plan; a PartitionerError if it is of a module."""
     from partitioner.api.compiled.onnx_model import OnnxModel
 
     if not isinstance(result.model, OnnxModel):

@@ -20,11 +20,7 @@ _NAME_CHARACTERS = 40  #: Of the place's name in its drafts' names.
 
 @contextmanager
 def draft_file(place: Path) -> Iterator[Path]:
-    """An empty file beside `place`; it is removed at the end unless it was moved away.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
+    """An empty file beside `place` or an OSError; it is removed at the end unless moved away."""
 
     def make(prefix: str) -> str:
         handle, name = tempfile.mkstemp(prefix=prefix, dir=place.parent)
@@ -37,11 +33,7 @@ def draft_file(place: Path) -> Iterator[Path]:
 
 @contextmanager
 def draft_folder(place: Path) -> Iterator[Path]:
-    """An empty folder beside `place`; it is removed at the end unless it was moved away.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
+    """An empty folder beside `place` or an OSError; it is removed at the end unless moved away."""
     with _draft(place, lambda prefix: tempfile.mkdtemp(prefix=prefix, dir=place.parent)) as path:
         yield path
 

@@ -33,11 +33,7 @@ class ResultError(PartitionerError, ValueError):
 
 
 def cache_folder() -> Path:
-    """The folder of this package in the user's cache folder, which need not exist.
-
-    Raises:
-        RuntimeError: The user has no home.
-    """
+    """Our folder in the user's cache, which need not exist; a RuntimeError without a home."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "partitioner"
 
@@ -81,12 +77,7 @@ def _check_regular(path: Path, status: os.stat_result, most: int | None) -> None
 
 
 def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
-    """Read a regular file of at most so many bytes.
-
-    Raises:
-        OSError: As `open_file`.
-        ValueError: No file can have that name.
-    """
+    """Read a regular file of at most so many bytes; errors as of `open_file`."""
     with open_file(path, most) as file:
         data = file.read(most + 1)  # files of /proc say that they have no bytes
     if len(data) > most:
@@ -95,36 +86,21 @@ def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
 
 
 def read_text(path: Path, most: int = MOST_TEXT) -> str:
-    """Read a regular file of UTF-8 text, of at most so many bytes.
+    """Read a regular file of UTF-8 text; line ends become newlines.
 
-    Line ends become newlines.
-
-    Raises:
-        OSError: As `open_file`.
-        ValueError: It is no UTF-8 text, or no file can have that name.
+    Errors are those of `open_file`, and a ValueError for what is no UTF-8 text.
     """
     text = read_file(path, most).decode("utf-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file in one step: an existing one is replaced, a link stays a link.
-
-    Raises:
-        FileError: The file cannot be written; an existing one is unchanged.
-    """
+    """Write a file in one step (`write_files`): an existing one is replaced, a link stays one."""
     write_files({path: data})
 
 
 def write_files(contents: Mapping[Path, bytes | Path]) -> None:
-    """Write files that belong together; none is put in place before all are complete.
-
-    Args:
-        contents: Bytes of each file, or a file to copy; put in place in this order.
-
-    Raises:
-        FileError: A file cannot be written.
-    """
+    """Write files in one step once all are complete, or raise a FileError; paths are copied."""
     drafts: dict[Path, Path] = {}
     path = Path()
     try:
@@ -164,12 +140,7 @@ def _refusing(error: type[FileError | DirectoryError], path: Path) -> Iterator[N
 
 
 def check_file(path: Path) -> None:
-    """Refuse early what `write_file` would refuse.
-
-    Raises:
-        FileError: The folder does not exist or is not writable, the path is a folder, or no file
-            can have that name.
-    """
+    """Refuse early what `write_file` would refuse, as a FileError."""
     with _refusing(FileError, path):
         final = _final(path)
         if final.is_symlink():
@@ -189,11 +160,7 @@ def check_file(path: Path) -> None:
 
 
 def check_no_link(path: Path) -> None:
-    """Refuse a link in the place of a file of a saved folder: what is written would go elsewhere.
-
-    Raises:
-        FileError: It is a link.
-    """
+    """Refuse, as a FileError, a link in a saved folder: what is written would go elsewhere."""
     if path.is_symlink():
         raise FileError(f"cannot write {path}: it is a link; remove it, or name another file")
 
@@ -204,11 +171,7 @@ def _final(path: Path) -> Path:
 
 
 def refuse_to_replace(source: Path, path: Path) -> None:
-    """Refuse to replace the model that a result was made from.
-
-    Raises:
-        FileError: Both paths are the same file.
-    """
+    """Refuse, as a FileError, to replace the model that a result was made from."""
     try:
         same = path.samefile(source)
     except (OSError, ValueError):  # one of them does not exist
@@ -248,11 +211,9 @@ def replace_directory(
 
 
 def check_target(target: Path, *, force: bool) -> None:
-    """Refuse early what `replace_directory` would refuse.
+    """Refuse early what `replace_directory` would refuse, as a DirectoryError.
 
-    Raises:
-        DirectoryError: See `replace_directory`. Only empty folders, and folders with a plan, are
-            replaced.
+    Only empty folders, and folders with a plan, are replaced.
     """
     with _refusing(DirectoryError, target):
         if not target.parent.is_dir():

@@ -153,12 +153,7 @@ def report(
 
 
 def prediction(directory: Path) -> str:
-    """A line with the time that a saved plan should take on the cluster that it was planned for.
-
-    Raises:
-        ResultError: The folder is no saved compilation.
-        PlanError: The plan is malformed.
-    """
+    """A line with the time that a saved plan should take on the cluster that it was planned for."""
     summary, plan = load_summary(directory), load_plan(directory)
     latency = units.seconds(summary["latency_s"])
     rate = units.per_second(summary["throughput_per_s"])
@@ -194,11 +189,7 @@ def read_inputs(path: Path, types: Mapping[str, TensorType]) -> dict[str, np.nda
 
 
 def _check_headers(path: Path, file: zipfile.ZipFile, types: Mapping[str, TensorType]) -> None:
-    """Refuse arrays that are not inputs, by the headers alone: a small file may hold huge arrays.
-
-    Raises:
-        RunError: An array's name or sizes are not those of an input.
-    """
+    """Refuse arrays that are no inputs, by the headers alone: a small file may hold huge arrays."""
     for entry in file.infolist():
         name = entry.filename.removesuffix(".npy")
         if name not in types:
@@ -245,8 +236,8 @@ def draw_inputs(
     """Valid random inputs of a saved compilation's model.
 
     Raises:
-        RunError: What tells the valid inputs is malformed or, of an earlier version, the model,
-            which tells them, is gone or has changed.
+        RunError: What tells the valid inputs is malformed or, of an earlier version, the model is
+            gone or has changed.
     """
     from partitioner.api.compiled import reload
 
@@ -264,12 +255,9 @@ def draw_inputs(
 def check_outputs(path: Path, directory: Path) -> None:
     """Refuse, before a run, a file that `write_outputs` could not or must not write after it.
 
-    Args:
-        directory: Folder of the saved compilation, in which no outputs lie.
-
     Raises:
-        RunError: The path does not end in .npz, it is a folder, it is in `directory`, a file that
-            is no .npz file lies there, or no file can be written there.
+        RunError: The path does not end in .npz, it is a folder, it is in `directory`, that of the
+            saved plan, a file that is no .npz file lies there, or no file can be written there.
     """
     try:
         rules = (
@@ -296,12 +284,9 @@ def check_outputs(path: Path, directory: Path) -> None:
 
 
 def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write whole outputs to an .npz file; no part of it is left if that fails.
+    """Write whole outputs to an .npz file, or raise a RunError and leave no part of it.
 
     Outputs of bfloat16 and float8, which such a file cannot hold, are written as float32, exactly.
-
-    Raises:
-        RunError: The file cannot be written.
     """
     stored = {
         name: array.astype(np.float32) if _is_foreign(array.dtype) else array

@@ -84,11 +84,7 @@ def _write(folder: Path, data: Mapping[str, Any]) -> None:
 
 
 def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
-    """`request.json` of a saved compilation.
-
-    Raises:
-        ResultError: It is missing, of another version or kind, or a field is wrong.
-    """
+    """`request.json`; a ResultError if it is missing, of another version or kind, or malformed."""
     data = read_object(folder, "request.json")
     if data.get("version") != SOURCE_VERSION:
         raise ResultError(
@@ -160,11 +156,7 @@ class GraphFile:
 
     @classmethod
     def read(cls, folder: Path, digest: str) -> GraphFile:
-        """Read the file of a saved compilation, whose request has the digest of the graph.
-
-        Raises:
-            ResultError: It is missing, malformed or of another version, or the graph is another.
-        """
+        """The file of a graph of this digest; a ResultError if it is missing, wrong or of another."""
         data = read_object(folder, GRAPH_FILE)
         if data.get("version") != GRAPH_VERSION:
             raise ResultError(
@@ -200,12 +192,7 @@ def _ranges(data: Mapping[str, Any]) -> dict[str, InputRange]:
 
 
 def load_plan(folder: Path) -> Plan:
-    """`plan.json` of a saved compilation, not resolved against its model.
-
-    Raises:
-        ResultError: It cannot be read.
-        PlanError: It is malformed.
-    """
+    """`plan.json`, not resolved against its model; a ResultError or PlanError if it is wrong."""
     try:
         return Plan.from_json(_read(folder, "plan.json"))
     except PlanError as error:
@@ -213,11 +200,7 @@ def load_plan(folder: Path) -> Plan:
 
 
 def load_summary(folder: Path) -> dict[str, Any]:
-    """`summary.json` of a saved compilation: the facts that ``--json`` prints, and stages' seconds.
-
-    Raises:
-        ResultError: It is missing, or a field is wrong.
-    """
+    """`summary.json`: what ``--json`` prints, and stages' seconds; a ResultError if it is wrong."""
     data = read_object(folder, "summary.json")
     _check_fields(folder, "summary.json", data, _SUMMARY)
     if "trials" in data:
@@ -239,11 +222,7 @@ def _read(folder: Path, name: str) -> str:
 
 
 def read_object(folder: Path, name: str) -> dict[str, Any]:
-    """The JSON object in a file of a saved compilation.
-
-    Raises:
-        ResultError: It cannot be read, or is something else.
-    """
+    """The JSON object in a file of a saved compilation, else a ResultError."""
     text = _read(folder, name)
     try:
         data = json.loads(text)

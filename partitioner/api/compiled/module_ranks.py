@@ -39,11 +39,7 @@ if TYPE_CHECKING:
 
 
 def rest_of(module: TracedModule, plan: Plan) -> Rest | None:
-    """The last micro-batch of a plan's step on the ranks, if it is smaller than the others.
-
-    Raises:
-        ResultError: The plan does not fit it.
-    """
+    """The last, smaller micro-batch of a plan's step, if any; a ResultError if it does not fit."""
     if module.rest is None:
         return None
     rest = module.rest.of(plan.nodes)
@@ -122,11 +118,7 @@ class ModuleRanks(Ranks):
         return {name: to_numpy(value, types[name].dtype) for name, value in results.items()}
 
     def _call(self, inputs: Mapping[str, np.ndarray]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of the module from arrays by the names of the graph's inputs.
-
-        Raises:
-            BackendError: One is missing or unknown.
-        """
+        """The module's arguments by names of the graph's inputs; a BackendError for others."""
         signature = self.module.signature
         tensors = {
             name: from_numpy(array, signature.types[name].dtype)
@@ -245,12 +237,9 @@ class ModuleRanks(Ranks):
         )
 
     def check_even(self) -> None:
-        """Refuse a last micro-batch that is smaller, of which no record is made.
+        """Refuse, as a BackendError, a smaller last micro-batch, of which no record is made.
 
         A record compares each task with its prediction, that of a whole micro-batch.
-
-        Raises:
-            BackendError: There is one.
         """
         if self.rest is not None:
             raise BackendError(

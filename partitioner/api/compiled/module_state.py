@@ -55,11 +55,7 @@ def stored_of(module: TracedModule) -> tuple[Stored, ...]:
 def weights_of(
     module: TracedModule, stored: Sequence[Stored], init_seed: int | None, init: Init | None
 ) -> Source:
-    """The source of the ranks' weights.
-
-    Raises:
-        BackendError: They are fake, and neither `init_seed` nor `init` says how to make them.
-    """
+    """The source of the ranks' weights; a BackendError if they are fake and nothing makes them."""
     if init_seed is not None or init is not None:
         return Initialiser(module.module, init_seed or 0, init)
     tensors = module.traced.captured.tensors

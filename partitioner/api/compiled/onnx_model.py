@@ -97,11 +97,7 @@ class OnnxModel(Model):
         return next((form for form in self.forms if form.graph.digest == digest), self)
 
     def in_micro_batches(self, count: int) -> Self:
-        """The model whose requests run in so many micro-batches.
-
-        Raises:
-            OptionError: As `micro_batch_graph`, or the model draws random numbers.
-        """
+        """The model whose requests run in so many micro-batches; an OptionError if it cannot."""
         for node in self.traced.graph.nodes:
             if draws(node.op):
                 raise OptionError(
@@ -111,11 +107,7 @@ class OnnxModel(Model):
         return replace(self, part=micro_batch_graph(self.traced.graph, count))
 
     def in_blocks(self, blocks: Blocks) -> Self:
-        """The model of which these stretches run in blocks.
-
-        Raises:
-            OptionError: A stretch cannot run so.
-        """
+        """The model of which these stretches run in blocks; an OptionError if one cannot."""
         return replace(self, cut=block_graph(self.traced.graph, blocks)) if blocks else self
 
     @cached_property
@@ -221,7 +213,7 @@ class OnnxGraphs:
         return even_counts(self.model.graph)
 
     def in_micro_batches(self, count: int) -> Graph:
-        """See `ModelGraphs.in_micro_batches`."""
+        """The model whose requests run in so many micro-batches; an OptionError if it cannot."""
         return self._part(count).graph
 
     def offered_in(self, count: int) -> None:

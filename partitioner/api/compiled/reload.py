@@ -167,8 +167,7 @@ def look(directory: str | Path) -> Compiled:
     """Read a saved compilation to look at its plan; neither model nor module is opened.
 
     Raises:
-        ResultError: The folder is no saved compilation, or was saved by an earlier version and is
-            of a module.
+        ResultError: The folder is no saved compilation, or of an earlier version and a module.
         PlanError: The plan was edited and no longer fits its graph.
         CostError: Its cluster is malformed, or lacks a device that the plan uses.
     """
@@ -366,13 +365,7 @@ def _measured(folder: Path, plan: Plan) -> tuple[Measured | None, str]:
 
 
 def _stored_plan(folder: Path, graph: Graph) -> dict[str, Any]:
-    """A folder's plan with its figures on the graph, as arguments of `Compiled.of`.
-
-    Raises:
-        ResultError: A file is missing or wrong.
-        PlanError: The plan does not fit the graph.
-        CostError: Its cluster is malformed, or lacks a device that the plan uses.
-    """
+    """A folder's plan with its figures on the graph, as arguments of `Compiled.of`; see `load`."""
     plan = load_plan(folder)
     cluster = Cluster.from_data(plan.cluster)
     evaluation = evaluate(graph, plan, cluster)

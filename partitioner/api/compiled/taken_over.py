@@ -17,11 +17,7 @@ from partitioner.ir.rule import Cut, Rule
 
 
 def taken_over(plan: Plan, graph: Graph, other: Graph) -> Plan:
-    """The plan, for another graph with the same nodes and other sizes.
-
-    Raises:
-        ResultError: The nodes are not the same, or a cut does not fit the sizes.
-    """
+    """The plan, for a graph of the same nodes and other sizes; a ResultError if it does not fit."""
     missing = [name for name in graph.by_name if name not in other.by_name]
     added = [name for name in other.by_name if name not in graph.by_name]
     if missing or added:

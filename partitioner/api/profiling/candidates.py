@@ -72,9 +72,7 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """The distinct forms of all strategies on a cluster, those that matter most first.
 
-    Args:
-        strategy: "auto", "intra" or "inter".
-        mesh: Axis sizes of intra plans; None for all that are searched.
+    `mesh` has the axis sizes of intra plans; None for all that are searched.
     """
     rules, fuses = Rules.of(graph), executor_of(graph).fuses
     spaces = families(strategy, len(cluster), mesh)

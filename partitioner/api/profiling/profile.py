@@ -244,9 +244,7 @@ def _graph(opened: OnnxInput | ModuleInput, micro_batches: int | None) -> Graph:
     """The graph to measure: of the whole batch, or of one micro-batch.
 
     Raises:
-        OptionError: Less than one micro-batch is asked for, or an ONNX model has no such ones.
-        BackendError: The batch cannot be cut into as many.
-        FrontendError: The module cannot be traced.
+        PartitionerError: The batch cannot be cut into as many, or the module cannot be traced.
     """
     if micro_batches is None:
         return opened.graph
@@ -271,12 +269,9 @@ def _profile_of(cluster: Cluster) -> Profile:
 
 
 def _runs_on(cluster: Cluster, known: Profile) -> str:
-    """PyTorch's type of the devices of this machine that are measured, "cpu" or "cuda".
+    """PyTorch's type of this machine's devices, to measure on; a CostError if it has others.
 
     The name of a processor in a cluster file is the user's; that of a GPU is the machine's.
-
-    Raises:
-        CostError: The devices are GPUs, and not this machine's, or a machine has more of them.
     """
     here = device_type(known.device)
     if here is None and is_of_gpu(known.device):

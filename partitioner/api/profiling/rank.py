@@ -195,9 +195,7 @@ def _long_enough(
 ) -> Prepared:
     """The program, or one of as many of its operators as take `_RUN_S`.
 
-    Args:
-        shared: Inputs that the operators share; None for all that they read.
-        is_kept: Whether the results of each are kept until the last has run.
+    They share the inputs `shared`, None for all that they read; `is_kept` as of `Item`.
     """
     if one.several is None:
         return one

@@ -57,11 +57,7 @@ def whole_seconds(traced: Traced, known: Profile, end_s: float, say: Say) -> flo
     """Seconds of a request of an ONNX model in one session, which are added to the profile.
 
     Known ones are not measured again. There is no measurement, and None, if the fewest runs would
-    not be over at `end_s`.
-
-    Args:
-        known: The profile of a process with all cores.
-        end_s: Time of `time.perf_counter` at which the measurement ends.
+    not be over at `end_s`, a time of `time.perf_counter`. `known` is of a process with all cores.
 
     Raises:
         BackendError: ONNX Runtime does not run the model.
@@ -147,9 +143,7 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
 def in_phases(programs: Programs, bounds: Sequence[int]) -> Programs:
     """The one rank's program in phases; in ONNX Runtime each is a session of its own.
 
-    Args:
-        programs: Of one rank without communications.
-        bounds: Positions of the steps with which the phases but the first begin.
+    `bounds` has the positions of the steps with which the phases but the first begin.
     """
     (program,) = programs.ranks
     steps = [

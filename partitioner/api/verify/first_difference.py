@@ -60,8 +60,6 @@ def first_difference(
     """The first value, in graph order, that differs between two runs; None if none does.
 
     Args:
-        graph: The graph of both.
-        ranks: The graph on all ranks.
         alone: The graph whole on one device.
         floor: Least magnitude that errors in the backward pass are relative to.
         table: Tolerance of each element type.

@@ -86,14 +86,9 @@ def verify_module(
     seed: int,
     given: Arguments | None = None,
 ) -> Verification:
-    """Compare all ranks with the module.
+    """Compare all ranks with the module; a BackendError if a rank fails.
 
-    Args:
-        seed: Seed of the random inputs and of dropout.
-        given: Arguments in place of random ones.
-
-    Raises:
-        BackendError: A rank fails.
+    `given` are arguments in place of random ones; `seed` is that of these and of dropout.
     """
     args, kwargs = random_arguments(module, seed) if given is None else given
     inputs = module.signature.feed(args, kwargs, seed)
@@ -141,11 +136,7 @@ def verify_module(
 
 
 def check_contents(module: TracedModule) -> None:
-    """Refuse modules whose weights or example inputs are fake.
-
-    Raises:
-        VerificationError: They are fake.
-    """
+    """Refuse, as a VerificationError, modules whose weights or example inputs are fake."""
     if has_no_contents(module):
         raise VerificationError(
             "the module's weights or example inputs have no contents: nothing can be computed"
@@ -367,17 +358,11 @@ def _rounding_allowances(
 
 
 def allowance(error: float, whole: np.ndarray, exact: np.ndarray) -> float:
-    """Relative error that ranks may have.
+    """Relative error that ranks may have, from that of the float64 tensor relative to the module's.
 
-    Args:
-        error: Error of the float64 tensor, relative to the module's.
-        whole: The module's tensor.
-        exact: The same tensor in float64.
-
-    Returns:
-        A multiple of the error; 0 if the error is not finite. It is at most `MOST`, or a wrong rule
-        would pass where a sort or a threshold makes the module jump, but has no limit where the
-        tensor is zero but for rounding.
+    It is a multiple of that error; 0 if that is not finite. It is at most `MOST`, or a wrong rule
+    would pass where a sort or a threshold makes the module jump, but has no limit where the tensor
+    is zero but for rounding.
     """
     if not math.isfinite(error):
         return 0.0

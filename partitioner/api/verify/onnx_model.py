@@ -129,11 +129,7 @@ def verify(
 
 
 def _check_draws(traced: Traced) -> None:
-    """Refuse a model whose results are others at each run.
-
-    Raises:
-        VerificationError: Names the first node that draws numbers without a seed.
-    """
+    """Refuse, as a VerificationError, a model whose results are others at each run."""
     for node in traced.graph.nodes:
         op = next(_unseeded(node), "")
         if op:
@@ -182,13 +178,7 @@ def _run(
 
 
 def _within_rounding(difference: Difference, own: Difference | None, size: int) -> Difference:
-    """A difference with the tolerance that the model's own difference gives the tensor.
-
-    Args:
-        difference: Of the ranks.
-        own: Of the whole model from itself; None if it is not known.
-        size: Elements of the tensor.
-    """
+    """A difference with the tolerance that the model's own, if known, gives so many elements."""
     if difference.equal or own is None or not own.error > 0:
         return difference
     allowed = min(TIMES * own.error, MOST * (size if difference.counts else 1))

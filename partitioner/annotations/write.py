@@ -146,7 +146,14 @@ def annotated_model(
     model.configuration.add(name=CONFIGURATION, num_devices=len(cluster.devices), device=names)
     model.ir_version = max(model.ir_version, IR_VERSION)
     left_out = tuple(_annotate_nodes(model, traced.graph, schedule))
-    problem = next(annotation_problems(model, _shapes(model, traced.graph)), None)
+    results = {name for node in model.graph.node for name in node.output}
+    known = {*results, *(t.name for t in model.graph.initializer), *traced.graph.inputs}
+    shapes = {  # of the tensors that keep their name through tracing
+        name: tuple(dim.symbol or dim.size for dim in type_.dims)
+        for name, type_ in traced.graph.types.items()
+        if name in known
+    }
+    problem = next(annotation_problems(model, shapes), None)
     if problem is not None:
         raise AnnotateError(f"the annotations of this plan are not valid: {problem}")
     return model, left_out
@@ -204,17 +211,6 @@ def _add_specs(
             config.sharding_spec.append(sharding_spec(tensor, type_, *places))
         except NotInStandardError as error:
             yield LeftOut(node.name, tensor, str(error))
-
-
-def _shapes(model: ModelProto, graph: Graph) -> Mapping[str, tuple[int | str | None, ...]]:
-    """Shapes of the tensors that keep their name through tracing."""
-    results = {name for node in model.graph.node for name in node.output}
-    known = {*results, *(t.name for t in model.graph.initializer), *graph.inputs}
-    return {
-        name: tuple(dim.symbol or dim.size for dim in type_.dims)
-        for name, type_ in graph.types.items()
-        if name in known
-    }
 
 
 def _relocate(model: ModelProto, folder: Path | None, target: Path) -> dict[Path, Path]:

@@ -92,25 +92,22 @@ def tuned(
             ranks.write(folder)
             runs.append(partial(ranks.run_written, folder, None))
         rounds = _rounds(runs, in_flight, say)
+    quartiles = [statistics.quantiles(seconds, n=4) for seconds in rounds]
     medians = [statistics.median(seconds) for seconds in rounds]
     best = medians.index(min(medians))
     trials = tuple(
         Trial(
             f"{candidate.plan.kind} plan of {candidate.space}",
             candidate.cost(request.objective),
-            medians[index],
-            _spread(rounds[index]),
+            median,
+            (high - low) / 2 / median if median else 0.0,  # half the distance of the quartiles
             index == best,
         )
-        for index, candidate in enumerate(candidates)
+        for index, (candidate, median, (low, _, high)) in enumerate(
+            zip(candidates, medians, quartiles, strict=True)
+        )
     )
     return kept(outcome, candidates[best], trials, request.gap)
-
-
-def _spread(seconds: Sequence[float]) -> float:
-    """Half the distance of the quartiles, as a share of the median."""
-    low, median, high = statistics.quantiles(seconds, n=4)
-    return (high - low) / 2 / median if median else 0.0
 
 
 def _rounds(

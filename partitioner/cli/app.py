@@ -11,9 +11,8 @@ from typer.main import get_command
 
 from partitioner.cli.pictures import check, draw
 from partitioner.cli.plan import plan
-from partitioner.cli.profile import calibrate, profile
 from partitioner.cli.report import diff, explain, report, show, sweep
-from partitioner.cli.run import run, verify
+from partitioner.cli.run import calibrate, profile, run, verify
 from partitioner.cli.schedule import schedule
 from partitioner.cli.solve import evaluate, solve
 from partitioner.ir.errors import did_you_mean

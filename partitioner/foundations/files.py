@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -12,11 +14,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from partitioner.foundations.drafts import draft_file, draft_folder
 from partitioner.ir.errors import PartitionerError
 
 #: Most bytes of a file of text, such as a plan, a cluster or constraints.
 MOST_TEXT = 2**28
+_NAME_CHARACTERS = 40  #: Of a place's name in the names of its drafts.
 _NOT_REGULAR = "not a regular file"
 
 
@@ -100,7 +102,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def write_files(contents: Mapping[Path, bytes | Path]) -> None:
-    """Write files in one step once all are complete, or raise a FileError; paths are copied."""
+    """Write files, bytes or copies, in this order once all are complete, or raise a FileError."""
     drafts: dict[Path, Path] = {}
     path = Path()
     try:
@@ -256,3 +258,81 @@ def _swap(draft: Path, target: Path, ours: Callable[[str], bool]) -> None:
     with draft_folder(target) as trash:
         was.rename(trash / "was")
     old.rmdir()
+
+
+@contextmanager
+def draft_file(place: Path) -> Iterator[Path]:
+    """An empty file beside `place` or an OSError; it is removed at the end unless moved away."""
+
+    def make(prefix: str) -> str:
+        handle, name = tempfile.mkstemp(prefix=prefix, dir=place.parent)
+        os.close(handle)
+        return name
+
+    with _draft(place, make) as path:
+        yield path
+
+
+@contextmanager
+def draft_folder(place: Path) -> Iterator[Path]:
+    """An empty folder beside `place` or an OSError; it is removed at the end unless moved away."""
+    with _draft(place, lambda prefix: tempfile.mkdtemp(prefix=prefix, dir=place.parent)) as path:
+        yield path
+
+
+@contextmanager
+def _draft(place: Path, make: Callable[[str], str]) -> Iterator[Path]:
+    """A draft, locked while its process lives: a later run tells and removes abandoned ones."""
+    _remove_abandoned(place)
+    while True:
+        path = Path(make(_prefix(place)))
+        try:
+            lock = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:  # another process may remove one before it is locked
+            continue
+        if _lock(lock) is not False and path.exists():
+            break
+        os.close(lock)
+    try:
+        yield path
+    finally:
+        _remove(path)
+        os.close(lock)
+
+
+def _prefix(place: Path) -> str:
+    return f".{place.name[:_NAME_CHARACTERS]}.draft-"
+
+
+def _remove_abandoned(place: Path) -> None:
+    if not os.access(place.parent, os.R_OK):
+        return
+    pattern = re.compile(re.escape(_prefix(place)) + "[a-z0-9_]{8}")
+    for path in list(place.parent.iterdir()):
+        if not pattern.fullmatch(path.name) or path.is_symlink():
+            continue
+        try:
+            lock = os.open(path, os.O_RDONLY)
+        except OSError:  # gone, or somebody else's
+            continue
+        if _lock(lock):
+            _remove(path)
+        os.close(lock)
+
+
+def _lock(handle: int) -> bool | None:
+    """Take the lock: False if another process has it, None if the file system has no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -19,8 +19,14 @@ from partitioner.backends.errors import one_line
 from partitioner.backends.optimization import Optimization, level_line
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.foundations import units
-from partitioner.foundations.drafts import draft_file
-from partitioner.foundations.files import ResultError, check_no_link, open_file, umask, write_file
+from partitioner.foundations.files import (
+    ResultError,
+    check_no_link,
+    draft_file,
+    open_file,
+    umask,
+    write_file,
+)
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.types import TensorType, numpy_dtype
 from partitioner.report.measured import FILE

@@ -156,7 +156,7 @@ class GraphFile:
 
     @classmethod
     def read(cls, folder: Path, digest: str) -> GraphFile:
-        """The file of a graph of this digest; a ResultError if it is missing, wrong or of another."""
+        """The file of a graph of this digest; a ResultError if it is missing or wrong."""
         data = read_object(folder, GRAPH_FILE)
         if data.get("version") != GRAPH_VERSION:
             raise ResultError(

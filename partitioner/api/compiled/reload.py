@@ -28,14 +28,14 @@ from partitioner.api.compiled.onnx_model import OnnxModel
 from partitioner.api.compiled.rank_files import ModuleFiles, OnnxFiles, RankFiles
 from partitioner.backends.torch.tried import naming_untried
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.cost_model.evaluate import evaluate
 from partitioner.foundations.files import ResultError, read_text
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
 from partitioner.ir.errors import OptionError, PartitionerError, hints_keywords
 from partitioner.ir.graph import Graph
-from partitioner.ir.plan import Certificate, Plan
+from partitioner.ir.plan import Plan
 from partitioner.report.measured import FILE, Measured
 from partitioner.rewrites.block_graph import block_graph
 from partitioner.rewrites.stretch_layout import BlockError
@@ -370,7 +370,18 @@ def _stored_plan(folder: Path, graph: Graph) -> dict[str, Any]:
     cluster = Cluster.from_data(plan.cluster)
     evaluation = evaluate(graph, plan, cluster)
     summary = load_summary(folder)
-    stale = tuple(_stale(folder, plan.certificate, evaluation, cluster))
+    stale, cert = "", plan.certificate
+    cost = 0.0 if cert is None else evaluation.cost(cert.objective)
+    # of more than `MOST_EXPLICIT` devices the certificate's cost is an upper estimate
+    estimated = cert and len(cluster) > MOST_EXPLICIT and cert.bound <= cost <= cert.cost
+    if cert and not estimated and not math.isclose(cost, cert.cost, rel_tol=COST_TOLERANCE):
+        files = {str(one.file) for spec in cluster.devices if (one := spec.profile) is not None}
+        other = f", or {' and '.join(sorted(files))} has other measurements now" if files else ""
+        stale = (
+            f"{folder}: the certificate in plan.json is left out: it says {cert.objective} cost "
+            f"{cert.cost:.6g}, but the plan costs {cost:.6g}; it was edited, or made by another "
+            f"version{other}"
+        )
     measured, why_left_out = _measured(folder, plan)
     return {
         "cluster": cluster,
@@ -378,27 +389,6 @@ def _stored_plan(folder: Path, graph: Graph) -> dict[str, Any]:
         "evaluation": evaluation,
         "summary": summary,
         "seconds": summary["seconds"],
-        "warnings": (*stale, *filter(None, [why_left_out])),
+        "warnings": tuple(filter(None, [stale, why_left_out])),
         "measured": measured,
     }
-
-
-def _stale(
-    folder: Path, cert: Certificate | None, evaluation: Evaluation, cluster: Cluster
-) -> Iterator[str]:
-    """A warning if the plan's cost is not the one that its certificate states.
-
-    Of more than `MOST_EXPLICIT` devices the certificate's cost is an upper estimate.
-    """
-    if cert is None:
-        return
-    cost = evaluation.cost(cert.objective)
-    estimated = len(cluster) > MOST_EXPLICIT and cert.bound <= cost <= cert.cost
-    if not estimated and not math.isclose(cost, cert.cost, rel_tol=COST_TOLERANCE):
-        files = {str(one.file) for spec in cluster.devices if (one := spec.profile) is not None}
-        measured = f", or {' and '.join(sorted(files))} has other measurements now" if files else ""
-        yield (
-            f"{folder}: the certificate in plan.json is left out: it says {cert.objective} cost "
-            f"{cert.cost:.6g}, but the plan costs {cost:.6g}; it was edited, or made by another "
-            f"version{measured}"
-        )

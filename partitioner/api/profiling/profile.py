@@ -26,8 +26,8 @@ from partitioner.api.profiling.candidates import (
 )
 from partitioner.api.profiling.links import groups_of, measure_here, measure_together, unknown_links
 from partitioner.api.profiling.profiled import Profiled
+from partitioner.api.profiling.rank import Item, Program, Work, leave_work, read_status
 from partitioner.api.profiling.sessions import border_seconds, whole_seconds
-from partitioner.api.profiling.work import RUNNER, Item, Program, Work, leave_work, read_status
 from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.launch import run_job
 from partitioner.backends.onnx.measuring import timing as onnx_timing
@@ -381,7 +381,7 @@ class _Session:
                     told = measured
                     self.say(f"measured {measured} of {len(items)} forms")
 
-            job = {"runner": RUNNER, "device": self.runs_on}
+            job = {"runner": "partitioner.api.profiling.rank", "device": self.runs_on}
             run_job(folder, profile.processes, job, watch=watch)
             done = read_status(folder)
         self.measured |= done.measured

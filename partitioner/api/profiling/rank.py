@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import pickle
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,6 @@ import torch.distributed as dist
 
 from partitioner.api.profiling.device import Device
 from partitioner.api.profiling.measure import Timing, nothing, timed_runs
-from partitioner.api.profiling.work import Item, Program, Status, Work, leave_status, read_work
 from partitioner.backends.onnx.measuring import timing as onnx_timing
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.torch.measuring import timing as torch_timing
@@ -30,6 +31,7 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Programs
 
+_WORK, _STATUS = "work.pickle", "status.json"
 #: What a form takes at least: one that another's kernel computes may take nothing.
 _LEAST_S = 1e-7
 #: Programs that take turns: few enough to hold in memory, with their weights.
@@ -43,9 +45,78 @@ _Prepare = Callable[[Programs, Graph, Mapping[str, np.ndarray], int, str], Prepa
 _BACKENDS: Mapping[str, _Prepare] = {one.NAME: one.prepared for one in (onnx_timing, torch_timing)}
 
 
+@dataclass(frozen=True)
+class Program:
+    """Some operators on one rank: lowered, and as a graph of their own with its constants."""
+
+    programs: Programs
+    graph: Graph
+
+
+@dataclass(frozen=True)
+class Item:
+    """A form to measure."""
+
+    program: Program
+    #: The program without the form, where that stands behind other operators: what both take
+    #: differs by the form. None if the program is the form alone.
+    before: Program | None
+    entry: Entry  #: What becomes its entry, without figures.
+    together: bool  #: Whether all processes measure it at once.
+    alone: bool  #: Whether one process measures it while the others wait.
+    #: Inputs of the program that a model makes shortly before, so that they lie in caches.
+    recent: tuple[str, ...]
+    #: Whether much of what it reads was made long before, or of what it writes lies there long
+    #: after, so that it lies in memory.
+    is_cold: bool
+    #: Whether a model keeps its results long after, so that each run writes to memory that was not
+    #: touched shortly before.
+    is_kept: bool
+    #: `memory_order` of the inputs of the program that have another than that of their dims.
+    orders: Mapping[str, Order]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The measurements to make, in order."""
+
+    backend: str  #: Name of the backend, with its version.
+    file: Path  #: The profile.
+    device: str  #: Fingerprint of the device.
+    threads: int  #: Threads of one operator.
+    items: Sequence[Item]
+    #: Time of `time.perf_counter`, one clock for all processes of a machine, at which the
+    #: measurements end.
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Status:
+    """The progress of the work."""
+
+    #: Keys of the forms that are in the profile now, in all ways that were asked for.
+    measured: frozenset[str] = frozenset()
+    #: Reason for each operator that a process could not run.
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+def leave_work(folder: Path, work: Work) -> None:
+    """Leave the work in the folder of a job of `run_job` whose runner is this module."""
+    (folder / _WORK).write_bytes(pickle.dumps(work))
+
+
+def read_status(folder: Path) -> Status:
+    """The progress of the processes of a job."""
+    try:
+        data = json.loads((folder / _STATUS).read_text())
+    except FileNotFoundError:
+        return Status()
+    return Status(frozenset(data["measured"]), data["failed"])
+
+
 def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`."""
-    work = read_work(folder)
+    work: Work = pickle.loads((folder / _WORK).read_bytes())  # noqa: S301 (our own file)
     device = Device.of(job["device"])
     end_s = work.end_s
     measured: set[str] = set()
@@ -59,7 +130,9 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
             counts = Counter(entry.form for entry in entries)
             wanted = {item.entry.form: item.together + item.alone for item in some}
             measured.update(form for form, count in wanted.items() if counts[form] == count)
-            leave_status(folder, Status(frozenset(measured), failed))
+            draft = folder / f"{_STATUS}.new"  # in one step
+            draft.write_text(json.dumps({"measured": sorted(measured), "failed": failed}))
+            draft.replace(folder / _STATUS)
 
 
 def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:

@@ -15,8 +15,7 @@ from partitioner.api.profiling.links import LinkGroup, Wanted, link_groups, unkn
 from partitioner.api.profiling.measure import timed_runs
 from partitioner.api.profiling.profile import _in_turns, _profile_of, _Session
 from partitioner.api.profiling.profiled import Profiled
-from partitioner.api.profiling.rank import _prepared
-from partitioner.api.profiling.work import Work
+from partitioner.api.profiling.rank import Work, _prepared
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.profiles.database import Profile, in_groups, write_links

@@ -28,8 +28,7 @@ from partitioner.api.profiling.candidates import (
 from partitioner.api.profiling.measure import Timing, timed_runs
 from partitioner.api.profiling.profile import profile
 from partitioner.api.profiling.profiled import Profiled
-from partitioner.api.profiling.rank import _batches
-from partitioner.api.profiling.work import Item
+from partitioner.api.profiling.rank import Item, _batches
 from partitioner.cli.main import main
 from partitioner.cost_model.cluster.resolve import local_cluster, one_process, resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster

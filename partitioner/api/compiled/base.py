@@ -76,11 +76,11 @@ class Ranks(ABC):
         """Compare all ranks with the whole model on whole inputs, by default random valid ones."""
 
     @abstractmethod
-    def at(self, optimization: Optimization) -> Self:
-        """The ranks at another level of ONNX Runtime's optimizations.
+    def at(self, optimization: Optimization | None) -> Self:
+        """The ranks at a level of ONNX Runtime's optimizations, None for their own.
 
         Raises:
-            OptionError: They are of a module.
+            OptionError: They are of a module, or there is no such level.
         """
 
     @abstractmethod
@@ -176,19 +176,11 @@ class Model(ABC):
         """Write `request.json` into `folder`, which will be moved to `final`."""
 
     @abstractmethod
-    def emit(self, programs: Programs, plan: Plan) -> Ranks:
-        """The ranks of a plan.
+    def ranks(self, programs: Programs, plan: Plan, read_from: Path | None = None) -> Ranks:
+        """The ranks of a plan, or as the files of a folder hold them, which are of these programs.
 
         Raises:
-            BackendError: A rank's program cannot be emitted.
-        """
-
-    @abstractmethod
-    def read(self, programs: Programs, folder: Path) -> Ranks:
-        """The ranks as the files of a folder hold them; the files are of these programs.
-
-        Raises:
-            BackendError: A rank file is wrong.
+            BackendError: A rank's program cannot be emitted, or a rank file is wrong.
         """
 
 
@@ -267,7 +259,7 @@ class Compiled(Planned):
             ResultError: As `schedule`.
             BackendError: A program cannot be emitted.
         """
-        return self.model.emit(self.programs, self.plan)
+        return self.model.ranks(self.programs, self.plan)
 
     def run(
         self, inputs: Mapping[str, np.ndarray], *, optimization: Optimization | None = None
@@ -291,10 +283,7 @@ class Compiled(Planned):
             BackendError: An input is missing, unknown, or of the wrong shape or type, or an
                 input or output is of 4-bit elements.
         """
-        return self._ranks_at(optimization).run(inputs)
-
-    def _ranks_at(self, optimization: Optimization | None) -> Ranks:
-        return self.ranks if optimization is None else self.ranks.at(optimization)
+        return self.ranks.at(optimization).run(inputs)
 
     def close(self) -> None:
         """Free the ranks that runs have opened, and their temporary files.
@@ -338,7 +327,7 @@ class Compiled(Planned):
                 numbers without a seed, or the module's weights or example inputs are fake.
             BackendError: A rank fails, or inputs are not the model's.
         """
-        return self._ranks_at(optimization).verify(seed, inputs)
+        return self.ranks.at(optimization).verify(seed, inputs)
 
     def verify_written(
         self,
@@ -357,8 +346,8 @@ class Compiled(Planned):
             VerificationError: As `verify`.
         """
         self.model.files(folder).check(self.plan, self.graph)
-        ranks = self.model.read(self.programs, folder)
-        return (ranks if optimization is None else ranks.at(optimization)).verify(seed, inputs)
+        ranks = self.model.ranks(self.programs, self.plan, folder)
+        return ranks.at(optimization).verify(seed, inputs)
 
     def save(
         self,

@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from partitioner.api.compiled.base import Compiled, Model, ProfiledRun
-from partitioner.api.compiled.folder import GraphFile, ModuleRequest, load_plan
+from partitioner.api.compiled.folder import GraphFile, ModuleRequest
 from partitioner.api.compiled.module_ranks import ModuleRanks, rest_of
 from partitioner.api.compiled.rank_files import ModuleFiles
 from partitioner.api.compiled.taken_over import taken_over
@@ -104,14 +104,9 @@ class ModuleModel(Model):
             options.loads,
         ).write(folder, final)
 
-    def emit(self, programs: Programs, plan: Plan) -> ModuleRanks:
-        """See `Model.emit`."""
-        return ModuleRanks(self.module, programs, plan, rest=rest_of(self.module, plan))
-
-    def read(self, programs: Programs, folder: Path) -> ModuleRanks:
-        """See `Model.read`."""
-        rest = rest_of(self.module, load_plan(folder))
-        return ModuleRanks(self.module, programs, read_from=folder, rest=rest)
+    def ranks(self, programs: Programs, plan: Plan, read_from: Path | None = None) -> ModuleRanks:
+        """See `Model.ranks`."""
+        return ModuleRanks(self.module, programs, plan, read_from, rest_of(self.module, plan))
 
 
 @hints_keywords
@@ -124,7 +119,7 @@ class ModuleProgram(Compiled):
     @cached_property
     def ranks(self) -> ModuleRanks:
         """The programs, emitted; see `Compiled.ranks`."""
-        return self.model.emit(self.programs, self.plan)
+        return self.model.ranks(self.programs, self.plan)
 
     @property
     def training(self) -> bool:

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -66,9 +66,8 @@ class ModuleRanks(Ranks):
 
     module: TracedModule
     programs: Programs
-    plan: Plan | None = None  #: The plan of the programs; None if the ranks were read from files.
-    #: Folder of the files that were read; None if the ranks were emitted.
-    read_from: Path | None = None
+    plan: Plan  #: The plan of the programs.
+    read_from: Path | None = None  #: Folder of files that are there; None if they are emitted.
     rest: Rest | None = None  #: The last micro-batch of a step, if it is smaller.
     _made: dict[tuple[int, ...], AllRanks] = field(default_factory=dict, repr=False)
 
@@ -141,8 +140,10 @@ class ModuleRanks(Ranks):
         with self.module.traced.captured.autocast.region():
             return verify_module(self.module, self.all_ranks, seed, given)
 
-    def at(self, optimization: Optimization) -> NoReturn:
+    def at(self, optimization: Optimization | None) -> Self:
         """See `Ranks.at`."""
+        if optimization is None:
+            return self
         raise OptionError(
             f"optimization is {optimization!r}: that is of ONNX Runtime, the plan is of a module"
         )
@@ -156,7 +157,6 @@ class ModuleRanks(Ranks):
         from partitioner.backends.torch.files.rank_files import write_phases
         from partitioner.backends.torch.guards.originals import check_weights
 
-        assert self.plan is not None
         if not self.module.options.training:  # else no weights are written
             check_weights(self.module.module, "save()")
         graph, cpu = self.module.graph, torch.device("cpu")

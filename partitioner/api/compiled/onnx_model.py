@@ -62,9 +62,9 @@ class OnnxModel(Model):
     """An ONNX model."""
 
     traced: Traced
-    #: Its path, absolute; None for a model in memory, which is saved with the plan.
-    file: Path | None
-    proto: onnx.ModelProto | None  #: The model in memory; None if it has a file.
+    #: Its path, absolute (a link to the file stays one: its external data is beside it), or the
+    #: model in memory, which is saved with the plan.
+    source: Path | onnx.ModelProto
     dims: Mapping[str, int]  #: Sizes of symbolic dims, by symbol.
     shapes: Mapping[str, tuple[int, ...]]  #: Shapes of inputs, by name.
     #: The part of a request that is planned, if it runs in micro-batches.
@@ -72,20 +72,6 @@ class OnnxModel(Model):
     cut: Graph | None = None  #: The graph that runs in blocks, if any of it does.
     files = OnnxFiles
     delivers_all = False
-
-    @classmethod
-    def of(
-        cls,
-        model: str | Path | onnx.ModelProto,
-        traced: Traced,
-        dims: Mapping[str, int],
-        shapes: Mapping[str, tuple[int, ...]],
-    ) -> OnnxModel:
-        """A model from a path or from memory, with its trace."""
-        if isinstance(model, str | Path):
-            path = Path(model)  # a link to the file stays one: its external data is beside it
-            return cls(traced, path.parent.resolve() / path.name, None, dims, shapes)
-        return cls(traced, None, model, dims, shapes)
 
     @property
     def forms(self) -> tuple[Self, ...]:
@@ -114,34 +100,25 @@ class OnnxModel(Model):
     def described(self) -> GraphFile:
         """See `Model.described`; ranks deliver their parts, and inputs are of the whole batch."""
         graph = self.cut or (self.traced.graph if self.part is None else self.part.graph)
-        name = graph.name if self.file is None else self.file.stem
+        name = graph.name if self.path is None else self.path.stem
         return GraphFile(name, graph, frozenset(), input_ranges(self.traced.graph))
 
     @property
     def path(self) -> Path | None:
         """See `Model.path`."""
-        return self.file
+        return self.source if isinstance(self.source, Path) else None
 
     def write_request(self, folder: Path, final: Path) -> None:
         """Write `request.json`, and the model beside it if it has no file."""
-        file = self.file
-        if file is None:
-            assert self.proto is not None
-            (folder / "model.onnx").write_bytes(self.proto.SerializeToString())
-        OnnxRequest(
-            final.resolve() / "model.onnx" if file is None else file,
-            self.graph.digest,
-            self.dims,
-            self.shapes,
-        ).write(folder, final)
+        model = self.source
+        if not isinstance(model, Path):
+            (folder / "model.onnx").write_bytes(model.SerializeToString())
+            model = final.resolve() / "model.onnx"
+        OnnxRequest(model, self.graph.digest, self.dims, self.shapes).write(folder, final)
 
-    def emit(self, programs: Programs, plan: Plan) -> OnnxRanks:
-        """See `Model.emit`; the files are written on first use."""
-        return OnnxRanks(self, programs, plan)
-
-    def read(self, programs: Programs, folder: Path) -> OnnxRanks:
-        """See `Model.read`."""
-        return OnnxRanks(self, programs, read_from=folder)
+    def ranks(self, programs: Programs, plan: Plan, read_from: Path | None = None) -> OnnxRanks:
+        """See `Model.ranks`; the files are written on first use."""
+        return OnnxRanks(self, programs, plan, read_from)
 
     @property
     def input_types(self) -> Mapping[str, TensorType]:
@@ -165,7 +142,9 @@ class OnnxGraphs:
         """The model that runs as a whole, in the form of the plan that is kept, if one is."""
         opened = self.opened
         with self.clock("reading the model"):
-            model = OnnxModel.of(opened.model, opened.traced, opened.dims, opened.shapes)
+            path = opened.path
+            source = opened.model if path is None else path.parent.resolve() / path.name
+            model = OnnxModel(opened.traced, source, opened.dims, opened.shapes)
         kept = self.request.constraints.plan
         return model if kept is None else model.of_form(kept.graph_digest)
 
@@ -259,9 +238,8 @@ class OnnxRanks(Ranks):
 
     model: OnnxModel
     programs: Programs
-    plan: Plan | None = None  #: The plan of the programs; None if the ranks were read from files.
-    #: Folder of the files that were read; None if the ranks were emitted.
-    read_from: Path | None = None
+    plan: Plan  #: The plan of the programs.
+    read_from: Path | None = None  #: Folder of files that are there; None if they are emitted.
     optimization: Optimization = DEFAULT  #: Level of ONNX Runtime's optimizations.
     _open: dict[_State, Simulator] = field(default_factory=dict, repr=False)  # at most one
     _at: dict[str, OnnxRanks] = field(default_factory=dict, repr=False)
@@ -273,14 +251,14 @@ class OnnxRanks(Ranks):
         fields = self.model, self.programs, self.plan, self.read_from, self.optimization
         return type(self), fields
 
-    def at(self, optimization: Optimization) -> OnnxRanks:
+    def at(self, optimization: Optimization | None) -> OnnxRanks:
         """See `Ranks.at`; the files are the same."""
+        if optimization is None or optimization == self.optimization:
+            return self
         if optimization not in OPTIMIZATIONS:
             raise OptionError(
                 f"optimization {optimization!r} is not one of {', '.join(OPTIMIZATIONS)}"
             )
-        if optimization == self.optimization:
-            return self
         if optimization not in self._at:
             self._at[optimization] = OnnxRanks(
                 self.model, self.programs, self.plan, self.folder, optimization
@@ -301,7 +279,6 @@ class OnnxRanks(Ranks):
         from partitioner.backends.onnx.files.emit import emit
         from partitioner.backends.onnx.sessions.loadable import check_loadable
 
-        assert self.plan is not None
         graph, part = self.model.graph, self.model.part
         parts = None if part is None else part.parts
         emit(self.programs, graph, folder, origin(self.plan, graph), parts)

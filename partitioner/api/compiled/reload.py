@@ -79,12 +79,10 @@ class _StoredModel(Model):
     def write_request(self, folder: Path, final: Path) -> None:
         self.request.write(folder, final)
 
-    def emit(self, *_: object, **__: object) -> NoReturn:
+    def ranks(self, *_: object, **__: object) -> NoReturn:
         raise ResultError(
             f"{self.folder}: its plan was read without its model: partitioner.load reads both"
         )
-
-    read = emit
 
 
 @overload
@@ -229,7 +227,7 @@ def _load_onnx(folder: Path, request: OnnxRequest, named: str | Path | None = No
     elif not model.is_file():
         raise ResultError(_gone(folder, model))
     traced = load_onnx(model, request.dims, request.shapes, plan_only=True)
-    onnx_model = OnnxModel(traced, model, None, request.dims, request.shapes)
+    onnx_model = OnnxModel(traced, model, request.dims, request.shapes)
     onnx_model = onnx_model.of_form(request.graph_digest)
     plan = load_plan(folder)
     have = "or the blocks of its plan have" if plan.blocks else "has"

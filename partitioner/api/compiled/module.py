@@ -294,7 +294,6 @@ class ModuleProgram(Compiled):
                 other options, weights or constants.
         """
         from partitioner.api.compiled.module_state import weights_of
-        from partitioner.api.compiled.ranks import adopted
         from partitioner.backends.torch.agreeing.agreement import Agreement
         from partitioner.backends.torch.agreeing.groups import check_world
         from partitioner.backends.torch.guards.originals import check_weights, watch
@@ -307,7 +306,13 @@ class ModuleProgram(Compiled):
             source = weights_of(self.model.module, self.stored, init_seed, init)
             if init_seed is None and init is None:
                 check_weights(self.whole, "module()", self.traced.captured)
-        module, plan = adopted(agreement, self.model.module, self.plan)
+        module, plan = self.model.module, self.plan
+        text = agreement.first(plan.to_json, "module()")
+        if text != plan.to_json():  # plans of searches that a time limit ended may differ
+            plan = Plan.from_json(text)
+            module = module.of(plan.nodes)
+        with agreement.together("module()"):
+            check_same_graph(agreement.rank, module.graph.digest, plan.graph_digest)
         program = self if plan is self.plan else self.over(module, plan)
         known: list[ModuleProgram] = []
 
@@ -383,6 +388,12 @@ class ModuleProgram(Compiled):
         from partitioner.api.compiled.module_state import stored_of
 
         return stored_of(self.model.module)
+
+
+def check_same_graph(rank: int, digest: str, expected: str) -> None:
+    """Refuse, as a BackendError, another graph on a rank than on rank 0."""
+    if digest != expected:
+        raise BackendError(f"rank {rank} traced another graph than rank 0: compile the same model")
 
 
 def variant(

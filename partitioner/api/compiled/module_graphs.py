@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from partitioner.api.compiled.module import ModuleModel, ModuleProgram
-from partitioner.api.compiled.ranks import agreement_on, plan_together
+from partitioner.api.compiled.module import ModuleModel, ModuleProgram, check_same_graph
 from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.running.all_ranks import AllRanks
 from partitioner.backends.torch.tried import untried
 from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.model import ModuleInput
 from partitioner.frontends.torch.trace import TracedModule
@@ -170,8 +173,15 @@ class ModuleGraphs:
         return ModuleProgram.of(model, self.cluster, candidate.plan, candidate.evaluation, {})
 
     def planned(self, search: Callable[[], tuple[Outcome, Mapping[str, Any]]]) -> ModuleProgram:
-        """The program of the plan that a search finds; that of rank 0, if ranks plan together."""
-        agreement = agreement_on(len(self.cluster))
+        """The program of the plan that a search finds; that of rank 0, if ranks plan together.
+
+        Raises:
+            PartitionerError: The search's error, on every rank.
+            BackendError: The ranks compile different models, or with different options.
+        """
+        devices = len(self.cluster)
+        is_up = dist.is_available() and dist.is_initialized() and dist.get_world_size() == devices
+        agreement = Agreement(devices if is_up else 1, searches=True)
         with agreement.together("compile()"):
             if not self.request.is_pipelined:
                 first = self.traced
@@ -179,15 +189,48 @@ class ModuleGraphs:
                 count = self.request.micro_batch_count or 1
                 self.batch_size(count)  # refuses one that cannot be cut
                 first = self._part(count)
-        module, plan, evaluation, summary = plan_together(
-            agreement, first, self.cluster, self.request, search, self._trace_of
-        )
+        module, plan, evaluation, summary = self._plan_of(agreement, first, search)
         model = ModuleModel(module, self.opened.source)
-        devices = len(self.cluster)
         gathers = delivery_notes(model.graph, plan, evaluation, model.delivered, devices)
         notes = [*summary["notes"], *gathers, *moved_notes(model.graph, plan)]
         summary, seconds = {**summary, "notes": notes}, self.clock.seconds
         return ModuleProgram.of(model, self.cluster, plan, evaluation, summary, seconds)
+
+    def _plan_of(
+        self,
+        agreement: Agreement,
+        module: TracedModule,
+        search: Callable[[], tuple[Outcome, Mapping[str, Any]]],
+    ) -> tuple[TracedModule, Plan, Evaluation, Mapping[str, Any]]:
+        """Rank 0's plan: this rank's trace of its graph, the plan, its figures and its facts.
+
+        The request is compared but for its constraints, and so is the first trace.
+        """
+        planned: list[tuple[TracedModule, Plan, Evaluation, Mapping[str, Any]]] = []
+
+        def make() -> str:
+            outcome, summary = search()
+            traced = self._trace_of(outcome.plan).on(outcome.graph)
+            planned.append((traced, outcome.plan, outcome.evaluation, summary))
+            return json.dumps([outcome.plan.to_json(), summary]) if agreement.ranks > 1 else ""
+
+        if agreement.ranks == 1:
+            make()
+            return planned[0]
+        given = {one.name: getattr(self.request, one.name) for one in fields(self.request)}
+        said = [f"{name}={value!r}" for name, value in given.items() if name != "constraints"]
+        doing = f"compile({', '.join(said)}) on {self.cluster.name}"
+        digest = agreement.first(lambda: module.graph.digest, doing)
+        with agreement.together(doing):
+            check_same_graph(agreement.rank, module.graph.digest, digest)
+        text, summary = json.loads(agreement.first(make, "compile()"))
+        with agreement.together("compile()"):
+            if planned:
+                return planned[0]
+            plan = Plan.from_json(text)
+            traced = self._trace_of(plan)
+            check_same_graph(agreement.rank, traced.graph.digest, plan.graph_digest)
+            return traced, plan, evaluate(traced.graph, plan, self.cluster), summary
 
     def _trace_of(self, plan: Plan) -> TracedModule:
         if plan.blocks:

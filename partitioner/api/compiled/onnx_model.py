@@ -178,10 +178,7 @@ class OnnxGraphs:
         """See `ModelGraphs.uncut`."""
         return self.model.graph
 
-    @property
-    def whole(self) -> Graph:
-        """See `ModelGraphs.whole`."""
-        return self.model.graph
+    whole = uncut
 
     def batch_size(self, count: int = 1) -> int:  # noqa: ARG002 - any number is cut or refused later
         """See `ModelGraphs.batch_size`."""

@@ -18,7 +18,6 @@ import onnx_ir
 from onnx import (
     DeviceConfigurationProto,
     ModelProto,
-    NodeDeviceConfigurationProto,
     NodeProto,
     ShardedDimProto,
     ShardingSpecProto,
@@ -190,21 +189,16 @@ def _node(
             yield Problem(_name(node), "", message)
         if item.pipeline_stage < 0:
             yield Problem(_name(node), "", f"pipeline stage {item.pipeline_stage} is below 0")
-        yield from _specs(node, item, shapes, known.num_devices if known else None)
-
-
-def _specs(
-    node: NodeProto, item: NodeDeviceConfigurationProto, shapes: Shapes, devices: int | None
-) -> Iterator[Problem]:
-    for name, count in _repeated(Counter(spec.tensor_name for spec in item.sharding_spec)):
-        yield Problem(_name(node), name, f"has {count} sharding specs; one is possible")
-    for spec in item.sharding_spec:
-        name = spec.tensor_name
-        if not name or name not in (*node.input, *node.output):
-            # [onnx.proto] required to match a name in the node's lists
-            yield Problem(_name(node), name, "is neither an input nor an output of the node")
-        for message in (*_devices(spec, devices), *_dims(spec, shapes.get(name))):
-            yield Problem(_name(node), name, message)
+        for name, count in _repeated(Counter(spec.tensor_name for spec in item.sharding_spec)):
+            yield Problem(_name(node), name, f"has {count} sharding specs; one is possible")
+        devices = known.num_devices if known else None
+        for spec in item.sharding_spec:
+            name = spec.tensor_name
+            if not name or name not in (*node.input, *node.output):
+                # [onnx.proto] required to match a name in the node's lists
+                yield Problem(_name(node), name, "is neither an input nor an output of the node")
+            for message in (*_devices(spec, devices), *_dims(spec, shapes.get(name))):
+                yield Problem(_name(node), name, message)
 
 
 def _devices(spec: ShardingSpecProto, devices: int | None) -> Iterator[str]:

@@ -57,8 +57,7 @@ def plan(
     `partition MODEL ...` is short for `partition plan MODEL ...`.
     """
     args = SimpleNamespace(**locals())
-    chosen = options.given(CompileOptions, values)
-    options.check_kind(model, CompileOptions, chosen)
+    chosen = options.given(model, CompileOptions, values)
     if annotate is not None and module_name(model) is not None:
         options.refuse_kind("--annotate", is_module=True)
     return _plan(args, chosen) if dump_problem is None else _dump(args, chosen)

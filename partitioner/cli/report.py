@@ -129,10 +129,9 @@ def sweep(
     **values: Any,
 ) -> int:
     """Say whether splitting pays: plan for several numbers of devices, clusters and limits."""
-    chosen = options.given(SweepOptions, values)
+    chosen = options.given(model, SweepOptions, values)
     if devices is None and "clusters" not in chosen:
         wrong("give --devices, or --clusters with counts in their names, like 4xh100")
-    options.check_kind(model, SweepOptions, chosen)
     _check(output, (options.check_model(model),))
     with progress(quiet) as say:
         say("loading the compiler")

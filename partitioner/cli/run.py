@@ -14,7 +14,6 @@ from partitioner.cli.options import (
     Profile,
     Quiet,
     Written,
-    check_kind,
     check_model,
     flag,
     given,
@@ -191,8 +190,7 @@ def profile(
     **values: Any,
 ) -> int:
     """Measure a model's operators on this machine, for plans with --cluster local."""
-    chosen = given(ProfileOptions, values)
-    check_kind(model, ProfileOptions, chosen)
+    chosen = given(model, ProfileOptions, values)
     check_model(model)
     with progress(quiet) as say:
         say("loading the compiler")

@@ -18,6 +18,12 @@ from torch.utils import _pytree as pytree
 from partitioner.api.compiled.base import Compiled, Model, ProfiledRun
 from partitioner.api.compiled.folder import GraphFile, ModuleRequest
 from partitioner.api.compiled.module_ranks import ModuleRanks, rest_of
+from partitioner.api.compiled.module_state import (
+    stored_of,
+    submodules_of,
+    weights_of,
+    with_contents,
+)
 from partitioner.api.compiled.rank_files import ModuleFiles
 from partitioner.api.compiled.taken_over import taken_over
 from partitioner.api.verify.module import check_contents, has_no_contents, random_arguments
@@ -293,7 +299,6 @@ class ModuleProgram(Compiled):
                 program has ranks; the weights are fake, or cannot be initialised; the ranks have
                 other options, weights or constants.
         """
-        from partitioner.api.compiled.module_state import weights_of
         from partitioner.backends.torch.agreeing.agreement import Agreement
         from partitioner.backends.torch.agreeing.groups import check_world
         from partitioner.backends.torch.guards.originals import check_weights, watch
@@ -346,7 +351,6 @@ class ModuleProgram(Compiled):
         Args:
             source: Whole contents of parameters and buffers; those of fake constants come from it.
         """
-        from partitioner.api.compiled.module_state import submodules_of, with_contents
         from partitioner.backends.torch.state.whole import Whole
 
         rest, traced = self.ranks.rest, self.traced
@@ -385,8 +389,6 @@ class ModuleProgram(Compiled):
     @cached_property
     def stored(self) -> tuple[Stored, ...]:
         """The parameters and buffers that the ranks hold, by the first of their names."""
-        from partitioner.api.compiled.module_state import stored_of
-
         return stored_of(self.model.module)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import tempfile
 import time
 from collections import deque
@@ -26,7 +27,7 @@ from partitioner.api.profiling.candidates import (
 )
 from partitioner.api.profiling.links import groups_of, measure_here, measure_together, unknown_links
 from partitioner.api.profiling.profiled import Profiled
-from partitioner.api.profiling.rank import Item, Program, Work, leave_work, read_status
+from partitioner.api.profiling.rank import WORK, Item, Program, Work, read_status
 from partitioner.api.profiling.sessions import border_seconds, whole_seconds
 from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.launch import run_job
@@ -370,7 +371,8 @@ class _Session:
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             folder, profile = Path(name), self.profile
             where = profile.file, profile.device, profile.threads
-            leave_work(folder, Work(self.backend, *where, items, end_s))
+            work = Work(self.backend, *where, items, end_s)
+            (folder / WORK).write_bytes(pickle.dumps(work))
             self.say(f"measuring {len(items)} forms on {profile.processes} processes")
             told = 0
 

@@ -31,7 +31,8 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Programs
 
-_WORK, _STATUS = "work.pickle", "status.json"
+#: Files in the folder of a job of `run_job` whose runner is this module.
+WORK, _STATUS = "work.pickle", "status.json"
 #: What a form takes at least: one that another's kernel computes may take nothing.
 _LEAST_S = 1e-7
 #: Programs that take turns: few enough to hold in memory, with their weights.
@@ -100,11 +101,6 @@ class Status:
     failed: Mapping[str, str] = field(default_factory=dict)
 
 
-def leave_work(folder: Path, work: Work) -> None:
-    """Leave the work in the folder of a job of `run_job` whose runner is this module."""
-    (folder / _WORK).write_bytes(pickle.dumps(work))
-
-
 def read_status(folder: Path) -> Status:
     """The progress of the processes of a job."""
     try:
@@ -116,7 +112,7 @@ def read_status(folder: Path) -> Status:
 
 def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`."""
-    work: Work = pickle.loads((folder / _WORK).read_bytes())  # noqa: S301 (our own file)
+    work: Work = pickle.loads((folder / WORK).read_bytes())  # noqa: S301 (our own file)
     device = Device.of(job["device"])
     end_s = work.end_s
     measured: set[str] = set()

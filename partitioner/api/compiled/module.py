@@ -443,7 +443,11 @@ def variant(
             else trace_micro_batch(compiled.module, example, options, micro.count, keep, fewer=True)
         )
     module = replace(traced, snapshot=compiled.snapshot)
-    _check_stored(program, module)
+    known = compiled.traced.stored
+    for name in [name for name in module.traced.stored if name in known]:
+        new = module.graph.types[module.traced.stored[name]]
+        if new != (old := program.graph.types[known[name]]):
+            raise ResultError(f"{name} is {new} with these arguments, {old} in the program")
     if training or micro is not None:
         earlier = (program, *(one for one in like if one.training == training))
         forms = ((one, module.of(one.plan.nodes)) for one in earlier)
@@ -518,17 +522,6 @@ def _searched(program: ModuleProgram, module: TracedModule) -> Plan:
         strategy, mesh = "intra", dict(most.axes)
     request = Request(strategy=strategy, mesh=mesh or None, constraints=Constraints(plan=kept))
     return find_plan(graph, program.cluster, request, Budget.of(request)).plan
-
-
-def _check_stored(program: ModuleProgram, module: TracedModule) -> None:
-    """Refuse weights of other sizes."""
-    stored = program.model.module.traced.stored
-    for name, value in module.traced.stored.items():
-        if name not in stored:
-            continue  # no node of the program reads it
-        new, old = module.graph.types[value], program.graph.types[stored[name]]
-        if new != old:
-            raise ResultError(f"{name} is {new} with these arguments, {old} in the program")
 
 
 @contextmanager

@@ -92,7 +92,12 @@ def verify(
     from partitioner.backends.onnx.sessions.whole import run_whole
     from partitioner.backends.regions import cut
 
-    _check_draws(traced)
+    for node in traced.graph.nodes:
+        for op in _unseeded(node):
+            raise VerificationError(
+                f"{node.name!r} ({op}) draws random numbers without a seed: the ranks and the "
+                "whole model draw others, and nothing can be compared; give the node a seed"
+            )
     check_memory(traced.graph)
     inputs = random_inputs(traced.graph, seed) if given is None else given
     whole = run_whole(traced.whole, traced.folder, inputs, optimization=optimization)
@@ -126,17 +131,6 @@ def verify(
         if first is not None:
             break
     return Verification(len(programs.ranks), said, outputs, first, optimization=optimization)
-
-
-def _check_draws(traced: Traced) -> None:
-    """Refuse, as a VerificationError, a model whose results are others at each run."""
-    for node in traced.graph.nodes:
-        op = next(_unseeded(node), "")
-        if op:
-            raise VerificationError(
-                f"{node.name!r} ({op}) draws random numbers without a seed: the ranks and the "
-                "whole model draw others, and nothing can be compared; give the node a seed"
-            )
 
 
 def _unseeded(node: Node) -> Iterator[str]:

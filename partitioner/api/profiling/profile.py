@@ -25,7 +25,13 @@ from partitioner.api.profiling.candidates import (
     local_graph,
     yardsticks,
 )
-from partitioner.api.profiling.links import groups_of, measure_here, measure_together, unknown_links
+from partitioner.api.profiling.links import (
+    Wanted,
+    groups_of,
+    measure_here,
+    measure_together,
+    unknown_links,
+)
 from partitioner.api.profiling.profiled import Profiled
 from partitioner.api.profiling.rank import WORK, Item, Program, Work, read_status
 from partitioner.api.profiling.sessions import border_seconds, whole_seconds
@@ -56,8 +62,6 @@ from partitioner.strategies.spaces import check_space
 if TYPE_CHECKING:
     import onnx
     from torch import nn
-
-    from partitioner.api.profiling.gloo import Wanted
 
 _TIME_LIMIT_S = 120.0
 #: Seconds that are kept for the communications while some are unknown, and their most of the time

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import numpy as np
 
@@ -34,7 +34,6 @@ from partitioner.frontends.onnx.load import load_onnx
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
 from partitioner.ir.errors import OptionError, PartitionerError, hints_keywords
-from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.report.measured import FILE, Measured
 from partitioner.rewrites.block_graph import block_graph
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
 
 #: Largest relative difference of a plan's recomputed cost from the stored one: rounding.
 COST_TOLERANCE = 1e-9
+Kind = TypeVar("Kind", bound=Compiled)
 #: Errors of calculations with values that no model has.
 _NO_SENSE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
@@ -147,11 +147,10 @@ def load(
         from partitioner.api.compiled.module import ModuleProgram
 
         traced = _load_module(folder, request, module, example_inputs, model)
-        return ModuleProgram.of(traced, **_stored_plan(folder, traced.graph))
+        return _planned(ModuleProgram, traced, folder)
     if module is not None:
         raise ResultError(f"{folder} is of an ONNX model, which it finds itself: give no module")
-    onnx_model = _load_onnx(folder, request, model)
-    return Compiled.of(onnx_model, **_stored_plan(folder, onnx_model.graph))
+    return _planned(Compiled, _load_onnx(folder, request, model), folder)
 
 
 def load_named(
@@ -172,7 +171,7 @@ def look(directory: str | Path) -> Compiled:
     folder = Path(directory)
     model = _read_model(folder)
     with _foreign_data(folder):
-        return Compiled.of(model, **_stored_plan(folder, model.graph))
+        return _planned(Compiled, model, folder)
 
 
 def draw_inputs(folder: Path, seed: int) -> Mapping[str, np.ndarray]:
@@ -362,11 +361,11 @@ def _measured(folder: Path, plan: Plan) -> tuple[Measured | None, str]:
     return measured, ""
 
 
-def _stored_plan(folder: Path, graph: Graph) -> dict[str, Any]:
-    """A folder's plan with its figures on the graph, as arguments of `Compiled.of`; see `load`."""
+def _planned(kind: type[Kind], model: Model, folder: Path) -> Kind:
+    """A model with a folder's plan and its figures; see `load`."""
     plan = load_plan(folder)
     cluster = Cluster.from_data(plan.cluster)
-    evaluation = evaluate(graph, plan, cluster)
+    evaluation = evaluate(model.graph, plan, cluster)
     summary = load_summary(folder)
     stale, cert = "", plan.certificate
     cost = 0.0 if cert is None else evaluation.cost(cert.objective)
@@ -381,12 +380,6 @@ def _stored_plan(folder: Path, graph: Graph) -> dict[str, Any]:
             f"version{other}"
         )
     measured, why_left_out = _measured(folder, plan)
-    return {
-        "cluster": cluster,
-        "plan": replace(plan, certificate=None) if stale else plan,
-        "evaluation": evaluation,
-        "summary": summary,
-        "seconds": summary["seconds"],
-        "warnings": tuple(filter(None, [stale, why_left_out])),
-        "measured": measured,
-    }
+    plan = replace(plan, certificate=None) if stale else plan
+    warnings, seconds = tuple(filter(None, [stale, why_left_out])), summary["seconds"]
+    return kind.of(model, cluster, plan, evaluation, summary, seconds, warnings, measured)

@@ -32,6 +32,10 @@ class Timing(NamedTuple):
         return cls(median, (high - low) / 2 / median if median else 0.0, len(runs))
 
 
+#: Which of some wishes any of the processes has that measure the same programs at once.
+Anyone = Callable[[Sequence[bool]], Sequence[bool]]
+
+
 def nothing() -> None:
     """Do nothing."""
 
@@ -40,7 +44,7 @@ def timed_runs(
     programs: Sequence[Callable[[], object]],
     clock: Callable[[], float] = time.perf_counter,
     end_s: float = float("inf"),
-    anyone: Callable[[Sequence[bool]], Sequence[bool]] = list,
+    anyone: Anyone = list,
     before_turn: Callable[[], object] = nothing,
     before_runs: Sequence[Callable[[], object]] = (),
     stopwatch: Callable[[Callable[[], object]], float] | None = None,
@@ -53,8 +57,7 @@ def timed_runs(
         programs: Functions that run one each.
         end_s: Time of `clock` at which all end, after the fewest runs. Programs whose fewest runs
             do not fit are left out, the last ones first, and have no runs; the first one is run.
-        anyone: Which of some wishes any of the processes has that measure the same programs at
-            once; called equally often on each.
+        anyone: Called equally often on each process.
         before_turn: Called before each turn, untimed.
         before_runs: Of each program, called before each of its runs, untimed; none if empty.
         stopwatch: Runs a function and gives its seconds; default: those of `clock`.

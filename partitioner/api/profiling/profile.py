@@ -33,9 +33,8 @@ from partitioner.api.profiling.links import (
     unknown_links,
 )
 from partitioner.api.profiling.profiled import Profiled
-from partitioner.api.profiling.rank import WORK, Item, Program, Work, read_status
+from partitioner.api.profiling.rank import WORK, Item, Work, read_status
 from partitioner.api.profiling.sessions import border_seconds, whole_seconds
-from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.launch import run_job
 from partitioner.backends.onnx.measuring import timing as onnx_timing
 from partitioner.backends.torch.measuring import timing as torch_timing
@@ -382,23 +381,21 @@ class _Session:
 
             def watch() -> None:
                 nonlocal told
-                measured = len(read_status(folder).measured)
+                measured = len(read_status(folder)[0])
                 if measured - told >= max(1, len(items) // _PROGRESS_LINES):
                     told = measured
                     self.say(f"measured {measured} of {len(items)} forms")
 
             job = {"runner": "partitioner.api.profiling.rank", "device": self.runs_on}
             run_job(folder, profile.processes, job, watch=watch)
-            done = read_status(folder)
-        self.measured |= done.measured
-        for op, why in done.failed.items():
+            done, failed = read_status(folder)
+        self.measured |= done
+        for op, why in failed.items():
             self.failed.setdefault(op, why)
 
     def _item(self, graph: Graph, candidate: Candidate) -> Item | None:
         try:
-            alone = local_graph(graph, candidate, self.cluster)
-            program = Program(uncut_programs(alone), alone)
-            before = None
+            alone, before = local_graph(graph, candidate, self.cluster), None
             if candidate.behind:
                 before = local_graph(graph, candidate, self.cluster, is_before=True)
         except PartitionerError as error:
@@ -417,8 +414,7 @@ class _Session:
             "",
         )
         is_new = _is_new(candidate, self.profile, self.backend)
-        less = None if before is None else Program(uncut_programs(before), before)
-        whole = {value: value.partition("@")[0] for value in program.graph.inputs}
+        whole = {value: value.partition("@")[0] for value in alone.inputs}
         recent = tuple(
             value
             for value, name in whole.items()
@@ -429,4 +425,4 @@ class _Session:
         node = candidate.placed.node
         is_kept = any(is_read_long_after(graph, node, value) for value in node.writes)
         temperature = is_cold(graph, candidate), is_kept
-        return Item(program, less, entry, *is_new, recent, *temperature, known)
+        return Item(alone, before, entry, *is_new, recent, *temperature, known)

@@ -1,12 +1,9 @@
-"""Writes a changed graph: nodes that stay, new ones under free names, and no more than is read.
-
-A rewrite is a function of a graph that gives a graph; the writer is the one place that makes it.
-"""
+"""Writes a changed graph: nodes that stay, new ones under free names, and no more than is read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,39 +13,23 @@ from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
 from partitioner.ir.layout import Interval
 from partitioner.ir.nodes.local_node import localized
-from partitioner.ir.ops import LocalOp
-from partitioner.ir.ops.pieces import added, joined, part_of
+from partitioner.ir.ops import LocalOp, inherit_rules, row_of
+from partitioner.ir.ops.pieces import part_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.types import TensorType
 
 
-@dataclass(kw_only=True)
 class GraphWriter:
-    """A graph that is being written, made from another one.
+    """A graph that is being written, made from another one: its fields are of both.
 
-    Attributes:
+    Args:
         source: The graph that is rewritten.
         mark: The text between a name and the number that makes it free.
-        nodes: The nodes so far.
-        types: Types of the source's values, and of new ones.
-        constants: Constants of the source, and new ones.
-        modules, twins, backward, blocks: See `Graph`, of nodes of the source and new ones.
-        taken: Names of nodes and values of the source, and of new ones.
+        nodes: The nodes that begin the new graph.
     """
 
-    source: Graph
-    mark: str = "."
-    nodes: list[Node] = field(default_factory=list)
-    types: dict[str, TensorType] = field(init=False)
-    constants: dict[str, Constant] = field(init=False)
-    modules: dict[str, str] = field(init=False)
-    twins: dict[str, str] = field(init=False)
-    backward: set[str] = field(init=False)
-    blocks: dict[str, int] = field(init=False)
-    taken: set[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        source = self.source
+    def __init__(self, source: Graph, mark: str = ".", nodes: Iterable[Node] = ()) -> None:
+        self.source, self.mark, self.nodes = source, mark, list(nodes)
         self.types, self.constants = dict(source.types), dict(source.constants)
         self.modules, self.twins = dict(source.modules), dict(source.twins)
         self.backward, self.blocks = set(source.backward), dict(source.blocks)
@@ -139,14 +120,6 @@ class GraphWriter:
         self.nodes += local.nodes
         return part
 
-    def joined(self, parts: Sequence[str], dim: int, made: str) -> None:
-        """Add a node that puts parts one after the other along a dim, as a value."""
-        self.add_node(joined(self.source, parts, dim, made), suffix="joined")
-
-    def added(self, one: str, other: str, made: str) -> None:
-        """Add a node that adds two values of one type, as a value."""
-        self.add_node(added(self.source, one, other, made), suffix="joined")
-
     def local(
         self,
         placed: PlacedNode,
@@ -167,15 +140,13 @@ class GraphWriter:
             suffix: Ends the names of what is new.
             stays: Whether the node keeps its name.
         """
-        local = localized(
-            self.source,
-            placed,
-            point,
-            operands,
-            results,
-            lambda name: self.free(f"{name}.{suffix}"),
-        )
+
+        def free(name: str) -> str:
+            return self.free(f"{name}.{suffix}")
+
+        local = localized(self.source, placed, point, operands, results, free)
         self._note(local)
+
         for step in local.nodes:
             if stays and step.name == placed.node.name:
                 self.nodes.append(step)
@@ -236,6 +207,28 @@ def replaced(
         else:
             writer.nodes.append(node)
     return writer.graph()
+
+
+def chosen(graph: Graph, present: Container[str]) -> Graph:
+    """The graph that a plan is for: with these optional nodes, without those that nothing reads.
+
+    A node that takes either of two operands reads the last one that is computed.
+
+    Raises:
+        IRError: A node that is left out is read.
+    """
+    writer, made = GraphWriter(source=graph), {*graph.inputs, *graph.constants}
+    for node in graph.nodes:
+        if node.name not in graph.optional or node.name in present:
+            row = row_of(node)
+            computed = [v for v in node.inputs if v in made] if row and row.either else []
+            if computed:
+                node = replace(node, inputs=tuple(computed[-1:]))
+            writer.nodes.append(node)
+            made.update(node.writes)
+    settled = writer.graph(graph.by_name.keys() - graph.optional, optional=frozenset())
+    inherit_rules(settled, graph)
+    return settled
 
 
 def reading(node: Node, names: Mapping[str, str], stays: Container[str] = ()) -> Node:

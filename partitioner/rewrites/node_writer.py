@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,12 +26,10 @@ class NodeWriter:
     writer: GraphWriter
     node: Node
 
-    def node_name(self, op: str) -> str:
-        """A name for a node of an operator."""
+    def _node_name(self, op: str) -> str:
         return f"{self.node.name}/{op}"
 
-    def constant_name(self, name: str) -> str:
-        """A name for a constant."""
+    def _constant_name(self, name: str) -> str:
         return f"{self.node.name}/{name}"
 
     def add(
@@ -57,7 +56,7 @@ class NodeWriter:
             shape = np.broadcast_shapes(*(tensor.shape for tensor in types))
         result = replace(types[0].with_shape(shape), dtype=dtype or types[-1].dtype)
         given = [made] if made else ()
-        (value,) = self.writer.add(self.node_name(op), op, reads, [result], given, attrs)
+        (value,) = self.writer.add(self._node_name(op), op, reads, [result], given, attrs)
         return value
 
     def number(self, name: str, number: float, like: str) -> str:
@@ -66,11 +65,25 @@ class NodeWriter:
 
     def constant(self, name: str, array: np.ndarray) -> str:
         """A new constant."""
-        return self.writer.constant(self.constant_name(name), Constant.of(array))
+        return self.writer.constant(self._constant_name(name), Constant.of(array))
 
     def type(self, value: str) -> TensorType:
         """The type of a value of the graph, or of one that was written."""
         return self.writer.types[value]
+
+
+@dataclass
+class KeysWriter(NodeWriter):
+    """Writes attention in parts, whose nodes and constants have numbers for names."""
+
+    written: Iterator[int] = field(default_factory=itertools.count)
+    constants: Iterator[int] = field(default_factory=itertools.count)
+
+    def _node_name(self, _: str) -> str:
+        return f"{self.node.name}/keys/{next(self.written)}"
+
+    def _constant_name(self, _: str) -> str:
+        return f"{self.node.name}/keys/constant{next(self.constants)}"
 
 
 @dataclass

@@ -156,9 +156,7 @@ class _Proof:
         if other is None or other.op != node.op or other.attrs.keys() != node.attrs.keys():
             return False
         free = _SIZES | ({"other"} if _scales(node) else set())
-        return all(
-            node.attrs[key] == value for key, value in other.attrs.items() if key not in free
-        )
+        return all(node.attrs[key] == v for key, v in other.attrs.items() if key not in free)
 
     def _is_local(self, node: Node) -> bool:
         """Tell whether the other graph's node is what a micro-batch runs in place of it.
@@ -312,13 +310,11 @@ class _Proof:
 
 
 def _scales(node: Node) -> str:
-    """The way in which a node scales its first operand by the other; "" if it does not."""
     row = row_of(node)
     return row.scales if row is not None else ""
 
 
 def _averages(node: Node) -> bool:
-    """Tell whether a node divides its sum by the number of the terms."""
     row = row_of(node)
     return row is not None and row.averages
 
@@ -327,11 +323,6 @@ def cut_factors(
     rule: Rule, operands: Sequence[Sharding | None], mesh: DeviceMesh
 ) -> Mapping[str, DimLayout]:
     """The layouts of a node's factors that its operands' cut dims ask for.
-
-    Args:
-        rule: The rule of the node.
-        operands: How its operands lie; None where one is absent.
-        mesh: The micro-batches, as devices.
 
     Raises:
         CombinesError: Operands ask for different ones, or for one that no factor has.

@@ -15,6 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Origin
+from partitioner.backends.onnx.files.communications import comm_node, slice_nodes, stub
 from partitioner.backends.onnx.files.header import (
     BLOCK_KEY,
     DOMAIN,
@@ -24,8 +25,6 @@ from partitioner.backends.onnx.files.header import (
     write_header,
 )
 from partitioner.backends.onnx.files.nodes import node_proto, tensor_proto, value_info
-from partitioner.backends.onnx.files.slices import slice_nodes
-from partitioner.backends.onnx.files.stubs import comm_node, stub
 from partitioner.backends.onnx.files.weights import Store, WeightFile, inline_tensor
 from partitioner.backends.regions import cut
 from partitioner.ir.errors import naming

@@ -20,9 +20,8 @@ from partitioner.backends.errors import BackendError, CommunicationError, one_li
 from partitioner.backends.onnx.files.load import constants_outside
 from partitioner.backends.onnx.files.steps import Cut, RankModel, Segment
 from partitioner.backends.onnx.running.turns import Turns
-from partitioner.backends.onnx.sessions.blocks import Sessions
 from partitioner.backends.onnx.sessions.joined import Sums
-from partitioner.backends.onnx.sessions.segments import SessionConfig
+from partitioner.backends.onnx.sessions.segments import SessionConfig, Sessions
 from partitioner.backends.regions import write_region
 from partitioner.backends.tensors import combine, from_numpy, torch_dtype
 from partitioner.ir.exchange import Region

@@ -194,7 +194,7 @@ class OnnxRanks(Ranks):
 
     def _emit(self, folder: Path) -> None:
         from partitioner.backends.onnx.files.emit import emit
-        from partitioner.backends.onnx.sessions.loadable import check_loadable
+        from partitioner.backends.onnx.sessions.whole import check_loadable
 
         assert self.plan is not None
         graph, part = self.model.graph, self.model.part

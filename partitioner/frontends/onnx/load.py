@@ -31,7 +31,7 @@ from partitioner.ir.graph import Graph, Opaque
 from partitioner.ir.onnx_types import onnx_dtype
 from partitioner.rewrites.keys import keys_in_parts
 from partitioner.rewrites.node_writer import in_parts
-from partitioner.rewrites.onnx import norms, reductions
+from partitioner.rewrites.onnx_forms import WITH_KERNELS, WITHOUT_KERNELS
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -54,8 +54,7 @@ class Traced:
     @property
     def forms(self) -> tuple[Traced, ...]:
         """The model, and with the same results in nodes that can be cut along more dims."""
-        with_kernels = {**norms.WITH_KERNELS, **reductions.WITH_KERNELS}
-        divided = in_parts(keys_in_parts(self.graph), with_kernels)
+        divided = in_parts(keys_in_parts(self.graph), WITH_KERNELS)
         return (self,) if divided is self.graph else (self, replace(self, graph=divided))
 
 
@@ -127,7 +126,7 @@ def _traced(
     made = {n for node in graph.nodes if node.name == together for n in node.outputs}
     graph = replace(graph, bounded=frozenset(made))
     check_rules(graph, where)
-    graph = in_parts(graph, {**norms.WITHOUT_KERNELS, **reductions.WITHOUT_KERNELS})
+    graph = in_parts(graph, WITHOUT_KERNELS)
     for value, name in zip(source.proto.graph.output, graph.outputs, strict=True):
         if value.type.WhichOneof("value") is None:  # outputs that declare no element type
             value.type.tensor_type.elem_type = onnx_dtype(graph.types[name].dtype)

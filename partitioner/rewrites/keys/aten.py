@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from partitioner.rewrites.keys.naming import KeysWriter
+from partitioner.rewrites.node_writer import KeysWriter
 
 ATTENTION = "partitioner::attention"
 
@@ -16,6 +16,7 @@ class AtenWriter(KeysWriter):
 
     PRODUCT, DIFFERENCE = "aten::matmul", "aten::sub.Tensor"
     EXPONENTIAL, QUOTIENT = "aten::exp", "aten::div.Tensor"
+    LARGEST, TOTAL = "aten::amax", "aten::sum.dim_IntList"
     #: Whether a row that sees nothing has zeros as its softmax, by operator.
     SOFTMAX: ClassVar = {"aten::_softmax": False, "aten::_safe_softmax": True}
 
@@ -49,15 +50,8 @@ class AtenWriter(KeysWriter):
         """The larger of each element and a number."""
         return self.add("aten::clamp", [x], attrs={"min": number})
 
-    def largest(self, x: str) -> str:
-        """The maximum over the last dim, which becomes 1."""
-        return self._reduced("aten::amax", x)
-
-    def total(self, x: str) -> str:
-        """The sum over the last dim, which becomes 1."""
-        return self._reduced("aten::sum.dim_IntList", x)
-
-    def _reduced(self, op: str, x: str) -> str:
+    def over_keys(self, op: str, x: str) -> str:
+        """A reduction over the last dim, which becomes 1."""
         shape = (*self.type(x).shape[:-1], 1)
         return self.add(op, [x], shape, attrs={"dim": (-1,), "keepdim": True})
 

@@ -8,8 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from partitioner.ir.types import numpy_dtype
-from partitioner.rewrites.keys.naming import KeysWriter
-from partitioner.rewrites.node_writer import PartWriter
+from partitioner.rewrites.node_writer import KeysWriter, PartWriter
 
 ATTENTION = "Attention"
 
@@ -18,6 +17,7 @@ class OnnxWriter(KeysWriter, PartWriter):
     """Nodes of ONNX's operators, in the forms of the graph's opset."""
 
     PRODUCT, DIFFERENCE, EXPONENTIAL, QUOTIENT = "MatMul", "Sub", "Exp", "Div"
+    LARGEST, TOTAL = "ReduceMax", "ReduceSum"
     SOFTMAX: ClassVar = {"Softmax": False}
 
     def cached(self) -> tuple[str, str, str, str]:
@@ -105,13 +105,9 @@ class OnnxWriter(KeysWriter, PartWriter):
         """The larger of each element and a number."""
         return self.add("Max", [x, self.number("least", number, x)])
 
-    def largest(self, x: str) -> str:
-        """The maximum over the last dim, which becomes 1."""
-        return self.reduced("ReduceMax", x, [self.type(x).rank - 1])
-
-    def total(self, x: str) -> str:
-        """The sum over the last dim, which becomes 1."""
-        return self.reduced("ReduceSum", x, [self.type(x).rank - 1])
+    def over_keys(self, op: str, x: str) -> str:
+        """A reduction over the last dim, which becomes 1."""
+        return self.reduced(op, x, [self.type(x).rank - 1])
 
     def cast(self, x: str, dtype: str, made: str = "") -> str:
         """The value itself: other types keep the operator."""

@@ -8,16 +8,21 @@ to move the cache. Softmax is attention where a product with values reads it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import rule_of
 from partitioner.ir.rule import Rule
+from partitioner.ir.types import numpy_dtype
 from partitioner.rewrites.graph_writer import GraphWriter, replaced
 from partitioner.rewrites.keys import aten, onnx
-from partitioner.rewrites.keys.naming import WIDE
-from partitioner.rewrites.keys.writer import write
 
+Writer = aten.AtenWriter | onnx.OnnxWriter
+
+#: Element types that sums of exponentials are taken in; others are cast to the first.
+WIDE = ("float32", "float64")
 #: Keys a query at least.
 LEAST_KEYS = 2
 #: Nodes between a softmax and the product that reads it at most, and elements of their other
@@ -33,10 +38,10 @@ def keys_in_parts(graph: Graph) -> Graph:
     """The graph with attention of few queries in parts; itself if it has none or is of training."""
     kinds = {node.name: kind for node in graph.nodes if (kind := _writer(graph, node))}
 
-    def write_parts(writer: GraphWriter, node: Node) -> None:
-        write(kinds[node.name](writer, node))
+    def write(writer: GraphWriter, node: Node) -> None:
+        _write(kinds[node.name](writer, node))
 
-    return replaced(graph, dict.fromkeys(kinds, write_parts))
+    return replaced(graph, dict.fromkeys(kinds, write))
 
 
 def has_few_queries(graph: Graph) -> bool:
@@ -49,7 +54,7 @@ def weighs_values(graph: Graph, weights: str) -> bool:
     return any(True for _ in _values(graph, weights, _MOST_BETWEEN))
 
 
-def _writer(graph: Graph, node: Node) -> type[aten.AtenWriter | onnx.OnnxWriter] | None:
+def _writer(graph: Graph, node: Node) -> type[Writer] | None:
     """The writer of a node that is replaced; None if it stays."""
     if graph.backward:
         return None
@@ -66,7 +71,6 @@ def _writer(graph: Graph, node: Node) -> type[aten.AtenWriter | onnx.OnnxWriter]
 
 
 def _are_few(rows: int, keys: int, scores: int, cached: int) -> bool:
-    """Tell whether queries, with so many scores over a cache of so many elements, are few."""
     return rows > 0 and keys >= LEAST_KEYS * rows and scores <= cached
 
 
@@ -126,3 +130,94 @@ def _values(graph: Graph, weights: str, most: int) -> Iterator[int]:
             yield from others
         elif most and max(others, default=0) <= _SMALL and len(node.writes) == 1:
             yield from _values(graph, node.writes[0], most - 1)
+
+
+def _write(w: Writer) -> None:
+    """Write the nodes that reduce over keys in place of a softmax or attention.
+
+    Scores are ``... query key``: queries and keys are the last two dims.
+    """
+    node = w.node
+    if node.op in w.SOFTMAX:
+        # Rows that see no key have NaN, or zeros if keys may be hidden.
+        scores, may_hide = node.inputs[0], w.SOFTMAX[node.op]
+        scores = w.cast(scores, _wide(w.type(scores).dtype))
+        weights, sums = _weights(w, scores, may_hide=may_hide)
+        _quotient(w, weights, w.at_least(sums, 1.0) if may_hide else sums, node.outputs[0])
+    elif isinstance(w, aten.AtenWriter):
+        query, key, value, mask = node.inputs
+        _attention(w, query, key, value, mask, made=node.outputs[0])
+    else:
+        packed = w.type(node.inputs[0]).rank == 3
+        query, key, value, mask = w.cached()
+        if not packed:
+            _attention(w, query, key, value, mask, made=node.outputs[0])
+            return
+        batch, heads, rows, _ = w.type(query).shape
+        width = w.type(value).shape[-1]
+        result = w.type(query).with_shape((batch, heads, rows, width))
+        by_head = w.writer.value(f"{node.name}/keys/result", result)
+        _attention(w, query, key, value, mask, made=by_head)
+        w.reshaped(w.permuted(by_head, (0, 2, 1, 3)), (batch, rows, heads * width), node.outputs[0])
+
+
+def _quotient(w: Writer, a: str, b: str, made: str) -> None:
+    dtype = w.type(made).dtype
+    if dtype == w.type(a).dtype:
+        w.add(w.QUOTIENT, [a, b], made=made)
+    else:
+        w.cast(w.add(w.QUOTIENT, [a, b]), dtype, made)
+
+
+def _attention(w: Writer, query: str, key: str, value: str, mask: str, *, made: str) -> None:
+    """Write attention of operands ``batch heads position channel`` as a value.
+
+    Each head of keys and values serves a group of consecutive heads of queries, which are its
+    rows: so the heads of the cache are not copied. Rows that see no key give zeros. A mask
+    broadcasts to (batch, heads, queries, keys); "" is none.
+    """
+    batch, heads, rows, channels = w.type(query).shape
+    wide, kv = _wide(w.type(query).dtype), w.type(key).shape[1]
+    scale = w.node.attrs.get("scale")
+    factor = float(scale) if isinstance(scale, int | float) else w.default_scale(channels)
+    query, key, value = (w.cast(x, wide) for x in (query, key, value))
+    by_head, by_kv = (batch, heads, rows), (batch, kv, heads // kv * rows)
+    query = _of_rows(w, w.scaled(query, factor), by_kv)
+    scores = _product(w, query, w.permuted(key, (0, 1, 3, 2)))
+    if mask:
+        scores = w.hidden(_of_rows(w, scores, by_head), mask)
+    weights, sums = _weights(w, scores, may_hide=bool(mask))
+    result = _product(w, _of_rows(w, weights, by_kv), value)
+    # behind the product, so that both are there before either is reduced and read
+    sums = w.at_least(sums, 1.0) if mask else sums
+    result, sums = _of_rows(w, result, by_head), _of_rows(w, sums, by_head)
+    _quotient(w, result, sums, made)
+
+
+def _weights(w: Writer, scores: str, *, may_hide: bool) -> tuple[str, str]:
+    """Exponentials of the scores less their largest, and their sums.
+
+    The largest score of a row that sees a key adds 1 to the sum: a sum below 1 is of a row that
+    sees none.
+    """
+    largest = w.over_keys(w.LARGEST, scores)
+    if may_hide:
+        lowest = np.finfo(numpy_dtype(w.type(scores).dtype)).min
+        largest = w.at_least(largest, float(lowest))
+    weights = w.add(w.EXPONENTIAL, [w.add(w.DIFFERENCE, [scores, largest])])
+    return weights, w.over_keys(w.TOTAL, weights)
+
+
+def _product(w: Writer, a: str, b: str) -> str:
+    return w.add(w.PRODUCT, [a, b], (*w.type(a).shape[:-1], w.type(b).shape[-1]))
+
+
+def _of_rows(w: Writer, x: str, rows: Sequence[int]) -> str:
+    """The tensor with these dims before its last."""
+    shape = w.type(x).shape
+    return x if shape[:-1] == tuple(rows) else w.reshaped(x, (*rows, shape[-1]))
+
+
+def _wide(dtype: str) -> str:
+    """The element type in which a softmax of scores of this type is computed."""
+    return dtype if dtype in WIDE else WIDE[0]

@@ -113,7 +113,7 @@ def _check_names(
     known = dict.fromkeys(
         dim for shape in declared.values() for dim in shape or () if isinstance(dim, str)
     )
-    names = {name for symbol in known for name in (symbol, *_free(symbol))}
+    names = set(known).union(*map(_free, known))
     for symbol, size in dims.items():
         if symbol not in names:
             listed = ", ".join(known) or "none"
@@ -135,17 +135,15 @@ def _check_names(
             raise FrontendError(f"{flag}: a size is a whole number of at least 0")
 
 
-def _is_size(size: int) -> bool:
-    return is_whole(size) and 0 <= size < 2**63
-
-
 def _free(symbol: str) -> frozenset[str]:
-    if symbol.isidentifier():
-        return frozenset((symbol,))
     try:
         return frozenset(onnx_ir.SymbolicDim(symbol).free_symbols())
-    except ValueError:
+    except ValueError:  # not an expression: only a name
         return frozenset()
+
+
+def _is_size(size: int) -> bool:
+    return is_whole(size) and 0 <= size < 2**63
 
 
 def _match(

@@ -18,12 +18,12 @@ from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.inferring.bounded import behind
 from partitioner.frontends.onnx.inferring.check_nodes import (
     check_by_schema,
+    check_operands,
     infer_by_schema,
     is_static,
 )
 from partitioner.frontends.onnx.inferring.corrections import correct_inference
 from partitioner.frontends.onnx.inferring.dims import Declared, agree, declared_dims, evaluate, text
-from partitioner.frontends.onnx.inferring.operand_checks import check_operands
 from partitioner.frontends.onnx.inferring.window_counts import state_pads
 from partitioner.frontends.onnx.reading.border import reason
 from partitioner.frontends.onnx.reading.runtime import shares_buffer
@@ -32,9 +32,9 @@ from partitioner.frontends.onnx.rewriting.fold import (
     fold,
     lift_constants,
     merge_equal,
+    put_in_rows,
     remove_identities,
 )
-from partitioner.frontends.onnx.rewriting.opset_forms import put_in_rows
 from partitioner.ir.ops.onnx.elementwise import FUNCTIONS
 
 #: Turns of inference and folding; each must find something. Real exports take two or three.

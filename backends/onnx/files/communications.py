@@ -1,22 +1,27 @@
-"""Communication nodes and the model-local functions that stand in for them in stock runtimes.
+"""Communications as nodes of a rank file, and the functions that stand in for them.
 
 A function gives the true output type and shape, so that checkers accept a rank file and stock
-ONNX Runtime loads it; what it computes is one rank's view (its own tensor, or zeros).
+ONNX Runtime loads it; what it computes is one rank's view (its own tensor, or zeros). A local slice
+is no communication: it is standard nodes, a Slice per piece and a Concat of the pieces.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper, numpy_helper
 
+from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.files.header import DOMAIN, dump_transfers
+from partitioner.backends.regions import is_whole
+from partitioner.ir.layout import Interval
 from partitioner.ir.onnx_types import onnx_dtype
 from partitioner.ir.program import Comm, CommKind, RankProgram
 
-#: First operator set with ConstantOfShape.
-_CONSTANT_OF_SHAPE = 9
+#: First operator sets with ConstantOfShape, and where Slice takes its bounds as operands.
+_CONSTANT_OF_SHAPE, _SLICE_OPERANDS = 9, 10
 _ATTRIBUTES = (
     "seq", "kind", "ranks", "active", "uniform", "dtype", "reduce", "phase", "target_phase",
     "transfers", "source_shape", "target_shape", "old_shape", "old_numel", "why",
@@ -111,22 +116,17 @@ def stub(name: str, node: NodeProto, opset: int) -> FunctionProto:
 
 def _zeros(opset: int) -> list[NodeProto]:
     cast = _referring("Cast", ["zeros"], "Y", "to", "dtype", AttributeProto.INT)
-    if opset < _CONSTANT_OF_SHAPE:
-        return [*_old_zeros(), cast]
+    if opset < _CONSTANT_OF_SHAPE:  # constants are floating-point numbers only
+        zero = numpy_helper.from_array(np.zeros(1, np.float32))
+        nodes = [helper.make_node("Constant", [], ["zero"], value=zero)]
+        for name in ("old_shape", "old_numel"):
+            nodes.append(_referring("Constant", [], name, "value", name, AttributeProto.TENSOR))
+            nodes.append(helper.make_node("Cast", [name], [f"{name}_"], to=TensorProto.INT64))
+        nodes.append(helper.make_node("Tile", ["zero", "old_numel_"], ["flat"]))
+        nodes.append(helper.make_node("Reshape", ["flat", "old_shape_"], ["zeros"]))
+        return [*nodes, cast]
     shape = _referring("Constant", [], "shape", "value", "target_shape", AttributeProto.TENSOR)
     return [shape, helper.make_node("ConstantOfShape", ["shape"], ["zeros"]), cast]
-
-
-def _old_zeros() -> list[NodeProto]:
-    """The same in operator sets whose constants are floating-point numbers only."""
-    zero = numpy_helper.from_array(np.zeros(1, np.float32))
-    nodes = [helper.make_node("Constant", [], ["zero"], value=zero)]
-    for name in ("old_shape", "old_numel"):
-        nodes.append(_referring("Constant", [], name, "value", name, AttributeProto.TENSOR))
-        nodes.append(helper.make_node("Cast", [name], [f"{name}_"], to=TensorProto.INT64))
-    nodes.append(helper.make_node("Tile", ["zero", "old_numel_"], ["flat"]))
-    nodes.append(helper.make_node("Reshape", ["flat", "old_shape_"], ["zeros"]))
-    return nodes
 
 
 def _referring(
@@ -141,3 +141,75 @@ def _referring(
 
 def _sizes(shape: tuple[int, ...], dtype: type = np.int64) -> TensorProto:
     return numpy_helper.from_array(np.array(shape, dtype))
+
+
+@dataclass
+class _Builder:
+    """Nodes and literals of one slice, named after its `seq`."""
+
+    prefix: str
+    opset: int
+    nodes: list[NodeProto] = field(default_factory=list)
+    literals: list[TensorProto] = field(default_factory=list)
+    names: int = 0
+
+    def fresh(self) -> str:
+        self.names += 1
+        return f"{self.prefix}.{self.names}"
+
+    def add(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        name = f"{self.prefix}.{op}{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [output], name=name, **attributes))
+        return output
+
+    def literal(self, values: list[int]) -> str:
+        name = self.fresh()
+        self.literals.append(numpy_helper.from_array(np.array(values, np.int64), name))
+        return name
+
+    def slice(self, value: str, output: str, cuts: dict[int, Interval]) -> str:
+        axes, starts = list(cuts), [start for start, _ in cuts.values()]
+        ends = [start + length for start, length in cuts.values()]
+        if self.opset < _SLICE_OPERANDS:
+            return self.add("Slice", [value], output, axes=axes, starts=starts, ends=ends)
+        operands = [self.literal(starts), self.literal(ends), self.literal(axes)]
+        return self.add("Slice", [value, *operands], output)
+
+
+def slice_nodes(
+    comm: Comm, program: RankProgram, opset: int
+) -> tuple[list[NodeProto], list[TensorProto]]:
+    """Nodes and literals that make `comm.target` from `comm.source` on one rank.
+
+    Raises:
+        BackendError: The slice reads a part of another rank, or not one part that fills the target.
+    """
+    local = [t for t in comm.transfers if program.rank in (t.source, t.target)]
+    what, target = f"slice {comm.seq} on rank {program.rank}", program.types[comm.target]
+    if len(local) != 1 or local[0].source != local[0].target:
+        raise BackendError(f"{what} must be one transfer to itself, not {len(local)} transfers")
+    if not is_whole(local[0].write, target.shape):
+        raise BackendError(f"{what} fills only a part of {comm.target!r}, which is {target}")
+    build = _Builder(f"{DOMAIN}.slice{comm.seq}", opset)
+    shape = program.types[comm.source].shape
+    read = [
+        tuple(interval for interval in intervals if interval[1]) or ((0, 0),)
+        for intervals in local[0].read
+    ]
+    several = {dim: kept for dim, kept in enumerate(read) if len(kept) > 1}
+    single = {
+        dim: kept[0]
+        for dim, (kept, size) in enumerate(zip(read, shape, strict=True))
+        if len(kept) == 1 and kept[0] != (0, size)
+    }
+    value, left = comm.source, len(several) + bool(single)
+    if single:
+        left -= 1
+        value = build.slice(value, build.fresh() if left else comm.target, single)
+    for dim, intervals in several.items():
+        left -= 1
+        pieces = [build.slice(value, build.fresh(), {dim: interval}) for interval in intervals]
+        value = build.add("Concat", pieces, build.fresh() if left else comm.target, axis=dim)
+    if value != comm.target:
+        build.add("Identity", [value], comm.target)
+    return build.nodes, build.literals

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,17 +19,33 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.ir.types import TensorType
 
 
+@dataclass(kw_only=True)
 class GraphWriter:
-    """A graph that is being written, made from another one: its fields are of both.
+    """A graph that is being written, made from another one.
 
-    Args:
+    Attributes:
         source: The graph that is rewritten.
         mark: The text between a name and the number that makes it free.
-        nodes: The nodes that begin the new graph.
+        nodes: The nodes so far.
+        types: Types of the source's values, and of new ones.
+        constants: Constants of the source, and new ones.
+        modules, twins, backward, blocks: See `Graph`, of nodes of the source and new ones.
+        taken: Names of nodes and values of the source, and of new ones.
     """
 
-    def __init__(self, source: Graph, mark: str = ".", nodes: Iterable[Node] = ()) -> None:
-        self.source, self.mark, self.nodes = source, mark, list(nodes)
+    source: Graph
+    mark: str = "."
+    nodes: list[Node] = field(default_factory=list)
+    types: dict[str, TensorType] = field(init=False)
+    constants: dict[str, Constant] = field(init=False)
+    modules: dict[str, str] = field(init=False)
+    twins: dict[str, str] = field(init=False)
+    backward: set[str] = field(init=False)
+    blocks: dict[str, int] = field(init=False)
+    taken: set[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        source = self.source
         self.types, self.constants = dict(source.types), dict(source.constants)
         self.modules, self.twins = dict(source.modules), dict(source.twins)
         self.backward, self.blocks = set(source.backward), dict(source.blocks)

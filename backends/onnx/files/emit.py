@@ -60,13 +60,11 @@ def emit(
         (directory / f"rank{program.rank}.onnx").write_bytes(weights.sealed(model))
 
 
-def emit_models(
-    programs: Programs, graph: Graph, parts: BatchParts | None = None
-) -> tuple[ModelProto, ...]:
+def emit_models(programs: Programs, graph: Graph) -> tuple[ModelProto, ...]:
     """The rank files as messages with all constants inside: small models, without a folder."""
     programs.check()
     return tuple(
-        _build(program, programs, graph, inline_tensor, _NO_ORIGIN, parts)
+        _build(program, programs, graph, inline_tensor, _NO_ORIGIN, None)
         for program in programs.ranks
     )
 

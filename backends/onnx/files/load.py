@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -348,8 +348,8 @@ def _free(nodes: Iterable[NodeProto], known: set[str]) -> Iterator[str]:
         known.update(name for name in node.output if name)
 
 
-def constants_outside(model: RankModel) -> Mapping[str, TensorType]:
+def constants_outside(model: RankModel) -> tuple[str, ...]:
     """Constants that are sent, delivered or kept: the runtime itself reads them."""
     names = [name for step in model.steps if isinstance(step, Cut) for name in _values(step)]
     names += [output.value for output in model.header.outputs] + list(model.keep)
-    return {name: model.types[name] for name in names if name in model.constants}
+    return tuple(dict.fromkeys(name for name in names if name in model.constants))

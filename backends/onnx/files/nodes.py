@@ -29,7 +29,10 @@ _NO_RENAMES: Mapping[str, str] = MappingProxyType({})
 def node_proto(node: Node, rename: Mapping[str, str] = _NO_RENAMES) -> NodeProto:
     """A node with some values (operands, results, captured outer values) renamed, by old name."""
     domain, _, op_type = node.op.rpartition("::")
-    schema_types = _attribute_types(op_type, domain)
+    # attribute types of the newest schema: what an empty list is a list of
+    is_known = onnx.defs.has(op_type, domain)
+    schema = onnx.defs.get_schema(op_type, domain).attributes if is_known else {}
+    types = {key: cast("int", attribute.type) for key, attribute in schema.items()}
     return NodeProto(
         name=node.name,
         op_type=op_type,
@@ -37,7 +40,7 @@ def node_proto(node: Node, rename: Mapping[str, str] = _NO_RENAMES) -> NodeProto
         input=[rename.get(name, name) for name in node.inputs],
         output=[rename.get(name, name) for name in node.outputs],
         attribute=[
-            _attribute(key, value, schema_types.get(key, AttributeProto.INTS), rename)
+            _attribute(key, value, types.get(key, AttributeProto.INTS), rename)
             for key, value in node.attrs.items()
         ],
     )
@@ -82,14 +85,6 @@ def _rename_outer(body: GraphProto, rename: Mapping[str, str]) -> None:
                 _rename_outer(inner, outer)
     for value in body.output:
         value.name = outer.get(value.name, value.name)
-
-
-def _attribute_types(op_type: str, domain: str) -> Mapping[str, int]:
-    """Attribute types of the newest schema: what an empty list is a list of."""
-    if not onnx.defs.has(op_type, domain):
-        return {}
-    schema = onnx.defs.get_schema(op_type, domain)
-    return {key: cast("int", attribute.type) for key, attribute in schema.attributes.items()}
 
 
 def _attribute(key: str, value: Attr, empty_type: int, rename: Mapping[str, str]) -> AttributeProto:

@@ -70,7 +70,9 @@ class WeightFile:
         if array is None:
             self._add_zeros(type_.nbytes)
         else:
-            raw = _raw(name, type_, array)
+            raw: memoryview | bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            if type_.dtype in ("int4", "uint4"):  # packed in pairs
+                raw = tensor_proto(name, array, type_.dtype).raw_data
             self._file.seek(offset)
             self._file.write(raw)
             self._sha256.update(raw)
@@ -182,9 +184,3 @@ def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
             yield from attribute.tensors
             for body in attribute_graphs(attribute):
                 yield from _tensors(body)
-
-
-def _raw(name: str, type_: TensorType, array: np.ndarray) -> memoryview | bytes:
-    if type_.dtype in ("int4", "uint4"):  # packed in pairs
-        return tensor_proto(name, array, type_.dtype).raw_data
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

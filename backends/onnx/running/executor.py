@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import onnxruntime as ort
 import torch
 
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
 from partitioner.backends.onnx.files.load import constants_outside
 from partitioner.backends.onnx.files.steps import Cut, RankModel, Segment
-from partitioner.backends.onnx.running.turns import Turns
+from partitioner.backends.onnx.running.turns import Action, Role, Turns
 from partitioner.backends.onnx.sessions.joined import Sums
 from partitioner.backends.onnx.sessions.segments import SessionConfig, Sessions
 from partitioner.backends.regions import write_region
@@ -49,25 +49,6 @@ class Communicator(Protocol):
 
     def finish(self) -> None:
         """Wait until all data that was handed over has left."""
-
-
-class Role(IntEnum):
-    """A rank's roles in a step, in the order in which it does them."""
-
-    COMPUTE = 0
-    SEND = 1
-    RECEIVE = 2
-
-
-@dataclass(frozen=True, eq=False)
-class Action:
-    """A rank's part in one step, done in every pass; each is an object of its own."""
-
-    index: int  #: Of the step.
-    role: Role  #: Computing, sending or receiving.
-    phase: int  #: Pipeline phase it happens in.
-    reads: tuple[str, ...]  #: Values that must be there.
-    writes: tuple[str, ...]  #: Values that are there afterwards.
 
 
 @dataclass(frozen=True)
@@ -136,10 +117,9 @@ class Executor:
         self.actions = tuple(_actions(model.steps))
         segments = (a.index for a in self.actions if a.role is Role.COMPUTE)
         self.sessions = Sessions.of(model, config, segments)
-        self._constants = {
-            name: from_numpy(model.constant(name), type_.dtype).to(config.device)
-            for name, type_ in constants_outside(model).items()
-        }
+        self._constants = self.fed(
+            {name: model.constant(name) for name in constants_outside(model)}
+        )
         self._kept = frozenset((*(o.value for o in model.header.outputs), *model.keep))
         batch = model.header.batch
         self._parts = 1 if batch is None else batch.parts.count
@@ -157,6 +137,13 @@ class Executor:
         self._bindings: dict[int, _Binding] = {}  # of sessions that stay open, by step
         self._nowhere = torch.empty(1, device=config.device)  # of tensors without elements
         self._in_place = frozenset(_in_place(model.steps, self._kept))
+
+    def fed(self, arrays: Mapping[str, np.ndarray]) -> Values:
+        """Local values by name, on the device."""
+        return {
+            name: from_numpy(array, self.model.types[name].dtype).to(self.config.device)
+            for name, array in arrays.items()
+        }
 
     def run(self, feeds: Sequence[Mapping[str, torch.Tensor]]) -> Iterator[Waiting | Done]:
         """Run requests, given by their local inputs, which are contiguous and on the device.
@@ -284,7 +271,7 @@ class Executor:
             self._run(binding, segment, values, places)
             return
         with self.sessions.opened(index) as session:
-            binding = _Binding(session)
+            binding = _Binding(session, session.io_binding())
             if segment.block is None:
                 self._bindings[index] = binding
             self._run(binding, segment, values, places)
@@ -337,17 +324,13 @@ class Executor:
             binding.addresses[name] = address
 
 
+@dataclass(frozen=True)
 class _Binding:
-    """A session with the memory of its inputs and outputs.
+    """A session with the memory of its inputs and outputs, whose addresses are by name."""
 
-    Args:
-        session: The session.
-    """
-
-    def __init__(self, session: ort.InferenceSession) -> None:
-        self.session = session
-        self.io = session.io_binding()
-        self.addresses: dict[str, int] = {}  #: By name.
+    session: ort.InferenceSession
+    io: ort.IOBinding
+    addresses: dict[str, int] = field(default_factory=dict)
 
 
 def _actions(steps: Sequence[Segment | Cut]) -> Iterator[Action]:

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import networkx as nx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from partitioner.backends.onnx.files.header import DOMAIN
@@ -128,7 +129,10 @@ def groups_of(
         and _may_be_blocked(segment, name)
         and any(_may_be_blocked(segments[reader], name) for reader in readers[name])
     }
-    for indices in _connected(links.values()):
+    linked: nx.Graph[int] = nx.Graph()
+    for link in links.values():
+        nx.add_path(linked, link)
+    for indices in nx.connected_components(linked):
         if any(node.op_type == "Conv" for index in indices for node in segments[index].nodes):
             joined = {index: segments[index] for index in sorted(indices)}
             images = frozenset(name for name, link in links.items() if link <= indices)
@@ -148,15 +152,6 @@ def _may_be_blocked(segment: Segment, value: str) -> bool:
         node.op_type in _MAY_BE_BLOCKED and (value in node.output or value in node.input)
         for node in segment.nodes
     )
-
-
-def _connected(links: Iterable[frozenset[int]]) -> list[frozenset[int]]:
-    groups: list[frozenset[int]] = []
-    for link in links:
-        touched = [group for group in groups if group & link]
-        groups = [group for group in groups if not group & link]
-        groups.append(link.union(*touched))
-    return groups
 
 
 @dataclass(frozen=True)

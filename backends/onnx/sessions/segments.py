@@ -113,7 +113,10 @@ class Sessions:
             yield self.resident[index]
             return
         waiting = self._opening.pop(index, None)
-        self._drop()
+        for future in self._opening.values():  # of a run that failed
+            with suppress(Exception):
+                future.result()
+        self._opening.clear()
         session = self._open(index) if waiting is None else waiting.result()
         if (then := self.then.get(index)) is not None:
             if self._thread is None:
@@ -122,24 +125,14 @@ class Sessions:
         try:
             yield session
         finally:
-            self._close(index, session)
+            if self.config.profile is not None:
+                self.profiles.setdefault(index, []).append(Path(session.end_profiling()))
+            if self.config.optimized is not None:
+                path = session.get_session_options().optimized_model_filepath
+                self.optimized.setdefault(index, Path(path))
 
     def _open(self, index: int) -> ort.InferenceSession:
         return open_session(self.model, self.model.segment(index), self.config)
-
-    def _close(self, index: int, session: ort.InferenceSession) -> None:
-        if self.config.profile is not None:
-            self.profiles.setdefault(index, []).append(Path(session.end_profiling()))
-        if self.config.optimized is not None:
-            path = session.get_session_options().optimized_model_filepath
-            self.optimized.setdefault(index, Path(path))
-
-    def _drop(self) -> None:
-        """Forget sessions that were opened for a run that failed."""
-        for future in self._opening.values():
-            with suppress(Exception):
-                future.result()
-        self._opening.clear()
 
     def end_profiling(self) -> Mapping[int, list[Path]]:
         """The profiles of all sessions: one file each, or one for each run of a block."""

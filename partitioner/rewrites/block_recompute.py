@@ -247,11 +247,7 @@ def _seeded(
     nodes: Sequence[Node],
     names: Mapping[str, str],
 ) -> tuple[Chunk, ...]:
-    """The chunks of a stretch, named by values of one of its rounds, which has `names` of copies.
-
-    Raises:
-        BlockError: The round makes none.
-    """
+    """The chunks of a stretch, named by values of one of its rounds, with `names` of copies."""
     made = {value for node in nodes for value in node.writes}
     seeds = []
     for chunk, of in zip(chunks, dims, strict=True):

@@ -186,11 +186,7 @@ class _Cutter:
         )
 
     def _node(self, node: Node) -> None:
-        """Add a node as it runs for a micro-batch.
-
-        Raises:
-            OptionError: It does not run for one alone.
-        """
+        """Add a node as it runs for a micro-batch."""
         if all(self.at[value].is_replicated for value in node.reads):
             self.writer.nodes.append(node)
             for value in node.writes:
@@ -215,9 +211,6 @@ class _Cutter:
         Args:
             placed: The node.
             named: Names of its results in the part, where it is there a second time.
-
-        Raises:
-            OptionError: It does not run so for each micro-batch alone.
         """
         node = placed.node
         names = named or {value: value for value in node.writes}
@@ -241,11 +234,7 @@ class _Cutter:
         self.writer.local(placed, {AXIS: 0}, operands, names, "part", stays=named is None)
 
     def _operand(self, node: Node, value: str, at: Sharding) -> str:
-        """The name in the part of an operand that lies so.
-
-        Raises:
-            OptionError: It lies otherwise, and its parts are not the same for all micro-batches.
-        """
+        """The name in the part of an operand that lies so."""
         if self.at[value] == at:
             return value
         if self.at[value].axes or at.partial:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -70,20 +69,6 @@ class NodeWriter:
     def type(self, value: str) -> TensorType:
         """The type of a value of the graph, or of one that was written."""
         return self.writer.types[value]
-
-
-@dataclass
-class KeysWriter(NodeWriter):
-    """Writes attention in parts, whose nodes and constants have numbers for names."""
-
-    written: Iterator[int] = field(default_factory=itertools.count)
-    constants: Iterator[int] = field(default_factory=itertools.count)
-
-    def _node_name(self, _: str) -> str:
-        return f"{self.node.name}/keys/{next(self.written)}"
-
-    def _constant_name(self, _: str) -> str:
-        return f"{self.node.name}/keys/constant{next(self.constants)}"
 
 
 @dataclass

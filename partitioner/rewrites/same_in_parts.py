@@ -176,11 +176,7 @@ class _Proof:
         return [(each.op, each.attrs) for each in local] == [(other.op, other.attrs)]
 
     def _laid_out(self, node: Node) -> Sequence[_Value | None]:
-        """The results of a node that takes its operands as they lie.
-
-        Raises:
-            LayoutError, CombinesError: It does not.
-        """
+        """The results of a node that takes its operands as they lie."""
         operands = [self.values[value] if value else None for value in node.inputs]
         read = [value for value in map(self.values.get, node.reads) if value is not None]
         if all(value.sharding.is_replicated for value in read):
@@ -198,11 +194,7 @@ class _Proof:
     def _by_samples(
         self, node: Node, rule: Rule, operands: Sequence[_Value | None]
     ) -> Sequence[_Value | None]:
-        """The results of a node whose operands are cut by samples, or whole.
-
-        Raises:
-            LayoutError, CombinesError: It does not take them so.
-        """
+        """The results of a node whose operands are cut by samples, or whole."""
         lie = [None if value is None else value.sharding for value in operands]
         layouts = cut_factors(rule, lie, self.mesh)
         ins, outs = rule.shardings(layouts, self.mesh)
@@ -253,11 +245,7 @@ class _Proof:
     def _pending(
         self, node: Node, rule: Rule, operands: Sequence[_Value | None], scale: float
     ) -> Sequence[_Value | None]:
-        """The results of a node that reads pending sums.
-
-        Raises:
-            LayoutError, CombinesError: It is not linear in them.
-        """
+        """The results of a node that reads pending sums."""
         pending = [value for value in operands if value is not None and value.is_pending]
         shares = [value.share for value in pending]
         share = shares[0]

@@ -110,14 +110,9 @@ def _seal(digest: str) -> bytes:
 
 
 def check_digest(path: Path, data: bytes, model: ModelProto) -> None:
-    """Refuse a rank file that is not as it was written; all constants are read.
+    """Refuse a rank file that is not as it was written: `data`, or `model`; all constants are read.
 
     Files of earlier versions have no digest: their constants lie in the file of weights, at least.
-
-    Args:
-        path: The file.
-        data: Its contents.
-        model: The same as a message.
 
     Raises:
         BackendError: The file of weights is missing, cut off or no file, or a bit has changed.
@@ -158,11 +153,7 @@ def _add_file(digest: hashlib._Hash, path: Path, need: int) -> None:
 
 
 def _end(path: Path, tensor: TensorProto) -> int:
-    """The byte of the file of weights at which a constant ends.
-
-    Raises:
-        BackendError: It lies elsewhere.
-    """
+    """The byte of the file of weights at which a constant ends."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     numbers = entries.get("offset", ""), entries.get("length", "")
     if entries.get("location") != path.with_suffix(".weights").name or not all(

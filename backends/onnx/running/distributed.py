@@ -57,13 +57,7 @@ class _Message:
 
 
 class DistributedCommunicator:
-    """A rank's side of all communications: a `Communicator`.
-
-    Args:
-        model: The rank's file.
-        groups: Made with `rank_sets(model)`.
-        device: Where received values are wanted.
-    """
+    """A rank's side of all communications: a `Communicator`, with groups of `rank_sets`."""
 
     def __init__(self, model: RankModel, groups: Groups, device: torch.device) -> None:
         self._rank = model.rank

@@ -63,8 +63,7 @@ class Waiting:
 class Done:
     """A request is done on a rank; `values` are outputs and those to keep, by local name.
 
-    Of a request in micro-batches, they are those of all of them, as `arrays.local_inputs` has
-    inputs.
+    In micro-batches, they are of all of them, as `arrays.local_inputs` has inputs.
     """
 
     request: int
@@ -91,13 +90,7 @@ Observer = Callable[[Action, Mapping[str, torch.Tensor]], None]
 
 
 class Executor:
-    """A rank with its sessions open.
-
-    Args:
-        model: The rank's file.
-        communicator: Its side of the communications.
-        config: How segments run.
-        observe: Called after each action of each pass with the values that live then.
+    """A rank with its sessions open; `observe` sees each action of each pass when it is done.
 
     Raises:
         BackendError: ONNX Runtime refuses a segment.
@@ -146,9 +139,7 @@ class Executor:
         }
 
     def run(self, feeds: Sequence[Mapping[str, torch.Tensor]]) -> Iterator[Waiting | Done]:
-        """Run requests, given by their local inputs, which are contiguous and on the device.
-
-        Of a request in micro-batches, inputs are as `arrays.local_inputs` has them.
+        """Run requests, given by their local inputs: see `fed` and `arrays.local_inputs`.
 
         Yields:
             `Waiting` before each receive, `Done` after each request.
@@ -172,8 +163,11 @@ class Executor:
                 for name in frees[action]:
                     values.pop(name, None)
             if turn.done is not None:
-                made = results.pop(turn.done, {})
-                yield Done(turn.done, self._done(flying, turn.done, feeds, made))
+                numbers = range(turn.done * self._parts, (turn.done + 1) * self._parts)
+                passes = [self._values(flying, number, feeds) for number in numbers]
+                for number in numbers:
+                    del flying[number]
+                yield Done(turn.done, self._done(passes, results.pop(turn.done, {})))
         self.communicator.finish()
 
     def _values(
@@ -194,22 +188,9 @@ class Executor:
             flying[number] = {**self._constants, **once, **feed}
         return flying[number]
 
-    def _done(
-        self,
-        flying: dict[int, Values],
-        request: int,
-        feeds: Sequence[Mapping[str, torch.Tensor]],
-        made: Values,
-    ) -> Mapping[str, torch.Tensor]:
-        """The values of a request to return; the others are dropped.
-
-        `made` are those that its passes have put together.
-        """
-        batch, first = self.model.header.batch, request * self._parts
-        passes = [self._values(flying, first + index, feeds) for index in range(self._parts)]
-        for index in range(self._parts):
-            del flying[first + index]
-        if batch is None:
+    def _done(self, passes: Sequence[Values], made: Values) -> Mapping[str, torch.Tensor]:
+        """The values of a request to return, of its passes, which have put some together."""
+        if self.model.header.batch is None:
             return {name: passes[0][name] for name in self._kept}
         return made | {
             name: torch.stack([values[name] for values in passes[: self._times[name]]])

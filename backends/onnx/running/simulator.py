@@ -58,11 +58,7 @@ def run_lockstep(
     *,
     optimization: str = "basic",
 ) -> dict[str, np.ndarray]:
-    """Whole outputs of one request on all ranks; see `Simulator`.
-
-    Raises:
-        BackendError: A file or an input is wrong, ONNX Runtime fails, or the ranks deadlock.
-    """
+    """Whole outputs of one request on all ranks; see `Simulator`."""
     return dict(Simulator(source, optimization=optimization).run([inputs])[0].outputs)
 
 

@@ -106,12 +106,8 @@ def groups_of(
     Two segments are in one if an image passes from one to the other that no other step reads, whose
     channels fill blocks of either size, and that is made, and read, by an operator that may be
     blocked. A group has a convolution. Blocks and plain segments are in none, and segments with
-    nodes that have bodies neither: ONNX Runtime cannot read what it writes of those.
-
-    Args:
-        model: The rank.
-        steps: Indices of the segments that run, in order.
-        plain: Values that do not cross borders blocked.
+    nodes that have bodies neither: ONNX Runtime cannot read what it writes of those. Values in
+    `plain` do not cross borders blocked.
     """
     segments = {index: segment for index in steps if _may_join(segment := model.segment(index))}
     readers: dict[str, set[int]] = defaultdict(set)
@@ -333,14 +329,7 @@ def with_blocked_inputs(
     types: Mapping[str, TensorType],
     blocked: Collection[str] = (),
 ) -> Iterator[NodeProto]:
-    """The nodes, with a copy of each input that is joined with blocked values.
-
-    Args:
-        nodes: Of a segment, in order.
-        inputs: Its inputs in the plain layout.
-        types: Of the inputs, at least.
-        blocked: Values that are blocked already.
-    """
+    """The nodes of a segment, with copies of plain inputs that are joined with blocked values."""
     makers = {name: node.op_type for node in nodes for name in node.output}
     convolved = {name for node in nodes if node.op_type == "Conv" for name in node.output}
     images = {name for name in inputs if convolved and _is_image(types[name], min(_BLOCKS))}

@@ -76,14 +76,10 @@ def _kernel(event: Mapping[str, Any], end: int) -> Kernel:
 def nodes_of_kernels(
     nodes: Sequence[NodeProto], optimized: Path
 ) -> Mapping[str, tuple[NodeProto, ...]]:
-    """The nodes that each kernel of a session computes, by the kernel's name.
+    """The nodes that each kernel of a session's `optimized` graph computes, by the kernel's name.
 
     Nodes that ONNX Runtime removed or computed beforehand belong to the kernel that reads their
     results. Kernels that no node asked for, which change layouts, are left out.
-
-    Args:
-        nodes: Of the session's graph before optimization, in order.
-        optimized: The graph that it runs, as ONNX Runtime wrote it.
     """
     kernels = onnx.load(optimized, load_external_data=False).graph.node
     owners = dict(_anchored(nodes, kernels))

@@ -159,13 +159,7 @@ def open_joined(
     """Sessions of the segments that hand images to each other, by the index of their step.
 
     They are optimized together (see `joined`), where ONNX Runtime has blocked layouts: on the CPU,
-    with all optimizations.
-
-    Args:
-        model: The rank.
-        steps: Indices of the segments that run.
-        config: How they run.
-        plain: Values that do not cross borders blocked.
+    with all optimizations. Values in `plain` do not cross borders blocked.
 
     Raises:
         BackendError: ONNX Runtime does not take a segment.
@@ -241,12 +235,7 @@ def _has_blocked_layouts(config: SessionConfig) -> bool:
 
 
 def _optimized(group: Group, config: SessionConfig) -> Optimized:
-    """The joined graph as ONNX Runtime runs it; its weights lie in `config.optimized`.
-
-    Raises:
-        BackendError: ONNX Runtime does not take it, or cannot write it there.
-        OSError: What it wrote cannot be read.
-    """
+    """The joined graph as ONNX Runtime runs it; its weights lie in `config.optimized`."""
     config = replace(config, shared_arena=False, profile=None)
     options = session_options(config, group.model.folder)
     options.add_session_config_entry("session.disable_prepacking", "1")  # it does not run
@@ -262,11 +251,7 @@ def _opened(
     config: SessionConfig,
     without: Sequence[str] = (),
 ) -> ort.InferenceSession:
-    """A session of a model of a rank, without some optimizers.
-
-    Raises:
-        BackendError: ONNX Runtime does not take it, or does not run it on the wanted device.
-    """
+    """A session of a model of a rank, without some optimizers."""
     providers: list[object] = ["CPUExecutionProvider"]
     if config.device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": config.device.index or 0}))

@@ -32,13 +32,7 @@ def run_whole(
     *,
     optimization: str = "basic",
 ) -> dict[str, np.ndarray]:
-    """Run a model without partitioning it.
-
-    Args:
-        model: The model.
-        folder: Where its external data lies; None without any.
-        inputs: Whole inputs by name (ml_dtypes for the types that NumPy lacks).
-        optimization: See `SessionConfig`.
+    """Run a model without partitioning it, whose external data lies in `folder`.
 
     Raises:
         BackendError: ONNX Runtime cannot load or run the model, or an input or output holds
@@ -61,12 +55,6 @@ def whole_runs(
     model: ModelProto, folder: Path | None, inputs: Mapping[str, np.ndarray], threads: int
 ) -> Callable[[], object]:
     """A function that runs the whole model once, with all optimizations, and was called once.
-
-    Args:
-        model: The model.
-        folder: Where its external data lies; None without any.
-        inputs: Whole inputs by name.
-        threads: Of one operator.
 
     Raises:
         BackendError: ONNX Runtime cannot load or run the model.
@@ -123,7 +111,7 @@ def bound_run(
 
 def _array(value: ort.OrtValue) -> np.ndarray:
     dtype, shape = numpy_dtype(from_onnx_dtype(value.element_type())), tuple(value.shape())
-    raw = ctypes.string_at(value.data_ptr(), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+    raw = ctypes.string_at(value.data_ptr(), math.prod(shape) * dtype.itemsize)
     return np.frombuffer(raw, dtype).reshape(shape)
 
 
@@ -132,13 +120,8 @@ def check_loadable(folder: Path, ranks: int, whole: ModelProto) -> None:
 
     A session without weights tells: types, shapes, forms of operators and kernels are all checked
     when it opens, and large constants are passed as inputs, so that none is read. Of files that
-    differ in nothing but their rank, one is opened.
-
-    Args:
-        folder: Folder of `rank0.onnx`, ...
-        ranks: Number of files.
-        whole: The model that they are parts of. What ONNX Runtime does not load whole (a custom
-            operator) is not asked of its parts.
+    differ in nothing but their rank, one is opened. What ONNX Runtime does not load whole (a custom
+    operator) is not asked of its parts.
 
     Raises:
         BackendError: ONNX Runtime loads the whole model and not a rank file.

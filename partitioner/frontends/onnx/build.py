@@ -42,10 +42,10 @@ def build_graph(
     missing: Mapping[str, Path],
     output_names: Mapping[str, str],
 ) -> Graph:
-    """Convert a model whose values all have static types.
+    """Convert a model without Constant nodes and functions, whose values all have static types.
 
     Args:
-        model: Functions inlined, no Constant nodes, shapes static, every output a node's result.
+        model: The model; every output is a node's own result.
         name: The graph's name.
         symbols: Dims of the inputs as the model declares them, for the symbols of `Dim`.
         where: The model's name in error messages.

@@ -65,9 +65,7 @@ def load_onnx(
     *,
     plan_only: bool = False,
 ) -> Traced:
-    """Read a model.
-
-    Weights are not copied: those in external files are mapped when a constant is loaded.
+    """Read a model. Weights in external files are mapped when a constant is loaded.
 
     Args:
         model: Path of an .onnx file, or the message (without external data).
@@ -160,11 +158,7 @@ def _bind_inputs(
 
 
 def _without_values(graph: onnx_ir.Graph, files: Container[Path]) -> Mapping[str, Path]:
-    """Make the weights in these files inputs of the graph, in place: nobody reads them.
-
-    Returns:
-        The file of each, by name.
-    """
+    """Make weights in these files inputs, in place: nobody reads them. Returns each one's file."""
     missing = {
         name: Path(value.const_value.path)
         for name, value in graph.initializers.items()

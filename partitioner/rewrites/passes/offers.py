@@ -30,8 +30,7 @@ from partitioner.ir.ops.aten.state import EITHER
 from partitioner.ir.pieces.repeats import Stretch, numbered, repetitions
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import GraphWriter
-from partitioner.rewrites.passes.ordering import passes_of
-from partitioner.rewrites.passes.reads import Access, backward_apart, plain_access
+from partitioner.rewrites.passes.reads import Access, backward_apart, passes_of, plain_access
 
 #: The limits on a region's saved bytes, as fractions 1/n of all saved bytes.
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)

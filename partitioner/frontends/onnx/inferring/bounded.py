@@ -1,8 +1,7 @@
 """Results whose size depends on data, behind a bound that the user gives.
 
-A NonZero has as many indices as its operand has elements that are not zero. What such a result
-leads to has no shape before the model runs, so it cannot be cut, and no buffer can be made for it
-that another device fills. All of it stays together: it becomes the body of one node, an If whose
+What such a result leads to has no shape before the model runs, so it cannot be cut, and no buffer
+can be made for it that another device fills. All of it becomes the body of one node, an If whose
 condition is true, which runs whole on one device. Nothing inside needs a shape. The types of its
 results, which are outputs of the model, are bounds: those which the user's bound leads to. They are
 found on a copy of the model, because the model itself must not be simplified by them.
@@ -50,10 +49,8 @@ def keep_together(
 ) -> tuple[str, tuple[str, ...]]:
     """Make the nodes behind the bounded results one node, in place.
 
-    Args:
-        graph: Every output is a node's own result.
-        bounded: The results whose size depends on data.
-        bounds: The graph's outputs in the copy in which these have the user's bounds.
+    Every output of the graph is a node's own result; `bounds` are those of the copy in which these
+    have the user's bounds.
 
     Returns:
         Its name, and a note; "" and none if no such node is left.

@@ -32,13 +32,7 @@ def bind_dims(
     shapes: Mapping[str, tuple[int, ...]],
     results: Collection[str] = (),
 ) -> Binding:
-    """Give every input a static shape.
-
-    Args:
-        declared: Shape of each input as the model has it.
-        dims: Sizes by symbol (`--dim batch=8`).
-        shapes: Sizes by input or result (`--shape input_ids=2,16`).
-        results: Names of the results of nodes.
+    """Give every input a static shape: by `--dim` of symbols, `--shape` of inputs and of results.
 
     Raises:
         FrontendError: An unknown name, two sizes for one dim, or a dim left without a size.

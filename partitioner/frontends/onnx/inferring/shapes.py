@@ -66,8 +66,7 @@ def make_static(
             static shapes.
 
     Returns:
-        A note on each declaration that is wrong (the inferred shape is taken), and on each shape
-        that is assumed.
+        A note on each wrong declaration (the inferred shape is taken) and each assumed shape.
 
     Raises:
         FrontendError: A contradiction in the shapes, or a tensor whose shape stays dynamic.
@@ -182,11 +181,7 @@ def _apply_declared(graph: onnx_ir.Graph, declared: Shapes, symbols: Mapping[str
 
 
 def _share_buffers(graph: onnx_ir.Graph) -> Mapping[str, str]:
-    """Take present keys and values of which nobody says the length to lie in the past ones' buffer.
-
-    Returns:
-        A note on each such attention, by its name.
-    """
+    """Take present keys and values of unknown length to lie in the past ones' buffer; notes."""
     notes: dict[str, str] = {}
     for node in graph:
         past = node.inputs[3] if shares_buffer(node) else None
@@ -276,18 +271,16 @@ def _check_carried(pairs: Iterable[tuple[onnx_ir.Value, onnx_ir.Value]], what: s
 
 def _runs_to_its_count(node: onnx_ir.Node, body: onnx_ir.Graph) -> bool:
     """Test whether the condition is true at the start and handed on unchanged."""
+
+    def is_true(value: onnx_ir.Value) -> bool:
+        return value.const_value is not None and bool(value.const_value.numpy().all())
+
     start = node.inputs[1] if len(node.inputs) > 1 else None
-    if start is not None and not _is_true(start):
+    if start is not None and not is_true(start):
         return False
     value: onnx_ir.Value | None = body.outputs[0]
-    while value is not None:
+    while value is not None and value is not body.inputs[1] and not is_true(value):
         producer = value.producer()
-        if value is body.inputs[1] or _is_true(value):
-            return True
         identity = producer is not None and producer.op_type == "Identity" and not producer.domain
         value = producer.inputs[0] if producer is not None and identity else None
-    return False
-
-
-def _is_true(value: onnx_ir.Value) -> bool:
-    return value.const_value is not None and bool(value.const_value.numpy().all())
+    return value is not None

@@ -139,11 +139,7 @@ def parse_file(path: Path) -> ModelProto:
 
 
 def _newer(proto: ModelProto, where: str) -> tuple[ModelProto, tuple[str, ...]]:
-    """A checked model in an opset that ONNX Runtime runs, and a note if it was converted.
-
-    Raises:
-        FrontendError: Its opset is older, and ONNX's version converter does not take it.
-    """
+    """A checked model in an opset that ONNX Runtime runs, and a note if it was converted."""
     version = own_opset(proto)
     if version >= OLDEST_OPSET:
         return proto, ()

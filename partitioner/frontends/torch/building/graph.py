@@ -40,8 +40,14 @@ from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import chosen
 from partitioner.rewrites.keys import keys_in_parts
 from partitioner.rewrites.passes.offers import with_offers
-from partitioner.rewrites.passes.ordering import early_updates, fetched_early
-from partitioner.rewrites.passes.reads import backward_apart, forward_aliases, path_of, plain_access
+from partitioner.rewrites.passes.reads import (
+    backward_apart,
+    early_updates,
+    fetched_early,
+    forward_aliases,
+    path_of,
+    plain_access,
+)
 from partitioner.rewrites.ring import ring_of
 
 #: Name of the graph input that steers random draws; it changes every step.

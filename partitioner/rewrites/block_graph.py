@@ -185,7 +185,8 @@ class _BlockWriter:
     def _zeros(self, value: str, type_: TensorType) -> str:
         key = value, (((-1, type_.numel),),)
         if key not in self.cut_constants:
-            zeros = Constant(type_, partial(_zeros, type_), weight=True)
+            load = partial(np.zeros, type_.shape, numpy_dtype(type_.dtype))
+            zeros = Constant(type_, load, weight=True)
             self.cut_constants[key] = self.writer.constant(f"{value}.zeros", zeros)
         return self.cut_constants[key]
 
@@ -247,7 +248,3 @@ def _box(at: Sharding, mesh: DeviceMesh, point: Mapping[str, int]) -> _Box:
             raise BlockError(f"blocks: a dim in {len(pieces)} pieces, {dim}")
         box.append(pieces[0])
     return tuple(box)
-
-
-def _zeros(type_: TensorType) -> np.ndarray:
-    return np.zeros(type_.shape, numpy_dtype(type_.dtype))

@@ -26,8 +26,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import rule_of
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import numpy_dtype
-from partitioner.rewrites.graph_writer import GraphWriter, replaced
-from partitioner.rewrites.node_writer import NodeWriter, PartWriter
+from partitioner.rewrites.graph_writer import GraphWriter, NodeWriter, PartWriter, replaced
 
 #: Element types that sums of exponentials are taken in; others are cast to the first.
 WIDE = ("float32", "float64")
@@ -144,6 +143,7 @@ def _values(graph: Graph, weights: str, most: int) -> Iterator[int]:
 class KeysWriter(NodeWriter):
     """Writes parts of attention: its nodes and constants have numbers for names."""
 
+    PERMUTATION: ClassVar[tuple[str, str]]  #: An operator, and its attribute.
     written: Iterator[int] = field(default_factory=itertools.count)
     constants: Iterator[int] = field(default_factory=itertools.count)
 
@@ -153,6 +153,12 @@ class KeysWriter(NodeWriter):
     def _constant_name(self, _: str) -> str:
         return f"{self.node.name}/keys/constant{next(self.constants)}"
 
+    def permuted(self, x: str, order: Sequence[int]) -> str:
+        """The dims in another order."""
+        op, attribute = self.PERMUTATION
+        shape = [self.type(x).shape[i] for i in order]
+        return self.add(op, [x], shape, attrs={attribute: tuple(order)})
+
 
 class AtenWriter(KeysWriter):
     """Writes nodes of PyTorch's operators."""
@@ -161,6 +167,7 @@ class AtenWriter(KeysWriter):
     PRODUCT, DIFFERENCE = "aten::matmul", "aten::sub.Tensor"
     EXPONENTIAL, QUOTIENT = "aten::exp", "aten::div.Tensor"
     LARGEST, TOTAL = "aten::amax", "aten::sum.dim_IntList"
+    PERMUTATION = "aten::permute", "dims"
     #: Whether a row that sees nothing has zeros as its softmax, by operator.
     SOFTMAX: ClassVar = {"aten::_softmax": False, "aten::_safe_softmax": True}
 
@@ -175,11 +182,6 @@ class AtenWriter(KeysWriter):
     def reshaped(self, x: str, shape: Sequence[int]) -> str:
         """The elements in another shape."""
         return self.add("aten::reshape", [x], shape, attrs={"shape": tuple(shape)})
-
-    def permuted(self, x: str, order: Sequence[int]) -> str:
-        """The dims in another order."""
-        shape = [self.type(x).shape[i] for i in order]
-        return self.add("aten::permute", [x], shape, attrs={"dims": tuple(order)})
 
     def hidden(self, scores: str, mask: str) -> str:
         """Scores plus a mask of numbers, or minus infinity where a mask of flags is false."""
@@ -212,6 +214,7 @@ class OnnxWriter(KeysWriter, PartWriter):
     ATTENTION = "Attention"
     PRODUCT, DIFFERENCE, EXPONENTIAL, QUOTIENT = "MatMul", "Sub", "Exp", "Div"
     LARGEST, TOTAL = "ReduceMax", "ReduceSum"
+    PERMUTATION = "Transpose", "perm"
     SOFTMAX: ClassVar = {"Softmax": False}
 
     def cached(self) -> tuple[str, str, str, str]:
@@ -273,11 +276,6 @@ class OnnxWriter(KeysWriter, PartWriter):
     def scaled(self, x: str, factor: float) -> str:
         """``x * factor``."""
         return self.add("Mul", [x, self.number("factor", factor, x)])
-
-    def permuted(self, x: str, order: Sequence[int]) -> str:
-        """The dims in another order."""
-        shape = [self.type(x).shape[i] for i in order]
-        return self.add("Transpose", [x], shape, attrs={"perm": tuple(order)})
 
     def hidden(self, scores: str, mask: str) -> str:
         """Scores plus a mask of numbers, or minus infinity where a mask hides a key.

@@ -27,8 +27,8 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops.onnx.reduction import reduced_dims, softmax_dims
 from partitioner.ir.ops.table import OpView
 from partitioner.ir.types import numpy_dtype
+from partitioner.rewrites.graph_writer import Form, PartWriter
 from partitioner.rewrites.keys import weighs_values
-from partitioner.rewrites.node_writer import Form, PartWriter
 
 #: Least elements along the reduced dims for a second form: a row of fewer, 4 KiB, is gathered in
 #: less time than an all-reduce takes to start, by the figures of all presets but `ideal`.
@@ -45,12 +45,8 @@ def _softmax_dims(view: OpView) -> frozenset[int]:
     return frozenset(dim % view.rank() for dim in softmax_dims(view))
 
 
-def _arg_dims(view: OpView) -> frozenset[int]:
-    return frozenset({view.dim("axis", 0)})
-
-
-def _norm_dims(view: OpView) -> frozenset[int]:
-    return frozenset({view.dim("axis", -1)})
+def _axis(default: int, view: OpView) -> frozenset[int]:
+    return frozenset({view.dim("axis", default)})
 
 
 def _dims(of: Dims, graph: Graph, node: Node, dtypes: tuple[str, ...]) -> frozenset[int]:
@@ -129,7 +125,7 @@ def _softmax(writer: PartWriter, *, logarithm: bool = False) -> None:
 def _lp_normalization(writer: PartWriter) -> None:
     """Elements over their norm; zeros where it is 0."""
     view = writer.view
-    x, dims = writer.operand, sorted(_norm_dims(view))
+    x, dims = writer.operand, sorted(_axis(-1, view))
     if view.int_attr("p", 2) == 1:
         norm = writer.reduced("ReduceL1", x, dims)
     else:
@@ -141,7 +137,7 @@ def _lp_normalization(writer: PartWriter) -> None:
 
 def _place(writer: PartWriter) -> None:
     view = writer.view
-    dims = sorted(_arg_dims(view))
+    dims = sorted(_axis(0, view))
     write = _last_place if view.int_attr("select_last_index", 0) else _first_place
     place = write(writer, dims, least=writer.node.op == "ArgMin")
     shape = writer.type(writer.result).shape
@@ -294,7 +290,7 @@ def _long(write: Callable[[PartWriter], object], of: Dims, *dtypes: str) -> Form
     return Form(partial(_is_long, of=of, opset=_COMPARES, dtypes=of_types), write)
 
 
-_ARG = _long(_place, _arg_dims, "float32", "float64", "int32", "int64")
+_ARG = _long(_place, partial(_axis, 0), "float32", "float64", "int32", "int64")
 
 #: Operators without a kernel on a CPU, or whose parts are one more, as small as the result.
 WITHOUT_KERNELS: Mapping[str, Form] = {
@@ -310,7 +306,7 @@ WITH_KERNELS: Mapping[str, Form] = {
     "Hardmax": _long(_hardmax, _softmax_dims, "float32"),
     "InstanceNormalization": Form(_normalises, _scaled),
     "LogSoftmax": Form(_is_long_softmax, partial(_softmax, logarithm=True)),
-    "LpNormalization": _long(_lp_normalization, _norm_dims),
+    "LpNormalization": _long(_lp_normalization, partial(_axis, -1)),
     "MeanVarianceNormalization": Form(_normalises, _mean_variance),
     "ReduceLogSumExp": _long(_log_of_exponentials, reduced_dims),
     "Softmax": Form(_is_long_softmax, _softmax),

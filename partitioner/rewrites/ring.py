@@ -38,7 +38,14 @@ def ring(graph: Graph, parts: int) -> Graph:
     That is attention of as many rows as keys, at least two to a part. A mask of numbers or flags is
     whole along the keys. Without any attention the graph is returned as it is.
     """
-    return _replaced(graph, {n.name: parts for n in graph.nodes if _is_possible(graph, n, parts)})
+    counts = {}
+    for node in graph.nodes if 2 <= parts <= MOST_PARTS else ():
+        if node.op in (ATTENTION, BACKWARD):
+            first = int(node.op == BACKWARD)
+            rows, keys = (graph.types[node.inputs[first + i]].shape[2] for i in range(2))
+            if rows == keys >= 2 * parts:
+                counts[node.name] = parts
+    return _replaced(graph, counts)
 
 
 def ring_of(graph: Graph, names: Container[str]) -> Graph:
@@ -50,14 +57,6 @@ def ring_of(graph: Graph, names: Container[str]) -> Graph:
                 (w for w in range(2, MOST_PARTS + 1) if f"{node.name}/ring{w}/step0" in names), 0
             )
     return _replaced(graph, {name: parts for name, parts in counts.items() if parts})
-
-
-def _is_possible(graph: Graph, node: Node, parts: int) -> bool:
-    if node.op not in (ATTENTION, BACKWARD) or not 2 <= parts <= MOST_PARTS:
-        return False
-    first = int(node.op == BACKWARD)
-    rows, keys = (graph.types[node.inputs[first + i]].shape[2] for i in range(2))
-    return rows == keys >= 2 * parts
 
 
 def _replaced(graph: Graph, counts: Mapping[str, int]) -> Graph:

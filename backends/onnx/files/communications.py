@@ -14,7 +14,7 @@ import numpy as np
 from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper, numpy_helper
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.files.header import DOMAIN, dump_transfers
+from partitioner.backends.onnx.files.messages import DOMAIN, dump_transfers
 from partitioner.backends.regions import is_whole
 from partitioner.ir.layout import Interval
 from partitioner.ir.onnx_types import onnx_dtype

@@ -16,15 +16,17 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Origin
 from partitioner.backends.onnx.files.communications import comm_node, slice_nodes, stub
-from partitioner.backends.onnx.files.header import (
+from partitioner.backends.onnx.files.messages import (
     BLOCK_KEY,
     DOMAIN,
     ORIGIN_KEY,
     PHASE_KEY,
     PLAIN_KEY,
+    node_proto,
+    tensor_proto,
+    value_info,
     write_header,
 )
-from partitioner.backends.onnx.files.nodes import node_proto, tensor_proto, value_info
 from partitioner.backends.onnx.files.weights import Store, WeightFile, inline_tensor
 from partitioner.backends.regions import cut
 from partitioner.ir.errors import naming

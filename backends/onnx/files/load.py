@@ -14,15 +14,15 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 from partitioner.backends.errors import BackendError, one_line, why_unreadable
 from partitioner.backends.header import Header, fits
 from partitioner.backends.onnx.files.agreement import check_agreement, check_delivery, check_order
-from partitioner.backends.onnx.files.header import (
+from partitioner.backends.onnx.files.messages import (
     BLOCK_KEY,
     DOMAIN,
     PHASE_KEY,
     PLAIN_KEY,
+    attribute_graphs,
     parse_transfers,
     read_header,
 )
-from partitioner.backends.onnx.files.nodes import attribute_graphs
 from partitioner.backends.onnx.files.steps import Cut, RankModel, Segment
 from partitioner.backends.onnx.files.weights import check_digest
 from partitioner.backends.regions import region_shape

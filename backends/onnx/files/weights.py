@@ -15,7 +15,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
 from partitioner.backends.errors import BackendError, why_unreadable
-from partitioner.backends.onnx.files.nodes import attribute_graphs, tensor_proto
+from partitioner.backends.onnx.files.messages import attribute_graphs, tensor_proto
 from partitioner.foundations.files import open_file
 from partitioner.ir.onnx_types import onnx_dtype
 from partitioner.ir.types import TensorType

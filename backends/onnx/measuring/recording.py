@@ -10,12 +10,12 @@ import torch
 from onnx import NodeProto
 
 from partitioner.backends.observed import Event, Role, Step
-from partitioner.backends.onnx.files.header import DOMAIN, ORIGIN_KEY
+from partitioner.backends.onnx.files.messages import DOMAIN, ORIGIN_KEY
 from partitioner.backends.onnx.files.steps import Cut, RankModel, Segment
+from partitioner.backends.onnx.measuring.timing import Kernel, kernel_runs, nodes_of_kernels
 from partitioner.backends.onnx.running.executor import Executor
 from partitioner.backends.onnx.running.turns import Action
 from partitioner.backends.onnx.running.turns import Role as Part
-from partitioner.backends.onnx.sessions.kernels import Kernel, kernel_runs, nodes_of_kernels
 from partitioner.ir.types import DTYPE_BITS
 
 #: Prefix of the names of nodes that cut a part of a local tensor: the communication's position is

@@ -26,8 +26,7 @@ from functools import cached_property
 import networkx as nx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from partitioner.backends.onnx.files.header import DOMAIN
-from partitioner.backends.onnx.files.nodes import attribute_graphs, value_info
+from partitioner.backends.onnx.files.messages import DOMAIN, attribute_graphs, value_info
 from partitioner.backends.onnx.files.steps import RankModel, Segment
 from partitioner.ir.types import TensorType
 

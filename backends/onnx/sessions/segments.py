@@ -18,7 +18,7 @@ import torch
 from onnx import GraphProto, ModelProto, NodeProto
 
 from partitioner.backends.errors import BackendError, one_line
-from partitioner.backends.onnx.files.nodes import attribute_graphs, value_info
+from partitioner.backends.onnx.files.messages import attribute_graphs, value_info
 from partitioner.backends.onnx.files.steps import RankModel, Segment
 from partitioner.backends.onnx.sessions.joined import (
     Group,

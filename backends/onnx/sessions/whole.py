@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from partitioner.backends.arrays import check_dtype
 from partitioner.backends.errors import BackendError, one_line
-from partitioner.backends.onnx.files.header import DOMAIN
+from partitioner.backends.onnx.files.messages import DOMAIN
 from partitioner.backends.onnx.sessions.segments import SessionConfig, opened, session_options
 from partitioner.ir.onnx_types import from_onnx_dtype
 from partitioner.ir.types import numpy_dtype

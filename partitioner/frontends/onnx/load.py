@@ -18,10 +18,9 @@ from onnx_ir.passes.common import InlinePass
 
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.build import build_graph
-from partitioner.frontends.onnx.inferring.bounded import bounded_values, keep_together
 from partitioner.frontends.onnx.inferring.check_nodes import check_rules
 from partitioner.frontends.onnx.inferring.dims import Binding, Declared, bind_dims, declared_dims
-from partitioner.frontends.onnx.inferring.shapes import make_static
+from partitioner.frontends.onnx.inferring.shapes import bounded_values, keep_together, make_static
 from partitioner.frontends.onnx.reading.bodies import lift_weights
 from partitioner.frontends.onnx.reading.border import border
 from partitioner.frontends.onnx.reading.read import Source, name_of, read_source
@@ -29,8 +28,8 @@ from partitioner.frontends.onnx.reading.runtime import runtime_operators
 from partitioner.frontends.onnx.rewriting.fold import lift_constants, settle_outputs
 from partitioner.ir.graph import Graph, Opaque
 from partitioner.ir.onnx_types import onnx_dtype
+from partitioner.rewrites.graph_writer import in_parts
 from partitioner.rewrites.keys import keys_in_parts
-from partitioner.rewrites.node_writer import in_parts
 from partitioner.rewrites.onnx_forms import WITH_KERNELS, WITHOUT_KERNELS
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -107,17 +107,6 @@ def _values_within_regions(
         )
         for value in values
     }
-    of = regions(tuple(lives.values()), len(forward), _repeated_blocks(forward, types))
-    return {value for value, life in lives.items() if of[life.first] == of[life.last]}
-
-
-def _is_view(node: Node) -> bool:
-    return is_view(node) and not writes_stored(node)
-
-
-def _repeated_blocks(
-    forward: Sequence[Node], types: Mapping[str, TensorType]
-) -> tuple[Stretch, ...]:
     classes = numbered(
         (
             node.op,
@@ -126,7 +115,12 @@ def _repeated_blocks(
         )
         for node in forward
     )
-    return tuple(repetitions(classes))
+    of = regions(tuple(lives.values()), len(forward), tuple(repetitions(classes)))
+    return {value for value, life in lives.items() if of[life.first] == of[life.last]}
+
+
+def _is_view(node: Node) -> bool:
+    return is_view(node) and not writes_stored(node)
 
 
 @dataclass(frozen=True)
@@ -147,12 +141,22 @@ def regions(lives: Sequence[Life], count: int, repeated: Sequence[Stretch] = ())
     >>> regions([Life(0, 1, 8, True), Life(1, 2, 1, True), Life(2, 3, 8, True)], 4)
     (0, 0, 1, 1)
     """
-    live = _live_bytes(lives, count)
+    # [position]: bytes made before the position that it or a later one reads
+    change = np.zeros(count + 1)
+    for life in lives:
+        change[life.first + 1] += life.nbytes
+        change[min(count, life.last + 1)] -= life.nbytes
+    live = np.cumsum(change)
     required = {cut for stretch in repeated for cut in _block_cuts(lives, live, stretch)}
-    ends = _possible_ends(live, required, repeated)
+    # regions end at the required cuts, and beside their blocks at all that few bytes cross
+    low = (p for p in range(1, count) if live[p] <= live[p - 1] and live[p] <= live[p + 1])
+    cut = [r for r in repeated if any(r.start <= p < r.stop for p in required)]
+    free = (p for p in low if not any(r.start <= p < r.stop for r in cut))
+    ends = sorted({0, *required, *free, count})
     crossing, saved = _tables(lives, ends)
     total = saved[0, -1]
-    saved[_spans_required(ends, required)] = np.inf
+    passed = np.cumsum([end in required for end in ends])  # no region spans a required cut
+    saved[passed[None, :] - np.isin(ends, list(required))[None, :] > passed[:, None]] = np.inf
     best: tuple[float, list[int]] | None = None
     for parts in PARTS:
         cuts = _least_crossed(crossing, saved, total / parts)
@@ -165,15 +169,6 @@ def regions(lives: Sequence[Life], count: int, repeated: Sequence[Stretch] = ())
     return tuple(of)
 
 
-def _live_bytes(lives: Sequence[Life], count: int) -> Table:
-    """[position]: bytes made before the position that it or a later one reads."""
-    change = np.zeros(count + 1)
-    for life in lives:
-        change[life.first + 1] += life.nbytes
-        change[min(count, life.last + 1)] -= life.nbytes
-    return np.cumsum(change)
-
-
 def _block_cuts(lives: Sequence[Life], live: Table, stretch: Stretch) -> range:
     """Positions of the cuts of repeated blocks; none if a block saves no more than crosses."""
     whole = (stretch.stop - stretch.start) // stretch.period * stretch.period
@@ -184,23 +179,6 @@ def _block_cuts(lives: Sequence[Life], live: Table, stretch: Stretch) -> range:
         life.nbytes for life in lives if life.saved and first <= life.first and life.last < second
     )
     return cuts if saved > live[first] else range(0)
-
-
-def _possible_ends(
-    live: Table, required: Collection[int], repeated: Sequence[Stretch]
-) -> list[int]:
-    """Ends of regions: the required ones, and beside their blocks all that few bytes cross."""
-    count = len(live) - 1
-    low = (p for p in range(1, count) if live[p] <= live[p - 1] and live[p] <= live[p + 1])
-    cut = [r for r in repeated if any(r.start <= p < r.stop for p in required)]
-    free = (p for p in low if not any(r.start <= p < r.stop for r in cut))
-    return sorted({0, *required, *free, count})
-
-
-def _spans_required(ends: Sequence[int], required: Collection[int]) -> npt.NDArray[np.bool_]:
-    """[from, to]: whether a required cut lies between two ends."""
-    passed = np.cumsum([end in required for end in ends])
-    return passed[None, :] - np.isin(ends, list(required))[None, :] > passed[:, None]
 
 
 def _tables(lives: Sequence[Life], ends: Sequence[int]) -> tuple[Table, Table]:

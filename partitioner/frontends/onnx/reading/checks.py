@@ -75,8 +75,7 @@ def check_model(
     weights = initializers if plan_only else ()
     missing = _check_tensors(proto, where, folder, frozenset(weights))
     _check_calls(proto, where)
-    _check_counts(proto, where)
-    _check_absent(proto, where)
+    _check_nodes(proto, where)
     try:
         _run_checker(proto, None if missing else file)
     except (onnx.checker.ValidationError, ValueError) as error:
@@ -347,8 +346,12 @@ def _check_calls(proto: ModelProto, where: str) -> None:
         raise FrontendError(f"{where}: inlining its functions gives {shown} nodes, over {limit:,}")
 
 
-def _check_counts(proto: ModelProto, where: str) -> None:
-    """Refuse a Split with another number of parts than results, which readers would allocate."""
+def _check_nodes(proto: ModelProto, where: str) -> None:
+    """Refuse a Split with another number of parts than results, which readers would allocate.
+
+    And an absent operand that is not optional, at which ONNX Runtime ends the process.
+    """
+    opset = own_opset(proto)
     for node in all_nodes(proto):
         counts = [a.i for a in node.attribute if a.name == "num_outputs" and not a.ref_attr_name]
         if node.op_type == "Split" and not node.domain and counts not in ([], [len(node.output)]):
@@ -356,12 +359,6 @@ def _check_counts(proto: ModelProto, where: str) -> None:
                 f"{where}: node {node.name!r} (Split) has num_outputs {counts[0]} and "
                 f"{len(node.output)} results; they must be as many"
             )
-
-
-def _check_absent(proto: ModelProto, where: str) -> None:
-    """Refuse an absent operand that is not optional, at which ONNX Runtime ends the process."""
-    opset = own_opset(proto)
-    for node in all_nodes(proto):
         if node.domain or "" not in node.input or not onnx.defs.has(node.op_type, opset):
             continue
         formals = onnx.defs.get_schema(node.op_type, opset).inputs

@@ -131,12 +131,8 @@ def _unseeded(node: Node) -> Iterator[str]:
                 for inner in graph.node:
                     is_seeded = any(each.name == "seed" for each in inner.attribute)
                     is_off = inner.op_type == "Dropout" and len(inner.input) < 3
-                    if (
-                        inner.op_type in RANDOM
-                        and not inner.domain
-                        and not is_seeded
-                        and not is_off
-                    ):
+                    is_drawn = inner.op_type in RANDOM and not inner.domain
+                    if is_drawn and not is_seeded and not is_off:
                         yield f"{node.op} with {inner.op_type}"
 
 

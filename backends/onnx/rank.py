@@ -45,10 +45,6 @@ def rank_device(local_rank: int, local_ranks: int) -> torch.device:
     """The device of a rank: its GPU if all ranks have one that ONNX Runtime runs on, else the CPU.
 
     All ranks must call it: they exchange data either between GPUs or between processors.
-
-    Args:
-        local_rank: Number of the rank among those of this machine.
-        local_ranks: Their number.
     """
     all_have = torch.tensor(int(has_gpus(local_ranks)))
     dist.all_reduce(all_have, dist.ReduceOp.MIN)
@@ -56,13 +52,7 @@ def rank_device(local_rank: int, local_ranks: int) -> torch.device:
 
 
 class RankProcess:
-    """A rank that is ready to run.
-
-    Args:
-        model: Its file, loaded.
-        device: See `rank_device`.
-        config: How segments run; its device is replaced by the rank's.
-    """
+    """A rank that is ready to run on its device (`rank_device`), whatever that of `config` is."""
 
     def __init__(self, model: RankModel, device: torch.device, config: SessionConfig) -> None:
         self.model, self.device = model, device

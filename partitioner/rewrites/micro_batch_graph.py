@@ -32,7 +32,7 @@ from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import GraphWriter, elements
-from partitioner.rewrites.same_in_parts import AXIS, CombinesError, cut_along, cut_factors, taken
+from partitioner.rewrites.same_in_parts import AXIS, CombinesError, cut_along, taken
 
 #: Most micro-batches of a step: schedules and proofs list each.
 MOST_MICRO_BATCHES = 4096
@@ -199,7 +199,7 @@ class _Cutter:
             raise self._refusal(node, "reads samples inside its subgraph")
         operands = [self.at[value] if value else None for value in node.inputs]
         try:
-            layouts = cut_factors(rule, operands, self.mesh)
+            layouts = taken(rule, zip(rule.operands, operands, strict=True), self.mesh)
             placed = place(self.whole, node, self.mesh, layouts, rule)
         except (LayoutError, CombinesError):
             raise self._refusal(node, "combines the samples of a batch") from None

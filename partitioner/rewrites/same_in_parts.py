@@ -167,9 +167,8 @@ class _Proof:
         if not isinstance(rule, Rule) or other is None:
             return False
         operands = [self.values[value] if value else None for value in node.inputs]
-        lie = [None if value is None else value.sharding for value in operands]
         try:
-            placed = place(self.whole, node, self.mesh, cut_factors(rule, lie, self.mesh), rule)
+            placed = place(self.whole, node, self.mesh, self._layouts(rule, operands), rule)
         except (LayoutError, CombinesError):
             return False
         local = local_op(self.whole, placed, {AXIS: 0}).nodes
@@ -195,9 +194,7 @@ class _Proof:
         self, node: Node, rule: Rule, operands: Sequence[_Value | None]
     ) -> Sequence[_Value | None]:
         """The results of a node whose operands are cut by samples, or whole."""
-        lie = [None if value is None else value.sharding for value in operands]
-        layouts = cut_factors(rule, lie, self.mesh)
-        ins, outs = rule.shardings(layouts, self.mesh)
+        ins, outs = rule.shardings(self._layouts(rule, operands), self.mesh)
         if any(v is not None and v.sharding != at for v, at in zip(operands, ins, strict=True)):
             raise CombinesError
         if any(how != "sum" for at in outs for _, how in at.partial):
@@ -206,6 +203,10 @@ class _Proof:
         return [
             _Value(at, share) if name else None for name, at in zip(node.outputs, outs, strict=True)
         ]
+
+    def _layouts(self, rule: Rule, operands: Sequence[_Value | None]) -> Mapping[str, DimLayout]:
+        lie = (None if value is None else value.sharding for value in operands)
+        return taken(rule, zip(rule.operands, lie, strict=True), self.mesh)
 
     @cached_property
     def rules(self) -> Mapping[str, Rule | str]:
@@ -307,24 +308,13 @@ def _averages(node: Node) -> bool:
     return row is not None and row.averages
 
 
-def cut_factors(
-    rule: Rule, operands: Sequence[Sharding | None], mesh: DeviceMesh
-) -> Mapping[str, DimLayout]:
-    """The layouts of a node's factors that its operands' cut dims ask for.
-
-    Raises:
-        CombinesError: Operands ask for different ones, or for one that no factor has.
-    """
-    return taken(rule, zip(rule.operands, operands, strict=True), mesh)
-
-
 def taken(
     rule: Rule, tensors: Iterable[tuple[Dims | None, Sharding | None]], mesh: DeviceMesh
 ) -> Mapping[str, DimLayout]:
     """The layouts of a node's factors that the cut dims of some of its tensors ask for.
 
     Raises:
-        CombinesError: As of `cut_factors`.
+        CombinesError: They ask for different ones, or for one that no factor has.
     """
     layouts: dict[str, DimLayout] = {}
     for dims, sharding in tensors:

@@ -26,7 +26,6 @@ from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.backends.onnx.sessions.segments import (
     SessionConfig,
     opened,
-    optimizers_off,
     session_options,
 )
 from partitioner.backends.onnx.sessions.whole import bound_run
@@ -68,7 +67,7 @@ def prepared(
     folder = Path(tempfile.mkdtemp(prefix="partitioner-kernels-"))
     options = session_options(SessionConfig(threads=threads, profile=folder), None)
     try:
-        session = opened(model, options, optimizers_off(bool(programs.plain)))
+        session = opened(model, options, plain=bool(programs.plain))
         run, _ = bound_run(session, model, inputs)
         held = run()
     except Exception as error:

@@ -248,11 +248,8 @@ class Executor:
                 continue  # its size is not known
             place = targets.get(name)
             values[name] = self._empty(self.model.types[name]) if place is None else place
-        if (binding := self._bindings.get(index)) is not None:
-            self._run(binding, segment, values, places)
-            return
         with self.sessions.opened(index) as session:
-            binding = _Binding(session, session.io_binding())
+            binding = self._bindings.get(index) or _Binding(session, session.io_binding())
             if segment.block is None:
                 self._bindings[index] = binding
             self._run(binding, segment, values, places)

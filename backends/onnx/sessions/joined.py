@@ -346,10 +346,7 @@ def with_blocked_inputs(
         yield helper.make_node("AveragePool", [name], [copy], name=copy, kernel_shape=[1, 1])
     for node in nodes:
         if node.op_type in _BLOCKED and not copied.keys().isdisjoint(node.input):
-            changed = NodeProto()
-            changed.CopyFrom(node)
-            changed.input[:] = [copied.get(name, name) for name in node.input]
-            yield changed
+            yield from _renamed([node], copied)
         else:
             yield node
 

@@ -227,7 +227,7 @@ def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> o
     graph.output.extend(map(model.output_info, segment.outputs))
     graph.initializer.extend(model.constants[name] for name in segment.constants)
     options = session_options(config, model.folder)
-    return _opened(model, model.around(graph), options, config, optimizers_off(segment.plain))
+    return _opened(model, model.around(graph), options, config, plain=segment.plain)
 
 
 def _has_blocked_layouts(config: SessionConfig) -> bool:
@@ -249,14 +249,15 @@ def _opened(
     proto: ModelProto,
     options: ort.SessionOptions,
     config: SessionConfig,
-    without: Sequence[str] = (),
+    *,
+    plain: bool = False,
 ) -> ort.InferenceSession:
-    """A session of a model of a rank, without some optimizers."""
+    """A session of a model of a rank, on its device."""
     providers: list[object] = ["CPUExecutionProvider"]
     if config.device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": config.device.index or 0}))
     try:
-        session = opened(proto, options, without, providers)
+        session = opened(proto, options, providers, plain=plain)
     except BackendError as error:
         raise BackendError(f"rank {model.rank}: ONNX Runtime: {error}") from error
     if config.device.type == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
@@ -267,33 +268,29 @@ def _opened(
 def opened(
     model: ModelProto,
     options: ort.SessionOptions,
-    without: Sequence[str] = (),
     providers: Sequence[object] = ("CPUExecutionProvider",),
+    *,
+    plain: bool = False,
 ) -> ort.InferenceSession:
-    """A session of a model, without some optimizers.
+    """A session of a model, without blocked layouts if `plain`.
 
     `EliminateDropout` drops a Dropout in training mode as well, where its probability is constant.
 
     Raises:
         BackendError: ONNX Runtime does not take it; says why, on one line.
     """
-    nodes = _nodes(model.graph)
+    nodes, without = _nodes(model.graph), ["NchwcTransformer"] if plain else []
     if any(node.op_type == "Dropout" and len(node.input) > 2 for node in nodes):
-        without = *without, "EliminateDropout"
+        without.append("EliminateDropout")
     try:
         return ort.InferenceSession(
             model.SerializeToString(),
             options,
             providers=[*providers],
-            disabled_optimizers=[*without],
+            disabled_optimizers=without,
         )
     except Exception as error:
         raise BackendError(one_line(error)) from error
-
-
-def optimizers_off(plain: bool) -> list[str]:
-    """Names of the optimizers that a session does without: that of blocked layouts, if `plain`."""
-    return ["NchwcTransformer"] if plain else []
 
 
 def _nodes(graph: GraphProto) -> Iterator[NodeProto]:

@@ -14,7 +14,7 @@ from partitioner.frontends.model import OnnxInput
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.report.text.profile_notes import border_notes, profile_notes
-from partitioner.rewrites.micro_batch_graph import batch_size, even_counts
+from partitioner.rewrites.micro_batch_graph import batch_size, even_parts
 from partitioner.rewrites.same_in_parts import Difference
 from partitioner.search.outcome import Candidate, Outcome
 from partitioner.search.request import Request
@@ -80,7 +80,7 @@ class OnnxGraphs:
 
     def even_counts(self) -> tuple[int, ...]:
         """See `ModelGraphs.even_counts`."""
-        return even_counts(self.model.graph)
+        return even_parts(batch_size(self.model.graph))
 
     def in_micro_batches(self, count: int) -> Graph:
         """See `ModelGraphs.in_micro_batches`."""

@@ -40,7 +40,7 @@ MAX_COMPUTED = 512 * 512
 MAX_OPERAND = 8192
 
 #: Ops that give another result each time: never folded, never merged.
-RANDOM = frozenset((
+_RANDOM = frozenset((
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
     "RandomUniformLike",
 ))  # fmt: skip
@@ -82,6 +82,11 @@ class Growth:
         return True
 
 
+def draws(op: str) -> bool:
+    """Test whether an operator draws random numbers, others each time it runs."""
+    return op in _RANDOM
+
+
 def fold(model: onnx_ir.Model, growth: Growth) -> bool:
     """Fold what inferred shapes allow; True if anything changed, so that more may be inferred."""
     changed = _fold_known(model.graph)
@@ -114,7 +119,7 @@ def _refuse_unknown_splits(graph: onnx_ir.Graph) -> None:
 
 def merge_equal(model: onnx_ir.Model) -> None:
     """Compute equal subexpressions once."""
-    if not any(node.op_type in RANDOM for node in model.graph):
+    if not any(node.op_type in _RANDOM for node in model.graph):
         CommonSubexpressionEliminationPass()(model)
         _remove_unused(model)
 

@@ -22,7 +22,7 @@ from partitioner.ir.ops import is_stored
 from partitioner.ir.ops.aten.state import ALIAS
 from partitioner.ir.pieces.blocks import Blocks, Chunk, Stretch
 from partitioner.rewrites.graph_writer import GraphWriter, reading
-from partitioner.rewrites.passes.reads import stored_values
+from partitioner.rewrites.passes import stored_values
 from partitioner.rewrites.stretch_layout import BlockError, Round, rounds_of, span_of
 
 

@@ -39,14 +39,14 @@ from partitioner.ir.ops.aten.state import ALIAS, KEEP, REST, STATE, UPDATE
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import chosen
 from partitioner.rewrites.keys import keys_in_parts
-from partitioner.rewrites.passes.offers import with_offers
-from partitioner.rewrites.passes.reads import (
+from partitioner.rewrites.passes import (
     backward_apart,
     early_updates,
     fetched_early,
     forward_aliases,
     path_of,
     plain_access,
+    with_offers,
 )
 from partitioner.rewrites.ring import ring_of
 

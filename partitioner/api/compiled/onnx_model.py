@@ -40,7 +40,7 @@ from partitioner.rewrites.block_graph import block_graph
 from partitioner.rewrites.micro_batch_graph import (
     MicroBatch,
     batch_size,
-    even_counts,
+    even_parts,
     micro_batch_graph,
 )
 from partitioner.rewrites.same_in_parts import Difference
@@ -186,7 +186,7 @@ class OnnxGraphs:
 
     def even_counts(self) -> tuple[int, ...]:
         """See `ModelGraphs.even_counts`."""
-        return even_counts(self.model.graph)
+        return even_parts(batch_size(self.model.graph))
 
     def in_micro_batches(self, count: int) -> Graph:
         """The model whose requests run in so many micro-batches; an OptionError if it cannot."""
@@ -274,7 +274,7 @@ class OnnxRanks(Ranks):
 
     def _emit(self, folder: Path) -> None:
         from partitioner.backends.onnx.files.emit import emit
-        from partitioner.backends.onnx.sessions.loadable import check_loadable
+        from partitioner.backends.onnx.sessions.whole import check_loadable
 
         graph, part = self.model.graph, self.model.part
         parts = None if part is None else part.parts

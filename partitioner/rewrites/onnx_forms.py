@@ -1,4 +1,4 @@
-"""Reductions along a dim as maxima, sums and what is made of them, which may be cut along the dim.
+"""Reductions and normalizations of ONNX as maxima, sums and what follows, to cut along a dim.
 
 A norm is the root of a sum of squares, and a ReduceLogSum the logarithm of a sum: these are always
 written so, as the node that is added is as small as the result. The parts of the others go over
@@ -8,12 +8,16 @@ element is the first place where an element equals it. That form is for long dim
 a vocabulary, that are cut with the product before them; the weights of attention have a form of
 their own (`rewrites.keys`). Results are those of ONNX Runtime's kernels, infinities and NaN
 included. Half precision keeps the operator, whose sums are of a wider type.
+
+ONNX Runtime has no kernel of GroupNormalization on a CPU and computes it as such nodes itself: it
+is always written so. Variances are those of centred elements, in two passes, as the difference of
+two large numbers would lose digits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import numpy as np
@@ -23,14 +27,16 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops.onnx.reduction import reduced_dims, softmax_dims
 from partitioner.ir.ops.table import OpView
 from partitioner.ir.types import numpy_dtype
+from partitioner.rewrites.graph_writer import Form, PartWriter
 from partitioner.rewrites.keys import weighs_values
-from partitioner.rewrites.node_writer import Form, PartWriter
 
 #: Least elements along the reduced dims for a second form: a row of fewer, 4 KiB, is gathered in
 #: less time than an all-reduce takes to start, by the figures of all presets but `ideal`.
 LEAST_ELEMENTS = 1024
 #: First opset in which Equal and IsInf take all types of floats that have a form here.
 _COMPARES = 11
+#: First opset in which GroupNormalization has a scale and a bias a channel, not a group.
+_SCALE_A_CHANNEL = 21
 
 Dims = Callable[[OpView], frozenset[int]]
 
@@ -39,12 +45,8 @@ def _softmax_dims(view: OpView) -> frozenset[int]:
     return frozenset(dim % view.rank() for dim in softmax_dims(view))
 
 
-def _arg_dims(view: OpView) -> frozenset[int]:
-    return frozenset({view.dim("axis", 0)})
-
-
-def _norm_dims(view: OpView) -> frozenset[int]:
-    return frozenset({view.dim("axis", -1)})
+def _axis(default: int, view: OpView) -> frozenset[int]:
+    return frozenset({view.dim("axis", default)})
 
 
 def _dims(of: Dims, graph: Graph, node: Node, dtypes: tuple[str, ...]) -> frozenset[int]:
@@ -105,31 +107,25 @@ def _log_of_exponentials(writer: PartWriter) -> None:
     powers = writer.add("Exp", [writer.add("Sub", [x, largest])])
     total = writer.reduced("ReduceSum", powers, dims)
     logarithm = writer.add("Log", [total])
-    _shaped(writer, writer.add("Add", [logarithm, largest]))
+    total = writer.add("Add", [logarithm, largest])
+    writer.reshaped(total, writer.type(writer.result).shape, made=writer.result)
 
 
-def _softmax(writer: PartWriter) -> None:
-    powers, total, _ = _exponentials(writer)
-    writer.add("Div", [powers, total], made=writer.result)
-
-
-def _log_softmax(writer: PartWriter) -> None:
-    _, total, less = _exponentials(writer)
-    writer.add("Sub", [less, writer.add("Log", [total])], made=writer.result)
-
-
-def _exponentials(writer: PartWriter) -> tuple[str, str, str]:
-    """Exponentials of elements less the largest, their sum, and these differences."""
+def _softmax(writer: PartWriter, *, logarithm: bool = False) -> None:
     x, dims = writer.operand, sorted(_softmax_dims(writer.view))
     less = writer.add("Sub", [x, writer.reduced("ReduceMax", x, dims)])
     powers = writer.add("Exp", [less])
-    return powers, writer.reduced("ReduceSum", powers, dims), less
+    total = writer.reduced("ReduceSum", powers, dims)
+    if logarithm:
+        writer.add("Sub", [less, writer.add("Log", [total])], made=writer.result)
+    else:
+        writer.add("Div", [powers, total], made=writer.result)
 
 
 def _lp_normalization(writer: PartWriter) -> None:
     """Elements over their norm; zeros where it is 0."""
     view = writer.view
-    x, dims = writer.operand, sorted(_norm_dims(view))
+    x, dims = writer.operand, sorted(_axis(-1, view))
     if view.int_attr("p", 2) == 1:
         norm = writer.reduced("ReduceL1", x, dims)
     else:
@@ -141,14 +137,15 @@ def _lp_normalization(writer: PartWriter) -> None:
 
 def _place(writer: PartWriter) -> None:
     view = writer.view
-    dims = sorted(_arg_dims(view))
+    dims = sorted(_axis(0, view))
     write = _last_place if view.int_attr("select_last_index", 0) else _first_place
     place = write(writer, dims, least=writer.node.op == "ArgMin")
-    keep = writer.type(place).shape == writer.graph.types[writer.result].shape
+    shape = writer.type(writer.result).shape
+    keep = writer.type(place).shape == shape
     made = writer.result if keep else ""
     index = writer.add("Cast", [place], made=made, dtype="int64", attrs={"to": _INT64})
     if not keep:
-        _shaped(writer, index)
+        writer.reshaped(index, shape, made=writer.result)
 
 
 #: `onnx.TensorProto.INT64` and `FLOAT`, the attribute of Cast.
@@ -218,36 +215,99 @@ def _count(shape: tuple[int, ...], dims: list[int]) -> int:
     return math.prod(shape[dim] for dim in dims)
 
 
-def _shaped(writer: PartWriter, x: str) -> None:
-    """The node's result in its shape, with or without the reduced dims."""
-    result = writer.result
-    writer.reshaped(x, writer.graph.types[result].shape, made=result)
+def _normalises(graph: Graph, node: Node) -> bool:
+    """Test whether a normalization of a graph has a form in parts.
+
+    Those of one element a mean stay: there is nothing to cut.
+    """
+    tensors = [graph.types[value] for value in node.reads]
+    data = tensors[0]
+    wide = data.dtype in ("float32", "float64") and all(t.dtype == data.dtype for t in tensors)
+    if not wide or not data.nbytes or data.rank < 3:
+        return False
+    return math.prod(data.shape[dim] for dim in _normalised(node, data.rank)) > 1
 
 
-_ARG = Form(
-    partial(
-        _is_long, of=_arg_dims, opset=_COMPARES, dtypes=("float32", "float64", "int32", "int64")
-    ),
-    _place,
-)
+def _normalised(node: Node, rank: int) -> tuple[int, ...]:
+    """Dims of the data over which the means are; of channels those of a group."""
+    if node.op != "MeanVarianceNormalization":
+        return tuple(range(2, rank))
+    axes = node.attrs.get("axes", (0, 2, 3))
+    assert isinstance(axes, tuple)
+    return tuple(sorted(int(axis) % rank for axis in axes))
 
-#: Reductions whose parts are one kernel more, on what is as small as the result.
+
+def _mean_variance(writer: PartWriter) -> None:
+    """Write a MeanVarianceNormalization as ONNX Runtime's kernel computes it.
+
+    The kernel adds nothing to a deviation, although ONNX's definition adds 1e-9: elements that are
+    all alike give NaN, in parts as well.
+    """
+    x, result = writer.operand, writer.result
+    centred, variance = _centred(writer, x, _normalised(writer.node, writer.type(x).rank))
+    writer.add("Div", [centred, writer.add("Sqrt", [variance])], made=result)
+
+
+def _scaled(writer: PartWriter) -> None:
+    """A norm of instances or groups, with a scale and a bias."""
+    x, result = writer.operand, writer.result
+    data = writer.type(x)
+    epsilon = writer.node.attrs.get("epsilon", 1e-5)
+    assert isinstance(epsilon, int | float)
+    channels, space = data.shape[1], data.shape[2:]
+    shape, scale_shape = data.shape, (channels, *[1] * len(space))
+    groups = writer.node.attrs.get("num_groups")
+    if isinstance(groups, int):
+        shape = (data.shape[0], groups, channels // groups, *space)
+        size = channels // groups if writer.graph.opsets[""] >= _SCALE_A_CHANNEL else 1
+        scale_shape = (groups, size, *[1] * len(space))
+        x = writer.reshaped(x, shape)
+    centred, variance = _centred(writer, x, range(2, len(shape)))
+    least = writer.number("epsilon", epsilon, x)
+    deviation = writer.add("Sqrt", [writer.add("Add", [variance, least])])
+    scale, bias = (writer.reshaped(value, scale_shape) for value in writer.node.inputs[1:3])
+    factor = writer.add("Div", [scale, deviation])
+    scaled = writer.add("Mul", [centred, factor])
+    if shape == data.shape:
+        writer.add("Add", [scaled, bias], made=result)
+    else:
+        writer.reshaped(writer.add("Add", [scaled, bias]), data.shape, made=result)
+
+
+def _centred(writer: PartWriter, x: str, axes: Iterable[int]) -> tuple[str, str]:
+    """The data less its means over these dims, and the variances."""
+    dims, data = tuple(axes), writer.type(x)
+    count = math.prod(data.shape[dim] for dim in dims)
+    centred = writer.add("Sub", [x, writer.reduced("ReduceMean", x, dims)])
+    squares = writer.reduced("ReduceSumSquare", centred, dims)
+    share = writer.number("share", 1 / count, x)
+    return centred, writer.add("Mul", [squares, share])
+
+
+def _long(write: Callable[[PartWriter], object], of: Dims, *dtypes: str) -> Form:
+    """The form of an operator that compares elements along a long dim."""
+    of_types = dtypes or ("float32", "float64")
+    return Form(partial(_is_long, of=of, opset=_COMPARES, dtypes=of_types), write)
+
+
+_ARG = _long(_place, partial(_axis, 0), "float32", "float64", "int32", "int64")
+
+#: Operators without a kernel on a CPU, or whose parts are one more, as small as the result.
 WITHOUT_KERNELS: Mapping[str, Form] = {
+    "GroupNormalization": Form(_normalises, _scaled),
     "ReduceL2": Form(_divides, partial(_of_sum, "Sqrt", "ReduceSumSquare")),
     "ReduceLogSum": Form(_divides, partial(_of_sum, "Log", "ReduceSum")),
 }
 
-#: Reductions whose parts go over the data more often than the kernel of ONNX Runtime.
+#: Operators whose parts go over the data more often than the kernel of ONNX Runtime.
 WITH_KERNELS: Mapping[str, Form] = {
     "ArgMax": _ARG,
     "ArgMin": _ARG,
-    "Hardmax": Form(
-        partial(_is_long, of=_softmax_dims, opset=_COMPARES, dtypes=("float32",)), _hardmax
-    ),
-    "LogSoftmax": Form(_is_long_softmax, _log_softmax),
-    "LpNormalization": Form(partial(_is_long, of=_norm_dims, opset=_COMPARES), _lp_normalization),
-    "ReduceLogSumExp": Form(
-        partial(_is_long, of=reduced_dims, opset=_COMPARES), _log_of_exponentials
-    ),
+    "Hardmax": _long(_hardmax, _softmax_dims, "float32"),
+    "InstanceNormalization": Form(_normalises, _scaled),
+    "LogSoftmax": Form(_is_long_softmax, partial(_softmax, logarithm=True)),
+    "LpNormalization": _long(_lp_normalization, partial(_axis, -1)),
+    "MeanVarianceNormalization": Form(_normalises, _mean_variance),
+    "ReduceLogSumExp": _long(_log_of_exponentials, reduced_dims),
     "Softmax": Form(_is_long_softmax, _softmax),
 }

@@ -1,8 +1,12 @@
-"""IR nodes, constants and value types as ONNX messages."""
+"""What a rank file holds as messages of ONNX: nodes, constants, types, and its description.
+
+The description is one JSON text in the model's metadata.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import cast
 
@@ -11,6 +15,7 @@ import onnx
 from onnx import (
     AttributeProto,
     GraphProto,
+    ModelProto,
     NodeProto,
     TensorProto,
     ValueInfoProto,
@@ -18,10 +23,36 @@ from onnx import (
     numpy_helper,
 )
 
+from partitioner.backends.errors import BackendError, one_line
+from partitioner.backends.header import (
+    Header,
+    Origin,
+    count,
+    header_data,
+    parse_header,
+    parse_region,
+)
 from partitioner.ir.errors import IRError
+from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Attr, Node, Opaque
 from partitioner.ir.onnx_types import onnx_dtype
+from partitioner.ir.pieces.batch_parts import BatchParts
+from partitioner.ir.program import Programs, RankProgram
 from partitioner.ir.types import TensorType, numpy_dtype
+
+#: Domain of the communication operators and of the keys in metadata.
+DOMAIN = "partitioner"
+#: Version of what rank files hold; files of another version are refused.
+FORMAT_VERSION = 2
+#: Keys of the model's metadata.
+PROGRAM_KEY = f"{DOMAIN}.program"
+VERSION_KEY = f"{DOMAIN}.format_version"
+#: Keys of a node's metadata.
+PHASE_KEY = f"{DOMAIN}.phase"
+ORIGIN_KEY = f"{DOMAIN}.origin"
+BLOCK_KEY = f"{DOMAIN}.block"
+#: Metadata of convolutions that ONNX Runtime is to compute in plain layouts, with their segment.
+PLAIN_KEY = f"{DOMAIN}.plain"
 
 _NO_RENAMES: Mapping[str, str] = MappingProxyType({})
 
@@ -29,7 +60,10 @@ _NO_RENAMES: Mapping[str, str] = MappingProxyType({})
 def node_proto(node: Node, rename: Mapping[str, str] = _NO_RENAMES) -> NodeProto:
     """A node with some values (operands, results, captured outer values) renamed, by old name."""
     domain, _, op_type = node.op.rpartition("::")
-    schema_types = _attribute_types(op_type, domain)
+    # attribute types of the newest schema: what an empty list is a list of
+    is_known = onnx.defs.has(op_type, domain)
+    schema = onnx.defs.get_schema(op_type, domain).attributes if is_known else {}
+    types = {key: cast("int", attribute.type) for key, attribute in schema.items()}
     return NodeProto(
         name=node.name,
         op_type=op_type,
@@ -37,7 +71,7 @@ def node_proto(node: Node, rename: Mapping[str, str] = _NO_RENAMES) -> NodeProto
         input=[rename.get(name, name) for name in node.inputs],
         output=[rename.get(name, name) for name in node.outputs],
         attribute=[
-            _attribute(key, value, schema_types.get(key, AttributeProto.INTS), rename)
+            _attribute(key, value, types.get(key, AttributeProto.INTS), rename)
             for key, value in node.attrs.items()
         ],
     )
@@ -84,14 +118,6 @@ def _rename_outer(body: GraphProto, rename: Mapping[str, str]) -> None:
         value.name = outer.get(value.name, value.name)
 
 
-def _attribute_types(op_type: str, domain: str) -> Mapping[str, int]:
-    """Attribute types of the newest schema: what an empty list is a list of."""
-    if not onnx.defs.has(op_type, domain):
-        return {}
-    schema = onnx.defs.get_schema(op_type, domain)
-    return {key: cast("int", attribute.type) for key, attribute in schema.attributes.items()}
-
-
 def _attribute(key: str, value: Attr, empty_type: int, rename: Mapping[str, str]) -> AttributeProto:
     if isinstance(value, Opaque) and value.kind == "GraphProto":
         body = GraphProto.FromString(value.data)
@@ -109,3 +135,49 @@ def _attribute(key: str, value: Attr, empty_type: int, rename: Mapping[str, str]
     if isinstance(value, tuple):
         return helper.make_attribute(key, list(value), attr_type=None if value else empty_type)
     return helper.make_attribute(key, value)
+
+
+def write_header(
+    model: ModelProto,
+    program: RankProgram,
+    programs: Programs,
+    comms: int,
+    origin: Origin,
+    parts: BatchParts | None,
+) -> None:
+    """Add the description of one rank to its file's metadata (`model` is modified)."""
+    data = header_data(program, programs, comms, origin, parts)
+    model.metadata_props.add(key=VERSION_KEY, value=str(FORMAT_VERSION))
+    model.metadata_props.add(key=PROGRAM_KEY, value=json.dumps(data, separators=(",", ":")))
+
+
+def read_header(model: ModelProto, where: str) -> Header:
+    """The description in a rank file, which errors call `where`.
+
+    Raises:
+        BackendError: It is no rank file, or one of another version.
+    """
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    if PROGRAM_KEY not in metadata:
+        raise BackendError(f"{where} is not a rank file: its metadata lacks {PROGRAM_KEY!r}")
+    version = metadata.get(VERSION_KEY)
+    if version != str(FORMAT_VERSION):
+        raise BackendError(f"{where} has format version {version}, this is {FORMAT_VERSION}")
+    try:
+        return parse_header(json.loads(metadata[PROGRAM_KEY]))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, IRError) as error:
+        raise BackendError(f"{where}: metadata {PROGRAM_KEY!r}: {one_line(error)}") from error
+
+
+def dump_transfers(transfers: Iterable[Transfer]) -> str:
+    """Transfers as JSON: `[[source, target, read, write], ...]`."""
+    rows = [(t.source, t.target, t.read, t.write) for t in transfers]
+    return json.dumps(rows, separators=(",", ":"))
+
+
+def parse_transfers(text: str) -> tuple[Transfer, ...]:
+    """Transfers from JSON."""
+    return tuple(
+        Transfer(count(source), count(target), parse_region(read) or (), parse_region(write) or ())
+        for source, target, read, write in json.loads(text)
+    )

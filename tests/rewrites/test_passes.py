@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from partitioner.ir.pieces.repeats import Stretch
-from partitioner.rewrites.passes.regions import Life, regions
+from partitioner.rewrites.passes import Life, regions
 
 
 def chain(count: int) -> list[Life]:

@@ -191,7 +191,8 @@ class _LanePhase:
         The last ones are of the slowest device, with what compute hides.
         """
         return tuple(
-            (i, tuple(_side(task, sources=True)), _whole_s(task)) for i, task in self.leaving
+            (i, tuple(_side(task, sources=True)), max(task.whole_s.values()))
+            for i, task in self.leaving
         )
 
     @cached_property
@@ -285,7 +286,7 @@ class _Clock:
         """
         start = max(self.free[device] for device, _ in _side(task, sources=True))
         self.send(index, task, request)
-        self.sent[index, request] = start + _whole_s(task)
+        self.sent[index, request] = start + max(task.whole_s.values())
 
     def arrive(self, index: int, task: Task, request: int) -> None:
         """Run the targets' side, in the same or a later round or phase."""
@@ -308,8 +309,3 @@ def _side(task: Task, *, sources: bool) -> Iterator[tuple[int, float]]:
     assert task.comm is not None
     side = task.comm.sources() if sources else task.comm.targets()
     return ((device, seconds) for device, seconds in task.devices.items() if device in side)
-
-
-def _whole_s(task: Task) -> float:
-    """Seconds of a communication on its slowest device, with those that compute hides."""
-    return max(s + task.hidden.get(device, 0.0) for device, s in task.devices.items())

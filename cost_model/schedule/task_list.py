@@ -17,10 +17,14 @@ from partitioner.cost_model.prices.compute import NodePrices, adding_seconds, st
 from partitioner.cost_model.prices.overlap import beside_compute
 from partitioner.cost_model.prices.reshard import Hop, Resharder
 from partitioner.cost_model.profiles.forms import stores_parts
-from partitioner.cost_model.schedule.buckets import Bucket, in_buckets, unlike_parts
-from partitioner.cost_model.schedule.messages import as_they_travel, in_messages
-from partitioner.cost_model.schedule.needed_parts import NeededPart
-from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
+from partitioner.cost_model.schedule.buckets import (
+    Bucket,
+    as_they_travel,
+    in_buckets,
+    in_messages,
+    unlike_parts,
+)
+from partitioner.cost_model.schedule.tasks import Key, LocalKey, NeededPart, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh

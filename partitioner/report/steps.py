@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
-from partitioner.cost_model.schedule.passes import LETTERS
+from partitioner.cost_model.schedule.readings import LETTERS
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.ir.graph import Graph

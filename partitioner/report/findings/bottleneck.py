@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.prices.compute import node_limit
-from partitioner.cost_model.schedule.critical_path import critical_path
+from partitioner.cost_model.schedule.readings import critical_path
 from partitioner.cost_model.schedule.simulate import Event, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.foundations import units

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from partitioner.cost_model.schedule import simulate as simulator
-from partitioner.cost_model.schedule.critical_path import critical_path
-from partitioner.cost_model.schedule.passes import Pass, pass_text, passes
+from partitioner.cost_model.schedule.readings import Pass, critical_path, pass_text, passes
 from partitioner.cost_model.schedule.simulate import Event, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.foundations import units

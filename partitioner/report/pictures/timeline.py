@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partitioner.cost_model.schedule.passes import Pass, passes
+from partitioner.cost_model.schedule.readings import Pass, passes
 from partitioner.cost_model.schedule.simulate import Event, Timeline, simulate
 from partitioner.report.pictures.canvas import draw_file, drawable
 from partitioner.report.pictures.palette import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partitioner.cost_model.schedule.passes import LETTERS, Pass, passes
+from partitioner.cost_model.schedule.readings import LETTERS, Pass, passes
 from partitioner.cost_model.schedule.simulate import Event, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.foundations import units

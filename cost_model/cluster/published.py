@@ -95,10 +95,7 @@ def _share_of(figure: float | Sequence[float]) -> float:
 
 @cache
 def links(name: str) -> Mapping[int, LinkTable]:
-    """Get the communications of a table by the number of ranks in each group of the level below.
-
-    It is 1 on the innermost level.
-    """
+    """Get the communications of a table by the number of ranks in each group of the level below."""
     inner = name.removesuffix("-network")
     row = _figures()["links"][inner]
     if name == inner:
@@ -220,10 +217,7 @@ def _between_nodes(inside: LinkTable, each: int, port: float, switched: bool) ->
 
 
 def _inside(name: str, rows: Mapping[str, Any]) -> LinkTable:
-    """Communications inside a node.
-
-    A gather or reduce-scatter never takes longer than an all-reduce, which does both.
-    """
+    """Communications inside a node; a gather never takes longer than an all-reduce."""
     points = {
         (kind, int(ranks)): _regimes([row])
         for kind, by_ranks in rows.items()

@@ -208,14 +208,10 @@ def overlap(before: DimLayout, after: DimLayout, mesh: DeviceMesh) -> Overlap:
 def _shared(
     held: tuple[int, ...], before: int, wanted: tuple[int, ...], after: int
 ) -> tuple[int, int, int]:
-    """Compare two even cuts of a dim: what their parts overlap, at most.
+    """Compare even cuts of a dim's segments into parts: what their parts overlap, at most.
 
-    Returns the most parts of the first that one of the second overlaps, the most of the second
-    that one of the first overlaps, and the most elements of an overlap.
-
-    Args:
-        held, wanted: Sizes of the segments of each.
-        before, after: Parts of each.
+    The most parts of the first that one of the second overlaps, the most of the second that one of
+    the first overlaps, and the most elements of an overlap.
 
     >>> _shared((12,), 3, (12,), 2)
     (2, 2, 4)
@@ -366,10 +362,7 @@ class EvenResharder(Resharder):
         return self._hop(kind, ranks, reshard, seconds)
 
     def _across(self, reshard: Reshard) -> Hop:
-        """Reshard to another group: each device there gets its share from holders of its pieces.
-
-        The holders of a piece take turns. A device of each group counts, the busiest.
-        """
+        """Reshard to another group: holders of a piece take turns; the busiest count."""
         dtype, source, target = reshard
         assert self.other is not None
         here, there = self.even, self.other

@@ -67,7 +67,7 @@ class CommCost:
 def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
     """Algorithm, and seconds that the communication keeps each of its ranks (devices) busy.
 
-    `numel` are the elements of the largest local tensor that an ALL_REDUCE reduces.
+    An ALL_REDUCE reduces local tensors of `numel` elements at most.
     """
     if comm.kind is CommKind.SLICE:
         return CommCost("copy", _copy_seconds(comm, cluster))
@@ -165,14 +165,8 @@ def bucket_seconds(
     """Seconds of a collective in a bucket on a rank: its share of the bucket's, and its copies.
 
     Its operand is copied into the bucket, and a gather's parts out of it, at memory bandwidth;
-    parts of other results are read where they lie.
-
-    Args:
-        kind: One of `JOINING`.
-        nbytes: As of `collective`.
-        bucket_bytes: The same of all that share what the bucket takes.
-        paid_bytes: The same of others in the bucket, which pay for themselves.
-        paid_s: Seconds that these pay.
+    parts of other results are read where they lie. `bucket_bytes` of members (as of `collective`)
+    share what the bucket takes, beside `paid_bytes` of others, which pay `paid_s` for themselves.
     """
     best = collective(kind, ranks, bucket_bytes + paid_bytes, cluster)
     device = cluster.devices[rank]
@@ -222,10 +216,7 @@ def collective(
 def tabled(
     kind: CommKind, ranks: tuple[int, ...], nbytes: float, cluster: Cluster
 ) -> Algorithm | None:
-    """Measured or published seconds of a collective, start-up included; None if there are none.
-
-    `nbytes` of an all-to-all are those of all parts that a rank holds.
-    """
+    """Measured or published seconds of a collective, start-up included; None if there are none."""
     return _tabled(kind, ranks, nbytes, cluster.level(ranks), _inner_groups(ranks, cluster))
 
 

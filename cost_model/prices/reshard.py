@@ -47,10 +47,7 @@ class PricedComm:
         return self.joined if beside and self.joined is not None else self.seconds
 
     def busy_seconds(self, *, beside: bool) -> Mapping[int, float]:
-        """Seconds that it keeps each device from computing, if it passes `beside` compute or not.
-
-        See `cost_model.prices.overlap`.
-        """
+        """Seconds that it keeps each device from computing, if it passes `beside` compute."""
         seconds = self.whole_seconds(beside=beside)
         if not beside or not self.overlap:
             return seconds
@@ -134,18 +131,18 @@ class Resharder:
         return self._hops[key]
 
     def _shift(self, source: DeviceMesh, target: DeviceMesh) -> int:
-        """Number by which all devices of two meshes may be lowered without a change of any price.
-
-        Lowered by whole groups of the level below the one that they span, equal devices talk over
-        the same levels as before.
-        """
+        """Number by which the devices of two meshes may be lowered at equal prices."""
         meshes = (source, target)
         if meshes not in self._shifts:
             self._shifts[meshes] = self._lowering({*source.devices, *target.devices})
         return self._shifts[meshes]
 
     def _lowering(self, devices: Collection[int]) -> int:
-        """Number by which devices may be lowered without a change of any price among them."""
+        """Number by which devices may be lowered without a change of any price among them.
+
+        By whole groups of the level below the one that they span, equal devices talk over the same
+        levels.
+        """
         spanned = self.cluster.levels.index(self.cluster.level((min(devices), max(devices))))
         inner = self.cluster.levels[spanned - 1].size if spanned else 1
         shift, specs = min(devices) // inner * inner, self.cluster.devices
@@ -159,10 +156,7 @@ class Resharder:
         return self.cluster.has_equal_devices
 
     def priced(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
-        """The steps of `hops` with the communications of a simpler tensor, at the same prices.
-
-        Reshards that have one simplest form share one tuple of communications.
-        """
+        """The steps of `hops` with the communications of the simplest tensor of the same prices."""
         if source == target:
             return ()
         key = (dtype, source, target)
@@ -399,10 +393,7 @@ def _lines(mesh: DeviceMesh, axes: frozenset[str]) -> Iterator[tuple[int, ...]]:
 
 
 def _gathered_axes(source: Placement, target: Placement) -> frozenset[str]:
-    """The axes along which all that devices lack is a whole equal part of each of the others.
-
-    None if they lack something else, or nothing.
-    """
+    """The axes along which devices lack the equal parts of all others, and nothing else."""
     mesh = source.mesh
     axes: frozenset[str] = frozenset()
     if mesh != target.mesh:

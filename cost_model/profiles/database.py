@@ -98,11 +98,7 @@ def default_profile() -> Path:
 
 
 def beside(kind: str) -> str:
-    """The kind of the entries of communications that pass beside compute.
-
-    >>> beside("all_reduce")
-    'all_reduce beside'
-    """
+    """The kind of the entries of communications that pass beside compute."""
     return f"{kind} beside"
 
 
@@ -111,8 +107,6 @@ def in_groups(kind: str, each: int) -> str:
 
     >>> in_groups("all_reduce", 2)
     'all_reduce of 2 a group'
-    >>> in_groups("all_reduce", 1)
-    'all_reduce'
     """
     return kind if each == 1 else f"{kind} of {each} a group"
 
@@ -122,8 +116,6 @@ def over(kind: str, level: str) -> str:
 
     >>> over("all_reduce of 2 a group beside", "network")
     'all_reduce of 2 a group beside over network'
-    >>> over("send", "")
-    'send'
     """
     return f"{kind}{_OVER}{level}" if level else kind
 
@@ -193,10 +185,7 @@ class Profile:
         return self.known.get(self.processes, {})
 
     def beside(self, processes: int) -> Profile:
-        """The profile of a plan that keeps so many of the processes busy.
-
-        It is the same one if no form was measured with so many.
-        """
+        """The profile of a plan that keeps so many processes busy, if that was measured."""
         if processes == self.processes or processes not in self.known:
             return self
         if processes not in self._beside:
@@ -214,10 +203,7 @@ class Profile:
         return replace(self, known={self.processes: self.entries})
 
     def hidden_share(self, ranks: int) -> float | None:
-        """Share of the seconds of communications that compute hides; None if it is not known.
-
-        It is that of all seconds that were measured in both ways among so many ranks.
-        """
+        """Share of communications' seconds, measured in both ways, that compute hides; or None."""
         return self._hidden_shares.get(ranks)
 
     @cached_property
@@ -234,11 +220,7 @@ class Profile:
         return {ranks: 1 - beside_s[ranks] / whole for ranks, whole in at_once_s.items() if whole}
 
     def link_seconds(self, kind: str, ranks: int, nbytes: float, each: int = 1) -> float | None:
-        """Seconds of a communication over the level; None if they are not known.
-
-        `each` is the number of its ranks in every group of the level below. See
-        `LinkTable.seconds`.
-        """
+        """Seconds over the level, of `each` ranks in each group below; None if not known."""
         return self._link_table.seconds(in_groups(kind, each), ranks, nbytes)
 
     @property
@@ -253,10 +235,8 @@ class Profile:
     def estimate(self, form: Form, dtype: str, flops: float, moved_bytes: int) -> Estimate | None:
         """Seconds of a form: its own entry, else a fit over entries like it, else None.
 
-        A form that stands behind others takes what is known of it there, else what it takes alone;
-        one of transposed operands what it takes with them, else with others; and one of both what
-        it takes alone with others, if nothing nearer is known.
-        One that computes and moves nothing takes the median of such ones.
+        A form behind others, or of transposed operands, takes what is known of it there, then less
+        exactly. One that computes and moves nothing takes the median of such ones.
         """
         for one in dict.fromkeys((form, form.alone, form.dense, form.alone.dense)):
             entry = self.entries.get(one.key)
@@ -287,11 +267,7 @@ def _works(entry: Entry) -> bool:
 
 
 def _rising(entries: Sequence[LinkEntry]) -> tuple[tuple[int, float], ...]:
-    """Bytes and seconds, where none takes longer than more bytes do.
-
-    What else the machine does makes measurements longer, never shorter: one that is longer than
-    that of more bytes is wrong.
-    """
+    """Bytes and seconds, where none takes longer than more bytes do: noise only makes longer."""
     least_s, points = math.inf, []
     for entry in reversed(entries):
         least_s = min(least_s, entry.seconds)
@@ -307,12 +283,7 @@ def whole_key(digest: str) -> str:
 def whole_entry(
     digest: str, seconds: float, spread: float, repeats: int, backend: str, measured_at: str
 ) -> Entry:
-    """The entry of a model that one process ran alone, in one session with all its threads.
-
-    Args:
-        digest: Of the model's graph.
-        seconds: Of a request, from its inputs to its outputs.
-    """
+    """The entry of a model's request that one process ran alone, in one session."""
     key = whole_key(digest)
     return Entry(key, _WHOLE, "", 0.0, 0, seconds, spread, repeats, backend, measured_at)
 
@@ -455,11 +426,7 @@ class Contents:
 
 
 def shares(processes: int, threads: int) -> str:
-    """The share of a machine that a process has, in words.
-
-    >>> shares(2, 1)
-    '2 processes x 1 thread'
-    """
+    """The share of a machine that a process has, in words: "2 processes x 1 thread"."""
     count = f"{processes} process{'es' if processes > 1 else ''}"
     return f"{count} x {threads} thread{'s' if threads > 1 else ''}"
 

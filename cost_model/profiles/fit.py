@@ -64,9 +64,9 @@ class Fit:
         """Seconds of a form: the mean of the nearest entries, in logarithms, by nearness.
 
         The entries are of its operator and type, and of others of like FLOPs and bytes, which count
-        as farther; of a form that stands behind others they stand
-        behind some, too, or are of its operator alone. Each gives the share of the roofline that it
-        attains. The error is their spread. None if there are no such entries.
+        as farther; of a form behind others they are behind some, too, or of its operator alone.
+        Each gives the share of the roofline that it attains. The error is their spread. None if
+        there are no such entries.
         """
         key = form.key, dtype, flops, moved_bytes
         if key not in self._known:

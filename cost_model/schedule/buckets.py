@@ -70,10 +70,7 @@ class Bucket:
 
 
 def together(members: Sequence[Member]) -> list[tuple[Member, ...]]:
-    """Choose as few points as possible so that every window has one, with as many members as fit.
-
-    Those that are alone at their point are left out.
-    """
+    """Choose as few points as possible so that windows share one, with as many as fit."""
     left = sorted(members, key=lambda member: (member.due, member.ready))
     buckets = []
     while left:
@@ -92,15 +89,11 @@ def together(members: Sequence[Member]) -> list[tuple[Member, ...]]:
 def in_buckets(
     tasks: Sequence[Task], unlike: Container[int], backward: Container[str], *, staged: bool
 ) -> tuple[list[Task], tuple[Bucket, ...]]:
-    """The tasks of a plan whose nodes all run on all devices, and the buckets of their collectives.
+    """The tasks of a plan whose nodes all run on all devices, with buckets; and these buckets.
 
-    Args:
-        unlike: Positions of those in which devices have unlike parts: communications and aliases.
-        backward: Names of the nodes of the backward pass.
-        staged: Whether the tasks of a phase are a pass; else there are one or two.
-
-    Returns:
-        The tasks, whose communications have the number of their bucket, and the buckets.
+    Communications and aliases at `unlike` positions, where devices have unlike parts, stay alone.
+    The tasks of a phase of `staged` ones are a pass; of others, those of the forward or `backward`
+    nodes.
     """
     buckets = [
         bucket
@@ -260,8 +253,7 @@ def may_join(comm: Comm, nbytes: int) -> bool:
 def unlike_parts(tasks: Sequence[Task]) -> frozenset[int]:
     """Positions of communications and aliases in which devices have unlike parts.
 
-    That is a step of a reshard by which some devices get what others have already, or for which
-    they hold zeros, or in which one only sends or only receives. Sizes of parts do not count.
+    By such steps of a reshard some get what others have, or hold zeros, or only send or receive.
     """
     everyone = {device for task in tasks for device in task.devices}
     steps: dict[tuple[Key, ...], list[int]] = defaultdict(list)
@@ -292,8 +284,7 @@ def _is_of_all(tasks: Sequence[Task], everyone: Collection[int]) -> bool:
 def in_messages(tasks: Sequence[Task], cluster: Cluster) -> list[Task]:
     """The tasks of a plan in stages; those that share a message have shares of its seconds.
 
-    All that passes from a phase of a device to a phase of another one is one message, whose
-    start-up is paid once.
+    All that passes from one phase to another is one message, whose start-up is paid once.
     """
     by_phases: dict[tuple[int, int], list[Task]] = defaultdict(list)
     for task in tasks:
@@ -380,10 +371,7 @@ class _Message:
 
 
 def _travelling(task: Task, message: _Message | None, cluster: Cluster) -> Task:
-    """A task with its seconds in the message of a bucket; None for one that is alone.
-
-    It takes no less than it is priced at, which is the least that it may.
-    """
+    """A task with its seconds in a message, or alone; no less than it is priced at."""
     comm = task.comm
     assert comm is not None
     if message is None:

@@ -101,10 +101,10 @@ def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
 
 
 def step_seconds(schedule: Schedule) -> float:
-    """End of the last event of one step of a plan with stages, without the events.
+    """End of the last event of one step of a plan with stages, to rounding, without the events.
 
-    The seconds of `simulate`, to rounding. What a phase does to the seconds at which its devices
-    are free is the same for all micro-batches, so a phase is read once and then takes a few sums.
+    What a phase does to the seconds at which its devices are free is the same for all micro-
+    batches, so a phase is read once and then takes a few sums.
 
     Raises:
         CostError: The plan has no stages.
@@ -186,10 +186,7 @@ class _LanePhase:
 
     @cached_property
     def departures(self) -> tuple[tuple[int, tuple[tuple[int, float], ...], float], ...]:
-        """Position of each message that leaves, its seconds by device, and those until it is there.
-
-        The last ones are of the slowest device, with what compute hides.
-        """
+        """Each message that leaves: position, seconds by device, and until it is there."""
         return tuple(
             (i, tuple(_side(task, sources=True)), max(task.whole_s.values()))
             for i, task in self.leaving
@@ -207,10 +204,7 @@ class _LanePhase:
 
     @cached_property
     def later(self) -> npt.NDArray[np.float64]:
-        """Device i is free no earlier than `later[i, j]` seconds after device j is at the start.
-
-        The largest of these is when it is free behind the tasks inside. Shape (devices, devices).
-        """
+        """Device i is free no earlier than `later[i, j]` seconds after device j is at the start."""
         row = {device: index for index, device in enumerate(self.devices)}
         later = np.full((len(row), len(row)), -np.inf)
         np.fill_diagonal(later, 0.0)
@@ -280,10 +274,7 @@ class _Clock:
         self.sent[index, request] = max((self.free[device] for device, _ in sources), default=0.0)
 
     def leave(self, index: int, task: Task, request: int) -> None:
-        """Send what a phase has made, beside what its devices do next.
-
-        The sources are busy with it for the seconds that compute does not hide.
-        """
+        """Send what a phase has made, beside what its devices do next."""
         start = max(self.free[device] for device, _ in _side(task, sources=True))
         self.send(index, task, request)
         self.sent[index, request] = start + max(task.whole_s.values())

@@ -55,12 +55,7 @@ class Measured:
 
     @classmethod
     def of(cls, plan: str, logs: Sequence[RankLog], stream_s: float | None = None) -> Measured:
-        """The record of what all ranks recorded, in order of rank.
-
-        Args:
-            plan: Digest of the plan.
-            logs: Of all ranks, which ran on this machine.
-        """
+        """The record of what all ranks of a plan recorded on this machine, in order of rank."""
         first = logs[0]
         return cls(
             plan,

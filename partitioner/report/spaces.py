@@ -34,9 +34,6 @@ def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[S
 
     On more than `MOST_EXPLICIT` devices, and of large graphs, there are no changes: the space alone
     is planned again by ``--strategy`` and ``--mesh``, and `partition diff` compares the folders.
-
-    Args:
-        outcome: The search's plan with the best plans of the spaces.
     """
     cert = outcome.plan.certificate
     assert cert is not None

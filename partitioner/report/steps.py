@@ -44,11 +44,7 @@ def steps(graph: Graph, schedule: Schedule) -> list[Step]:
 
 
 def attributed(graph: Graph, placed: Sequence[PlacedNode], schedule: Schedule) -> nx.DiGraph:
-    """Make a `networkx.DiGraph` of a graph with the figures of a plan on its nodes.
-
-    Args:
-        placed: The plan's decisions on the nodes, in graph order.
-    """
+    """Make a `networkx.DiGraph` of a graph with the figures of a plan on its nodes."""
     network = graph.to_networkx()
     for node in placed:
         network.add_node(

@@ -34,11 +34,8 @@ def summarise(
 ) -> dict[str, Any]:
     """The facts of a plan, for its summary, each figure beside that of one device.
 
-    Seconds, bytes and FLOP shares are predictions of the cost model. Infinite throughput, on a
-    cluster that takes no time, is None: JSON has no infinity.
-
-    Args:
-        notes: Of the front end, and on runs of plans.
+    Seconds, bytes and FLOP shares are predictions. Infinite throughput is None: JSON has no
+    infinity.
     """
     graph, plan, figures, whole = outcome.graph, outcome.plan, outcome.evaluation, outcome.whole
     cert, devices, request = plan.certificate, len(cluster), outcome.request or request
@@ -110,10 +107,7 @@ def summarise(
 
 
 def _fewer(outcome: Outcome, single: OneDevice, devices: int) -> dict[str, Any] | None:
-    """The cheapest known plan on fewer devices, if it costs less than the chosen one.
-
-    Else the chosen one, if it leaves devices idle: those that it uses do as well.
-    """
+    """The cheapest plan on fewer devices, or the chosen one if it leaves some idle."""
     cert = outcome.plan.certificate
     assert cert is not None
     used = outcome.evaluation.devices_used
@@ -140,11 +134,7 @@ def _recompute_notes(outcome: Outcome) -> tuple[str, ...]:
 
 
 def _opaque_notes(outcome: Outcome) -> tuple[str, ...]:
-    """One line for each reason that keeps nodes whole.
-
-    Blocks that are placed whole have operators for their parts that need no rule: those of the
-    whole graph count.
-    """
+    """One line for each reason that keeps nodes whole; of whole blocks by the whole graph."""
     graph, plan = outcome.graph, outcome.plan
     if plan.blocks and outcome.whole is not None and all(m.size() == 1 for m in plan.groups):
         graph = outcome.whole

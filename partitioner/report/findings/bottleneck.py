@@ -160,10 +160,7 @@ def verdict(
     cluster: Cluster,
     objective: str,
 ) -> str:
-    """The plan in a line: "3.6 times as fast as one h100; limit: kernel launches on device 2".
-
-    Of a stream of requests it says what whole copies of the model would serve, too.
-    """
+    """The plan in a line: "3.6 times as fast as one h100; limit: kernel launches on device 2"."""
     gain = _gain(evaluation, single, cluster, objective)
     copies = single.copies_sentence(units.finite(evaluation.throughput_per_s), objective)
     gain = f"{gain}; {copies}" if copies else gain

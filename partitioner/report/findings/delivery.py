@@ -19,11 +19,7 @@ _LEAST_SHARE = 0.01
 def delivery_notes(
     graph: Graph, plan: Plan, evaluation: Evaluation, delivered: AbstractSet[str], ranks: int
 ) -> tuple[str, ...]:
-    """Large results that not every rank has whole: a plan's figures leave out their delivery.
-
-    Args:
-        delivered: Outputs that every rank returns whole.
-    """
+    """Large results that not every rank has whole: a plan's figures leave out their delivery."""
     apart = {}
     for placed in resolve(graph, plan):
         for value, at in placed.results():

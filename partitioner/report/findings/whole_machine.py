@@ -31,11 +31,7 @@ def whole_machine_notes(
     """A sentence for a plan on several processes of this machine; for another plan none.
 
     Where the executor computes several operators in one kernel, the model must have been measured
-    as a whole; else the seconds of its operators are added up.
-
-    Args:
-        priced_by: Where the seconds of its operators come from.
-        objective: "throughput" or "latency"; "memory" is not compared.
+    as a whole; else the seconds of its operators are added up. Nothing is compared for "memory".
     """
     whole = one_process(cluster)
     if whole is None or objective == "memory":

@@ -65,11 +65,7 @@ MAX_PRICED = 320_000
 
 
 def report_data(result: Planned, comparison: Comparison[Planned] | None = None) -> Report:
-    """Everything that the page of a plan shows.
-
-    Args:
-        comparison: Its prediction beside a measured run of it, if there was one.
-    """
+    """Everything that the page of a plan shows, beside a measured run of it if there was one."""
     return _Builder(result, comparison).report()
 
 
@@ -78,12 +74,7 @@ def headline(
     limits: Bottleneck | None = None,
     comparison: Comparison[Planned] | None = None,
 ) -> Head:
-    """The head of the report.
-
-    Args:
-        limits: Its bottleneck if it is known already.
-        comparison: Its prediction beside a measured run of it, if there was one.
-    """
+    """The head of the report; `limits` are its bottleneck if that is known already."""
     figures, cluster, objective = result.evaluation, result.cluster, result.objective
     cert = result.plan.certificate
     one = result.one_device

@@ -22,11 +22,7 @@ _Event: TypeAlias = tuple[int, int, int | None, str, float, float]
 
 
 def measured_run(comparison: Comparison[Planned], refs: Sequence[int]) -> MeasuredRun:
-    """The data of a measured run.
-
-    Args:
-        refs: Ref (see `schema`) of each task of the plan's schedule.
-    """
+    """The data of a measured run; `refs` (see `schema`) are of the tasks of the plan's schedule."""
     measured, result = comparison.measured, comparison.result
     by_name = _Refs(comparison, refs)
     seen = list(_measured(comparison, by_name))

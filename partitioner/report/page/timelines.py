@@ -20,11 +20,8 @@ MAX_EVENTS = 40_000  #: Of the second timeline.
 def timelines(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> list[Timeline]:
     """A request alone and, if stages of different requests run at once, several in flight.
 
-    Of a plan in stages: one step, pass by pass and task by task.
-
-    Args:
-        refs: Ref (see `schema`) of each task.
-        lanes: The lanes, of whose busiest devices events are kept.
+    Of a plan in stages: one step, pass by pass and task by task. Events are of the lanes' busiest
+    devices; `refs` (see `schema`) are of the tasks.
     """
     if tasks.order is not None:
         return _step(tasks, refs, lanes)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from partitioner.cost_model.schedule.readings import Pass, passes
 from partitioner.cost_model.schedule.simulate import Event, Timeline, simulate
-from partitioner.report.pictures.canvas import draw_file, drawable
-from partitioner.report.pictures.palette import (
+from partitioner.report.pictures.canvas import (
     BLUE,
     COMM,
     GREEN,
@@ -21,6 +20,8 @@ from partitioner.report.pictures.palette import (
     PURPLE,
     SKY,
     YELLOW,
+    draw_file,
+    drawable,
     tint,
 )
 from partitioner.report.planned import Planned
@@ -75,11 +76,7 @@ def draw_timeline(result: Planned, path: str | Path, *, requests: int = 1) -> No
 
 
 def bars(timeline: Timeline, boxes: Sequence[Pass] = ()) -> tuple[Bar, ...]:
-    """The bars to draw, by device and kind; events that take no time have none.
-
-    Args:
-        boxes: Its passes, which stand for the nodes in them.
-    """
+    """The bars to draw, by device and kind; passes stand for the nodes in them."""
     thin = timeline.makespan_s * _THIN
     lanes: dict[tuple[int, str], list[Bar]] = defaultdict(list)
     for box in boxes:

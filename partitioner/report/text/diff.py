@@ -39,12 +39,7 @@ _Measure = tuple[str, Unit, Better, float | None]
 def diff(
     before: Planned, after: Planned, names: tuple[str, str], objective: str | None = None
 ) -> Diff:
-    """The changes from one plan to another, of the same model or of one that shares node names.
-
-    Args:
-        names: What the texts call the two plans.
-        objective: Of the verdict; None: the plans' own.
-    """
+    """The changes from one plan to another, of the same model or of one that shares node names."""
     old, new = before.node_tasks, after.node_tasks
     both = [name for name in old if name in new]
     decisions = {name: (_decision(before, old[name]), _decision(after, new[name])) for name in both}

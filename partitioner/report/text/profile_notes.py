@@ -21,14 +21,9 @@ def profile_notes(
 ) -> tuple[str, ...]:
     """A sentence for each profile of a cluster's devices that the plan's costs do not come from.
 
-    Each says what the profile holds instead, and the command that measures.
-
-    Args:
-        backend: Gives the name of the backend that runs the model, with its version; it is called
-            only if there are measurements.
-        training: Whether the model is planned for training.
-        measures_gpus: Whether the backend's operators are measured on GPUs; else nothing is said of
-            GPUs' profiles.
+    Each says what the profile holds instead, and the command that measures. The name of the backend
+    is asked for only if there are measurements; GPUs whose operators it does not measure have no
+    notes.
 
     Raises:
         CostError: A profile cannot be read.
@@ -43,10 +38,7 @@ def profile_notes(
 
 
 def border_notes(cluster: Cluster) -> tuple[str, ...]:
-    """A sentence for each profile that knows communications, but no borders of ONNX Runtime.
-
-    Devices whose borders the cluster file gives need none.
-    """
+    """A sentence for each profile that knows communications, but no borders of ONNX Runtime."""
     profiles = dict.fromkeys(spec.profile for spec in cluster.devices if spec.border_s is None)
     return tuple(
         f"profile {one.file} does not say what the end of a session of ONNX Runtime adds to a "

@@ -51,11 +51,7 @@ sends: of a micro-batch, forward and backward"""
 
 
 def show(result: Planned, *, everything: bool = False) -> str:
-    """The whole plan as text.
-
-    Args:
-        everything: A line for each node, names in full, each operator's rule, and all tensors.
-    """
+    """The whole plan as text; with `everything`, all nodes, names in full, rules and tensors."""
     staged = result.plan.pipeline is not None
     parts = [_head(result)]
     if staged:

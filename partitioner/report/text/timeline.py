@@ -18,8 +18,7 @@ _OTHER = f"{_BUSY} messages, {_IDLE} bubbles"
 def step_text(schedule: Schedule) -> list[str]:
     """A line for the first device of each lane; none for a plan without stages.
 
-    ``F2----`` is the forward pass of micro-batch 2, as long as it takes, ``==`` a message between
-    stages; dots are bubbles.
+    ``F2----`` is the forward pass of micro-batch 2, ``==`` a message; dots are bubbles.
     """
     if schedule.order is None:
         return []

@@ -410,13 +410,11 @@ class EvenResharder(Resharder):
         """A collective over the line of the axes; `numel` of the part that each member has."""
         ranks = self.even.line(axes)
         whole = numel * item_bytes(reshard[0]) * (1 if kind is CommKind.ALL_REDUCE else len(ranks))
-        seconds = self._collective_s(kind, ranks, whole)
-        joined_s = None
+        seconds, joined = self._collective_s(kind, ranks, whole), None
         if self.even.mesh.size() == len(self.cluster):
-            device = self.even.device
-            alone_s = {device: seconds}
-            joined_s = joined_seconds(kind, ranks, whole, alone_s, self.cluster)[device]
-        return self._hop(kind, ranks, reshard, seconds, joined_s)
+            alone_s = {self.even.device: seconds}
+            joined = joined_seconds(kind, ranks, whole, alone_s, self.cluster)
+        return self._hop(kind, ranks, reshard, seconds, joined)
 
     def _hop(
         self,
@@ -424,13 +422,12 @@ class EvenResharder(Resharder):
         ranks: tuple[int, ...],
         reshard: Reshard,
         seconds: float,
-        joined_s: float | None = None,
+        joined: Mapping[int, float] | None = None,
     ) -> Hop:
         """A step of one communication, priced for the source's representative."""
         dtype, source, target = reshard
         comm = Comm(-1, kind, ranks, "", "", dtype)
         device, share = self.column(source.mesh), overlap_share(comm, self.cluster)
-        joined = None if joined_s is None else {device: joined_s}
         return Hop(target, (PricedComm(comm, {device: seconds}, share, joined),))
 
     def _collective_s(

@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.prices.collectives import comm_cost, joined_comm_seconds, whole_bytes
+from partitioner.cost_model.prices.collectives import comm_cost, joined_seconds, whole_bytes
 from partitioner.ir.exchange import (
     Region,
     Transfer,
@@ -146,14 +146,10 @@ class Resharder:
         spanned = self.cluster.levels.index(self.cluster.level((min(devices), max(devices))))
         inner = self.cluster.levels[spanned - 1].size if spanned else 1
         shift, specs = min(devices) // inner * inner, self.cluster.devices
-        alike = self._has_equal_devices or all(
+        alike = self.cluster.has_equal_devices or all(
             specs[device] == specs[device - shift] for device in devices
         )
         return shift if alike else 0
-
-    @cached_property
-    def _has_equal_devices(self) -> bool:
-        return self.cluster.has_equal_devices
 
     def priced(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
         """The steps of `hops` with the communications of the simplest tensor of the same prices."""
@@ -273,7 +269,7 @@ class Resharder:
     def _price(self, comm: Comm, numel: int = 0, *, joins: bool = False) -> PricedComm:
         """The price of a communication; those of collectives of equal prices are found once."""
         if comm.kind not in JOINING:
-            return self._price_of(comm, numel, joins=joins)
+            return self._price_of(comm, numel, joins=False)
         shift = self._lowering(comm.ranks)
         ranks = tuple(rank - shift for rank in comm.ranks)
         key = comm.kind, ranks, whole_bytes(comm, numel), joins
@@ -284,8 +280,10 @@ class Resharder:
 
     def _price_of(self, comm: Comm, numel: int, *, joins: bool) -> PricedComm:
         seconds = comm_cost(comm, numel, self.cluster).seconds
-        most = self.bucket_bytes.get(comm.kind, BUCKET_BYTES)
-        joined = joined_comm_seconds(comm, numel, seconds, self.cluster, most) if joins else None
+        joined = None
+        if joins:
+            nbytes, most = whole_bytes(comm, numel), self.bucket_bytes.get(comm.kind, BUCKET_BYTES)
+            joined = joined_seconds(comm.kind, comm.ranks, nbytes, seconds, self.cluster, most)
         overlap = overlap_share(comm, self.cluster)
         return PricedComm(comm, seconds, overlap=overlap, joined=joined)
 

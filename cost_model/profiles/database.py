@@ -13,56 +13,28 @@ import math
 import os
 import sqlite3
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
 
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profiles.entries import Entry, Estimate, LinkEntry
+from partitioner.cost_model.profiles.entries import Entry, Estimate, LinkEntry, LinkTable
 from partitioner.cost_model.profiles.fit import Fit
 from partitioner.cost_model.profiles.forms import Form
-from partitioner.cost_model.profiles.link_table import LinkTable
 from partitioner.foundations.files import cache_folder
 
 #: Marks a file as a profile in SQLite's header ("pprf").
 _APPLICATION_ID = 0x70707266
 _SCHEMA_VERSION = 2
 _WAIT_S = 60.0  #: For other writers.
-_ENTRIES = """
-CREATE TABLE entries (
-    device TEXT NOT NULL,
-    threads INTEGER NOT NULL,
-    backend TEXT NOT NULL,
-    form TEXT NOT NULL,
-    op TEXT NOT NULL,
-    dtype TEXT NOT NULL,
-    flops REAL NOT NULL,
-    moved_bytes INTEGER NOT NULL,
-    seconds REAL NOT NULL,
-    spread REAL NOT NULL,
-    repeats INTEGER NOT NULL,
-    measured_at TEXT NOT NULL,
-    processes INTEGER NOT NULL,
-    PRIMARY KEY (device, threads, processes, backend, form)
-) WITHOUT ROWID
-"""
-_LINKS = """
-CREATE TABLE links (
-    device TEXT NOT NULL,
-    threads INTEGER NOT NULL,
-    backend TEXT NOT NULL,
-    kind TEXT NOT NULL,
-    ranks INTEGER NOT NULL,
-    nbytes INTEGER NOT NULL,
-    seconds REAL NOT NULL,
-    spread REAL NOT NULL,
-    repeats INTEGER NOT NULL,
-    measured_at TEXT NOT NULL,
-    PRIMARY KEY (device, threads, backend, kind, ranks, nbytes)
-) WITHOUT ROWID
-"""
+#: The tables: the type of their rows, and what tells rows of one device from each other.
+_TABLES: Mapping[str, tuple[type[Entry | LinkEntry], str]] = {
+    "entries": (Entry, "threads, processes, backend, form"),
+    "links": (LinkEntry, "threads, backend, kind, ranks, nbytes"),
+}
+_TYPES = {"str": "TEXT", "int": "INTEGER", "float": "REAL"}
 _SELECT = """
 SELECT form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend, measured_at,
     processes
@@ -288,22 +260,19 @@ def whole_entry(
     return Entry(key, _WHOLE, "", 0.0, 0, seconds, spread, repeats, backend, measured_at)
 
 
-def write_entries(file: Path, device: str, threads: int, entries: Iterable[Entry]) -> None:
-    """Add entries to a profile, which is made if it is not there; newer ones replace older ones.
+def write_entries(
+    file: Path, device: str, threads: int, entries: Sequence[Entry | LinkEntry]
+) -> None:
+    """Add measurements to a profile, which is made if it is not there; newer ones replace older.
 
     Raises:
         CostError: The file is something else, or cannot be written.
     """
-    _write(file, _INSERT, [(device, threads, *astuple(entry)) for entry in entries])
-
-
-def write_links(file: Path, device: str, threads: int, entries: Iterable[LinkEntry]) -> None:
-    """Add measurements of communications to a profile; see `write_entries`.
-
-    Raises:
-        CostError: The file is something else, or cannot be written.
-    """
-    _write(file, _INSERT_LINKS, [(device, threads, *astuple(entry)) for entry in entries])
+    check_folder(file)
+    with _opened(file, write=True) as database, database:
+        for kind, statement in ((Entry, _INSERT), (LinkEntry, _INSERT_LINKS)):
+            rows = [astuple(entry) for entry in entries if isinstance(entry, kind)]
+            database.executemany(statement, [(device, threads, *row) for row in rows])
 
 
 def check_writable(file: Path) -> None:
@@ -343,12 +312,6 @@ def _naming(file: Path) -> Iterator[None]:
         raise CostError(f"profile {file}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _write(file: Path, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
-    check_folder(file)
-    with _opened(file, write=True) as database, database:
-        database.executemany(statement, rows)
-
-
 @contextlib.contextmanager
 def _opened(file: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
     """A connection to a profile, checked to be one."""
@@ -358,8 +321,12 @@ def _opened(file: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
     try:
         uri = f"file:{quote(str(file.absolute()))}?mode={mode}"
         with contextlib.closing(sqlite3.connect(uri, timeout=_WAIT_S, uri=True)) as database:
-            if write:
-                _make_tables(database)
+            if write:  # another process may make the tables at once
+                with database:
+                    database.execute("BEGIN IMMEDIATE")
+                    (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+                    if not tables:
+                        _make_tables(database)
             _check(database, file)
             yield database
     except sqlite3.Error as error:
@@ -377,15 +344,15 @@ def _is_begun(file: Path) -> bool:
 
 
 def _make_tables(database: sqlite3.Connection) -> None:
-    """Make the tables of a file that is new, in one step: another process may do the same."""
-    with database:
-        database.execute("BEGIN IMMEDIATE")
-        (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if not tables:
-            database.execute(_ENTRIES)
-            database.execute(_LINKS)
-            database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+    for table, (kind, key) in _TABLES.items():
+        types = {"device": "TEXT", "threads": "INTEGER"}
+        types |= {column.name: _TYPES[str(column.type)] for column in fields(kind)}
+        columns = ", ".join(f"{name} {type_} NOT NULL" for name, type_ in types.items())
+        database.execute(
+            f"CREATE TABLE {table} ({columns}, PRIMARY KEY (device, {key})) WITHOUT ROWID"
+        )
+    database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+    database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 
 
 def _check(database: sqlite3.Connection, file: Path) -> None:
@@ -396,7 +363,7 @@ def _check(database: sqlite3.Connection, file: Path) -> None:
     views = database.execute("SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index')")
     columns = [
         column
-        for table in ("entries", "links")
+        for table in _TABLES
         for column in database.execute(f"PRAGMA table_xinfo({table})")
     ]
     # A view or a computed column runs for as long as its writer likes, whenever it is read.

@@ -24,7 +24,7 @@ from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.backends.onnx.measuring import timing
 from partitioner.backends.onnx.running.simulator import Simulator
 from partitioner.backends.onnx.sessions.segments import SessionConfig
-from partitioner.cost_model.profiles.database import BORDER, Profile, write_links
+from partitioner.cost_model.profiles.database import BORDER, Profile, write_entries
 from partitioner.cost_model.profiles.entries import LinkEntry
 from partitioner.foundations import units
 from partitioner.frontends.inputs import random_inputs
@@ -61,7 +61,7 @@ def border_seconds(known: Profile, end_s: float, say: Say) -> float | None:
         took = Timing.of(json.loads((folder / "borders.json").read_text()))
     took = took._replace(seconds=max(0.0, took.seconds))
     entry = LinkEntry(BORDER, known.processes, 0, *took, timing.NAME, units.now())
-    write_links(known.file, known.device, known.threads, [entry])
+    write_entries(known.file, known.device, known.threads, [entry])
     return entry.seconds
 
 

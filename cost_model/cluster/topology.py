@@ -268,7 +268,6 @@ class Cluster:
         return self if len(self) == 1 else self._with_profiles(lambda profile: profile.crowded)
 
     def _with_profiles(self, changed: Callable[[Profile], Profile]) -> Cluster:
-        """The same cluster with other profiles of its devices."""
         if all(spec.profile is None for spec in self.first_of_spec):
             return self
         of = {

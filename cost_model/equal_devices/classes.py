@@ -83,7 +83,6 @@ def _sizes(mesh: DeviceMesh, layout: DimLayout) -> Mapping[int, Hashable]:
 
 
 def _hops(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> Sequence[Hop]:
-    """The distinct steps of all reshards of a schedule."""
     homes: dict[str, Placement] = {}
     reshards: dict[tuple[str, Placement, Placement], None] = {}
     for node in placed:
@@ -99,7 +98,6 @@ def _hops(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> S
 
 
 def _peer_classes(hop: Hop, classes: Sequence[int]) -> Mapping[int, Hashable]:
-    """Classes of the sources and of the targets of each device's communications."""
     peers: dict[int, list[Hashable]] = defaultdict(list)
     for priced in hop.comms:
         sides = priced.comm.sources(), priced.comm.targets()

@@ -237,7 +237,6 @@ def _shared(
 
 
 def _overlaps(source: Placement, target: Placement) -> tuple[Overlap, ...]:
-    """The relation of each dim, of placements on one mesh."""
     dims = zip(source.sharding.dims, target.sharding.dims, strict=True)
     return tuple(
         Overlap.EQUAL if before is after else overlap(before, after, source.mesh)
@@ -424,7 +423,6 @@ class EvenResharder(Resharder):
         seconds: float,
         joined: Mapping[int, float] | None = None,
     ) -> Hop:
-        """A step of one communication, priced for the source's representative."""
         dtype, source, target = reshard
         comm = Comm(-1, kind, ranks, "", "", dtype)
         device, share = self.column(source.mesh), overlap_share(comm, self.cluster)
@@ -433,12 +431,10 @@ class EvenResharder(Resharder):
     def _collective_s(
         self, kind: CommKind, ranks: tuple[int, ...], nbytes: float, device: int | None = None
     ) -> float:
-        """Seconds of a collective on a device, by default the representative."""
         best, own = collective(kind, ranks, nbytes, self.cluster), self.even.device
         return best.start_s(self.cluster.devices[own if device is None else device]) + best.seconds
 
     def _start_s(self, levels: Iterable[LinkLevel], device: int) -> float:
-        """Seconds of the start-up of messages on a device, which measured ones contain."""
         is_known = all(level.is_measured for level in levels)
         return self.cluster.devices[device].start_s(is_known=is_known)
 
@@ -455,7 +451,6 @@ class EvenResharder(Resharder):
     def _pairwise_s(
         self, peers: Mapping[LinkLevel, int], share: float, *, both_ways: bool = False
     ) -> float:
-        """Seconds to send `share` bytes to each peer, to receive them, or both."""
         waits = sum(level.message_s * count for level, count in peers.items())
         if both_ways:
             waits += max((level.waiting_s for level in peers), default=0.0)

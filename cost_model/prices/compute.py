@@ -223,7 +223,6 @@ def kernel_estimate(
 def _by_rates(
     placed: PlacedNode, flops: float, moved_bytes: int, dtype: str, spec: DeviceSpec
 ) -> Estimate:
-    """Seconds by the rates of a device and, where it has one, its table of kernels."""
     kernels = spec.kernels
     if kernels is None:
         return Estimate(kernel_seconds(flops, moved_bytes, dtype, spec), "datasheet")

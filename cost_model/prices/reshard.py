@@ -428,7 +428,6 @@ def _classify(
     held: Mapping[int, Region],
     wanted: Mapping[int, Region],
 ) -> Comm:
-    """The communication of a group's transfers, whose devices hold and want these parts."""
     members = set(group)
     sources = {transfer.source for transfer in transfers}
     targets = {transfer.target for transfer in transfers}
@@ -450,7 +449,6 @@ def _classify(
 def _is_all_gather(
     transfers: tuple[Transfer, ...], group: tuple[int, ...], held: Mapping[int, Region]
 ) -> bool:
-    """Test whether every device of the group sends its whole part to every one."""
     if len(transfers) != len(group) ** 2:
         return False
     numel = {device: region_numel(held[device]) for device in group}

@@ -234,7 +234,6 @@ class Profile:
 
 
 def _works(entry: Entry) -> bool:
-    """Test whether a measured entry computes or moves anything; else no kernel was called."""
     return bool(entry.flops or entry.moved_bytes)
 
 
@@ -314,7 +313,6 @@ def _naming(file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(file: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
-    """A connection to a profile, checked to be one."""
     if _exists(file) and not file.is_file():
         raise CostError(f"profile {file}: it is not a file")
     mode = "rwc" if write else "ro"
@@ -362,9 +360,7 @@ def _check(database: sqlite3.Connection, file: Path) -> None:
         raise CostError(f"profile {file}: it is a database of another program; name another file")
     views = database.execute("SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index')")
     columns = [
-        column
-        for table in _TABLES
-        for column in database.execute(f"PRAGMA table_xinfo({table})")
+        column for table in _TABLES for column in database.execute(f"PRAGMA table_xinfo({table})")
     ]
     # A view or a computed column runs for as long as its writer likes, whenever it is read.
     if views.fetchone() is not None or any(hidden for *_, hidden in columns):

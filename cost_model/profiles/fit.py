@@ -98,7 +98,6 @@ class Fit:
         return Estimate(math.exp(mean), "fitted", math.sqrt(variance))
 
     def _by_rates(self, work: Numbers) -> Numbers:
-        """Seconds by the roofline, of rows of FLOPs, moved and written bytes."""
         arms = [rates.seconds(sizes) for rates, sizes in zip(self._rates, work.T, strict=True)]
         slowest: Numbers = np.max(arms, axis=0)
         return np.maximum(slowest, _LEAST_S)
@@ -114,7 +113,6 @@ class _Rates:
 
     @classmethod
     def of(cls, sizes: Numbers, seconds: Numbers) -> _Rates:
-        """The rates that measurements show."""
         counts = sizes > 0
         logs = np.log(sizes[counts])
         attained = logs - np.log(seconds[counts])

@@ -123,8 +123,6 @@ def _passes(
 
 @dataclass
 class _Pass:
-    """Follows the tasks of a pass."""
-
     tasks: Sequence[Task]
     unlike: Container[int]
     #: Position of the task that has made a value, of those that this pass makes.
@@ -140,7 +138,6 @@ class _Pass:
     apart: set[Key] = field(default_factory=set)
 
     def buckets(self, start: int, end: int) -> Iterator[Bucket]:
-        """The buckets of the tasks from `start` to `end`."""
         for position in range(start, end):
             task = self.tasks[position]
             if position in self.unlike:
@@ -179,7 +176,6 @@ class _Pass:
             key = source
 
     def _is_apart(self, key: Key) -> bool:
-        """Test whether devices have a value, or wait for it, at unlike places."""
         return not self.apart.isdisjoint(self._names(key))
 
     def _rename(self, old: Key, new: Key) -> None:
@@ -362,8 +358,6 @@ def as_they_travel(
 
 @dataclass(frozen=True)
 class _Message:
-    """The communications of a bucket."""
-
     shared_bytes: float  #: `whole_bytes` of those that share what it takes.
     paid_bytes: float  #: The same of those that a node waits for at once.
     #: Seconds that these pay for themselves, by device; empty if there are none.

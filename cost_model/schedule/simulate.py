@@ -194,7 +194,6 @@ class _LanePhase:
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
-        """Devices that run a task inside."""
         return tuple(sorted({device for _, task in self.inside for device in task.devices}))
 
     @cached_property
@@ -260,7 +259,6 @@ class _Clock:
                 free[device] += seconds
 
     def together(self, index: int, task: Task, request: int) -> None:
-        """Run a node, or a communication that needs all its devices at once."""
         ready = max((self.free[device] for device in task.devices), default=0.0)
         for device, seconds in task.devices.items():
             start = ready if task.waits else self.free[device]
@@ -280,7 +278,6 @@ class _Clock:
         self.sent[index, request] = start + max(task.whole_s.values())
 
     def arrive(self, index: int, task: Task, request: int) -> None:
-        """Run the targets' side, in the same or a later round or phase."""
         arrived = self.sent[index, request]
         for device, seconds in _side(task, sources=False):
             end = max(arrived, self.free[device] + seconds)

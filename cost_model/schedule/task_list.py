@@ -121,7 +121,6 @@ def schedule(
 
 
 def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[tuple[int, int], tuple[int, int]]:
-    """Positions of the first and the last task of each block on each device."""
     spans: dict[tuple[int, int], tuple[int, int]] = {}
     for position, task in enumerate(tasks) if graph.blocks else ():
         block = None if task.placed is None else graph.blocks.get(task.name)
@@ -447,7 +446,6 @@ class _Builder:
         return value, self.home[value]
 
     def _rename(self, old: Key, new: Key, index: int) -> None:
-        """Give a value that was fetched under its original name the other name."""
         anchor, phase = self.origin[old]
         self._alias(old, new, old[1].mesh.devices, min(anchor, index - 1), phase)
         self.origin[new] = (min(anchor, index - 1), phase)

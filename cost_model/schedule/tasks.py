@@ -93,7 +93,6 @@ class NeededPart:
         return max(before)
 
     def _serves(self, phase: int) -> bool:
-        """Tell whether a phase runs behind the one that makes the value, and before all readers."""
         is_before = self.order.is_before
         return (phase == self.made or is_before(self.made, phase, self.device)) and all(
             phase == reader or is_before(phase, reader, self.device) for reader in self.readers

@@ -152,7 +152,6 @@ class _Folder:
         return inside
 
     def _between(self, first: int, stop: int, inside: Sequence[Block]) -> list[Block]:
-        """The repeats, and the nodes between them folded."""
         folded: list[Block] = []
         at = first
         for block in [*inside, Block(stop, stop)]:

@@ -115,7 +115,6 @@ class Measured:
 
 
 def _task_data(task: MeasuredTask) -> dict[str, Any]:
-    """A task's fields; those that say nothing are left out."""
     data: dict[str, Any] = {"nodes": task.nodes, "comms": task.comms, "label": task.label}
     data = {key: value for key, value in data.items() if value}
     data |= {"start_s": _rounded(task.start_s), "seconds": _rounded(task.seconds)}

@@ -55,7 +55,6 @@ def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[S
 
 
 def _figures(candidate: Candidate, objective: str) -> Space:
-    """A plan as figures; bytes and seconds are those of its busiest device."""
     figures = candidate.evaluation
     device = max(figures.load_s, key=figures.load_s.__getitem__, default=0)
     return Space(

@@ -124,7 +124,6 @@ def _fewer(outcome: Outcome, single: OneDevice, devices: int) -> dict[str, Any] 
 
 
 def _recompute_notes(outcome: Outcome) -> tuple[str, ...]:
-    """The number of operators that are computed again, where that was offered."""
     optional = outcome.of.optional if outcome.of is not None else frozenset()
     repeated = [node for node in outcome.graph.nodes if node.name in optional]
     if not optional or (outcome.plan.micro_batches is not None and not repeated):

@@ -22,7 +22,6 @@ MAX_PEAKS = 8
 
 
 def _beside_one(summary: Mapping[str, Any]) -> str:
-    """The first words of the summary: what several devices gain."""
     if summary["devices_used"] == 1 or summary["objective"] == "memory":
         return ""
     what = "answers a request " if summary["objective"] == "latency" else ""

@@ -108,7 +108,6 @@ class Neighbourhood:
         return replace(plan, groups=groups, nodes=nodes, certificate=None, pipeline=pipeline)
 
     def _of_stage(self, node: Node) -> Sequence[int]:
-        """Indices of the groups that a node may be on: all, or those of its stage."""
         pipeline, own = self.plan.pipeline, self.plan.nodes[node.name].group
         every = range(len(self.plan.groups))
         if pipeline is None:

@@ -35,7 +35,6 @@ def moved_notes(graph: Graph, plan: Plan) -> tuple[str, ...]:
 
 
 def _chunks(layout: DimLayout) -> tuple[int, ...]:
-    """Sizes of as many parts as a layout has, as torch.chunk makes them."""
     parts = len(layout.sizes())
     chunk = -(-layout.size // parts)
     return tuple(max(0, min(chunk, layout.size - part * chunk)) for part in range(parts))

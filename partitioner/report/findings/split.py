@@ -58,7 +58,6 @@ def sentence(summary: Mapping[str, Any]) -> str:
 
 
 def _without_rule(summary: Mapping[str, Any]) -> str:
-    """The clause on operators without a rule, where they are worth one."""
     share, counts = summary["kept_whole_flops_share"], summary["kept_whole"]
     if summary["devices"] == 1 or share < WORTH_NAMING:
         return ""

@@ -58,12 +58,10 @@ def whole_machine_notes(
 
 
 def _is_unknown(sources: Sources) -> bool:
-    """Test whether too much of the seconds comes from a datasheet for a verdict."""
     return sources.shares().get("datasheet", 0.0) > MOST_UNKNOWN
 
 
 def _unknown(measures: str, devices: int) -> str:
-    """The sentence that names the command that measures what is not known."""
     return (
         "whether splitting pays on this machine is not known: "
         f"`partition profile MODEL --devices {devices}` {measures}"

@@ -171,7 +171,6 @@ def space_rows(summary: Mapping[str, Any], objective: str) -> list[SpaceRow]:
 
 
 def _why_not(row: Mapping[str, Any], chosen: Mapping[str, Any], objective: str) -> str:
-    """Why the best plan of a space was not chosen, by the load of its busiest device."""
     if row["cost"] <= chosen["cost"] * (1 + 1e-9):
         used, best = row["devices_used"], chosen["devices_used"]
         fewer = f", on {used} devices in place of {best}" if used != best else ""

@@ -36,8 +36,6 @@ def timelines(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> list[Timeli
 
 
 class _Row(NamedTuple):
-    """An event of the page."""
-
     event: Event
     ref: int
     critical: bool

@@ -159,7 +159,6 @@ class _Grid:
 def _order(
     row: list[Item], toward: Mapping[Item, Sequence[Item]], layers: Sequence[Sequence[Item]]
 ) -> None:
-    """Sort a layer in place by the mean place of the neighbours, 0 .. 1 in their layer."""
     place = {item: (i + 0.5) / len(items) for items in layers for i, item in enumerate(items)}
     mean = {
         item: sum(place[n] for n in toward[item]) / len(toward[item])

@@ -146,7 +146,6 @@ def _top(device: int, kind: str) -> float:
 
 
 def _lanes(axes: Axes, devices: int, end: float) -> None:
-    """Draw the empty lanes, which show idle time where no bar covers them."""
     for device in range(devices):
         for kind in LANES:
             axes.broken_barh(
@@ -176,7 +175,6 @@ def _colour(request: int) -> str:
 
 
 def _label_bars(axes: Axes, drawn: Iterable[Bar], span_s: float, scale: float) -> None:
-    """Names of the bars that are wide enough for them."""
     points = _ACROSS * _WIDTH_INCHES * 72
     for bar in drawn:
         room = int(points * (bar.end_s - bar.start_s) / span_s / (0.62 * (_FONT - 2.5)))

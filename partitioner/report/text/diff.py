@@ -91,7 +91,6 @@ def diff_verdict(before: Planned, after: Planned, names: tuple[str, str], object
 
 
 def _reason(old: Evaluation, new: Evaluation) -> str:
-    """The difference between the busiest devices of two plans, in words."""
     first, second = (max(e.load_s, key=e.load_s.__getitem__) for e in (old, new))
     change = {
         "communicates": new.comm_s[second] - old.comm_s[first],
@@ -241,7 +240,6 @@ def _traffic(before: Planned, after: Planned) -> list[DiffTraffic]:
 
 
 def _sizes(result: Planned) -> dict[str, list[int]]:
-    """Bytes of each communication of a request or step, by kind."""
     sizes: dict[str, list[int]] = defaultdict(list)
     for task in result.schedule.tasks:
         if task.comm is not None:

@@ -83,7 +83,6 @@ def _verdict(head: Head) -> list[str]:
 
 
 def _schedules(result: Planned) -> list[str]:
-    """A plan in stages under other schedules and with other micro-batches."""
     choices = variations(result)
     if not choices:
         return []

@@ -50,7 +50,6 @@ def border_notes(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _level_notes(cluster: Cluster) -> Iterator[str]:
-    """Notes on levels between machines whose profile has none of their communications."""
     for level in cluster.levels[1:]:
         if level.profile is not None and not level.profile.links:
             yield (
@@ -92,7 +91,6 @@ def _notes(
 
 
 def _command(cluster: Cluster, profile: Profile, training: bool) -> str:
-    """The command that measures what a plan on a cluster needs."""
     is_local = cluster.name == "local"
     target = f" --devices {len(cluster)}" if is_local else " --cluster FILE"
     file = "" if profile.file == default_profile() or not is_local else f" --profile {profile.file}"

@@ -210,7 +210,6 @@ def _where(placed: PlacedNode) -> str:
 
 
 def _direction(comm: Comm) -> str:
-    """``"1 -> 2"``, or all devices of a collective."""
     if comm.kind in _COLLECTIVE or comm.kind is CommKind.SLICE:
         return numbers(comm.ranks)
     moves = [transfer for transfer in comm.transfers if transfer.source != transfer.target]
@@ -221,7 +220,6 @@ def _direction(comm: Comm) -> str:
 
 
 def _tensors(graph: Graph) -> list[str]:
-    """Every value of the model, which pins of tensors may name, with its type."""
     outputs = set(graph.outputs)
     rows = [("tensor", "what", "type")]
     rows += [(name, "input", str(graph.types[name])) for name in graph.inputs]

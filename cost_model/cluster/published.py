@@ -16,7 +16,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from partitioner.cost_model.profiles.link_table import LinkTable
+from partitioner.cost_model.profiles.entries import LinkTable
 
 _MICRO_S = 1e-6
 _GIGA = 1e9

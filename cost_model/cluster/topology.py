@@ -26,7 +26,7 @@ from partitioner.cost_model.cluster.published import (
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.executors import Executor
 from partitioner.cost_model.profiles.database import Profile
-from partitioner.cost_model.profiles.link_table import LinkTable
+from partitioner.cost_model.profiles.entries import LinkTable
 from partitioner.ir.errors import hints_keywords
 from partitioner.ir.types import DTYPE_BITS
 

@@ -1,4 +1,4 @@
-"""The facts of the plan that was found, beside those of one device and the plans of other spaces."""
+"""The facts of the plan that was found, beside those of one device and of the other spaces."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from partitioner import examples
 from partitioner.api.compiled.folder import load_summary
 from partitioner.cli.main import main
 from partitioner.foundations.files import ResultError
+from partitioner.report import summarise
 from partitioner.report.page.data import space_rows
 from partitioner.report.schema import Changes
 

@@ -13,7 +13,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.frontends.model import OnnxInput
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
-from partitioner.report.text.profile_notes import border_notes, profile_notes
+from partitioner.report.findings.notes import border_notes, profile_notes
 from partitioner.rewrites.micro_batch_graph import batch_size, even_counts
 from partitioner.rewrites.same_in_parts import Difference
 from partitioner.search.outcome import Candidate, Outcome

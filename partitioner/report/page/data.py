@@ -32,10 +32,9 @@ from partitioner.report.findings.bottleneck import (
 from partitioner.report.lanes import Lanes, lanes
 from partitioner.report.measured import Comparison
 from partitioner.report.page.block_moves import block_moves
-from partitioner.report.page.measured import measured_run
 from partitioner.report.page.memory import memory
 from partitioner.report.page.ribbon import ribbon
-from partitioner.report.page.timelines import timelines
+from partitioner.report.page.timelines import measured_run, timelines
 from partitioner.report.page.traffic import algorithm, crossing_bytes, traffic
 from partitioner.report.planned import Planned
 from partitioner.report.schema import (

@@ -13,7 +13,7 @@ from partitioner.ir.phases import StepOrder
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm, CommKind
 from partitioner.report.findings.bottleneck import turn_of
-from partitioner.report.findings.moved_each_step import moved_notes
+from partitioner.report.findings.notes import moved_notes
 from partitioner.report.lanes import lanes
 from partitioner.report.planned import Planned
 from partitioner.report.stages import plan_sentence, stages

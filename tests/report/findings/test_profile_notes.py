@@ -13,7 +13,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.profiles.database import over, read_contents, write_entries
 from partitioner.cost_model.profiles.entries import Entry, LinkEntry
-from partitioner.report.text.profile_notes import border_notes, profile_notes
+from partitioner.report.findings.notes import border_notes, profile_notes
 
 NOW = "2026-01-01T00:00:00+00:00"
 

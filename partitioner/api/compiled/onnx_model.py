@@ -35,7 +35,7 @@ from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
 from partitioner.ir.types import TensorType
-from partitioner.report.text.profile_notes import border_notes, profile_notes
+from partitioner.report.findings.notes import border_notes, profile_notes
 from partitioner.rewrites.block_graph import block_graph
 from partitioner.rewrites.micro_batch_graph import (
     MicroBatch,

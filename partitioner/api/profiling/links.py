@@ -34,7 +34,7 @@ from partitioner.cost_model.profiles.database import (
     check_writable,
     in_groups,
     over,
-    write_links,
+    write_entries,
 )
 from partitioner.cost_model.profiles.entries import LinkEntry
 from partitioner.foundations import units
@@ -456,5 +456,5 @@ def _write(known: Profile, measured: Mapping[Place, Sequence[float]]) -> int:
                 units.now(),
             )
         )
-    write_links(known.file, known.device, known.threads, entries)
+    write_entries(known.file, known.device, known.threads, entries)
     return len(entries)

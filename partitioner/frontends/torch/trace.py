@@ -18,16 +18,9 @@ from partitioner.foundations.no_gc import no_collection
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.building.graph import ModuleGraph, module_graph
 from partitioner.frontends.torch.options import ModuleOptions
-from partitioner.frontends.torch.patterns.attention import replace_attention
-from partitioner.frontends.torch.patterns.bags import replace_bags
 from partitioner.frontends.torch.patterns.composites import keep_composites
-from partitioner.frontends.torch.patterns.counted import replace_counted
 from partitioner.frontends.torch.patterns.decompositions import DECOMPOSITIONS
-from partitioner.frontends.torch.patterns.dtypes import state_dtypes
-from partitioner.frontends.torch.patterns.experts import replace_experts
-from partitioner.frontends.torch.patterns.lookups import replace_lookups
-from partitioner.frontends.torch.patterns.losses import replace_losses
-from partitioner.frontends.torch.patterns.strides import make_contiguous
+from partitioner.frontends.torch.patterns.experts import replace_experts, replace_lookups
 from partitioner.frontends.torch.refusing.shared_memory import check_memory_apart
 from partitioner.frontends.torch.refusing.unchanged import Snapshot, check_registered, settings_of
 from partitioner.frontends.torch.source import Example
@@ -175,9 +168,7 @@ def trace_module(
         check_memory_apart({**plain, **parameters, **dict(module.named_buffers())}, trained)
     replace_experts(program.graph_module, training=options.training)
     replace_lookups(program.graph_module)
-    rewrites = state_dtypes, replace_counted, replace_attention, replace_bags, replace_losses
-    for rewrite in (*rewrites, keep_composites, make_contiguous):
-        rewrite(program.graph_module)
+    keep_composites(program.graph_module)
     captured = capture(traceable, program, DECOMPOSITIONS, training=options.training)
     if options.training:
         constants = captured.ties.keys() - dict(module.state_dict(keep_vars=True)).keys()

@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from partitioner.frontends.torch.patterns.matching import (
+from partitioner.frontends.torch.patterns.rewrite import (
+    Arguments,
     args_of,
+    arguments_of,
     calls,
     is_shaped,
     is_tensor,
     through,
+    value,
 )
-from partitioner.frontends.torch.patterns.rewrite import Arguments, arguments_of, value
 
 _aten = torch.ops.aten
 

@@ -206,9 +206,7 @@ def step_order(
 ) -> StepOrder:
     """The order of a step of a plan in stages.
 
-    Args:
-        units: Of every node, the number of the unit that it goes with, if backward passes are to be
-            split as if each unit were a stage; None for the stages of the plan.
+    With `units`, backward passes are split as if each unit (its number, by node) were a stage.
 
     Raises:
         PhaseError: The stages cannot run in micro-batches: they share some devices and not all, or

@@ -45,8 +45,7 @@ from partitioner.ir.loops.factors import (
     single,
     solve_sizes,
 )
-from partitioner.ir.loops.parts import Parts
-from partitioner.ir.loops.windows import Window
+from partitioner.ir.loops.windows import Parts, Window
 from partitioner.ir.mesh import DeviceMesh
 
 Layouts = Mapping[str, DimLayout]  #: Layout of every cut factor.

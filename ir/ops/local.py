@@ -34,11 +34,8 @@ def interval_attrs(intervals: Iterable[Interval]) -> dict[str, tuple[int, ...]]:
 def in_whole(view: OpView, pieces: Intervals, prefix: str = "") -> dict[str, tuple[int, ...]]:
     """Attributes `starts` and `lengths` of the pieces that a device has of a dim of the whole.
 
-    The operator may be one of a part itself, of which the same attributes tell: then its pieces
+    The operator may be one of a part itself, of which the same attributes tell: then its `pieces`
     are pieces of that part.
-
-    Args:
-        pieces: The device's pieces of the operator's own dim.
     """
     starts, lengths = (view.ints(f"{prefix}{name}") for name in ("starts", "lengths"))
     if starts is not None and lengths is not None:

@@ -9,8 +9,7 @@ from typing import TypedDict, Unpack
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.loops.dispatch import Dispatch
-from partitioner.ir.loops.parts import Parts
-from partitioner.ir.loops.windows import Window
+from partitioner.ir.loops.windows import Parts, Window
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import DTYPE_BITS, TensorType
 
@@ -74,11 +73,7 @@ class Signature(ABC):
         return self.types[index] if index < len(self.types) else None
 
     def shape(self, index: int = 0) -> Shape:
-        """Sizes of operand `index`.
-
-        Raises:
-            OpaqueError: It is absent.
-        """
+        """Sizes of operand `index`; OpaqueError if it is absent."""
         tensor = self.type(index)
         if tensor is None:
             raise OpaqueError(f"operand {index} is absent")

@@ -28,10 +28,7 @@ class Dataflow:
 
 
 def dataflow(stages: int, edges: Iterable[Edge] | None = None) -> Dataflow:
-    """The neighbours of each stage.
-
-    Args:
-        edges: Pairs of stages; None: the chain 0-1, 1-2, ...
+    """The neighbours of each stage; without `edges`, those of the chain 0-1, 1-2, ...
 
     Raises:
         PipelineScheduleError: An edge leads to no later stage.
@@ -53,9 +50,7 @@ def start_times(
 ) -> tuple[tuple[int, ...], ...]:
     """Find when each action of each lane starts, in `UNIT_DURATIONS`; communication takes no time.
 
-    Args:
-        schedule: Whose actions stand on the lanes of their stages.
-        edges: Pairs of stages between which data flows forward; None: the chain.
+    Data flows forward along the edges; None: the chain.
 
     Raises:
         PipelineScheduleError: The lanes wait for each other, or for an action that no lane runs.

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from partitioner.ir.graph import Attr, Node
-from partitioner.ir.ops.aten.writes import write_part
+from partitioner.ir.ops.aten.indexing import write_part
 from partitioner.ir.ops.local import local_shape, same_node
 from partitioner.ir.ops.rules.dims import broadcast, joined, names, replaced
 from partitioner.ir.ops.rules.joining import concat, local_concat, run_of, slices, split

@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from partitioner.foundations.files import ResultError
-from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.source import Example
-from partitioner.frontends.torch.trace import TracedModule, trace_module
+from partitioner.frontends.torch.trace import TracedModule, trace_micro_batch, trace_module
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, share_cut

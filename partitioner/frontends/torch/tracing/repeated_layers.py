@@ -127,10 +127,7 @@ def repeated_layers(program: ExportedProgram) -> RepeatedLayers | None:
 
 
 def _crossing(calls: Sequence[fx.Node], operands: Sequence[Sequence[fx.Node]]) -> Floats:
-    """Count, for the point before each call, the earlier results that it or a later one reads.
-
-    Where few cross, a layer begins.
-    """
+    """Count, for the point before each call, the earlier results that are read from there on."""
     at = {node: index for index, node in enumerate(calls)}
     last = {read: index for index, reads in enumerate(operands) for read in reads}
     change = np.zeros(len(calls) + 1)

@@ -38,9 +38,7 @@ _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 def unrolled(joint: fx.Graph, layers: RepeatedLayers) -> fx.Graph | None:
     """The trace of all layers from that of those that are left; None if they are not equal.
 
-    Args:
-        joint: The trace of the program with `layers.graph`; nodes have `meta["from_node"]`.
-        layers: The layers.
+    Nodes of the `joint` trace, of the program with `layers.graph`, have `meta["from_node"]`.
     """
     try:
         trace = _Trace(joint, layers)
@@ -178,13 +176,7 @@ class _Trace:
         return least, most, numbers[MIDDLE + 1][0] - numbers[MIDDLE][0]
 
     def sequence_moved(self, number: int, layers: int, left_out: int) -> int:
-        """A number in autograd's sequence so many layers later.
-
-        Args:
-            number: The number.
-            layers: Layers by which a number of a layer is moved.
-            left_out: Layers by which those behind all layers are.
-        """
+        """A number in autograd's sequence so many layers later; behind all layers, `left_out`."""
         least, most, step = self._sequence
         if number < least:
             return number
@@ -327,13 +319,9 @@ class _Unrolled:
             self.copies[call] = self._write(index, layers, forward, backward)
 
     def _write(self, index: int, layers: int, forward: int, backward: int) -> fx.Node:
-        """Write a call again.
+        """Write a call again, so many layers later than in the trace of few layers.
 
-        Args:
-            index: Its position.
-            layers: Layers by which it is later than in the trace of few layers.
-            forward: Repetitions of a layer's forward pass that are written before it.
-            backward: The same of the backward pass, itself included.
+        `forward` and `backward` are the repetitions of a layer's passes before it, itself included.
         """
         trace, node = self.trace, self.trace.calls[index]
 

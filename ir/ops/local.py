@@ -18,6 +18,11 @@ def same_node(view: OpView, **attrs: Attr) -> LocalOp:
     return LocalOp((replace(view.node, attrs={**view.node.attrs, **attrs}),))
 
 
+def other_node(view: OpView, op: str, **attrs: Attr) -> LocalOp:
+    """Another operator on the node's operands, with these attributes alone."""
+    return LocalOp((replace(view.node, op=op, attrs=attrs),))
+
+
 def with_constant(view: OpView, index: int, array: np.ndarray) -> LocalOp:
     """The node with operand `index` replaced by a new constant."""
     name = f"{view.node.name}.{index}.local"

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
-from partitioner.ir.graph import Attr
 from partitioner.ir.layout import Interval, Segments
 from partitioner.ir.loops.windows import Parts, owned
-from partitioner.ir.ops.local import same_node
+from partitioner.ir.ops.local import other_node, same_node
 from partitioner.ir.ops.rules.attention import Attention, group_of
 from partitioner.ir.ops.signature import Dims, pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
@@ -65,13 +63,10 @@ def _local_rows(view: OpView, local: LocalView, first: int) -> LocalOp:
     rows = local.regions[first][2]
     if not view.attr("is_causal", 0) or rows == ((0, view.shape(first)[2]),):
         return LocalOp((view.node,))
-    attrs: dict[str, Attr] = {
-        **{name: value for name, value in view.node.attrs.items() if name != "is_causal"},
-        "rows": tuple(itertools.chain(*rows)),
-        "columns": (0, view.shape(first + 1)[2]),
-    }
+    attrs = {name: value for name, value in view.node.attrs.items() if name != "is_causal"}
+    columns = 0, view.shape(first + 1)[2]
     op = "partitioner::attention_part" + ("_backward" if first else "")
-    return LocalOp((replace(view.node, op=op, attrs=attrs),))
+    return other_node(view, op, **attrs, rows=tuple(itertools.chain(*rows)), columns=columns)
 
 
 def _pieces(view: OpView) -> Sequence[Sequence[Interval]]:
@@ -151,9 +146,7 @@ def _runs(sizes: Sequence[int], count: int) -> Segments:
 
 def _local_turn(view: OpView, local: LocalView) -> LocalOp:
     """Where a device has a part, the part itself."""
-    if local.sizes["w"] != 1:
-        return LocalOp((view.node,))
-    return LocalOp((replace(view.node, op="partitioner::alias", attrs={}),))
+    return other_node(view, "partitioner::alias") if local.sizes["w"] == 1 else same_node(view)
 
 
 ROWS: Mapping[str, OpRow] = {

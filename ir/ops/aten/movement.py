@@ -13,7 +13,7 @@ import numpy as np
 
 from partitioner.ir.graph import Attr, Node
 from partitioner.ir.ops.aten.indexing import write_part
-from partitioner.ir.ops.local import local_shape, same_node
+from partitioner.ir.ops.local import local_shape, other_node, same_node
 from partitioner.ir.ops.rules.dims import broadcast, joined, names, replaced
 from partitioner.ir.ops.rules.joining import concat, local_concat, run_of, slices, split
 from partitioner.ir.ops.rules.reduction import along
@@ -36,8 +36,7 @@ def _local_view(view: OpView, local: LocalView) -> LocalOp:
     A part of a tensor may lie in other strides than the whole (it was cut out of a larger one,
     or moved), and `view` is only for strides that fit: `reshape` copies where they do not.
     """
-    shape = local.out_shapes[0]
-    return LocalOp((replace(view.node, op="aten::reshape", attrs={"shape": shape}),))
+    return other_node(view, "aten::reshape", shape=local.out_shapes[0])
 
 
 def _permute(view: OpView) -> Rule:
@@ -63,8 +62,7 @@ def _squeezed_dims(view: OpView) -> frozenset[int]:
 
 def _local_squeeze(view: OpView, _: LocalView) -> LocalOp:
     """The dims are named, since a local dim may have become 1."""
-    lost = tuple(sorted(_squeezed_dims(view)))
-    return LocalOp((replace(view.node, op="aten::squeeze.dims", attrs={"dim": lost}),))
+    return other_node(view, "aten::squeeze.dims", dim=tuple(sorted(_squeezed_dims(view))))
 
 
 def _dims_of_whole(view: OpView, attr: str, *, backward: bool) -> tuple[list[str], int]:
@@ -160,8 +158,7 @@ def _local_split(view: OpView, local: LocalView) -> LocalOp:
     """Local sizes are given, as equal parts may have unequal pieces."""
     sizes = _split_sizes(view)
     pieces = tuple(local.sizes.get(f"a{i}", size) for i, size in enumerate(sizes))
-    attrs: dict[str, Attr] = {"split_sizes": pieces, "dim": view.dim("dim", 0)}
-    return LocalOp((replace(view.node, op="aten::split_with_sizes", attrs=attrs),))
+    return other_node(view, "aten::split_with_sizes", split_sizes=pieces, dim=view.dim("dim", 0))
 
 
 def _sliced(view: OpView, shape: Shape, *sums: int) -> tuple[list[str], list[str], Options]:
@@ -208,12 +205,9 @@ def _local_slice_scatter(view: OpView, local: LocalView) -> LocalOp:
     if not _writes_few(view):
         return _local_slice(view, local)
     dim = view.dim("dim", 0)
-    size = view.shape()[dim]
-    if local.shapes[0][dim] == size:
-        return LocalOp((view.node,))
     start, end = view.attr("start"), view.attr("end")
     bounds = slice(start if isinstance(start, int) else None, end if isinstance(end, int) else None)
-    begin, stop, _ = bounds.indices(size)
+    begin, stop, _ = bounds.indices(view.shape()[dim])
     places = np.arange(begin, stop, view.int_attr("step", 1))
     return write_part(view, local, dim, places)
 

@@ -185,19 +185,10 @@ def _quantised_gemm(view: OpView) -> Rule:
 def _integer_to_float(view: OpView) -> Rule:
     """MatMulIntegerToFloat: A, B, their scales, their zero points, bias."""
     left, right, result = matmul_dims(view.shape(0), view.shape(1), view.out_shape)
-    if any(view.type(index) is not None and view.rank(index) > 1 for index in (2, 4)):
-        raise OpaqueError("a scale or zero point for each row of A")
     if any(kind is not None and kind.shape not in {(), (1,)} for kind in map(view.type, (2, 4))):
         raise OpaqueError("a scale or zero point for each row of A")
-    operands = [
-        left,
-        right,
-        None,
-        setting(view, 3, [], "n"),
-        None,
-        setting(view, 5, [], "n"),
-        ["n"],
-    ]
+    scale, zero = setting(view, 3, [], "n"), setting(view, 5, [], "n")
+    operands = [left, right, None, scale, None, zero, ["n"]]
     return contraction(view, operands, result, addends={6})
 
 

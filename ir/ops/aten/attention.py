@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from partitioner.ir.layout import Interval, Segments
+from partitioner.ir.layout import Interval
 from partitioner.ir.loops.windows import Parts, owned
 from partitioner.ir.ops.local import other_node, same_node
 from partitioner.ir.ops.rules.attention import Attention, group_of
@@ -40,7 +40,6 @@ def _attention_of(view: OpView, first: int, *, masked: str = "k") -> tuple[Atten
 
 
 def _attention(view: OpView) -> Rule:
-    """``b (h r) q d, b h k d, b h k v -> b (h r) q v, b (h r) q``."""
     node, operands = _attention_of(view, 0)
     return node.rule(view, operands, [node.split["result"], node.split["logsumexp"]])
 
@@ -135,18 +134,12 @@ def _local_step(view: OpView, local: LocalView, first: int) -> LocalOp:
 def _turn(view: OpView) -> Rule:
     """Each part of the result is one part of the operand: ``b h w d -> b h w d``."""
     count = view.int_attr("parts", 1)
-    held, made = (Parts(_runs(view.ints(name) or (), count)) for name in ("held", "made"))
+    held, made = (
+        Parts(tuple(sizes[i : i + count] for i in range(0, len(sizes), count)))
+        for sizes in (view.ints("held") or (), view.ints("made") or ())
+    )
     windows = {(0, "w"): held, (1, "w"): made}
     return view.rule("b h w d", "b h w d", sizes={"w": count}, windows=windows)
-
-
-def _runs(sizes: Sequence[int], count: int) -> Segments:
-    return tuple(tuple(sizes[i : i + count]) for i in range(0, len(sizes), count))
-
-
-def _local_turn(view: OpView, local: LocalView) -> LocalOp:
-    """Where a device has a part, the part itself."""
-    return other_node(view, "partitioner::alias") if local.sizes["w"] == 1 else same_node(view)
 
 
 ROWS: Mapping[str, OpRow] = {
@@ -166,6 +159,13 @@ ROWS: Mapping[str, OpRow] = {
         partial(_step, first=1), partial(_local_step, first=1), attention=True, where=True
     ),
     # Keys and values that are on their way while the step before runs.
-    "partitioner::turn": OpRow(_turn, _local_turn, moved=lambda *_: 0, ahead=True),
+    "partitioner::turn": OpRow(
+        _turn,
+        lambda view, local: (  # where a device has a part, the part itself
+            other_node(view, "partitioner::alias") if local.sizes["w"] == 1 else same_node(view)
+        ),
+        moved=lambda *_: 0,
+        ahead=True,
+    ),
     "partitioner::attention_mask_backward": OpRow(partial(_backward, of_mask=True), attention=True),
 }

@@ -172,10 +172,6 @@ def _pool(view: OpView) -> Rule:
     return view.rule("n c s..", "n c s..", windows=slid, flops=float(math.prod(kernel)))
 
 
-def _local_pool(view: OpView, local: LocalView) -> LocalOp:
-    return same_node(view, **_local_pads(view, local, _pool_slides(view)) if local.regions else {})
-
-
 def _pool_slides(view: OpView) -> list[Slide]:
     return _slides(view, view.ints("kernel_shape") or (), dilated=False)
 
@@ -313,7 +309,15 @@ def _grid_sample(view: OpView) -> Rule:
 
 
 ROWS: Mapping[str, OpRow] = {
-    **{op: OpRow(_pool, _local_pool) for op in ("AveragePool", "LpPool", "MaxPool")},
+    **{
+        op: OpRow(
+            _pool,
+            lambda view, local: same_node(
+                view, **_local_pads(view, local, _pool_slides(view)) if local.regions else {}
+            ),
+        )
+        for op in ("AveragePool", "LpPool", "MaxPool")
+    },
     **{op: OpRow(_regions) for op in ("MaxRoiPool", "RoiAlign")},
     **{op: OpRow(_resize, _local_resize) for op in ("Resize", "Upsample")},
     "Conv": OpRow(_conv, _local_conv),

@@ -26,8 +26,7 @@ from partitioner.ir.layout import (
     share_cut,
 )
 from partitioner.ir.loops.factors import PENDING, DimExpr, FactorKind
-from partitioner.ir.loops.parts import Parts
-from partitioner.ir.loops.windows import Window
+from partitioner.ir.loops.windows import Parts, Window
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.plan import PlacedNode, place

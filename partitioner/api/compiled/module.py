@@ -37,9 +37,8 @@ from partitioner.cost_model.evaluate import evaluate
 from partitioner.foundations.files import ResultError
 from partitioner.frontends.inputs import input_ranges
 from partitioner.frontends.torch.building.graph import ModuleGraph
-from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.source import Example, ModuleSource
-from partitioner.frontends.torch.trace import TracedModule, trace_module
+from partitioner.frontends.torch.trace import TracedModule, trace_micro_batch, trace_module
 from partitioner.ir.errors import OptionError, hints_keywords
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from partitioner.ir.graph import Graph
-from partitioner.ir.loops.parts import Parts
+from partitioner.ir.loops.windows import Parts
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import Plan
 from partitioner.ir.rule import Rule

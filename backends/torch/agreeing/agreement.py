@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
-from partitioner.backends.group_lifetime import call_before_groups_end
+from partitioner.backends.process_group import call_before_groups_end
 from partitioner.backends.torch.agreeing.faults import Roll, cause, named, own_process
 from partitioner.backends.torch.agreeing.groups import new_group, resolved_group
 from partitioner.backends.torch.agreeing.sums import Sums, checksum, code, differing_within

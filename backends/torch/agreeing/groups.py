@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.distributed.distributed_c10d import GroupName
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.group_lifetime import free_default_arguments
+from partitioner.backends.process_group import free_default_arguments
 from partitioner.backends.torch.operators.sent import group_name
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import Comm, CommKind, Compute, Programs

@@ -28,30 +28,33 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.agreeing.agreement import AgreedError, Agreement
 from partitioner.backends.torch.agreeing.faults import named, telling
-from partitioner.backends.torch.agreeing.sums import Sums, checksum
+from partitioner.backends.torch.agreeing.sums import Comparisons, Sums, beginning, checksum, loading
 from partitioner.backends.torch.guards.changes import Contents, check_inputs, count_steps
 from partitioner.backends.torch.guards.originals import check_call, note_loaded
-from partitioner.backends.torch.running.comparisons import Comparisons, beginning, loading
-from partitioner.backends.torch.running.filling import (
+from partitioner.backends.torch.running.held_state import (
+    HeldState,
+    StatePlaces,
+    full_state,
+    local_part,
+    own_states,
+    take_parts,
+    versions,
+)
+from partitioner.backends.torch.running.host_memory import keep_freed_memory
+from partitioner.backends.torch.running.rank_passes import RankPasses, local_regions
+from partitioner.backends.torch.running.step import Evaluated, RankCall, TrainingStep
+from partitioner.backends.torch.running.submodules import (
+    CONSTANTS,
     Source,
     add_submodules,
     constant_words,
     fill,
     list_another,
     mark_parts_elsewhere,
+    refuse_constant,
+    refuse_sharing,
     torch_meshes_of,
 )
-from partitioner.backends.torch.running.held_state import (
-    HeldState,
-    StatePlaces,
-    local_part,
-    versions,
-)
-from partitioner.backends.torch.running.host_memory import keep_freed_memory
-from partitioner.backends.torch.running.rank_passes import RankPasses, local_regions
-from partitioner.backends.torch.running.saved_state import full_state, own_states, take_parts
-from partitioner.backends.torch.running.step import Evaluated, RankCall, TrainingStep
-from partitioner.backends.torch.running.submodules import CONSTANTS, refuse_constant, refuse_sharing
 from partitioner.backends.torch.state.initialise import Initialiser
 from partitioner.backends.torch.state.own_state import KEY, OwnState, before_loading, check_saving
 from partitioner.backends.torch.state.shards import is_first_holder, total_norm
@@ -123,7 +126,7 @@ class RankModule(nn.Module):
                 for name, by_rank in regions
             }
         self._places = StatePlaces.of(whole, agreement.ranks)
-        self._comparisons = Comparisons.of(self.rank, self._places, input_keys)
+        self._comparisons = Comparisons(self.rank, input_keys, self._places.trained)
         agreement.words = self._comparisons.words
         self._whole = whole
         self._traced = whole.signature.traced

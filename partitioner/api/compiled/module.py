@@ -38,8 +38,8 @@ from partitioner.ir.program import Programs
 from partitioner.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.running.filling import Source
     from partitioner.backends.torch.running.rank_module import RankModule
+    from partitioner.backends.torch.running.submodules import Source
     from partitioner.backends.torch.state.initialise import Init
     from partitioner.backends.torch.state.whole import Stored, Whole
 

@@ -30,8 +30,8 @@ from partitioner.search.request import Budget, Request
 from partitioner.strategies.constraints import Constraints
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.running.filling import Source
     from partitioner.backends.torch.running.rank_module import Share
+    from partitioner.backends.torch.running.submodules import Source
     from partitioner.backends.torch.state.whole import Stored, Whole
     from partitioner.cost_model.cluster.topology import Cluster
 

@@ -1,4 +1,4 @@
-"""Parameters and buffers of a model: where they lie, and a rank's parts of them."""
+"""Parameters and buffers of a model: where they lie, a rank's parts of them, and their state."""
 
 from __future__ import annotations
 
@@ -102,10 +102,7 @@ class HeldState:
         return {name: self.tensors[name] for name in self.places.trained[self.rank]}
 
     def shards_now(self) -> Mapping[str, Tensor]:
-        """Return the shards as they lie.
-
-        The same tensors at each call, as long as parameters and buffers lie where they lay.
-        """
+        """Return the shards as they lie: the same tensors until what they are of lies elsewhere."""
         for name, tensor in self.tensors.items():
             part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
             if not part.is_set_to(self.shards[name]):
@@ -113,11 +110,7 @@ class HeldState:
         return self.shards
 
     def writes_to(self, shards: Mapping[str, Tensor]) -> dict[str, tuple[int, int] | None]:
-        """PyTorch's counts of writes to tensors and their shards; None of those that lie elsewhere.
-
-        Args:
-            shards: As they lay, by first name.
-        """
+        """PyTorch's counts of writes to tensors and `shards`; None of those elsewhere by now."""
         return {
             name: (self.tensors[name]._version, shard._version)
             if local_part(self.tensors[name]).is_set_to(shard)
@@ -148,7 +141,6 @@ def part_and_rest(
     """Copy a rank's part of a whole value, and what it keeps of it between steps.
 
     Args:
-        whole: The value.
         place: Where it lies while a step runs.
         home: Where it lies between steps.
 
@@ -177,28 +169,15 @@ def distributed(
     shape: Sequence[int],
     agreement: Agreement | None,
 ) -> RankTensor:
-    """Make a distributed tensor of a whole value from this rank's part.
-
-    Args:
-        part: The part.
-        place: Where the value lies.
-        meshes: PyTorch's mesh of each of ours.
-        shape: Sizes of the whole value.
-        agreement: As of `RankTensor`.
-    """
+    """Make a distributed tensor of a value of this `shape` from this rank's part."""
     outline = torch.empty(shape, device="meta")
     meta = TensorMeta(outline.shape, outline.stride(), part.dtype)
-    spec = DTensorSpec(meshes[place.mesh], tuple(_placements(place)), meta)
-    return RankTensor.of(part, spec, agreement)
-
-
-def _placements(place: Placement) -> list[Shard | Replicate]:
-    """DTensor's placement on each axis."""
     placements: list[Shard | Replicate] = []
     for axis in place.mesh.names or ("one",):
         dims = [dim for dim, layout in enumerate(place.sharding.dims) if axis in layout.axes]
         placements.append(Shard(dims[0]) if dims else Replicate())
-    return placements
+    spec = DTensorSpec(meshes[place.mesh], tuple(placements), meta)
+    return RankTensor.of(part, spec, agreement)
 
 
 def own_states(whole: Whole) -> Mapping[str, OwnState]:

@@ -167,10 +167,7 @@ class RankPasses:
     def start(
         self, inputs: Mapping[str, Any], seed: Mapping[str, Tensor], *, local: bool
     ) -> list[Values]:
-        """Inputs of each micro-batch by local name.
-
-        They are made from whole ones or, if `local`, from the rank's own parts.
-        """
+        """Inputs of each micro-batch by local name, from whole ones or, if `local`, own parts."""
         started = self.local(inputs) if local else self._parts(self._micro.parts(inputs))
         seeds = [
             {name: one + m if m else one for name, one in seed.items()}
@@ -282,10 +279,7 @@ class RankPasses:
     def backward(self, values: Values, tangent: Tensor) -> Mapping[str, Tensor]:
         """This rank's shards of gradients by first name, for a gradient of the loss.
 
-        Args:
-            values: What the forward pass kept; taken out, so that each is freed after its last
-                reader.
-            tangent: The gradient of the loss.
+        What the forward pass kept is taken out of `values`: each is freed after its last reader.
         """
         if not self._order.turns:
             return self._scaled(values, float(tangent))

@@ -1,7 +1,9 @@
-"""The local values of one rank in a step.
+"""One step of a rank: its phases run in their order, and messages pass between.
 
 What each phase of each micro-batch reads, and what is read of its results, is known before the step
-runs (`StepPlan`): a step only moves values.
+runs (`StepPlan`): a step only moves values. Messages are received one phase ahead and sent beside
+what follows. Each pair of phases has a process group of its own for each pair of ranks, since NCCL
+carries what is sent between two ranks of a group in one order.
 """
 
 from __future__ import annotations
@@ -120,10 +122,13 @@ class StepPlan:
             tuple(
                 (place, name)
                 for place, name in results
-                if self._is_read(name, micro_batch, position)
+                if self._last.get((micro_batch, name), -1) > position
                 or (name in self._keep and name not in of.summed)
             ),
-            tuple((place, name, self._sharers(name)) for place, name in results)
+            tuple(
+                (place, name, tuple(m for m in later if self._is_read(name, m, -1)))
+                for place, name in results
+            )
             if is_once and not micro_batch
             else (),
             tuple(summed),
@@ -133,26 +138,19 @@ class StepPlan:
                 if name in messages
             ),
             tuple(
-                (place, self._written[name], self._readers(self._written[name], later, position))
+                (
+                    place,
+                    self._written[name],
+                    tuple(m for m in later if self._is_read(self._written[name], m, position)),
+                )
                 for place, name in results
                 if name in self._written
             ),
         )
 
     def _is_read(self, name: str, micro_batch: int, position: int) -> bool:
-        """Tell whether a run behind a position reads a value of a micro-batch."""
-        return self._last.get((micro_batch, name), -1) > position
-
-    def _readers(self, name: str, micro_batches: Collection[int], position: int) -> tuple[int, ...]:
-        """List the micro-batches whose runs behind a position read a value."""
-        return tuple(
-            m for m in micro_batches if name in self._keep or self._is_read(name, m, position)
-        )
-
-    def _sharers(self, name: str) -> tuple[int, ...]:
-        """List the micro-batches that take a result of the whole step from the first one."""
-        others = range(1, len(self.phases))
-        return tuple(m for m in others if name in self._keep or (m, name) in self._last)
+        """Tell whether a value of a micro-batch is read behind a position."""
+        return name in self._keep or self._last.get((micro_batch, name), -1) > position
 
 
 class StepValues:
@@ -198,26 +196,18 @@ class StepValues:
         for place, name, others in run.shared:
             for micro_batch in others:
                 self._values[micro_batch].setdefault(name, results[place])
-        if run.summed:
-            self._sum(run, results)
+        addable = self._addable(run, results) if run.summed else ()
+        for place, name in run.summed:
+            result = results[place]
+            if name not in self._sums:  # it begins in the memory of its first result, if it may
+                self._sums[name] = result if place in addable else result.clone()
+            elif result is not self._sums[name]:  # else the phase added to it
+                self._sums[name].add_(result)
         for place, buffer, readers in run.writes:
             self._next[buffer] = results[place]
             for micro_batch in readers:
                 self._values[micro_batch][buffer] = results[place]
         return [(message, results[place]) for place, message in run.sends]
-
-    def _sum(self, run: Run, results: Sequence[Tensor]) -> None:
-        """Add results to their sums.
-
-        A sum begins in the memory of its first result if that may be added to.
-        """
-        addable = self._addable(run, results)
-        for place, name in run.summed:
-            result = results[place]
-            if name not in self._sums:
-                self._sums[name] = result if place in addable else result.clone()
-            elif result is not self._sums[name]:  # else the phase added to it
-                self._sums[name].add_(result)
 
     def _addable(self, run: Run, results: Sequence[Tensor]) -> set[int]:
         """Places of the first results of sums whose memory is theirs alone: it may be added to.
@@ -256,9 +246,7 @@ class StepValues:
     def store(self, stored: Mapping[str, Tensor], *others: Values) -> None:
         """Write the next contents of buffers over the stored ones, as far as there are any.
 
-        Args:
-            stored: Buffers by local name.
-            others: Values that are read later: those that are views of buffers become copies.
+        Of the other values, which are read later, views of buffers become copies.
         """
         contents = {name: x for name, x in self._next.items() if name in stored}
         if not contents:
@@ -282,13 +270,9 @@ def _plainly(_message: Message, _micro_batch: int, _receives: bool) -> AbstractC
 def run_phases(
     values: StepValues, posts: Posts, run: RunPhase, wanted: Callable[[int], bool]
 ) -> None:
-    """Run the phases of a step.
+    """Run the phases of a step by `run`.
 
-    Args:
-        values: The values of the step, with its plan.
-        posts: The messages of the rank.
-        run: Runs a phase.
-        wanted: Whether any rank runs a phase: nothing is sent to others.
+    Nothing is sent to phases that no rank runs: those that are not `wanted`.
     """
     runs = values.plan.runs
     for position, one in enumerate(runs):
@@ -314,7 +298,6 @@ class Posts:
     Args:
         phases: The rank's phases, of each micro-batch.
         device: The device that it computes on.
-        roll: The processes of all ranks.
         around: Surrounds what it does.
     """
 

@@ -1,4 +1,4 @@
-"""Submodules of a rank's module: they hold parts of parameters and buffers, and do not run."""
+"""Submodules of a rank's module, which do not run, and the parts of values that fill them."""
 
 from __future__ import annotations
 
@@ -286,11 +286,7 @@ def mark_parts_elsewhere(module: nn.Module, whole: Whole, tensors: Container[str
     """Mark the submodules of whose own tensors that are computed with this rank holds none.
 
     They are of no kind here: code that goes by kinds leaves them to the ranks that hold them.
-
-    Args:
-        module: The rank's module.
-        whole: The program.
-        tensors: First names of what the rank holds.
+    `tensors` are the first names of what the rank holds.
     """
     is_held: dict[str, bool] = {}  # by path
     used = whole.places

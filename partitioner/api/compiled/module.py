@@ -50,8 +50,8 @@ from partitioner.search.request import Budget, Request
 from partitioner.strategies.constraints import Constraints
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.running.filling import Source
     from partitioner.backends.torch.running.rank_module import RankModule, Share
+    from partitioner.backends.torch.running.submodules import Source
     from partitioner.backends.torch.state.initialise import Init
     from partitioner.backends.torch.state.whole import Stored, Whole
 

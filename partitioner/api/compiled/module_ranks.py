@@ -210,7 +210,7 @@ class ModuleRanks(Ranks):
         """The files in a folder with what they need for a step with these whole inputs."""
         from partitioner.backends.torch.agreeing.groups import group_ranks
         from partitioner.backends.torch.local import RankSteps, StepFiles
-        from partitioner.backends.torch.running.phase_steps import links_of
+        from partitioner.backends.torch.running.step_values import links_of
 
         all_ranks, optimizer = self.all_ranks, self.module.options.optimizer
         starts = all_ranks.start(inputs, self.module.stored_values())
@@ -224,9 +224,8 @@ class ModuleRanks(Ranks):
                 starts[rank],
                 {} if rank else {o.whole: o.value for o in outputs if o.whole in shown},
                 self._updates(rank),
-                all_ranks.last_ranks[rank] if self.rest is not None else None,
             )
-            for rank, phases in enumerate(all_ranks.ranks)
+            for rank, phases in enumerate(all_ranks.phases)
         ]
         return StepFiles(
             folder.resolve(),

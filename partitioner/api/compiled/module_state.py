@@ -21,7 +21,7 @@ from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.graph import Graph
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.running.filling import Source
+    from partitioner.backends.torch.running.submodules import Source
 
 #: Types of plain values.
 _PLAIN = int, float, complex, str, tuple, torch.dtype, type(None)

@@ -236,7 +236,10 @@ class ClassCuts:
 
         def distance(share: tuple[float, ...]) -> int:
             cuts = ((layout, self._by_share(layout.size, layout.axes, share)) for layout in layouts)
-            return sum(_distance(layout, cut) for layout, cut in cuts)
+            return sum(
+                sum(abs(x - y) for x, y in zip(layout.sizes(), cut.sizes(), strict=True))
+                for layout, cut in cuts
+            )
 
         return min(((), *self.shares), key=distance)
 
@@ -272,10 +275,6 @@ def _weights(mesh: DeviceMesh, axes: Axes, share: tuple[float, ...]) -> tuple[fl
         index = mesh.linear(axes, point)
         weights[index] = min(weights[index], of_device)
     return tuple(weights)
-
-
-def _distance(a: DimLayout, b: DimLayout) -> int:
-    return sum(abs(x - y) for x, y in zip(a.sizes(), b.sizes(), strict=True))
 
 
 @lru_cache(maxsize=65536)

@@ -24,6 +24,8 @@ from partitioner.strategies.constraints import ConstraintError
 Graphs = Callable[[int], Iterable[Graph]]
 #: Micro-batches for each stage with which a pipeline is full most of the time.
 FULL = 4
+#: A number has the steps of one of so many at least.
+COUNTS = 6
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,13 @@ def _nearest(batch: int, count: int) -> int:
 
 
 def usual_counts(batch: int, devices: int) -> tuple[int, ...]:
-    """Numbers of micro-batches worth a try: about one, two and four for each device, and one.
+    """Numbers of micro-batches worth a try: about one, two and four for each device, and few.
 
-    One is the fastest where a step takes as long as its launches and messages: of a small model,
+    Few are the fastest where a step takes as long as its launches and messages: of a small model,
     which is not for many devices.
     """
-    wanted = (devices, 2 * devices, 4 * devices, *((1,) if devices <= EXPLICIT else ()))
+    few = (2**power for power in range(devices.bit_length())) if devices <= EXPLICIT else ()
+    wanted = (devices, 2 * devices, 4 * devices, *few)
     return tuple(sorted({_nearest(batch, count) for count in wanted}))
 
 
@@ -239,10 +242,12 @@ class CountSearch:
     def _share(self, parts: int, sizes: tuple[int, ...] | None) -> Budget:
         """One of so many equal shares of the steps and, on few devices, half of the clock at most.
 
-        On many devices the first numbers may take all of it: each takes long, and may be the last.
+        Whatever the numbers before it took, it has the steps of one of `COUNTS`. On many devices
+        the first numbers may take all of the clock: each takes long, and may be the last.
         """
         is_large = sizes is not None and len(self.cluster) > EXPLICIT
-        return self.budget.share(parts, clock=1 if is_large else min(parts, 2))
+        share = self.budget.share(parts, clock=1 if is_large else min(parts, 2))
+        return share.with_steps(self.budget.work.steps / COUNTS)
 
     def _open_graphs(self, count: int, sizes: tuple[int, ...] | None) -> Iterator[Graph]:
         """The graphs of a micro-batch, but for one that is sure not to fit where another follows.

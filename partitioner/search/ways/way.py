@@ -30,6 +30,8 @@ CHANGE_SHARE = 0.3
 #: Share of the clock for the whole batch, where memory may refuse it; the least, where it most
 #: likely does.
 FIRST_SHARE, LEAST_SHARE = 0.6, 0.2
+#: The gap from which on a way has all steps once more.
+WIDE = 0.1
 
 
 def nothing(_budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
@@ -82,6 +84,7 @@ class Weighing:
     _took_s: dict[int, float] = field(default_factory=dict)
     _seconds: dict[int, float] = field(default_factory=dict)
     _stopped: set[int] = field(default_factory=set)
+    _went_on: set[int] = field(default_factory=set)
 
     def best(self) -> Outcome:
         """The best plan of all ways, with one certificate.
@@ -162,17 +165,18 @@ class Weighing:
     def _go_on(self) -> None:
         """Give what is left of the clock to the ways that their shares of it ended.
 
-        Those with plans go on where they were, the least bound first. Where nothing fits, others
+        Those with plans go on where they were, the best plan first. Where nothing fits, others
         begin anew, if there are more seconds for it than before.
         """
         while self.budget.work.left_s > 0:
             stopped = {n: outcome for n, outcome in self.found.items() if self._is_open(n)}
             if not stopped:
                 break
-            number = min(stopped, key=self._bound)
+            number = min(stopped, key=self._cost)
             more = stopped[number].more
             assert more is not None
             self.found[number] = replace(stopped[number], more=None)
+            self._went_on.add(number)
             self._tried(number, more, len(stopped))
         for number in [] if self.found else sorted(self.refused, key=self._rank):
             gains_s = self.budget.work.left_s - self._seconds[number]
@@ -180,11 +184,15 @@ class Weighing:
                 self._tried(number, self.ways[number].search, 1)
 
     def _is_open(self, number: int) -> bool:
-        """Tell whether the clock ended the search of a way whose bound leaves something to gain."""
-        outcome = self.found[number]
+        """Tell whether the search of a way goes on, whose bound leaves something to gain.
+
+        It does where the clock ended it and, once more, where its steps did with much to gain.
+        """
+        outcome, bound = self.found[number], self._bound(number)
         certificate = outcome.plan.certificate
         stopped = certificate is not None and certificate.status == "time_limit"
-        return stopped and outcome.more is not None and self._bound(number) < self._enough
+        is_wide = bound < (1 - WIDE) * self._known and number not in self._went_on
+        return outcome.more is not None and bound < self._enough and (stopped or is_wide)
 
     def _bound(self, number: int) -> float:
         certificate = self.found[number].plan.certificate

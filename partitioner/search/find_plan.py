@@ -43,6 +43,7 @@ from partitioner.search.spaces.one_device import (
 )
 from partitioner.solver import Infeasible
 from partitioner.solver.joint.shortage import shortage_message
+from partitioner.solver.work import now_s
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.kinds.parallel import meshes as kind_meshes
@@ -55,6 +56,9 @@ TRAINING_KINDS, KINDS = ("dp", "zero2", "zero3", "tp"), ("dp", "tp")
 TRAINING_KINDS_OVER_AXES, KINDS_OVER_AXES = ("dp+tp", "zero3+tp"), ("dp+tp",)
 
 
+#: A search does not go on in less than so much of the seconds that it took before: parts of it ask
+#: no clock.
+PART_TAKEN = 0.5
 #: A kind has one of so many parts of a search's steps at least, whatever the spaces before it left,
 #: and no fewer than such a search takes.
 KIND_PART, KIND_STEPS = 6, 2e6
@@ -378,7 +382,8 @@ def _searched(
         share = _share(1 + after + over_axes, results, request, cluster, budget, clock)
         if is_kind:
             share = share.with_steps(max(budget.work.steps / KIND_PART, KIND_STEPS))
-        results.append(space.search(share, tuple(results)))
+        begin_s, result = now_s(), space.search(share, tuple(results))
+        results.append(replace(result, took_s=now_s() - begin_s))
     return _gone_on(results, request, cluster, budget)
 
 
@@ -411,14 +416,17 @@ def _gone_on(
     results = list(results)
     while True:
         unfinished = _unfinished(results, request, cluster, budget)
-        if not unfinished or budget.work.over:
+        in_time = [n for n in unfinished if results[n].took_s * PART_TAKEN <= budget.work.left_s]
+        if unfinished and not in_time:
+            budget.work.stop()
+        if not in_time or budget.work.over:
             enough_s = (1 - budget.gap) * _best_s(results, request, cluster)
             open_results = (result for result in results if result.least < enough_s)
             open_plans = (plan for result in open_results for plan in result.plans)
             if any(plan.solution.status == "time_limit" for plan in open_plans):
                 budget.work.stop()
             return results
-        index = min(unfinished, key=lambda index: _turn(results[index], request))
+        index = min(in_time, key=lambda index: _turn(results[index], request))
         failed = (str(family) for family, _ in results[index].failed)
         name = results[index].searched or next(failed, "a kind of parallelism")
         budget.say(f"going on with {name}: {_standing(results, request, cluster)}")
@@ -426,7 +434,8 @@ def _gone_on(
         # what the clock left without a plan begins anew: with a part of it, it would end as before
         clock = open_ if results[index].plans else 1
         share = _share(open_, results, request, cluster, budget, clock)
-        results[index] = unfinished[index](share)
+        begin_s, result = now_s(), unfinished[index](share)
+        results[index] = replace(result, took_s=now_s() - begin_s)
 
 
 def _turn(result: SpaceResult, request: Request) -> tuple[bool, float, float]:

@@ -24,6 +24,8 @@ from partitioner.strategies.constraints import ConstraintError
 Graphs = Callable[[int], Iterable[Graph]]
 #: Micro-batches for each stage with which a pipeline is full most of the time.
 FULL = 4
+#: Beside the best plan, so many times its cost is far more.
+RISEN = 1.2
 #: A number has the steps of one of so many at least.
 COUNTS = 6
 
@@ -128,6 +130,12 @@ class CountSearch:
             is_known = self.outcomes and (fits or trial.count in self.slower)
             if is_known and trial.sizes is not None and self._best_s >= known_s:
                 break
+            if index and self._rises(trials[index - 1].count, trial.count):
+                for left in trials[index + 1 :]:
+                    text = f"{left.count} micro-batches are not tried: {trial.count} take longer"
+                    least_s = self.least(left.count) if self.least else 0.0
+                    self.slower[left.count] = NoCheaper(text, least_s)
+                break
         if self.outcomes:
             if trials[0].sizes is not None and self.request.micro_batch_count is None:
                 self._halve()
@@ -135,6 +143,12 @@ class CountSearch:
         if self.slower:
             raise min(self.slower.values(), key=lambda error: error.bound)
         raise self.nearest
+
+    def _rises(self, few: int, more: int) -> bool:
+        """Tell whether a step takes far longer in more micro-batches: in yet more it does, too."""
+        if few > more or not {few, more} <= self.outcomes.keys() or self.request.tune:
+            return False
+        return self._cost(more) > max(RISEN * self._best_s, self._cost(few))
 
     @property
     def nearest(self) -> Infeasible | ConstraintError:

@@ -30,6 +30,8 @@ CHANGE_SHARE = 0.3
 #: Share of the clock for the whole batch, where memory may refuse it; the least, where it most
 #: likely does.
 FIRST_SHARE, LEAST_SHARE = 0.6, 0.2
+#: So many searches on end of what a way left are given up: the first is with a share of the clock.
+IDLE = 2
 #: The gap from which on a way has all steps once more.
 WIDE = 0.1
 
@@ -168,16 +170,19 @@ class Weighing:
         Those with plans go on where they were, the best plan first. Where nothing fits, others
         begin anew, if there are more seconds for it than before.
         """
+        idle = dict.fromkeys(self.found, 0)  # searches of each way that gained nothing
         while self.budget.work.left_s > 0:
-            stopped = {n: outcome for n, outcome in self.found.items() if self._is_open(n)}
+            stopped = [n for n in self.found if self._is_open(n) and idle[n] < IDLE]
             if not stopped:
                 break
-            number = min(stopped, key=self._cost)
-            more = stopped[number].more
+            number = min(stopped, key=lambda n: (idle[n], self._cost(n)))
+            before, more = self.found[number], self.found[number].more
             assert more is not None
-            self.found[number] = replace(stopped[number], more=None)
+            self.found[number] = replace(before, more=None)
             self._went_on.add(number)
-            self._tried(number, more, len(stopped))
+            self._tried(number, more, 1 if idle[number] else len(stopped))
+            same = self.found[number].plan.certificate == before.plan.certificate
+            idle[number] = idle[number] + 1 if same else 0
         for number in [] if self.found else sorted(self.refused, key=self._rank):
             gains_s = self.budget.work.left_s - self._seconds[number]
             if number in self._stopped and not self.found and gains_s > 0:

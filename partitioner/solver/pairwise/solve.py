@@ -45,13 +45,10 @@ def solve(
     """Find a choice of strategies of little cost, and bound how much less any other costs.
 
     Args:
-        problem: The problem.
         time_limit_s: Seconds without those of compiling the solver, a guard: what is found before
             it depends on the input, the seed and the rounds only.
         gap: Relative gap, (cost - bound) / cost, at which to stop.
-        seed: Of all random choices.
         rounds: Rounds of bound and search at most; None: until the gap is met or time is up.
-        engine: Solves the exact program at the end.
         patience: Rounds in a row that lower the cost by less than the gap, at most; None: any
             number.
         start: A choice to do better than: where nothing does by more than the gap, the bound alone

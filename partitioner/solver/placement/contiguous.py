@@ -249,10 +249,7 @@ class Charges:
 def summed(rectangles: Ints, parts: Floats, count: int) -> Floats:
     """[entry, i, j]: the sum of the parts whose rectangle has (i, j); (width, count, count).
 
-    Args:
-        rectangles: As `Rectangle`; (charges, 5).
-        parts: The vector that each adds; (charges, width).
-        count: How many blocks there are.
+    Rectangles are (charges, 5), the vectors that they add (charges, width).
     """
     sign, start, start_end, stop, stop_end = rectangles.T
     change = np.zeros((parts.shape[1], count + 1, count + 1))

@@ -57,10 +57,7 @@ class Mover:
         return self.excess <= 0 and self.cost() < CONFLICT
 
     def improve(self, priced: Floats, rounds: int, ball: int, *, free: bool = False) -> None:
-        """Set trees in so many random balls of nodes to their best.
-
-        A ball of at least the number of nodes is the whole graph.
-        """
+        """Set trees in so many random balls of nodes, or in the whole graph, to their best."""
         if len(self._open):
             _improve(
                 rounds, ball, free, self._random, self._open, self.chosen, priced,

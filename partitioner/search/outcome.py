@@ -129,6 +129,7 @@ class SpaceResult:
     memory_binds: bool = False
     #: Goes on with the search, from these plans on; None if nothing is left to try.
     more: Callable[[Budget], SpaceResult] | None = None
+    took_s: float = 0.0  #: Seconds of the search, or of its last part.
 
     @property
     def least(self) -> float:

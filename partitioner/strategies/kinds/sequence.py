@@ -10,7 +10,7 @@ in parts (`rewrites.keys`): the sequence is the cache's, and these are cut along
 from __future__ import annotations
 
 from partitioner.ir.graph import Graph
-from partitioner.ir.loops.parts import Parts
+from partitioner.ir.loops.windows import Parts
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import Plan
 from partitioner.ir.rule import Rule

@@ -58,12 +58,12 @@ def contiguous_plans(
         return []
     blocks = _blocks(problem, [(n,) for n in range(len(problem.nodes))] if parts is None else parts)
     # positions at which intervals are held against the limits
-    positions = {len(problem.nodes) - 1}
+    held_at = {len(problem.nodes) - 1}
     for chosen in picks.values():
         outcome = evaluate_choices(problem, chosen)
         fullest = max(range(problem.devices), key=outcome.peak_bytes.__getitem__)
-        positions.add(outcome.peak_position[fullest])
-    positions = tuple(sorted(positions))
+        held_at.add(outcome.peak_position[fullest])
+    positions = tuple(sorted(held_at))
     loads = []
     for members in classes:
         # one group of each class that the rest may be on while the first one runs an interval

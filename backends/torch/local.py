@@ -48,13 +48,11 @@ def run_module_files(
     timeout_s: float | None = None,
     device: str = "cpu",
 ) -> LocalRun:
-    """Run requests with the same inputs, one after the other.
+    """Run requests with the same whole inputs, one after the other; arguments as of `run_steps`.
 
     Args:
-        inputs: Whole inputs by name.
-        requests: At least 1.
+        directory: Folder of the files.
         steps: Steps of one request each that are recorded before; 0 for none.
-        timeout_s: Seconds after which the run is given up; None waits for ever.
         device: Type of the device that each rank runs on, "cpu" or "cuda".
 
     Raises:
@@ -200,7 +198,6 @@ def run_steps(
     the optimizer's rate is 0. One more, to warm up, goes before them.
 
     Args:
-        files: The files.
         steps: Steps that are timed together, without recording; 0 for none.
         recorded: Steps that are recorded before; 0 for none.
         timeout_s: Seconds after which the run is given up; None waits for ever.

@@ -42,11 +42,7 @@ class Sums:
     inner: Mapping[str, int] = field(default_factory=dict)
 
     def differing(self, rows: Sequence[Sequence[int]]) -> dict[tuple[int, str], list[int]]:
-        """Ranks that differ, by the first rank that must have the same value, and its name.
-
-        Args:
-            rows: Words of each rank.
-        """
+        """Ranks whose words differ, by the first rank that must have the same, and the name."""
         found: dict[tuple[int, str], list[int]] = {}
         for column, name in enumerate(self.words):
             firsts: dict[Hashable, int] = {}
@@ -75,12 +71,7 @@ class Sums:
 def differing_within(
     differing: Mapping[tuple[int, str], Sequence[int]], tables: Sequence[Mapping[str, int]]
 ) -> dict[tuple[int, str], list[int]]:
-    """Narrow `Sums.differing` down to the values behind words.
-
-    Args:
-        differing: Ranks whose words differ.
-        tables: `Sums.inner` of each rank.
-    """
+    """Narrow `Sums.differing` down to the values behind words, by `Sums.inner` of each rank."""
     unlike: dict[tuple[int, str], list[int]] = {}
     for (first, _), others in differing.items():
         ranks = first, *others
@@ -108,11 +99,7 @@ class Comparisons:
         return 1 + (1 if self.input_keys is None else len(self.input_keys))
 
     def inputs(self, known: Mapping[str, int]) -> Sums:
-        """Checksums of a call's inputs.
-
-        Args:
-            known: By input; empty if they are not to be compared.
-        """
+        """Checksums of a call's inputs by name; of none if they are not to be compared."""
         keys = self.input_keys
         if keys is None:
             words = {"": code(repr(known).encode()) if known else 0}

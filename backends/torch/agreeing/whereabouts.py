@@ -65,11 +65,7 @@ class Whereabouts:
         self.store.set(_key(self.rank), doing)
 
     def elsewhere(self, doing: str) -> dict[int, str]:
-        """The waits of the ranks in words, if one of them waits for this rank elsewhere.
-
-        Args:
-            doing: What this rank waits for.
-        """
+        """The waits of ranks in words, if one waits for this one elsewhere, which is `doing`."""
         if not self.store.check([_KEY]):
             return {}
         rank, count, ranks = json.loads(self.store.get(_KEY))

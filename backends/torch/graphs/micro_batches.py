@@ -49,10 +49,9 @@ class MicroBatches:
     def of(
         cls, sizes: tuple[int, ...], whole: Signature, types: Mapping[str, TensorType]
     ) -> MicroBatches:
-        """The micro-batches of a module.
+        """The micro-batches of a module, of some sizes.
 
         Args:
-            sizes: Their sizes.
             whole: The signature of a call with the whole batch.
             types: Types of the results of the first micro-batch.
 
@@ -78,17 +77,14 @@ class MicroBatches:
 
     def parts(self, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Graph inputs of each micro-batch; those of a rank's part of the batch are parts, too."""
+        ends = [sum(self.sizes[: index + 1]) for index in range(self.count)]
         cut = {
-            name: self._cut(value) if name in self.split else [value] * self.count
+            name: value.tensor_split([len(value) * end // ends[-1] for end in ends[:-1]])
+            if name in self.split
+            else [value] * self.count
             for name, value in inputs.items()
         }
         return [{name: of[index] for name, of in cut.items()} for index in range(self.count)]
-
-    def _cut(self, value: Tensor) -> Sequence[Tensor]:
-        """A tensor of the batch, or of an equal part of each of its micro-batches."""
-        rows, batch = len(value), sum(self.sizes)
-        ends = [rows * sum(self.sizes[: index + 1]) // batch for index in range(self.count)]
-        return value.tensor_split(ends[:-1])
 
     def inputs(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """The inverse of `parts`, for inputs of the whole batch."""

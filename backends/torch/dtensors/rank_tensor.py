@@ -322,13 +322,10 @@ def _of_lists(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if is_written:
         written = lists if is_fused else lists[:1]
         for first, row in zip(firsts, zip(*written, strict=True), strict=True):
-            if (
-                first is not None
-                and not all(  # lie alike, or are numbers beside what is written
-                    (one.ndim == 0 and one is not row[0])
-                    or (isinstance(one, DTensor) and is_cut_alike(first, one))
-                    for one in row
-                )
+            if first is not None and not all(  # lie alike, or are numbers beside what is written
+                (one.ndim == 0 and one is not row[0])
+                or (isinstance(one, DTensor) and is_cut_alike(first, one))
+                for one in row
             ):
                 refuse(func)
 

@@ -97,19 +97,17 @@ class MicroBatches:
         """Results of a call, of those of each micro-batch."""
         if len(results) == 1:
             return dict(results[0])
-        return {
-            name: torch.cat([one[name] for one in results])
-            if name in self.joined
-            else self._mean([one[name] for one in results])
-            for name in results[0]
-        }
-
-    def _mean(self, scalars: Sequence[Tensor]) -> Tensor:
-        if not self.rest:
-            return torch.stack(list(scalars)).mean(0)
-        return torch.stack([x * share for x, share in zip(scalars, self.shares, strict=True)]).sum(
-            0
-        )
+        whole = {}
+        for name in results[0]:
+            parts = [one[name] for one in results]
+            if name in self.joined:
+                whole[name] = torch.cat(parts)
+            elif self.rest:
+                shares = zip(parts, self.shares, strict=True)
+                whole[name] = torch.stack([x * share for x, share in shares]).sum(0)
+            else:
+                whole[name] = torch.stack(parts).mean(0)
+        return whole
 
 
 #: A call that runs as a whole.

@@ -149,11 +149,13 @@ class RankModule(nn.Module):
         self._check_names(whole)
         add_submodules(self, whole)
         with agreement.together("module()"):
-            filled = fill(self, whole, self._places, source, agreement, device, meshes)
-            words = filled.words | constant_words(whole, source, agreement)
-        agreement.compare(beginning(words))
-        self._tensors, self._at_rest = filled.tensors, filled.at_rest
-        self._loaded = {name: int(name in self._tensors) for name in filled.words}  # checksums or 1
+            tensors, rests, words = fill(
+                self, whole, self._places, source, agreement, device, meshes
+            )
+            agreed = words | constant_words(whole, source, agreement)
+        agreement.compare(beginning(agreed))
+        self._tensors, self._at_rest = tensors, rests
+        self._loaded = {name: int(name in self._tensors) for name in words}  # checksums or 1
         self._is_loaded = False  # since the ranks compared them
         self._elsewhere = list_another(self, self._places, agreement, device, meshes)
         mark_parts_elsewhere(self, whole, self._tensors)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -207,17 +206,6 @@ def add_submodules(module: nn.Module, whole: Whole) -> None:
         submodule_at(module, owner).add_module(leaf, part)
 
 
-@dataclass(frozen=True)
-class Filled:
-    """What a rank's module was filled with."""
-
-    tensors: dict[str, Tensor]  #: The rank's parameters and buffers by first name.
-    at_rest: dict[str, Tensor]  #: What it keeps between steps besides them, by value of the graph.
-    #: Checksums of whole parameters and buffers by first name; 0 for those that would have to be
-    #: initialised for that alone.
-    words: dict[str, int]
-
-
 def fill(
     module: nn.Module,
     whole: Whole,
@@ -226,27 +214,35 @@ def fill(
     agreement: Agreement,
     device: torch.device,
     meshes: Mapping[DeviceMesh, Any],
-) -> Filled:
-    """Register this rank's parts of parameters and buffers, under their names."""
-    filled = Filled({}, {}, {})
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, int]]:
+    """Register this rank's parts of parameters and buffers, under their names.
+
+    Returns:
+        The rank's parameters and buffers by first name; what it keeps between steps besides them,
+        by value of the graph; and checksums of whole parameters and buffers by first name, 0 for
+        those that would have to be initialised for that alone.
+    """
+    tensors: dict[str, Tensor] = {}
+    rests: dict[str, Tensor] = {}
+    words: dict[str, int] = {}
     for entry in whole.stored:
         first = entry.names[0]
         if not places.holds(agreement.rank, entry):
             is_made = isinstance(source, Initialiser)
-            filled.words[first] = 0 if is_made else agreement.checksum(source(first))
+            words[first] = 0 if is_made else agreement.checksum(source(first))
             continue
         value, place = source(first), places.by_name[first]
-        filled.words[first] = agreement.checksum(value)
+        words[first] = agreement.checksum(value)
         home = whole.programs.homes.get(entry.rest)
-        rests = place if home is None else home.placement
-        part, at_rest = part_and_rest(value, place, rests, agreement.rank, device)
+        rest_place = place if home is None else home.placement
+        part, at_rest = part_and_rest(value, place, rest_place, agreement.rank, device)
         if at_rest is not None:
-            filled.at_rest[entry.rest] = at_rest
+            rests[entry.rest] = at_rest
         if places.are_parts[entry.parameter]:
             asked = None if places.all_hold_all else agreement
             part = distributed(part, place, meshes, entry.shape, asked)
         tensor = nn.Parameter(part, requires_grad=entry.trained) if entry.parameter else part
-        filled.tensors[first] = tensor
+        tensors[first] = tensor
         for name in entry.names:
             *path, leaf = name.split(".")
             owner = submodule_at(module, path)
@@ -254,7 +250,7 @@ def fill(
                 owner.register_parameter(leaf, tensor)
             else:
                 owner.register_buffer(leaf, tensor, persistent=name not in entry.hidden)
-    return filled
+    return tensors, rests, words
 
 
 def list_another(

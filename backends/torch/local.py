@@ -45,7 +45,6 @@ def run_module_files(
     requests: int = 1,
     *,
     steps: int = 0,
-    timeout_s: float | None = None,
     device: str = "cpu",
 ) -> LocalRun:
     """Run requests with the same whole inputs, one after the other; arguments as of `run_steps`.
@@ -57,8 +56,7 @@ def run_module_files(
 
     Raises:
         BackendError: The files need values that they do not hold (`needs_values`); there are fewer
-            GPUs than ranks; an input or a file is wrong, a rank raised or was killed, or the time
-            is up.
+            GPUs than ranks; an input or a file is wrong, or a rank raised or was killed.
     """
     if requests < 1:
         raise BackendError(f"requests is {requests}; it must be at least 1")
@@ -75,7 +73,6 @@ def run_module_files(
         StepFiles(directory.resolve(), ranks, (), files[0].groups, device=device),
         requests,
         recorded=steps,
-        timeout_s=timeout_s,
     )
     types = headers[0].whole_outputs
     parts = {
@@ -189,9 +186,7 @@ class StepRun(NamedTuple):
     logs: tuple[RankLog, ...]  #: What each rank recorded; none if nothing was recorded.
 
 
-def run_steps(
-    files: StepFiles, steps: int, *, recorded: int = 0, timeout_s: float | None = None
-) -> StepRun:
+def run_steps(files: StepFiles, steps: int, *, recorded: int = 0) -> StepRun:
     """Run steps of the rank files of a module: in training with backward pass and optimizer.
 
     Steps do not depend on the ones before: all have the same inputs, random draws and buffers, and
@@ -200,11 +195,9 @@ def run_steps(
     Args:
         steps: Steps that are timed together, without recording; 0 for none.
         recorded: Steps that are recorded before; 0 for none.
-        timeout_s: Seconds after which the run is given up; None waits for ever.
 
     Raises:
-        BackendError: There are fewer GPUs than ranks, a file is wrong, a rank raised or was killed,
-            or the time is up.
+        BackendError: There are fewer GPUs than ranks, a file is wrong, a rank raised or was killed.
     """
     if steps < 0 or recorded < 0 or not steps + recorded:
         raise BackendError(f"steps is {steps or recorded}; it must be at least 1")
@@ -214,7 +207,7 @@ def run_steps(
         for rank, own in enumerate(files.ranks):
             torch.save(replace(files, ranks=[own.to_send()]), folder / f"steps-{rank}.pt")
         job = {"runner": __name__, "device": files.device, "timed": steps, "recorded": recorded}
-        run_job(folder, ranks, job, timeout_s)
+        run_job(folder, ranks, job)
         results, seconds = [], 0.0
         if steps:
             paths = (folder / f"results-{rank}.pt" for rank in range(ranks))

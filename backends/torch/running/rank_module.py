@@ -29,7 +29,14 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.agreeing.agreement import AgreedError, Agreement
 from partitioner.backends.torch.agreeing.faults import named, telling
-from partitioner.backends.torch.agreeing.sums import Comparisons, Sums, beginning, checksum, loading
+from partitioner.backends.torch.agreeing.sums import (
+    Sums,
+    beginning,
+    checksum,
+    loading,
+    of_inputs,
+    of_writes,
+)
 from partitioner.backends.torch.guards.changes import Contents, check_inputs, count_steps
 from partitioner.backends.torch.guards.originals import check_call, note_loaded
 from partitioner.backends.torch.running.held_state import (
@@ -125,16 +132,16 @@ class RankModule(nn.Module):
         made = isinstance(source, Initialiser)
         weights = f"init_seed={source.seed}" if made else "the model's weights"
         agreement.check(f"module(inputs={inputs!r}, seed={seed}, {weights})", problem)
-        input_keys = None
+        #: By input and rank, its part of the batch; None if each is called with the whole batch.
+        self._input_keys: Mapping[str, Mapping[int, str]] | None = None
         if self._local_inputs:
             regions = sorted(local_regions(whole).items())
-            input_keys = {
+            self._input_keys = {
                 name: {rank: repr(region) for rank, region in by_rank.items()}
                 for name, by_rank in regions
             }
         self._places = StatePlaces.of(whole, agreement.ranks)
-        self._comparisons = Comparisons(self.rank, input_keys, self._places.trained)
-        agreement.words = self._comparisons.words
+        agreement.words = 1 + (1 if self._input_keys is None else len(self._input_keys))
         self._whole = whole
         self._traced = whole.signature.traced
         self._described: dict[Hashable, str] = {}  # calls in words, by sizes and types
@@ -435,7 +442,7 @@ class RankModule(nn.Module):
         if not problem:
             trained = self._held.trained
             counts = map(sub, versions(trained.values()), self._written)  # since the last call
-            writes = self._comparisons.writes(dict(zip(trained, counts, strict=True)))
+            writes = of_writes(dict(zip(trained, counts, strict=True)), self._places.trained)
             sums = self._input_sums(word, args, kwargs), writes
         agree = self._agreement.begin(doing, problem, sums, asks=self._is_loaded)
         if problem or self._is_loaded or self._variant_name(word, key) not in self._passes:
@@ -488,7 +495,7 @@ class RankModule(nn.Module):
         if is_compared and self._agreement.ranks > 1:
             tensors = self._whole.signature.tensors(args, kwargs)
             known = {name: checksum(tensor) for name, tensor in tensors.items()}
-        return self._comparisons.inputs(known)
+        return of_inputs(known, self.rank, self._input_keys)
 
     def _variant_name(self, word: str, key: str) -> str:
         """Where the graphs of a call are found; "" for those of the trace."""
@@ -527,7 +534,7 @@ class RankModule(nn.Module):
 
 
 #: Attributes that copies of a module share.
-_SHARED = ("_agreement", "_comparisons", "_described", "_passes", "_places", "_variants", "_whole")
+_SHARED = ("_agreement", "_described", "_passes", "_places", "_variants", "_whole")
 #: Why results have no backward pass.
 _NO_TRAINING_MODE = (
     "backward() of a call in evaluation mode: a step has gradients after module.train() "

@@ -219,20 +219,6 @@ def read_rank_files(folder: Path) -> tuple[RankFile, ...]:
     return tuple(files)
 
 
-def read_pass(path: Path, device: torch.device = CPU) -> fx.GraphModule:
-    """The graph in a rank file, with its weights, for a device.
-
-    Raises:
-        BackendError: The file cannot be read.
-    """
-    program = read_program(path)
-    if device != CPU:
-        program = move_to_device_pass(program, device)
-    module = program.module(check_guards=False)
-    assert isinstance(module, fx.GraphModule)
-    return module
-
-
 def _read(
     path: Path, phases: RankPhases, which: str, graph: PassGraph, device: torch.device
 ) -> PassGraph:
@@ -244,5 +230,9 @@ def _read(
     is_whole = len(file.arguments) == len(graph.arguments) + len(more)
     if not (is_whole and more <= {*phases.stored}) or {*file.results} != {*graph.results}:
         raise BackendError(f"{path} takes or gives other values than the plan's program")
-    module = read_pass(path, device)
+    program = read_program(path)
+    if device != CPU:
+        program = move_to_device_pass(program, device)
+    module = program.module(check_guards=False)
+    assert isinstance(module, fx.GraphModule)
     return replace(graph, module=module, arguments=file.arguments, results=file.results)

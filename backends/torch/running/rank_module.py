@@ -65,7 +65,7 @@ from partitioner.backends.torch.running.submodules import (
 )
 from partitioner.backends.torch.state.initialise import Initialiser
 from partitioner.backends.torch.state.own_state import KEY, OwnState, before_loading, check_saving
-from partitioner.backends.torch.state.shards import is_first_holder, total_norm
+from partitioner.backends.torch.state.shards import total_norm
 from partitioner.backends.torch.state.whole import Submodule, Whole
 from partitioner.backends.waiting import STEPS
 from partitioner.ir.errors import PartitionerError
@@ -331,8 +331,11 @@ class RankModule(nn.Module):
         self._agreement.check("clip_grad_norm_()", problem)
         grads = {name: tensor.grad for name, tensor in self._tensors.items()}
         local = {name: local_part(grad) for name, grad in grads.items() if grad is not None}
-        places = self._places.by_name
-        counted = [g for name, g in local.items() if is_first_holder(places[name], self.rank)]
+        counted = []  # those of which no lower rank holds the same region
+        for name, grad in local.items():
+            parts = dict(self._places.by_name[name].parts())
+            same = (other for other, region in parts.items() if region == parts[self.rank])
+            counted += [grad] if self.rank == min(same) else []
         with telling("adding up a norm", self.rank, self._agreement.roll):
             norm = total_norm(counted, norm_type, self._device)
         if error_if_nonfinite and not bool(norm.isfinite()):
@@ -363,7 +366,7 @@ class RankModule(nn.Module):
         # DTensors cannot be made in inference mode
         with torch.inference_mode(False), torch.set_grad_enabled(grads):
             call = self._begin(training, args, kwargs)
-            if call.passes.differentiates and grads:
+            if call.passes.order.table.trains and grads:
                 for parameter in self._elsewhere.values():
                     parameter.requires_grad_(True)  # which an optimizer's step takes away
                 held = {**self._tensors, **self._elsewhere}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
+from operator import getitem
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.agreeing.agreement import Agreement
-from partitioner.backends.torch.agreeing.groups import torch_meshes
 from partitioner.backends.torch.guards.changes import TRACED_MODE
 from partitioner.backends.torch.running.held_state import StatePlaces, distributed, part_and_rest
 from partitioner.backends.torch.state.initialise import Initialiser
@@ -184,12 +186,21 @@ def refuse_sharing() -> NoReturn:
 Source = Callable[[str], Tensor]
 
 
-def torch_meshes_of(places: StatePlaces, device: torch.device) -> Mapping[DeviceMesh, Any]:
+def torch_meshes_of(places: StatePlaces, device: torch.device) -> Mapping[DeviceMesh, TorchMesh]:
     """Make PyTorch's meshes of the parameters and buffers that are DTensors."""
     listed = places.listed_elsewhere
     cut = [entry.names[0] for entry in places.stored if places.are_parts[entry.parameter]]
     names = cut if listed is None else [*cut, listed.names[0]]
-    return torch_meshes([places.by_name[name].mesh for name in names], device)
+    torch_mesh = {}
+    # in one order on every rank
+    for mesh in sorted({places.by_name[n].mesh for n in names}, key=lambda m: (m.devices, m.axes)):
+        shape = tuple(size for _, size in mesh.axes) or (1,)
+        ranks = torch.tensor(mesh.devices).reshape(shape)
+        made = TorchMesh(device.type, ranks, mesh_dim_names=mesh.names or ("one",))
+        # The groups are not to be held; PyTorch finds them by their names, too.
+        made._pg_registry = WeakValueDictionary(made._pg_registry)  # type: ignore[assignment]
+        torch_mesh[mesh] = made
+    return torch_mesh
 
 
 def add_submodules(module: nn.Module, whole: Whole) -> None:
@@ -202,7 +213,10 @@ def add_submodules(module: nn.Module, whole: Whole) -> None:
             part = submodule_at(module, submodule.first.split("."))
         else:
             part = RankSubmodule.of(submodule)
-            submodule.state.set_into(part, path)
+            own = submodule.state
+            if own.extra:
+                vars(part)["get_extra_state"] = partial(getitem, own.extra, 0)
+                vars(part)["set_extra_state"] = partial(own.check_extra, path)
         submodule_at(module, owner).add_module(leaf, part)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from operator import getitem
 from typing import Any
 
 import torch
@@ -46,12 +44,6 @@ class OwnState:
                 (kind.load_state_dict, kind._load_from_state_dict),
             ),
         )
-
-    def set_into(self, part: nn.Module, path: str) -> None:
-        """Let a part of a rank's module give its extra state, and refuse another."""
-        if self.extra:
-            vars(part)["get_extra_state"] = partial(getitem, self.extra, 0)
-            vars(part)["set_extra_state"] = partial(self.check_extra, path)
 
     def check_extra(self, path: str, state: object) -> None:
         """Refuse extra state that is not as it was compiled.

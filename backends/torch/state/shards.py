@@ -98,12 +98,6 @@ def gathered_value(
     return full
 
 
-def is_first_holder(placement: Placement, rank: int) -> bool:
-    """Test whether no lower rank holds the same region of a value."""
-    parts = dict(placement.parts())
-    return rank == min(other for other, region in parts.items() if region == parts[rank])
-
-
 def total_norm(tensors: Iterable[Tensor], order: float, device: torch.device) -> Tensor:
     """The norm of the tensors of all ranks, a float64 scalar; all ranks must call it.
 

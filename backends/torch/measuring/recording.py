@@ -202,14 +202,12 @@ Modules: TypeAlias = Sequence[Mapping[int, fx.GraphModule]]
 class Recorder:
     """Runs the phases of a rank and then its optimizer, as one step."""
 
-    phases: RankPhases
+    phases: Sequence[RankPhases]  #: Those of each micro-batch.
     runs: Sequence[tuple[int, int]]  #: Those that it runs, with their micro-batches, in order.
     start: StepStart  #: The values that a step begins with.
     device: torch.device  #: Where they lie.
     roll: Roll  #: The processes of all ranks.
     training: Training | None = None  #: Its parameters and optimizer; None for inference.
-    #: The phases of the last micro-batch, if it is smaller than the others.
-    last: RankPhases | None = None
 
     def timed(self, steps: int, shown: Mapping[str, str]) -> tuple[list[Values], float]:
         """Run so many steps, at least 1, after one to warm up; all ranks must call it.

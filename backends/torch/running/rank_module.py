@@ -129,8 +129,9 @@ class RankModule(nn.Module):
             problem = f"inputs is {inputs!r}, not 'global' or 'local'"
         elif compared is not None and compared < 0:
             problem = f"check_inputs is {compared}, not a number of calls, or None for all"
-        made = isinstance(source, Initialiser)
-        weights = f"init_seed={source.seed}" if made else "the model's weights"
+        weights = "the model's weights"
+        if isinstance(source, Initialiser):
+            weights = f"init_seed={source.seed}"
         agreement.check(f"module(inputs={inputs!r}, seed={seed}, {weights})", problem)
         #: By input and rank, its part of the batch; None if each is called with the whole batch.
         self._input_keys: Mapping[str, Mapping[int, str]] | None = None

@@ -53,7 +53,7 @@ def edges(graph: Graph, schedule: Schedule) -> Iterator[Edge]:
                     known.add(after)
                 if task.comm is not None and before.get(after) == start:
                     comms[after].append(task)
-    carried: set[int] = set()  # communications of earlier edges, by `Comm.seq`
+    carried: set[int] = set()  # communications of earlier edges, by identity
     placed = placed_nodes(schedule)
     reads = [((NODE, one.node.name), key) for one in placed for key in one.operands()]
     reads += [((OUTPUT, value), key) for value, key in schedule.output_keys.items()]
@@ -65,8 +65,8 @@ def edges(graph: Graph, schedule: Schedule) -> Iterator[Edge]:
         while way in before:  # a way may begin at another name of the value
             path[:0] = comms[way]
             way = before[way]
-        new = tuple(task for task in path if _between_devices(task) and _seq(task) not in carried)
-        carried.update(map(_seq, new))
+        new = tuple(task for task in path if _between_devices(task) and id(task) not in carried)
+        carried.update(map(id, new))
         producer = graph.producers.get(value)
         source = (NODE, producer.name) if producer else (INPUT, value)
         yield Edge(source, reader, value, tuple(path), new)
@@ -74,8 +74,3 @@ def edges(graph: Graph, schedule: Schedule) -> Iterator[Edge]:
 
 def _between_devices(task: Task) -> bool:
     return task.comm is not None and task.comm.kind is not CommKind.SLICE
-
-
-def _seq(task: Task) -> int:
-    assert task.comm is not None
-    return task.comm.seq

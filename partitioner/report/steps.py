@@ -39,14 +39,43 @@ class Step(TypedDict):
 
 def steps(graph: Graph, schedule: Schedule) -> list[Step]:
     """The operators and communications of a schedule, one row each."""
-    tasks = [task for task in schedule.tasks if task.placed or task.comm]
-    return [_step(graph, schedule.order, index, task) for index, task in enumerate(tasks)]
+    rows: list[Step] = []
+    for task in schedule.tasks:
+        placed, comm = task.placed, task.comm
+        op, flops, sent = "", 0.0, 0
+        if comm is not None:
+            kind, devices, name = comm.kind.spelled, tuple(comm.ranks), comm.source
+            sent = 0 if comm.kind is CommKind.SLICE else comm_bytes(task)
+        elif placed is not None:
+            kind, devices = "compute", placed.mesh.devices
+            name, op = placed.node.name, placed.node.op
+            flops = float(placed.rule.flops if placed.rule else estimated_flops(graph, placed.node))
+        else:
+            continue
+        row = Step(
+            step=len(rows),
+            passes="" if schedule.order is None else pass_name(schedule.order, task),
+            kind=kind,
+            name=name,
+            op=op,
+            devices=devices,
+            cuts=placed.cut_text if placed else "",
+            seconds=task.longest_s,
+            flops=flops,
+            sent_bytes=sent,
+        )
+        rows.append(row)
+    return rows
 
 
 def attributed(graph: Graph, placed: Sequence[PlacedNode], schedule: Schedule) -> nx.DiGraph:
     """Make a `networkx.DiGraph` of a graph with the figures of a plan on its nodes."""
     network = graph.to_networkx()
     for node in placed:
+        held = dict.fromkeys(node.mesh.devices, 0)
+        for value, out in node.results():
+            for device, size in out.local_bytes(graph.types[value].dtype).items():
+                held[device] += size
         network.add_node(
             node.node.name,
             devices=node.mesh.devices,
@@ -54,7 +83,7 @@ def attributed(graph: Graph, placed: Sequence[PlacedNode], schedule: Schedule) -
             stage=node.stage,
             seconds=0.0,
             flops=0.0,
-            device_bytes=_device_bytes(graph, node),
+            device_bytes=max(held.values()),
             sent_bytes=0,
         )
     for row in steps(graph, schedule):
@@ -64,40 +93,6 @@ def attributed(graph: Graph, placed: Sequence[PlacedNode], schedule: Schedule) -
         elif name in graph.producers:
             network.nodes[graph.producers[name].name]["sent_bytes"] += row["sent_bytes"]
     return network
-
-
-def _device_bytes(graph: Graph, placed: PlacedNode) -> int:
-    """Add up the bytes of a node's results on the device that holds most of them."""
-    held: dict[int, int] = dict.fromkeys(placed.mesh.devices, 0)
-    for value, out in zip(placed.node.outputs, placed.outs, strict=True):
-        if out is not None:
-            for device, size in out.local_bytes(graph.types[value].dtype).items():
-                held[device] += size
-    return max(held.values())
-
-
-def _step(graph: Graph, order: StepOrder | None, index: int, task: Task) -> Step:
-    placed, comm = task.placed, task.comm
-    op, flops, sent = "", 0.0, 0
-    if comm is not None:
-        kind, devices, name = comm.kind.spelled, tuple(comm.ranks), comm.source
-        sent = 0 if comm.kind is CommKind.SLICE else comm_bytes(task)
-    else:
-        assert placed is not None
-        kind, devices, name, op = "compute", placed.mesh.devices, placed.node.name, placed.node.op
-        flops = float(placed.rule.flops if placed.rule else estimated_flops(graph, placed.node))
-    return Step(
-        step=index,
-        passes="" if order is None else pass_name(order, task),
-        kind=kind,
-        name=name,
-        op=op,
-        devices=devices,
-        cuts=placed.cut_text if placed else "",
-        seconds=task.longest_s,
-        flops=flops,
-        sent_bytes=sent,
-    )
 
 
 def pass_name(order: StepOrder, task: Task) -> str:

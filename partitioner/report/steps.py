@@ -1,13 +1,15 @@
-"""The steps of a plan as rows, each operator and communication, and as figures of the graph."""
+"""The steps of a plan as rows and figures of the graph, and its edges with their communications."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 from partitioner.cost_model.schedule.readings import LETTERS
 from partitioner.cost_model.schedule.task_list import Schedule
-from partitioner.cost_model.schedule.tasks import Task
+from partitioner.cost_model.schedule.tasks import Key, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.phases import Part, StepOrder
@@ -17,6 +19,9 @@ from partitioner.ir.types import DTYPE_BITS
 
 if TYPE_CHECKING:
     import networkx as nx
+
+NODE, INPUT, OUTPUT = "node", "input", "output"
+Terminal = tuple[str, str]  #: (NODE, its name), or (INPUT or OUTPUT, the value).
 
 
 class Step(TypedDict):
@@ -114,3 +119,63 @@ def comm_bytes(task: Task) -> int:
         return sum(size for _, _, size in task.writes)
     numel = sum(comm.sent_numel().values())
     return (numel * DTYPE_BITS[comm.dtype] + 7) // 8
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value from its producer to one reader."""
+
+    source: Terminal
+    target: Terminal
+    value: str
+    comms: tuple[Task, ...]  #: Communications that carry it, in order, local slices among them.
+    new: tuple[Task, ...]  #: Those between devices that carry no earlier edge.
+
+    @property
+    def crosses(self) -> bool:
+        """Tell whether a communication between devices carries the edge."""
+        return any(map(_between_devices, self.comms))
+
+
+def placed_nodes(schedule: Schedule) -> tuple[PlacedNode, ...]:
+    """All nodes with their decisions, in the plan's order."""
+    return tuple(task.placed for task in schedule.tasks if task.placed is not None)
+
+
+def edges(graph: Graph, schedule: Schedule) -> Iterator[Edge]:
+    """The edges between nodes, from inputs and to outputs, by reader; constants have none."""
+    before: dict[Key, Key] = {}
+    comms: dict[Key, list[Task]] = defaultdict(list)
+    # A phase of a plan in stages may fetch a value again that its devices had: that is no new way.
+    known = {key for task in schedule.tasks if task.placed for _, key, _ in task.writes}
+    for task in schedule.tasks:
+        if task.placed is None:
+            steps = [(task.writes[0][1], task.reads[0][1])] if task.writes and task.reads else []
+            for after, start in [*steps, *((new[1], old[1]) for new, old in task.aliases)]:
+                known.add(start)
+                if after not in known:
+                    before[after] = start
+                    known.add(after)
+                if task.comm is not None and before.get(after) == start:
+                    comms[after].append(task)
+    carried: set[int] = set()  # communications of earlier edges, by identity
+    placed = placed_nodes(schedule)
+    reads = [((NODE, one.node.name), key) for one in placed for key in one.operands()]
+    reads += [((OUTPUT, value), key) for value, key in schedule.output_keys.items()]
+    for reader, key in dict.fromkeys(reads):
+        value, way = key[0], key
+        if value in graph.constants:
+            continue
+        path: list[Task] = []
+        while way in before:  # a way may begin at another name of the value
+            path[:0] = comms[way]
+            way = before[way]
+        new = tuple(task for task in path if _between_devices(task) and id(task) not in carried)
+        carried.update(map(id, new))
+        producer = graph.producers.get(value)
+        source = (NODE, producer.name) if producer else (INPUT, value)
+        yield Edge(source, reader, value, tuple(path), new)
+
+
+def _between_devices(task: Task) -> bool:
+    return task.comm is not None and task.comm.kind is not CommKind.SLICE

@@ -18,7 +18,6 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.plan import place
 from partitioner.report.blocks import Block, block_label, blocks
-from partitioner.report.edges import NODE, edges
 from partitioner.report.findings.alternatives import Alternative, Neighbourhood, best_other
 from partitioner.report.findings.bottleneck import (
     Bottleneck,
@@ -54,6 +53,7 @@ from partitioner.report.schema import (
     TerminalRow,
 )
 from partitioner.report.stages import stages, step_facts, step_sentence
+from partitioner.report.steps import NODE, edges
 from partitioner.report.summary import solved_by, status_text, trial_lines
 
 #: Tasks of a step times nodes, above which the other strategies of nodes in stages are not priced:

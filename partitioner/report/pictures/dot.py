@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from partitioner.ir.plan import PlacedNode
-from partitioner.report.edges import INPUT, NODE, OUTPUT, Edge, Terminal, edges, placed_nodes
 from partitioner.report.pictures.canvas import (
     COMM,
     FAINT,
@@ -18,6 +17,7 @@ from partitioner.report.pictures.canvas import (
 )
 from partitioner.report.pictures.fold import comm_lines, group_indices, how_cut
 from partitioner.report.planned import Planned
+from partitioner.report.steps import INPUT, NODE, OUTPUT, Edge, Terminal, edges, placed_nodes
 
 
 def dot(result: Planned) -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 
-from partitioner.report.edges import INPUT, OUTPUT
 from partitioner.report.pictures.canvas import (
     COMM,
     GROUPS,
@@ -37,6 +36,7 @@ from partitioner.report.pictures.fold import (
 from partitioner.report.pictures.layers import Layout, Point, arrange
 from partitioner.report.pictures.timeline import draw_timeline
 from partitioner.report.planned import Planned
+from partitioner.report.steps import INPUT, OUTPUT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

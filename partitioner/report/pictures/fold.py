@@ -13,10 +13,18 @@ from partitioner.foundations import units
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.blocks import Path, paths
-from partitioner.report.edges import INPUT, NODE, OUTPUT, Edge, Terminal, edges, placed_nodes
 from partitioner.report.pictures.canvas import ELISION, MAX_CHARACTERS, drawable
 from partitioner.report.planned import Planned
-from partitioner.report.steps import comm_bytes
+from partitioner.report.steps import (
+    INPUT,
+    NODE,
+    OUTPUT,
+    Edge,
+    Terminal,
+    comm_bytes,
+    edges,
+    placed_nodes,
+)
 
 MAX_TERMINALS = 12  #: More inputs, or outputs, are joined if they go to the same boxes.
 MAX_JOINED = 60  #: If that leaves more, all are joined.

@@ -119,7 +119,6 @@ class _BlockWriter:
         self.count += 1
 
     def _block(self, layout: StretchLayout, index: int, point: Mapping[str, int]) -> dict[str, str]:
-        """Add the nodes of a block; returns the names of what it makes."""
         names: dict[str, str] = {}
         pieces: dict[tuple[str, _Box], str] = {}
         suffix = f"block{index}"

@@ -90,7 +90,6 @@ def _is_long_softmax(graph: Graph, node: Node) -> bool:
 
 
 def _of_sum(op: str, reduction: str, writer: PartWriter) -> None:
-    """Write an operator of a reduction."""
     view = writer.view
     keepdims, dims = view.int_attr("keepdims", 1), sorted(reduced_dims(view))
     total = writer.reduced(reduction, writer.operand, dims, keepdims=keepdims)

@@ -252,7 +252,6 @@ def _opened(
     *,
     plain: bool = False,
 ) -> ort.InferenceSession:
-    """A session of a model of a rank, on its device."""
     providers: list[object] = ["CPUExecutionProvider"]
     if config.device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": config.device.index or 0}))

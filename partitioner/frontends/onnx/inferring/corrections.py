@@ -201,7 +201,6 @@ def _attention(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node)
 
 
 def _slice(_: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
-    """Infer a Slice whose axes and steps are operands."""
     data, starts, ends, *others = node.inputs
     axes, steps = (others[index] if index < len(others) else None for index in range(2))
     assert data is not None

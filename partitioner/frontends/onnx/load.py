@@ -135,7 +135,7 @@ def _traced(
     if copy is not None:
         together, remark = keep_together(read.graph, bounded, copy.graph.outputs)
         remarks += remark
-    graph = _build_graph(read, source.name, declared, where, missing, source.output_names)
+    graph = _build_graph(read, source, declared, missing)
     made = {n for node in graph.nodes if node.name == together for n in node.outputs}
     graph = replace(graph, bounded=frozenset(made))
     check_rules(graph, where)
@@ -210,18 +210,16 @@ def _notes(source: Source, binding: Binding, graph: Graph) -> Iterator[str]:
 
 def _build_graph(
     model: onnx_ir.Model,
-    name: str,
+    source: Source,
     symbols: Mapping[str, tuple[Declared, ...]],
-    where: str,
     missing: Mapping[str, Path],
-    output_names: Mapping[str, str],
 ) -> Graph:
     """Convert a model without functions and Constant nodes, whose values all have static types.
 
     Every output is a node's own result; `symbols` are dims of the inputs as the model declares
     them, and `missing` the inputs that are weights whose files are missing, with their files.
     """
-    graph = model.graph
+    graph, where = model.graph, source.where
     opsets = dict(sorted(graph.opset_imports.items()))
     types = {
         _name(value): _with_symbols(_type(value, where), symbols.get(_name(value), ()))
@@ -248,7 +246,7 @@ def _build_graph(
             modules[node_name] = paths[-2]
         nodes.append(_node(node, node_name, opsets, where))
     return Graph(
-        name=name,
+        name=source.name,
         inputs=tuple(name for name in map(_name, graph.inputs) if name not in missing),
         outputs=tuple(map(_name, graph.outputs)),
         nodes=tuple(nodes),
@@ -256,7 +254,7 @@ def _build_graph(
         constants=constants,
         opsets=opsets,
         modules=modules,
-        output_names=output_names,
+        output_names=source.output_names,
     )
 
 

@@ -20,7 +20,7 @@ from functools import cached_property
 
 from partitioner.ir.graph import Attr, Graph, Node
 from partitioner.ir.layout import Interval, Segments, even_cut, folded_cut
-from partitioner.ir.loops.parts import owned
+from partitioner.ir.loops.windows import owned
 from partitioner.ir.ops.aten.state import ALIAS
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import GraphWriter, replaced

@@ -11,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import partitioner
 from helpers.modules.small_gpt import small_gpt
-from partitioner.api.compiled.module import ModuleProgram
-from partitioner.api.compiled.variants import variant
+from partitioner.api.compiled.module import ModuleProgram, variant
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate, one_device
 from partitioner.ir.errors import OptionError

@@ -16,7 +16,7 @@ from onnx import NodeProto, helper
 
 from helpers.onnx_files.onnx_models import model
 from helpers.plans import rank_programs as hand
-from partitioner.api.profiling.programs import in_phases
+from partitioner.api.profiling.sessions import in_phases
 from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.onnx.files.emit import emit, emit_models
 from partitioner.backends.onnx.files.load import load_rank

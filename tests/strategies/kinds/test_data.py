@@ -8,7 +8,7 @@ from helpers.plans.cost_cases import graph as graph_of
 from partitioner.frontends.model import open_model
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.types import TensorType
-from partitioner.strategies.kinds.parameter_uses import (
+from partitioner.strategies.kinds.data import (
     can_cut,
     is_again,
     is_read_whole,

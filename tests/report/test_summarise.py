@@ -12,7 +12,7 @@ from partitioner import examples
 from partitioner.api.compiled.folder import load_summary
 from partitioner.cli.main import main
 from partitioner.foundations.files import ResultError
-from partitioner.report import spaces
+from partitioner.report import summarise
 from partitioner.report.page.data import space_rows
 from partitioner.report.schema import Changes
 
@@ -57,7 +57,7 @@ def test_the_changes_are_stored_and_read(result: partitioner.Compiled, tmp_path:
 
 
 def test_large_graphs_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spaces, "MOST_NODES", 1)
+    monkeypatch.setattr(summarise, "MOST_NODES", 1)
     model = examples.build("mlp", layers=4, hidden=1024, batch=64)
     rows = partitioner.compile(model, devices=4).summary["spaces"]
     assert len(rows) > 1
@@ -69,7 +69,7 @@ def test_neighbours_that_move_alike_are_one_row() -> None:
         row = {"name": name, "op": "MatMul", "before": "on 0: whole", "after": after}
         return {**row, "seconds_before": 1.0, "seconds_after": seconds}
 
-    rows = spaces._runs([moved("a", "x", 1), moved("b", "x", 2), moved("c", "y", 5)])  # type: ignore[list-item]
+    rows = summarise._runs([moved("a", "x", 1), moved("b", "x", 2), moved("c", "y", 5)])  # type: ignore[list-item]
     assert [row["name"] for row in rows] == ["c", "a … b (2 nodes)"]
     assert rows[1]["seconds_before"] == 2
     assert rows[1]["seconds_after"] == 3

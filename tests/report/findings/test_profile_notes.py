@@ -11,9 +11,9 @@ import pytest
 from partitioner.cost_model.cluster.resolve import cpu_fingerprint, local_cluster, resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profiles.database import over, read_contents, write_entries, write_links
+from partitioner.cost_model.profiles.database import over, read_contents, write_entries
 from partitioner.cost_model.profiles.entries import Entry, LinkEntry
-from partitioner.report.text.profile_notes import border_notes, profile_notes
+from partitioner.report.findings.notes import border_notes, profile_notes
 
 NOW = "2026-01-01T00:00:00+00:00"
 
@@ -111,16 +111,16 @@ def test_levels_without_communications_are_named(tmp_path: Path) -> None:
         f'[[levels]]\nname = "lan"\n{rates}{named}'
     )
     near = LinkEntry("send", 2, 1000, 1e-3, 0.01, 7, "gloo", NOW)
-    write_links(file, "core", 1, [near])
+    write_entries(file, "core", 1, [near])
     (note,) = notes(resolve_cluster(path))
     assert f"profile {file} has no communications over level 'lan': they cost the level's" in note
-    write_links(file, "core", 1, [dataclasses.replace(near, kind=over("send", "lan"))])
+    write_entries(file, "core", 1, [dataclasses.replace(near, kind=over("send", "lan"))])
     assert notes(resolve_cluster(path)) == ()
 
 
 def test_a_border_that_the_file_gives_is_not_missed(tmp_path: Path) -> None:
     file = tmp_path / "profile.sqlite"
-    write_links(
+    write_entries(
         file, cpu_fingerprint(), 1, [LinkEntry("send", 2, 1000, 1e-3, 0.01, 7, "gloo", NOW)]
     )
     profile = f'profile = {{ file = "{file}", device = "{cpu_fingerprint()}", threads = 1 }}'

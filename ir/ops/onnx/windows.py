@@ -95,7 +95,7 @@ def _conv(
     Those are one for the tensor or one for each output channel. Where the sum is rounded, or an
     activation follows, it is needed over all input channels.
     """
-    names = operands.split()[: len(view.types)]
+    names = operands.split()
     weights = view.shape(names.index("w"))
     dims = ConvDims.of(weights, view.positive("group", 1), transposed=transposed)
     tensors = {"x": dims.data, "w": dims.weights, "b": dims.channel, "y": dims.result}

@@ -335,7 +335,7 @@ class _Unrolled:
             return self.copies[read]
         of, layer, number = self.trace.place[read]
         below = self.trace.turns[1]
-        is_far = index >= self.trace.spans[MIDDLE].stop and layers and layer < MIDDLE
+        is_far = index >= self.trace.spans[MIDDLE].stop and layers > 0 and layer < MIDDLE
         is_far |= index >= below.start and layer > MIDDLE + (index < below.stop)
         if is_far or (of, layer + layers, number) not in self.placed:
             raise IrregularError

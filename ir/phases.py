@@ -242,8 +242,8 @@ def step_order(
             if made != now and made not in before[now]:
                 part, stage = phases.of(made)
                 raise PhaseError(
-                    f"{node.name!r} of stage {stage_of[node.name]} reads {producer.name!r}, which is "
-                    f"in the {part} pass of stage {stage}: neither waits for the other"
+                    f"{node.name!r} of stage {stage_of[node.name]} reads {producer.name!r}, "
+                    f"which is in the {part} pass of stage {stage}: neither waits for the other"
                 )
     return StepOrder(table, lanes, numbers=phase_of, before=before)
 

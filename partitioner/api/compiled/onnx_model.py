@@ -136,6 +136,7 @@ class OnnxGraphs:
     clock: StageClock  #: Times what is read and made.
     _parts: dict[int, OnnxModel] = field(default_factory=dict)
     pins_reach_forms = True
+    offered = None  #: Inference computes nothing again.
 
     @cached_property
     def model(self) -> OnnxModel:
@@ -167,11 +168,6 @@ class OnnxGraphs:
         if kept is not None and kept.blocks:
             return (self.model.in_blocks(kept.blocks).graph,)
         return tuple(form.graph for form in self.model.forms)
-
-    @property
-    def offered(self) -> None:
-        """See `ModelGraphs.offered`: inference computes nothing again."""
-        return
 
     @property
     def uncut(self) -> Graph:

@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 
 from partitioner.api.compiled.base import Compiled, Model, ProfiledRun
 from partitioner.api.compiled.folder import GraphFile, ModuleRequest
-from partitioner.api.compiled.module_ranks import ModuleRanks, rest_of
-from partitioner.api.compiled.module_state import (
+from partitioner.api.compiled.module_ranks import (
+    ModuleRanks,
+    rest_of,
     stored_of,
     submodules_of,
     weights_of,

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partitioner.api.compiled.folder import EXAMPLES, load_plan, load_summary
-from partitioner.api.compiled.rank_files import OnnxFiles, rank_files
+from partitioner.api.compiled.folder import EXAMPLES, OnnxFiles, load_plan, load_summary, rank_files
 from partitioner.backends.arrays import save_named_arrays
 from partitioner.backends.errors import one_line
 from partitioner.backends.launch import LocalRun

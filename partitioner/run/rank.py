@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from partitioner.api.compiled.folder import load_plan
-from partitioner.api.compiled.rank_files import check_plan, has_module_file
+from partitioner.api.compiled.folder import check_plan, has_module_file, load_plan
 from partitioner.backends.arrays import assemble, check_inputs, local_inputs
 from partitioner.backends.errors import BackendError
 from partitioner.backends.launch import LocalRun, threads_per_rank

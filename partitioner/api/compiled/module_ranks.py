@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from partitioner.api.compiled.base import Ranks, origin
-from partitioner.api.compiled.rank_files import ModuleFiles
+from partitioner.api.compiled.folder import ModuleFiles
 from partitioner.api.compiled.taken_over import taken_over
 from partitioner.api.lowering import lower
 from partitioner.api.verify.compare import Verification, check_memory

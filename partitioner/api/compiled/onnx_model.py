@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from partitioner.api.compiled.base import Compiled, Model, Ranks, origin
-from partitioner.api.compiled.folder import GraphFile, OnnxRequest
-from partitioner.api.compiled.rank_files import OnnxFiles
+from partitioner.api.compiled.folder import GraphFile, OnnxFiles, OnnxRequest
 from partitioner.api.verify.compare import Verification
 from partitioner.api.verify.onnx_model import verify
 from partitioner.backends.errors import BackendError

@@ -115,9 +115,8 @@ def _write(name: str, result: "Compiled", path: Path, args: SimpleNamespace) -> 
 
         draw_graph(result, path, boxes=getattr(args, "boxes", None) or MAX_BOXES)
     elif path.suffix.lower() == ".json":
-        from partitioner.cost_model.schedule.passes import passes
+        from partitioner.cost_model.schedule.readings import passes, timeline_json
         from partitioner.cost_model.schedule.simulate import simulate
-        from partitioner.cost_model.schedule.trace_events import timeline_json
 
         timeline = simulate(result.schedule, requests)
         text = timeline_json(timeline, passes(result.schedule, timeline))

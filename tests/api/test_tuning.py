@@ -24,7 +24,7 @@ from partitioner.api.compiled.module import ModuleProgram
 from partitioner.api.compiled.module_ranks import ModuleRanks
 from partitioner.api.compiled.onnx_model import OnnxRanks
 from partitioner.backends.launch import LocalRun
-from partitioner.backends.torch.measuring import optimizers
+from partitioner.backends.torch.measuring import timing
 from partitioner.cli.main import main
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.errors import CostError
@@ -119,8 +119,8 @@ def test_steps_of_training_are_run(local: Mapping[str, Any]) -> None:
 
 
 def test_every_optimizer_is_run_without_changing_the_weights() -> None:
-    assert optimizers.OPTIMIZERS.keys() == OPTIMIZERS.keys()
-    for make in optimizers.OPTIMIZERS.values():
+    assert timing.OPTIMIZERS.keys() == OPTIMIZERS.keys()
+    for make in timing.OPTIMIZERS.values():
         weight = torch.ones(3)
         optimizer = make([weight])
         for _ in range(2):

@@ -20,7 +20,7 @@ from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.text.diff import diff
 from partitioner.report.text.show import show
-from partitioner.rewrites.settle import chosen
+from partitioner.rewrites.graph_writer import chosen
 from partitioner.search.request import Request
 from partitioner.search.spaces.explicit import first_problem
 from partitioner.solver import Infeasible, evaluate_choices

@@ -24,10 +24,9 @@ from partitioner.cost_model.cluster.resolve import device_type
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.memory.sessions import Held
-from partitioner.cost_model.schedule.passes import passes
+from partitioner.cost_model.schedule.readings import passes, timeline_json
 from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.cost_model.schedule.task_list import Schedule, schedule
-from partitioner.cost_model.schedule.trace_events import timeline_json
 from partitioner.foundations.files import (
     check_file,
     refuse_to_replace,

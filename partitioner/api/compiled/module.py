@@ -37,9 +37,8 @@ from partitioner.cost_model.evaluate import evaluate
 from partitioner.foundations.files import ResultError
 from partitioner.frontends.inputs import input_ranges
 from partitioner.frontends.torch.building.graph import ModuleGraph
-from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.source import Example, ModuleSource
-from partitioner.frontends.torch.trace import TracedModule, trace_module
+from partitioner.frontends.torch.trace import TracedModule, trace_micro_batch, trace_module
 from partitioner.ir.errors import OptionError, hints_keywords
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
@@ -51,8 +50,8 @@ from partitioner.search.request import Budget, Request
 from partitioner.strategies.constraints import Constraints
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.running.filling import Source
     from partitioner.backends.torch.running.rank_module import RankModule, Share
+    from partitioner.backends.torch.running.submodules import Source
     from partitioner.backends.torch.state.initialise import Init
     from partitioner.backends.torch.state.whole import Stored, Whole
 

@@ -25,9 +25,7 @@ from partitioner.frontends.model import ModuleInput
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.graph import Graph, needed
 from partitioner.ir.plan import Plan
-from partitioner.report.findings.delivery import delivery_notes
-from partitioner.report.findings.moved_each_step import moved_notes
-from partitioner.report.text.profile_notes import profile_notes
+from partitioner.report.findings.notes import delivery_notes, moved_notes, profile_notes
 from partitioner.rewrites.block_graph import block_graph
 from partitioner.rewrites.graph_writer import GraphWriter
 from partitioner.rewrites.same_in_parts import Difference, difference

@@ -44,7 +44,7 @@ from partitioner.ir.program import Programs
 if TYPE_CHECKING:
     from partitioner.backends.torch.local import StepFiles
     from partitioner.backends.torch.measuring.recording import Update
-    from partitioner.backends.torch.running.filling import Source
+    from partitioner.backends.torch.running.submodules import Source
 
 #: Types of plain values.
 _PLAIN = int, float, complex, str, tuple, torch.dtype, type(None)
@@ -222,7 +222,7 @@ class ModuleRanks(Ranks):
         """The files in a folder with what they need for a step with these whole inputs."""
         from partitioner.backends.torch.agreeing.groups import group_ranks
         from partitioner.backends.torch.local import RankSteps, StepFiles
-        from partitioner.backends.torch.running.phase_steps import links_of
+        from partitioner.backends.torch.running.step_values import links_of
 
         all_ranks, optimizer = self.all_ranks, self.module.options.optimizer
         starts = all_ranks.start(inputs, self.module.stored_values())
@@ -236,9 +236,8 @@ class ModuleRanks(Ranks):
                 starts[rank],
                 {} if rank else {o.whole: o.value for o in outputs if o.whole in shown},
                 self._updates(rank),
-                all_ranks.last_ranks[rank] if self.rest is not None else None,
             )
-            for rank, phases in enumerate(all_ranks.ranks)
+            for rank, phases in enumerate(all_ranks.phases)
         ]
         return StepFiles(
             folder.resolve(),

@@ -34,12 +34,12 @@ from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
 from partitioner.ir.types import TensorType
-from partitioner.report.text.profile_notes import border_notes, profile_notes
+from partitioner.report.findings.notes import border_notes, profile_notes
 from partitioner.rewrites.block_graph import block_graph
 from partitioner.rewrites.micro_batch_graph import (
     MicroBatch,
     batch_size,
-    even_counts,
+    even_parts,
     micro_batch_graph,
 )
 from partitioner.rewrites.same_in_parts import Difference
@@ -142,8 +142,9 @@ class OnnxGraphs:
         """The model that runs as a whole, in the form of the plan that is kept, if one is."""
         opened = self.opened
         with self.clock("reading the model"):
-            path = opened.path
-            source = opened.model if path is None else path.parent.resolve() / path.name
+            source = opened.model
+            if isinstance(source, str | Path):
+                source = Path(source).parent.resolve() / Path(source).name
             model = OnnxModel(opened.traced, source, opened.dims, opened.shapes)
         kept = self.request.constraints.plan
         return model if kept is None else model.of_form(kept.graph_digest)
@@ -181,7 +182,7 @@ class OnnxGraphs:
 
     def even_counts(self) -> tuple[int, ...]:
         """See `ModelGraphs.even_counts`."""
-        return even_counts(self.model.graph)
+        return even_parts(batch_size(self.model.graph))
 
     def in_micro_batches(self, count: int) -> Graph:
         """The model whose requests run in so many micro-batches; an OptionError if it cannot."""
@@ -269,7 +270,7 @@ class OnnxRanks(Ranks):
 
     def _emit(self, folder: Path) -> None:
         from partitioner.backends.onnx.files.emit import emit
-        from partitioner.backends.onnx.sessions.loadable import check_loadable
+        from partitioner.backends.onnx.sessions.whole import check_loadable
 
         graph, part = self.model.graph, self.model.part
         parts = None if part is None else part.parts

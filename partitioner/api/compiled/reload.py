@@ -254,8 +254,7 @@ def _load_module(
     named: str | Path | None = None,
 ) -> ModuleModel:
     from partitioner.api.compiled.module import ModuleModel
-    from partitioner.frontends.torch.micro_batches import trace_micro_batch
-    from partitioner.frontends.torch.trace import trace_module
+    from partitioner.frontends.torch.trace import trace_micro_batch, trace_module
 
     if example_inputs is not None and (module is None or isinstance(module, str)):
         raise OptionError("example_inputs are of a module: give both or neither")

@@ -35,7 +35,7 @@ from partitioner.cost_model.profiles.database import (
     check_writable,
     in_groups,
     over,
-    write_links,
+    write_entries,
 )
 from partitioner.cost_model.profiles.entries import LinkEntry
 from partitioner.foundations import units
@@ -286,6 +286,7 @@ class _Communication:
             self.products(self.number)
             _wait(work)
 
+        runs: tuple[Callable[[], None], ...]
         runs = partial(self.products, self.number), at_once, later
         for seconds, run in zip(self.turns, runs, strict=True):
             dist.barrier(self.group)
@@ -453,5 +454,5 @@ def _write(known: Profile, measured: Mapping[Place, Sequence[float]]) -> int:
                 units.now(),
             )
         )
-    write_links(known.file, known.device, known.threads, entries)
+    write_entries(known.file, known.device, known.threads, entries)
     return len(entries)

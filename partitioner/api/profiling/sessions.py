@@ -31,7 +31,6 @@ from partitioner.cost_model.profiles.database import (
     whole_entry,
     whole_key,
     write_entries,
-    write_links,
 )
 from partitioner.cost_model.profiles.entries import LinkEntry
 from partitioner.foundations import units
@@ -105,7 +104,7 @@ def border_seconds(known: Profile, end_s: float, say: Say) -> float | None:
         took = Timing.of(json.loads((folder / "borders.json").read_text()))
     took = took._replace(seconds=max(0.0, took.seconds))
     entry = LinkEntry(BORDER, known.processes, 0, *took, timing.NAME, units.now())
-    write_links(known.file, known.device, known.threads, [entry])
+    write_entries(known.file, known.device, known.threads, [entry])
     return entry.seconds
 
 

@@ -173,7 +173,9 @@ def _of_size(
     sharded = partial(
         sharded_within, graph, cluster, request, budget, size, ways.micro_batches, known
     )
+    of_cuts = budget.work.left / 2
     sharding = first_sharding(sharded, limit, memory, is_guess=size < len(cluster))
+    budget = budget.with_steps(of_cuts)  # kinds of parallelism may have taken theirs
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _search_of(graph, sharding, cluster, budget, ways).search()

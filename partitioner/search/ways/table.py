@@ -72,7 +72,7 @@ class Table:
         rivals = tuple(self._in_stages())
         yield from rivals
         if self._forms[0][0] is self._first:
-            yield from self._fewest_parts(weighs_stages=bool(rivals and self.training))
+            yield from self._fewest_parts(weighs_stages=bool(rivals))
             yield self._in_blocks()
 
     @cached_property
@@ -180,16 +180,19 @@ class Table:
 
         A stream of requests is as fast as its busiest device, which operators that are placed load
         no more than stages do; and each number of them is a search by levels on many devices. So
-        both are weighed only where the request asks for any micro-batches.
+        both are weighed only where the request asks for any micro-batches, or, of a stream, where
+        memory is short: micro-batches hold less.
         """
         asked, devices = self.request.micro_batches == "auto", len(self.cluster)
         if not (self._leaves_stages_open and self._holds_weights and self._has_batch):
             return
-        if not asked and (not self._waits or devices > EXPLICIT):
+        if not asked and (not (self._waits or self._is_short) or devices > EXPLICIT):
             return
         sizes = None
         if (self.training or not asked) and devices <= EXPLICIT:
-            sizes = self.request.stage_sizes(devices)[:-1]  # one mesh of all is no faster in parts
+            sizes = self.request.stage_sizes(devices)
+            if not self._is_short:
+                sizes = sizes[:-1]  # one mesh of all is no faster in parts
         most = devices  # of a stage; those of several sizes are of powers of two
         if sizes:
             most = max(*sizes, 2 ** ((devices - 1).bit_length() - 1))

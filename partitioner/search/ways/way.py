@@ -30,6 +30,10 @@ CHANGE_SHARE = 0.3
 #: Share of the clock for the whole batch, where memory may refuse it; the least, where it most
 #: likely does.
 FIRST_SHARE, LEAST_SHARE = 0.6, 0.2
+#: So many searches on end of what a way left are given up: the first is with a share of the clock.
+IDLE = 2
+#: The gap from which on a way has all steps once more.
+WIDE = 0.1
 
 
 def nothing(_budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
@@ -82,6 +86,7 @@ class Weighing:
     _took_s: dict[int, float] = field(default_factory=dict)
     _seconds: dict[int, float] = field(default_factory=dict)
     _stopped: set[int] = field(default_factory=set)
+    _went_on: set[int] = field(default_factory=set)
 
     def best(self) -> Outcome:
         """The best plan of all ways, with one certificate.
@@ -162,29 +167,37 @@ class Weighing:
     def _go_on(self) -> None:
         """Give what is left of the clock to the ways that their shares of it ended.
 
-        Those with plans go on where they were, the least bound first. Where nothing fits, others
+        Those with plans go on where they were, the best plan first. Where nothing fits, others
         begin anew, if there are more seconds for it than before.
         """
+        idle = dict.fromkeys(self.found, 0)  # searches of each way that gained nothing
         while self.budget.work.left_s > 0:
-            stopped = {n: outcome for n, outcome in self.found.items() if self._is_open(n)}
+            stopped = [n for n in self.found if self._is_open(n) and idle[n] < IDLE]
             if not stopped:
                 break
-            number = min(stopped, key=self._bound)
-            more = stopped[number].more
+            number = min(stopped, key=lambda n: (idle[n], self._cost(n)))
+            before, more = self.found[number], self.found[number].more
             assert more is not None
-            self.found[number] = replace(stopped[number], more=None)
-            self._tried(number, more, len(stopped))
+            self.found[number] = replace(before, more=None)
+            self._went_on.add(number)
+            self._tried(number, more, 1 if idle[number] else len(stopped))
+            same = self.found[number].plan.certificate == before.plan.certificate
+            idle[number] = idle[number] + 1 if same else 0
         for number in [] if self.found else sorted(self.refused, key=self._rank):
             gains_s = self.budget.work.left_s - self._seconds[number]
             if number in self._stopped and not self.found and gains_s > 0:
                 self._tried(number, self.ways[number].search, 1)
 
     def _is_open(self, number: int) -> bool:
-        """Tell whether the clock ended the search of a way whose bound leaves something to gain."""
-        outcome = self.found[number]
+        """Tell whether the search of a way goes on, whose bound leaves something to gain.
+
+        It does where the clock ended it and, once more, where its steps did with much to gain.
+        """
+        outcome, bound = self.found[number], self._bound(number)
         certificate = outcome.plan.certificate
         stopped = certificate is not None and certificate.status == "time_limit"
-        return stopped and outcome.more is not None and self._bound(number) < self._enough
+        is_wide = bound < (1 - WIDE) * self._known and number not in self._went_on
+        return outcome.more is not None and bound < self._enough and (stopped or is_wide)
 
     def _bound(self, number: int) -> float:
         certificate = self.found[number].plan.certificate

@@ -394,7 +394,7 @@ def counted_sessions(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
         opened.append(weakref.ref(session))
         return session
 
-    monkeypatch.setattr("partitioner.backends.onnx.sessions.blocks.open_session", note)
+    monkeypatch.setattr("partitioner.backends.onnx.sessions.segments.open_session", note)
     return opened
 
 

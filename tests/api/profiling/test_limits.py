@@ -18,7 +18,7 @@ from partitioner.api.profiling.profiled import Profiled
 from partitioner.api.profiling.rank import Work, _prepared
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.profiles.database import Profile, in_groups, write_links
+from partitioner.cost_model.profiles.database import Profile, in_groups, write_entries
 from partitioner.cost_model.profiles.entries import LinkEntry
 
 PAIR = LinkGroup("", 1, (0, 1))
@@ -103,7 +103,7 @@ def test_what_a_profile_has_from_this_backend_is_not_wanted_again(tmp_path: Path
     ours, others, *_ = wanted
     for (kind, group, nbytes), backend in ((ours, links.NAME), (others, "gloo, torch 1.0")):
         entry = LinkEntry(in_groups(kind, group.each), 2, nbytes, 1e-3, 0.0, 7, backend, "2026")
-        write_links(file, "core", 1, [entry])
+        write_entries(file, "core", 1, [entry])
     known = Profile.read(file, "core", 1)
     assert unknown_links([known], [PAIR]) == tuple(one for one in wanted if one != ours)
     far = LinkGroup("network", 1, (0, 1))

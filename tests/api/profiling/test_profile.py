@@ -33,7 +33,7 @@ from partitioner.cli.main import main
 from partitioner.cost_model.cluster.resolve import local_cluster, one_process, resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profiles.database import BORDER, whole_key, write_links
+from partitioner.cost_model.profiles.database import BORDER, whole_key, write_entries
 from partitioner.cost_model.profiles.entries import LinkEntry
 from partitioner.foundations import units
 from partitioner.frontends.model import open_model
@@ -71,7 +71,7 @@ def with_links(empty: Path) -> Path:
         LinkEntry(kind, 2, nbytes, 1e-3, 0.01, 7, links.NAME, "2026-01-01")
         for kind, _, nbytes in links.wanted_of(links.link_groups([("", 2)]))
     ]
-    write_links(empty, spec.profile.device, spec.profile.threads, known)
+    write_entries(empty, spec.profile.device, spec.profile.threads, known)
     return empty
 
 
@@ -265,7 +265,7 @@ def test_a_profile_without_a_border_is_said(mlp: onnx.ModelProto, file: Path) ->
     known = two_processes(file).devices[0].profile
     assert known is not None
     link = LinkEntry("all_reduce", 2, 1024, 1e-4, 0.01, 7, "gloo", "2026-01-01")
-    write_links(file, known.device, known.threads, [link])
+    write_entries(file, known.device, known.threads, [link])
     result = partitioner.compile(mlp, devices=2, cluster="local", profile=file)
     (note,) = [note for note in result.summary["notes"] if "end of a session" in note]
     assert "partition profile MODEL --devices 2" in note

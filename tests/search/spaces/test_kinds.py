@@ -19,7 +19,6 @@ from partitioner.search.find_plan import find_plan
 from partitioner.search.outcome import OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.search.spaces.explicit import JointSpace, KindSpace
-from partitioner.solver import Solution
 
 
 class Blocks(nn.Module):
@@ -54,9 +53,9 @@ def stuck(kinds: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     solved = JointSpace._solved
 
     def ended(
-        space: JointSpace, built: Built, budget: Budget, *, known: Solution | None = None
+        space: JointSpace, built: Built, budget: Budget, *more: Any, **options: Any
     ) -> SpaceResult:
-        result = solved(space, built, budget, known=known)
+        result = solved(space, built, budget, *more, **options)
         if space.family.name != "intra":
             return result
         (plan, *_) = result.plans

@@ -12,7 +12,7 @@ from torch import nn
 
 import partitioner
 from partitioner.cost_model.cluster.resolve import resolve_cluster
-from partitioner.examples.small import build_tiny
+from partitioner.examples import build
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.problem.build import Built
 from partitioner.search.find_plan import find_plan
@@ -105,7 +105,7 @@ def test_joined_kinds_are_tried_on_all_meshes_of_two_axes(monkeypatch: pytest.Mo
         return SpaceResult()
 
     monkeypatch.setattr(KindSpace, "search", noted)
-    graph, request = load_onnx(build_tiny()).graph, Request()
+    graph, request = load_onnx(build("tiny")).graph, Request()
     find_plan(graph, resolve_cluster("6xideal"), request, Budget.of(request).of_clock(1e12))
     assert asked == [
         ("dp", None),
@@ -116,7 +116,7 @@ def test_joined_kinds_are_tried_on_all_meshes_of_two_axes(monkeypatch: pytest.Mo
 
 
 def test_a_search_that_the_clock_ended_goes_on_with_the_spaces_that_it_did_not_reach() -> None:
-    graph, cluster = load_onnx(build_tiny()).graph, resolve_cluster("4xideal")
+    graph, cluster = load_onnx(build("tiny")).graph, resolve_cluster("4xideal")
     request = Request()
     whole = find_plan(graph, cluster, request, Budget.of(request))
     over = Budget.of(request).of_clock(1e12)

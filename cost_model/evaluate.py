@@ -61,10 +61,7 @@ class Evaluation:
 
     @property
     def step_s(self) -> float:
-        """Seconds between requests of a full stream.
-
-        The load of the busiest device, or the latency of requests that run in sequence.
-        """
+        """Seconds between requests: the busiest device's load, or the latency if in sequence."""
         return self.latency_s if self.sequential else max(self.load_s.values())
 
     @property
@@ -85,10 +82,7 @@ class Evaluation:
 
     @cached_property
     def held_bytes(self) -> Mapping[int, int]:
-        """Bytes to reserve on each device: the safe peak, or the exact one with head-room.
-
-        The exact one counts where the safe one is above the limit.
-        """
+        """Bytes to reserve on each device: the safe peak or, where that is over, the exact one."""
         reserved = {device: peak.bytes for device, peak in self.peak.items()}
         return reserved | {device: self.exact_bytes[device] for device in self.over_bytes}
 
@@ -116,10 +110,7 @@ class Evaluation:
         return {device: excess for device, excess in short.items() if excess > 0}
 
     def needed_peak(self, device: int) -> MemoryPeak:
-        """The peak that `needed_bytes` counts: the largest, the exact one for the safe one.
-
-        The exact one counts where the safe one does not fit.
-        """
+        """The peak that `needed_bytes` counts."""
         if self.needed_bytes[device] > self.held_bytes[device]:
             return self.executor_peak[device]
         return (self.exact_peak if device in self.over_bytes else self.peak)[device]
@@ -151,11 +142,9 @@ def evaluate(
     everywhere: frozenset[str] = frozenset(),
     resharder: Resharder | None = None,
 ) -> Evaluation:
-    """Cost of a plan.
+    """Cost of a plan, without that of bringing outputs but those in `everywhere` to all devices.
 
-    That of bringing outputs whole to all devices, as ranks of a module do, is not a plan's; it
-    counts for the outputs in `everywhere`. A `resharder` of the cluster, if given, remembers
-    reshards for the next plan.
+    A `resharder` of the cluster, if given, remembers reshards for the next plan.
 
     Raises:
         PlanError: The plan does not fit the graph.
@@ -168,11 +157,7 @@ def evaluate(
 def one_device(
     graph: Graph, cluster: Cluster, device: int = 0, micro_batches: int | None = None
 ) -> Evaluation:
-    """Cost of the whole graph on one device, whether or not it fits; see `evaluate`.
-
-    With a number of micro-batches, it is that of a step that runs the graph once for each of them,
-    one after the other.
-    """
+    """Cost of the whole graph on one device, whether or not it fits; micro-batches in turn."""
     mesh = DeviceMesh.single(device)
     placed, pipeline = [], None
     for node in graph.nodes:
@@ -186,10 +171,7 @@ def one_device(
 def best_single(
     graph: Graph, cluster: Cluster, objective: str, micro_batches: int | None = None
 ) -> tuple[int, Evaluation]:
-    """The best device for the whole graph, and its cost there; see `one_device`.
-
-    Devices that hold the graph go before those that do not, then the least cost decides.
-    """
+    """The best device for the whole graph, if possible one that holds it, and its cost there."""
     first = cluster.first_of_spec.values()
     alone = {d: one_device(graph, cluster, d, micro_batches) for d in first}
     best = min(alone, key=lambda d: (not alone[d].fits_exactly, alone[d].cost(objective)))
@@ -208,8 +190,7 @@ def observed_schedule(
 ) -> tuple[Schedule, Mapping[int, int]]:
     """The tasks of one device of each class of equal work, and the one that each device equals.
 
-    `everywhere` and `resharder` are as of `evaluate`, `units` as of `step_order`. `first` are the
-    `representatives` of the same nodes, if they are known.
+    `units` are as of `step_order`, `first` the `representatives` if they are known.
     """
     resharder = resharder or Resharder(cluster)
     first = first or representatives(graph, placed, cluster, resharder)
@@ -232,10 +213,7 @@ def evaluate_placed(
     everywhere: frozenset[str] = frozenset(),
     resharder: Resharder | None = None,
 ) -> Evaluation:
-    """Cost of a resolved plan; in a plan with stages a request is a step of all micro-batches.
-
-    `everywhere` and `resharder` are as of `evaluate`.
-    """
+    """Cost of a resolved plan; in a plan with stages a request is a step of all micro-batches."""
     devices = range(len(cluster))
     absent = sorted({d for node in placed for d in node.mesh.devices} - set(devices))
     if absent:

@@ -201,27 +201,27 @@ class Plan:
             version = data.get("version") if isinstance(data, dict) else None
             raise PlanError(f"plan version is {version!r}, this program reads {PLAN_VERSION}")
         try:
-            return _plan_of(data)
+            nodes = {
+                name: NodePlan(
+                    _typed(node, "group", int),
+                    {factor: Cut.parse(cut) for factor, cut in node.get("cuts", {}).items()},
+                )
+                for name, node in data["nodes"].items()
+            }
+            cert = data.get("certificate")
+            return cls(
+                _typed(data, "graph_digest", str),
+                _typed(data, "cluster", dict),
+                tuple(map(_mesh_of, data["groups"])),
+                nodes,
+                _certificate_of(cert) if cert is not None else None,
+                _pipeline_of(data),
+                Blocks.from_data(data["blocks"]) if "blocks" in data else _NO_BLOCKS,
+            )
         except KeyError as error:
             raise PlanError(f"plan is malformed: it has no {error}") from None
         except (TypeError, AttributeError, ValueError, OverflowError) as error:
             raise PlanError(f"plan is malformed: {type(error).__name__} {error}") from None
-
-
-def _plan_of(data: Mapping[str, Any]) -> Plan:
-    groups = tuple(_mesh_of(group) for group in data["groups"])
-    nodes = {
-        name: NodePlan(
-            _typed(node, "group", int),
-            {factor: Cut.parse(cut) for factor, cut in node.get("cuts", {}).items()},
-        )
-        for name, node in data["nodes"].items()
-    }
-    cert = data.get("certificate")
-    certificate = _certificate_of(cert) if cert is not None else None
-    digest, cluster = _typed(data, "graph_digest", str), _typed(data, "cluster", dict)
-    blocks = Blocks.from_data(data["blocks"]) if "blocks" in data else _NO_BLOCKS
-    return Plan(digest, cluster, groups, nodes, certificate, _pipeline_of(data), blocks)
 
 
 def _pipeline_of(data: Mapping[str, Any]) -> Pipeline | None:

@@ -45,8 +45,7 @@ from partitioner.ir.loops.factors import (
     single,
     solve_sizes,
 )
-from partitioner.ir.loops.parts import Parts
-from partitioner.ir.loops.windows import Window
+from partitioner.ir.loops.windows import Parts, Window
 from partitioner.ir.mesh import DeviceMesh
 
 Layouts = Mapping[str, DimLayout]  #: Layout of every cut factor.
@@ -382,7 +381,12 @@ class Rule:
             cuts, sums_over = of_tensor(index)
             sums = passed if index in self.linear else ()
             if index in self.addends or index >= count:
-                sums = _lacking(dims, sums_over)
+                # it is a sum over the factors that it lacks
+                passes = any(f.kind is FactorKind.PASS for f in sums_over.values())
+                names = names_of([dims]) if passes else {}
+                sums = tuple(
+                    (axis, f.reduce) for axis, f in sums_over.items() if f.name not in names
+                )
             shardings.append(Sharding(self._dims(dims, shape, cuts, mesh, index), sums))
         return tuple(shardings[:count]), tuple(shardings[count:])
 
@@ -479,12 +483,6 @@ class Rule:
                     raise IRError(
                         f"rule dim {expr} is {total}, the tensor's dim is {size} of {shape}"
                     )
-
-
-def _lacking(dims: Dims | None, pending: Mapping[str, Factor]) -> tuple[tuple[str, str], ...]:
-    """The axes, and their reductions, whose factors a tensor lacks: it is partial there."""
-    names = names_of([dims]) if any(f.kind is FactorKind.PASS for f in pending.values()) else {}
-    return tuple((axis, f.reduce) for axis, f in pending.items() if f.name not in names)
 
 
 def _checked_windows(

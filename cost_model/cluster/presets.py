@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from partitioner.cost_model.cluster.data_files import data_file
-from partitioner.cost_model.cluster.published import kernels
+from partitioner.cost_model.cluster.published import data_file, kernels
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
 
 _TERA = 1e12

@@ -9,16 +9,24 @@ fastest. Bandwidths are whole bytes / seconds ("algbw" of nccl-tests).
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 from typing import Any
 
-from partitioner.cost_model.cluster.data_files import data_file
-from partitioner.cost_model.profiles.link_table import LinkTable
+from partitioner.cost_model.profiles.entries import LinkTable
 
 _MICRO_S = 1e-6
 _GIGA = 1e9
+
+
+@cache
+def data_file(name: str) -> Mapping[str, Any]:
+    """Read a file of `data/` (TOML, with a source for each figure), once a process."""
+    folder = resources.files("partitioner.cost_model.cluster").joinpath("data")
+    return tomllib.loads(folder.joinpath(name).read_text("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -95,10 +103,7 @@ def _share_of(figure: float | Sequence[float]) -> float:
 
 @cache
 def links(name: str) -> Mapping[int, LinkTable]:
-    """Get the communications of a table by the number of ranks in each group of the level below.
-
-    It is 1 on the innermost level.
-    """
+    """Get the communications of a table by the number of ranks in each group of the level below."""
     inner = name.removesuffix("-network")
     row = _figures()["links"][inner]
     if name == inner:
@@ -144,10 +149,6 @@ def _share(ramp: Mapping[int, float], nbytes: float) -> float:
 def _fastest(rows: Iterable[_Regime], nbytes: float, share: float = 1.0) -> float:
     """Seconds of the fastest of some (start-up in us, 1e9 bytes/s), at a share of the rates."""
     return min(start * _MICRO_S + nbytes / (rate * share * _GIGA) for start, rate in rows)
-
-
-def _regimes(rows: Sequence[_Regime]) -> tuple[tuple[float, float], ...]:
-    return tuple((n, _fastest(rows, n)) for n in _SIZES)
 
 
 def _ring(nodes: int, each: int) -> Sequence[_Regime]:
@@ -215,17 +216,15 @@ def _between_nodes(inside: LinkTable, each: int, port: float, switched: bool) ->
                 (n, max(one, inside.seconds(kind, min(ranks, 8), n) or 0.0))
                 for n, one in zip(_SIZES, seconds, strict=True)
             )
-    points["send", 2] = _regimes([(row[0], row[1] / 2 * scale) for row in ring_of.rows[2, 1]])
+    halves = [(start, rate / 2 * scale) for start, rate in ring_of.rows[2, 1]]
+    points["send", 2] = tuple((n, _fastest(halves, n)) for n in _SIZES)
     return LinkTable(points)
 
 
 def _inside(name: str, rows: Mapping[str, Any]) -> LinkTable:
-    """Communications inside a node.
-
-    A gather or reduce-scatter never takes longer than an all-reduce, which does both.
-    """
+    """Communications inside a node; a gather never takes longer than an all-reduce."""
     points = {
-        (kind, int(ranks)): _regimes([row])
+        (kind, int(ranks)): tuple((n, _fastest([row], n)) for n in _SIZES)
         for kind, by_ranks in rows.items()
         if kind != "source"
         for ranks, row in by_ranks.items()

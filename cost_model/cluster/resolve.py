@@ -137,10 +137,7 @@ def _cores() -> int:
 
 
 def one_process(cluster: Cluster) -> Cluster | None:
-    """A process with all cores of this machine, beside a cluster of several processes on it.
-
-    None if the cluster is something else.
-    """
+    """A process with all cores of this machine, if the cluster is of several processes on it."""
     profile = cluster.devices[0].profile
     if cluster.name != "local" or len(cluster) == 1 or profile is None:
         return None
@@ -161,10 +158,7 @@ def cpu_fingerprint() -> str:
 
 
 def gpu_fingerprint(name: str) -> str:
-    """The key of a GPU of this machine in a profile: its name and the processor that it runs for.
-
-    A short kernel takes what the processor takes to start it.
-    """
+    """The key of a GPU in a profile: its name and the processor, which starts its kernels."""
     return f"{_GPU}{name} of {cpu_fingerprint()}"
 
 
@@ -202,10 +196,7 @@ def gpu_count() -> int:
 
 
 def _gpu(properties: Any, file: Path, count: int) -> tuple[str, DeviceSpec]:
-    """The preset of a GPU's driver name, and its figures with the GPU's memory and measurements.
-
-    `properties` are as of `torch.cuda.get_device_properties`; `count` GPUs share the processor.
-    """
+    """The preset of one of `count` GPUs, and its figures with the GPU's memory and measurements."""
     title = str(properties.name)
     for name, row in presets.accelerators().items():
         if any(part in title for part in row.cuda_names):

@@ -26,7 +26,7 @@ from partitioner.cost_model.cluster.published import (
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.executors import Executor
 from partitioner.cost_model.profiles.database import Profile
-from partitioner.cost_model.profiles.link_table import LinkTable
+from partitioner.cost_model.profiles.entries import LinkTable
 from partitioner.ir.errors import hints_keywords
 from partitioner.ir.types import DTYPE_BITS
 
@@ -100,11 +100,7 @@ class DeviceSpec:
         return None if self.table is None else kernels(self.table)
 
     def start_s(self, *, is_known: bool) -> float:
-        """Seconds of the start-up of a communication, with the border that it makes.
-
-        Args:
-            is_known: Whether its own seconds are measured or published, which contain the start-up.
-        """
+        """Seconds of a communication's start-up (in its own if these are known) and border."""
         return (0.0 if is_known else self.launch_s) + (self.border_s or 0.0)
 
     def flops_per_s(self, dtype: str) -> float:
@@ -178,10 +174,7 @@ class LinkLevel:
 
     @property
     def waiting_s(self) -> float:
-        """Seconds that ranks which send to each other take more than for a message, for each other.
-
-        They are measured or published; by rates, none.
-        """
+        """Measured or published seconds that ranks which send to each other wait for each other."""
         return max(0.0, (self._known_s("all_to_all", 0.0) or 0.0) - self.message_s)
 
     def exchanged_contents_s(self, nbytes: float) -> float:
@@ -275,7 +268,6 @@ class Cluster:
         return self if len(self) == 1 else self._with_profiles(lambda profile: profile.crowded)
 
     def _with_profiles(self, changed: Callable[[Profile], Profile]) -> Cluster:
-        """The same cluster with other profiles of its devices."""
         if all(spec.profile is None for spec in self.first_of_spec):
             return self
         of = {

@@ -25,10 +25,10 @@ from partitioner.ir.plan import PlacedNode
 def representatives(
     graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster, resharder: Resharder
 ) -> Mapping[int, int]:
-    """A device that is evaluated for each device; `placed` has the nodes in the plan's order.
+    """A device that is evaluated for each device: the first of its class, or itself.
 
-    It is the first of its class, or the device itself: where a communication of one that is
-    evaluated has ranks of a class whose first takes no part in it, one of these is evaluated too.
+    Where a communication of one that is evaluated has ranks of a class whose first takes no part in
+    it, one of these is evaluated too.
     """
     hops = _hops(graph, placed, resharder)
     classes = [0] * len(cluster)
@@ -83,7 +83,6 @@ def _sizes(mesh: DeviceMesh, layout: DimLayout) -> Mapping[int, Hashable]:
 
 
 def _hops(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> Sequence[Hop]:
-    """The distinct steps of all reshards of a schedule."""
     homes: dict[str, Placement] = {}
     reshards: dict[tuple[str, Placement, Placement], None] = {}
     for node in placed:
@@ -99,7 +98,6 @@ def _hops(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> S
 
 
 def _peer_classes(hop: Hop, classes: Sequence[int]) -> Mapping[int, Hashable]:
-    """Classes of the sources and of the targets of each device's communications."""
     peers: dict[int, list[Hashable]] = defaultdict(list)
     for priced in hop.comms:
         sides = priced.comm.sources(), priced.comm.targets()
@@ -110,11 +108,7 @@ def _peer_classes(hop: Hop, classes: Sequence[int]) -> Mapping[int, Hashable]:
 
 
 def _beside(hops: Sequence[Hop], classes: Sequence[int], firsts: Iterable[int]) -> Iterator[int]:
-    """More devices to evaluate beside the first of each class.
-
-    A communication of an evaluated device waits for all its ranks: of each of their classes, one
-    that is evaluated takes part in it.
-    """
+    """More devices to evaluate, so that all classes of a communication's ranks take part in it."""
     groups_of: dict[int, set[frozenset[int]]] = defaultdict(set)
     for group in {frozenset(priced.seconds) for hop in hops for priced in hop.comms}:
         for device in group:

@@ -27,8 +27,8 @@ class DeviceColumns:
     def held_share(self, value: str) -> float:
         """Share of the bytes of a value that a device of one stage holds.
 
-        The first stages hold the activations of as many micro-batches as there are lanes, which is
-        as much as one micro-batch of the whole model.
+        The first stages hold as many micro-batches' activations as there are lanes: those of one
+        model.
         """
         return 1 / self.lanes if self.lanes > 1 and value in self._at_rest else 1.0
 
@@ -45,8 +45,7 @@ class DeviceColumns:
     def move_share(self, value: str, before: Placement, after: Placement) -> float:
         """Share of the seconds of a reshard that a micro-batch takes.
 
-        Gradients are added up over devices once a step if their parts stay as large; parts that are
-        stored cut further are taken from each micro-batch.
+        Gradients are added up over devices once a step, unless parts are stored cut further.
         """
         if self.micro_batches == 1 or value not in self._gradients:
             return 1.0
@@ -64,10 +63,7 @@ class DeviceColumns:
         return tuple(range(len(self.resharder.cluster)))
 
     def node_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
-        """Seconds of a node in a micro-batch, by column.
-
-        The optimizer runs once a step; each micro-batch adds its gradient to the sum of the others.
-        """
+        """Seconds of a node in a micro-batch, by column; the optimizer runs once a step."""
         seconds = self._run_seconds(placed)
         if self.micro_batches == 1 or placed.node.attrs.get("role") != "gradient":
             return seconds
@@ -90,10 +86,7 @@ class DeviceColumns:
 
 @dataclass(frozen=True)
 class GroupColumns(DeviceColumns):
-    """A column per group of equal devices: the group of an `EvenResharder`, and its other one.
-
-    Placements are on the groups' stand-in meshes; see `cost_model.equal_devices.even_mesh`.
-    """
+    """A column per group of an `EvenResharder`; placements are on the groups' stand-in meshes."""
 
     resharder: EvenResharder
 

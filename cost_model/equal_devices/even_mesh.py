@@ -208,14 +208,10 @@ def overlap(before: DimLayout, after: DimLayout, mesh: DeviceMesh) -> Overlap:
 def _shared(
     held: tuple[int, ...], before: int, wanted: tuple[int, ...], after: int
 ) -> tuple[int, int, int]:
-    """Compare two even cuts of a dim: what their parts overlap, at most.
+    """Compare even cuts of a dim's segments into parts: what their parts overlap, at most.
 
-    Returns the most parts of the first that one of the second overlaps, the most of the second
-    that one of the first overlaps, and the most elements of an overlap.
-
-    Args:
-        held, wanted: Sizes of the segments of each.
-        before, after: Parts of each.
+    The most parts of the first that one of the second overlaps, the most of the second that one of
+    the first overlaps, and the most elements of an overlap.
 
     >>> _shared((12,), 3, (12,), 2)
     (2, 2, 4)
@@ -241,7 +237,6 @@ def _shared(
 
 
 def _overlaps(source: Placement, target: Placement) -> tuple[Overlap, ...]:
-    """The relation of each dim, of placements on one mesh."""
     dims = zip(source.sharding.dims, target.sharding.dims, strict=True)
     return tuple(
         Overlap.EQUAL if before is after else overlap(before, after, source.mesh)
@@ -366,10 +361,7 @@ class EvenResharder(Resharder):
         return self._hop(kind, ranks, reshard, seconds)
 
     def _across(self, reshard: Reshard) -> Hop:
-        """Reshard to another group: each device there gets its share from holders of its pieces.
-
-        The holders of a piece take turns. A device of each group counts, the busiest.
-        """
+        """Reshard to another group: holders of a piece take turns; the busiest count."""
         dtype, source, target = reshard
         assert self.other is not None
         here, there = self.even, self.other
@@ -417,13 +409,11 @@ class EvenResharder(Resharder):
         """A collective over the line of the axes; `numel` of the part that each member has."""
         ranks = self.even.line(axes)
         whole = numel * item_bytes(reshard[0]) * (1 if kind is CommKind.ALL_REDUCE else len(ranks))
-        seconds = self._collective_s(kind, ranks, whole)
-        joined_s = None
+        seconds, joined = self._collective_s(kind, ranks, whole), None
         if self.even.mesh.size() == len(self.cluster):
-            device = self.even.device
-            alone_s = {device: seconds}
-            joined_s = joined_seconds(kind, ranks, whole, alone_s, self.cluster)[device]
-        return self._hop(kind, ranks, reshard, seconds, joined_s)
+            alone_s = {self.even.device: seconds}
+            joined = joined_seconds(kind, ranks, whole, alone_s, self.cluster)
+        return self._hop(kind, ranks, reshard, seconds, joined)
 
     def _hop(
         self,
@@ -431,24 +421,20 @@ class EvenResharder(Resharder):
         ranks: tuple[int, ...],
         reshard: Reshard,
         seconds: float,
-        joined_s: float | None = None,
+        joined: Mapping[int, float] | None = None,
     ) -> Hop:
-        """A step of one communication, priced for the source's representative."""
         dtype, source, target = reshard
         comm = Comm(-1, kind, ranks, "", "", dtype)
         device, share = self.column(source.mesh), overlap_share(comm, self.cluster)
-        joined = None if joined_s is None else {device: joined_s}
         return Hop(target, (PricedComm(comm, {device: seconds}, share, joined),))
 
     def _collective_s(
         self, kind: CommKind, ranks: tuple[int, ...], nbytes: float, device: int | None = None
     ) -> float:
-        """Seconds of a collective on a device, by default the representative."""
         best, own = collective(kind, ranks, nbytes, self.cluster), self.even.device
         return best.start_s(self.cluster.devices[own if device is None else device]) + best.seconds
 
     def _start_s(self, levels: Iterable[LinkLevel], device: int) -> float:
-        """Seconds of the start-up of messages on a device, which measured ones contain."""
         is_known = all(level.is_measured for level in levels)
         return self.cluster.devices[device].start_s(is_known=is_known)
 
@@ -465,7 +451,6 @@ class EvenResharder(Resharder):
     def _pairwise_s(
         self, peers: Mapping[LinkLevel, int], share: float, *, both_ways: bool = False
     ) -> float:
-        """Seconds to send `share` bytes to each peer, to receive them, or both."""
         waits = sum(level.message_s * count for level, count in peers.items())
         if both_ways:
             waits += max((level.waiting_s for level in peers), default=0.0)

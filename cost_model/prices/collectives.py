@@ -67,7 +67,7 @@ class CommCost:
 def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
     """Algorithm, and seconds that the communication keeps each of its ranks (devices) busy.
 
-    `numel` are the elements of the largest local tensor that an ALL_REDUCE reduces.
+    An ALL_REDUCE reduces local tensors of `numel` elements at most.
     """
     if comm.kind is CommKind.SLICE:
         return CommCost("copy", _copy_seconds(comm, cluster))
@@ -85,25 +85,6 @@ def _on_devices(best: Algorithm, ranks: tuple[int, ...], cluster: Cluster) -> Co
     return CommCost(best.name, {rank: start_s + best.seconds for rank, start_s in starts.items()})
 
 
-def joined_comm_seconds(
-    comm: Comm,
-    numel: int,
-    alone_s: Mapping[int, float],
-    cluster: Cluster,
-    bucket_bytes: int = BUCKET_BYTES,
-) -> Mapping[int, float] | None:
-    """`joined_seconds` of a communication that takes `alone_s` by itself; None if it stays alone.
-
-    `numel` is as of `comm_cost`.
-    """
-    if comm.kind not in JOINING:
-        return None
-    nbytes = whole_bytes(comm, numel)
-    if not _is_small(comm.kind, comm.ranks, nbytes):
-        return None
-    return joined_seconds(comm.kind, comm.ranks, nbytes, alone_s, cluster, bucket_bytes)
-
-
 def joined_seconds(
     kind: CommKind,
     ranks: tuple[int, ...],
@@ -111,22 +92,19 @@ def joined_seconds(
     alone_s: Mapping[int, float],
     cluster: Cluster,
     bucket_bytes: int = BUCKET_BYTES,
-) -> Mapping[int, float]:
+) -> Mapping[int, float] | None:
     """The least seconds of a collective that may share a bucket, for plans that are not known yet.
 
-    They are those of its share in the bucket that is cheapest for it, or alone. What its bucket
-    really takes is `bucket_seconds`, never less.
+    They are those of its share in the bucket that is cheapest for it, or `alone_s`; None if it is
+    too large, or not of `JOINING`. What its bucket really takes is `bucket_seconds`, never less.
 
     Args:
-        kind: One of the ring-or-tree kinds.
         nbytes: As of `collective`.
-        alone_s: Its seconds alone on some of the ranks, the most that it takes there; a large one
-            takes them.
         bucket_bytes: Most bytes of a bucket's operands on one rank, at most `BUCKET_BYTES`.
     """
     parts = _parts_in_result(kind, ranks)
-    if kind not in JOINING or not _is_small(kind, ranks, nbytes):
-        return alone_s
+    if kind not in JOINING or not 0 < nbytes / parts < SMALL_BYTES:
+        return None
     most = max(nbytes, bucket_bytes * parts)
     doublings = range(math.ceil(math.log2(most / nbytes)))
     known = [size for size in _known_sizes(ranks, cluster) if nbytes < size < most]
@@ -165,14 +143,8 @@ def bucket_seconds(
     """Seconds of a collective in a bucket on a rank: its share of the bucket's, and its copies.
 
     Its operand is copied into the bucket, and a gather's parts out of it, at memory bandwidth;
-    parts of other results are read where they lie.
-
-    Args:
-        kind: One of `JOINING`.
-        nbytes: As of `collective`.
-        bucket_bytes: The same of all that share what the bucket takes.
-        paid_bytes: The same of others in the bucket, which pay for themselves.
-        paid_s: Seconds that these pay.
+    parts of other results are read where they lie. `bucket_bytes` of members (as of `collective`)
+    share what the bucket takes, beside `paid_bytes` of others, which pay `paid_s` for themselves.
     """
     best = collective(kind, ranks, bucket_bytes + paid_bytes, cluster)
     device = cluster.devices[rank]
@@ -181,10 +153,6 @@ def bucket_seconds(
     copies_s = 2 * copied / device.memory_bytes_per_s  # read and written
     left_s = max(0.0, best.start_s(device) + best.seconds - paid_s)
     return left_s * nbytes / bucket_bytes + copies_s
-
-
-def _is_small(kind: CommKind, ranks: tuple[int, ...], nbytes: float) -> bool:
-    return 0 < nbytes / _parts_in_result(kind, ranks) < SMALL_BYTES
 
 
 def _parts_in_result(kind: CommKind, ranks: tuple[int, ...]) -> int:
@@ -222,10 +190,7 @@ def collective(
 def tabled(
     kind: CommKind, ranks: tuple[int, ...], nbytes: float, cluster: Cluster
 ) -> Algorithm | None:
-    """Measured or published seconds of a collective, start-up included; None if there are none.
-
-    `nbytes` of an all-to-all are those of all parts that a rank holds.
-    """
+    """Measured or published seconds of a collective, start-up included; None if there are none."""
     return _tabled(kind, ranks, nbytes, cluster.level(ranks), _inner_groups(ranks, cluster))
 
 

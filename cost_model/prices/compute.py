@@ -49,10 +49,7 @@ def node_seconds(
     cluster: Cluster,
     devices: Sequence[int] | None = None,
 ) -> Mapping[int, float]:
-    """Seconds that each device of the node's group, or of `devices`, spends on its part.
-
-    A node without a rule is priced by its bytes and by `estimated_flops`.
-    """
+    """Seconds that each device of the node's group, or of `devices`, spends on its part."""
     estimates = node_estimates(graph, placed, cluster, devices)
     return {device: estimate.seconds for device, estimate in estimates.items()}
 
@@ -65,9 +62,8 @@ def node_estimates(
     *,
     in_parts: bool | None = None,
 ) -> Mapping[int, Estimate]:
-    """`node_seconds`, with where each device's come from.
+    """Seconds on each device, messages inside of the node included, with where they come from.
 
-    Where devices send each other iterations inside of the node, the seconds of that are among them.
     `in_parts` is `forms.stores_parts` of the plan; None if there is no plan yet: an update has the
     least price then that it has in a plan.
     """
@@ -142,10 +138,7 @@ class NodePrices:
         return any(spec.profile is not None for spec in self.cluster.devices)
 
     def _form(self, placed: PlacedNode) -> Hashable:
-        """All that the estimates of a node depend on; None if there may be more.
-
-        Measured seconds may depend on any attribute, and so may FLOPs of a node without a rule.
-        """
+        """All that estimates of a node depend on; None if any attribute may count."""
         node, rule = placed.node, placed.rule
         row = row_of(node)
         if rule is None or self._is_measured or (row is not None and row.overwrites):
@@ -210,11 +203,7 @@ def kernel_estimate(
 ) -> Estimate:
     """Seconds of a node's part on a device: by the device's profile, or else by its rates.
 
-    Args:
-        moved_bytes: Bytes that the part reads and writes.
-        local_shape: Shapes of the parts of the operands and results.
-        in_parts: As of `node_estimates`.
-        popularity: `Rule.popularity` of the part. Measured seconds are those of an average one.
+    Measured seconds are those of a part of average `Rule.popularity`.
     """
     dtype = compute_dtype(graph, placed)
     profile = spec.profile
@@ -234,7 +223,6 @@ def kernel_estimate(
 def _by_rates(
     placed: PlacedNode, flops: float, moved_bytes: int, dtype: str, spec: DeviceSpec
 ) -> Estimate:
-    """Seconds by the rates of a device and, where it has one, its table of kernels."""
     kernels = spec.kernels
     if kernels is None:
         return Estimate(kernel_seconds(flops, moved_bytes, dtype, spec), "datasheet")
@@ -254,10 +242,7 @@ def _by_rates(
 
 
 def call_estimate(placed: PlacedNode, spec: DeviceSpec) -> Estimate:
-    """Seconds of a node without a kernel: of the call, where PyTorch calls an operator for it.
-
-    They are 0 where the device's profile has no such calls.
-    """
+    """Seconds of the call that PyTorch makes for a node without a kernel, where it is measured."""
     form = None if placed.absent else call_form(placed.node)
     if form is None or spec.profile is None:
         return _FREE
@@ -265,19 +250,13 @@ def call_estimate(placed: PlacedNode, spec: DeviceSpec) -> Estimate:
 
 
 def is_free(placed: PlacedNode) -> bool:
-    """Test whether a node runs no kernel: a view, a stored value, or a node that is left out.
-
-    A view whose row gives the bytes that it moves, as the update of a parameter, runs one.
-    """
+    """Test whether a node runs no kernel: left out, stored, or a view whose row moves no bytes."""
     row = row_of(placed.node)
     return placed.absent or (row is not None and (row.stored or (row.view and row.moved is None)))
 
 
 def node_limit(graph: Graph, placed: PlacedNode, device: int, cluster: Cluster) -> str:
-    """The largest term of a node's roofline on a device of its group.
-
-    "launches", "arithmetic" or "memory bandwidth".
-    """
+    """The largest term of a node's roofline: "launches", "arithmetic" or "memory bandwidth"."""
     spec, point = cluster.devices[device], placed.mesh.coord(device)
     terms = {
         "launches": spec.launch_s,
@@ -300,13 +279,10 @@ def kernel_seconds(flops: float, moved_bytes: int, dtype: str, device: DeviceSpe
 def adding_seconds(
     graph: Graph, gradient: str, nbytes: int, device: DeviceSpec, micro_batches: int
 ) -> float:
-    """Seconds that each of some micro-batches takes to add a gradient to the sum of the others.
+    """Seconds that each micro-batch takes to add its part of a gradient to the sum of the others.
 
     The first one gives the sum its memory. A product of matrices reads the sum where it would write
     its result. Others write a result, and then read the sum and write it.
-
-    Args:
-        nbytes: Of the part of the gradient.
     """
     passes = 1 if _is_added_by_its_kernel(graph, gradient) else 2
     seconds = kernel_seconds(0.0, passes * nbytes, graph.types[gradient].dtype, device)
@@ -377,8 +353,7 @@ def moved_bytes(
 def stored_bytes(node: Node, dtype: str, nbytes: float, at: Sharding | None = None) -> int:
     """Bytes of a part of a node's stored value and of its optimizer state; `nbytes` without it.
 
-    Of the state alone, where the value is the rows of what another node stores: they are one part
-    of its memory. `at` is the value's sharding, None for a whole one.
+    Of the state alone, where the value is rows of what another node stores, in one memory.
     """
     state_bytes = node.attrs.get("state_bytes", 0)  # by element
     assert isinstance(state_bytes, int)

@@ -60,7 +60,6 @@ def _written(graph: Graph) -> set[str]:
 
 
 def _only_writes(node: Node, value: str, written: Container[str]) -> bool:
-    """Test whether a node stores an operand, or is a view of it that is only stored."""
     if not is_view(node) or node.inputs.index(value) > 0:
         return False
     return writes_stored(node) or all(result in written for result in node.writes)

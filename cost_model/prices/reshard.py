@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.prices.collectives import comm_cost, joined_comm_seconds, whole_bytes
+from partitioner.cost_model.prices.collectives import comm_cost, joined_seconds, whole_bytes
 from partitioner.ir.exchange import (
     Region,
     Transfer,
@@ -47,10 +47,7 @@ class PricedComm:
         return self.joined if beside and self.joined is not None else self.seconds
 
     def busy_seconds(self, *, beside: bool) -> Mapping[int, float]:
-        """Seconds that it keeps each device from computing, if it passes `beside` compute or not.
-
-        See `cost_model.prices.overlap`.
-        """
+        """Seconds that it keeps each device from computing, if it passes `beside` compute."""
         seconds = self.whole_seconds(beside=beside)
         if not beside or not self.overlap:
             return seconds
@@ -134,35 +131,28 @@ class Resharder:
         return self._hops[key]
 
     def _shift(self, source: DeviceMesh, target: DeviceMesh) -> int:
-        """Number by which all devices of two meshes may be lowered without a change of any price.
-
-        Lowered by whole groups of the level below the one that they span, equal devices talk over
-        the same levels as before.
-        """
+        """Number by which the devices of two meshes may be lowered at equal prices."""
         meshes = (source, target)
         if meshes not in self._shifts:
             self._shifts[meshes] = self._lowering({*source.devices, *target.devices})
         return self._shifts[meshes]
 
     def _lowering(self, devices: Collection[int]) -> int:
-        """Number by which devices may be lowered without a change of any price among them."""
+        """Number by which devices may be lowered without a change of any price among them.
+
+        By whole groups of the level below the one that they span, equal devices talk over the same
+        levels.
+        """
         spanned = self.cluster.levels.index(self.cluster.level((min(devices), max(devices))))
         inner = self.cluster.levels[spanned - 1].size if spanned else 1
         shift, specs = min(devices) // inner * inner, self.cluster.devices
-        alike = self._has_equal_devices or all(
+        alike = self.cluster.has_equal_devices or all(
             specs[device] == specs[device - shift] for device in devices
         )
         return shift if alike else 0
 
-    @cached_property
-    def _has_equal_devices(self) -> bool:
-        return self.cluster.has_equal_devices
-
     def priced(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
-        """The steps of `hops` with the communications of a simpler tensor, at the same prices.
-
-        Reshards that have one simplest form share one tuple of communications.
-        """
+        """The steps of `hops` with the communications of the simplest tensor of the same prices."""
         if source == target:
             return ()
         key = (dtype, source, target)
@@ -279,7 +269,7 @@ class Resharder:
     def _price(self, comm: Comm, numel: int = 0, *, joins: bool = False) -> PricedComm:
         """The price of a communication; those of collectives of equal prices are found once."""
         if comm.kind not in JOINING:
-            return self._price_of(comm, numel, joins=joins)
+            return self._price_of(comm, numel, joins=False)
         shift = self._lowering(comm.ranks)
         ranks = tuple(rank - shift for rank in comm.ranks)
         key = comm.kind, ranks, whole_bytes(comm, numel), joins
@@ -290,8 +280,10 @@ class Resharder:
 
     def _price_of(self, comm: Comm, numel: int, *, joins: bool) -> PricedComm:
         seconds = comm_cost(comm, numel, self.cluster).seconds
-        most = self.bucket_bytes.get(comm.kind, BUCKET_BYTES)
-        joined = joined_comm_seconds(comm, numel, seconds, self.cluster, most) if joins else None
+        joined = None
+        if joins:
+            nbytes, most = whole_bytes(comm, numel), self.bucket_bytes.get(comm.kind, BUCKET_BYTES)
+            joined = joined_seconds(comm.kind, comm.ranks, nbytes, seconds, self.cluster, most)
         overlap = overlap_share(comm, self.cluster)
         return PricedComm(comm, seconds, overlap=overlap, joined=joined)
 
@@ -399,10 +391,7 @@ def _lines(mesh: DeviceMesh, axes: frozenset[str]) -> Iterator[tuple[int, ...]]:
 
 
 def _gathered_axes(source: Placement, target: Placement) -> frozenset[str]:
-    """The axes along which all that devices lack is a whole equal part of each of the others.
-
-    None if they lack something else, or nothing.
-    """
+    """The axes along which devices lack the equal parts of all others, and nothing else."""
     mesh = source.mesh
     axes: frozenset[str] = frozenset()
     if mesh != target.mesh:
@@ -439,7 +428,6 @@ def _classify(
     held: Mapping[int, Region],
     wanted: Mapping[int, Region],
 ) -> Comm:
-    """The communication of a group's transfers, whose devices hold and want these parts."""
     members = set(group)
     sources = {transfer.source for transfer in transfers}
     targets = {transfer.target for transfer in transfers}
@@ -461,7 +449,6 @@ def _classify(
 def _is_all_gather(
     transfers: tuple[Transfer, ...], group: tuple[int, ...], held: Mapping[int, Region]
 ) -> bool:
-    """Test whether every device of the group sends its whole part to every one."""
     if len(transfers) != len(group) ** 2:
         return False
     numel = {device: region_numel(held[device]) for device in group}

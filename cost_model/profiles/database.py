@@ -13,56 +13,28 @@ import math
 import os
 import sqlite3
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
 
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profiles.entries import Entry, Estimate, LinkEntry
+from partitioner.cost_model.profiles.entries import Entry, Estimate, LinkEntry, LinkTable
 from partitioner.cost_model.profiles.fit import Fit
 from partitioner.cost_model.profiles.forms import Form
-from partitioner.cost_model.profiles.link_table import LinkTable
 from partitioner.foundations.files import cache_folder
 
 #: Marks a file as a profile in SQLite's header ("pprf").
 _APPLICATION_ID = 0x70707266
 _SCHEMA_VERSION = 2
 _WAIT_S = 60.0  #: For other writers.
-_ENTRIES = """
-CREATE TABLE entries (
-    device TEXT NOT NULL,
-    threads INTEGER NOT NULL,
-    backend TEXT NOT NULL,
-    form TEXT NOT NULL,
-    op TEXT NOT NULL,
-    dtype TEXT NOT NULL,
-    flops REAL NOT NULL,
-    moved_bytes INTEGER NOT NULL,
-    seconds REAL NOT NULL,
-    spread REAL NOT NULL,
-    repeats INTEGER NOT NULL,
-    measured_at TEXT NOT NULL,
-    processes INTEGER NOT NULL,
-    PRIMARY KEY (device, threads, processes, backend, form)
-) WITHOUT ROWID
-"""
-_LINKS = """
-CREATE TABLE links (
-    device TEXT NOT NULL,
-    threads INTEGER NOT NULL,
-    backend TEXT NOT NULL,
-    kind TEXT NOT NULL,
-    ranks INTEGER NOT NULL,
-    nbytes INTEGER NOT NULL,
-    seconds REAL NOT NULL,
-    spread REAL NOT NULL,
-    repeats INTEGER NOT NULL,
-    measured_at TEXT NOT NULL,
-    PRIMARY KEY (device, threads, backend, kind, ranks, nbytes)
-) WITHOUT ROWID
-"""
+#: The tables: the type of their rows, and what tells rows of one device from each other.
+_TABLES: Mapping[str, tuple[type[Entry | LinkEntry], str]] = {
+    "entries": (Entry, "threads, processes, backend, form"),
+    "links": (LinkEntry, "threads, backend, kind, ranks, nbytes"),
+}
+_TYPES = {"str": "TEXT", "int": "INTEGER", "float": "REAL"}
 _SELECT = """
 SELECT form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend, measured_at,
     processes
@@ -98,11 +70,7 @@ def default_profile() -> Path:
 
 
 def beside(kind: str) -> str:
-    """The kind of the entries of communications that pass beside compute.
-
-    >>> beside("all_reduce")
-    'all_reduce beside'
-    """
+    """The kind of the entries of communications that pass beside compute."""
     return f"{kind} beside"
 
 
@@ -111,8 +79,6 @@ def in_groups(kind: str, each: int) -> str:
 
     >>> in_groups("all_reduce", 2)
     'all_reduce of 2 a group'
-    >>> in_groups("all_reduce", 1)
-    'all_reduce'
     """
     return kind if each == 1 else f"{kind} of {each} a group"
 
@@ -122,8 +88,6 @@ def over(kind: str, level: str) -> str:
 
     >>> over("all_reduce of 2 a group beside", "network")
     'all_reduce of 2 a group beside over network'
-    >>> over("send", "")
-    'send'
     """
     return f"{kind}{_OVER}{level}" if level else kind
 
@@ -193,10 +157,7 @@ class Profile:
         return self.known.get(self.processes, {})
 
     def beside(self, processes: int) -> Profile:
-        """The profile of a plan that keeps so many of the processes busy.
-
-        It is the same one if no form was measured with so many.
-        """
+        """The profile of a plan that keeps so many processes busy, if that was measured."""
         if processes == self.processes or processes not in self.known:
             return self
         if processes not in self._beside:
@@ -214,10 +175,7 @@ class Profile:
         return replace(self, known={self.processes: self.entries})
 
     def hidden_share(self, ranks: int) -> float | None:
-        """Share of the seconds of communications that compute hides; None if it is not known.
-
-        It is that of all seconds that were measured in both ways among so many ranks.
-        """
+        """Share of communications' seconds, measured in both ways, that compute hides; or None."""
         return self._hidden_shares.get(ranks)
 
     @cached_property
@@ -234,11 +192,7 @@ class Profile:
         return {ranks: 1 - beside_s[ranks] / whole for ranks, whole in at_once_s.items() if whole}
 
     def link_seconds(self, kind: str, ranks: int, nbytes: float, each: int = 1) -> float | None:
-        """Seconds of a communication over the level; None if they are not known.
-
-        `each` is the number of its ranks in every group of the level below. See
-        `LinkTable.seconds`.
-        """
+        """Seconds over the level, of `each` ranks in each group below; None if not known."""
         return self._link_table.seconds(in_groups(kind, each), ranks, nbytes)
 
     @property
@@ -253,10 +207,8 @@ class Profile:
     def estimate(self, form: Form, dtype: str, flops: float, moved_bytes: int) -> Estimate | None:
         """Seconds of a form: its own entry, else a fit over entries like it, else None.
 
-        A form that stands behind others takes what is known of it there, else what it takes alone;
-        one of transposed operands what it takes with them, else with others; and one of both what
-        it takes alone with others, if nothing nearer is known.
-        One that computes and moves nothing takes the median of such ones.
+        A form behind others, or of transposed operands, takes what is known of it there, then less
+        exactly. One that computes and moves nothing takes the median of such ones.
         """
         for one in dict.fromkeys((form, form.alone, form.dense, form.alone.dense)):
             entry = self.entries.get(one.key)
@@ -282,16 +234,11 @@ class Profile:
 
 
 def _works(entry: Entry) -> bool:
-    """Test whether a measured entry computes or moves anything; else no kernel was called."""
     return bool(entry.flops or entry.moved_bytes)
 
 
 def _rising(entries: Sequence[LinkEntry]) -> tuple[tuple[int, float], ...]:
-    """Bytes and seconds, where none takes longer than more bytes do.
-
-    What else the machine does makes measurements longer, never shorter: one that is longer than
-    that of more bytes is wrong.
-    """
+    """Bytes and seconds, where none takes longer than more bytes do: noise only makes longer."""
     least_s, points = math.inf, []
     for entry in reversed(entries):
         least_s = min(least_s, entry.seconds)
@@ -307,32 +254,24 @@ def whole_key(digest: str) -> str:
 def whole_entry(
     digest: str, seconds: float, spread: float, repeats: int, backend: str, measured_at: str
 ) -> Entry:
-    """The entry of a model that one process ran alone, in one session with all its threads.
-
-    Args:
-        digest: Of the model's graph.
-        seconds: Of a request, from its inputs to its outputs.
-    """
+    """The entry of a model's request that one process ran alone, in one session."""
     key = whole_key(digest)
     return Entry(key, _WHOLE, "", 0.0, 0, seconds, spread, repeats, backend, measured_at)
 
 
-def write_entries(file: Path, device: str, threads: int, entries: Iterable[Entry]) -> None:
-    """Add entries to a profile, which is made if it is not there; newer ones replace older ones.
+def write_entries(
+    file: Path, device: str, threads: int, entries: Sequence[Entry | LinkEntry]
+) -> None:
+    """Add measurements to a profile, which is made if it is not there; newer ones replace older.
 
     Raises:
         CostError: The file is something else, or cannot be written.
     """
-    _write(file, _INSERT, [(device, threads, *astuple(entry)) for entry in entries])
-
-
-def write_links(file: Path, device: str, threads: int, entries: Iterable[LinkEntry]) -> None:
-    """Add measurements of communications to a profile; see `write_entries`.
-
-    Raises:
-        CostError: The file is something else, or cannot be written.
-    """
-    _write(file, _INSERT_LINKS, [(device, threads, *astuple(entry)) for entry in entries])
+    check_folder(file)
+    with _opened(file, write=True) as database, database:
+        for kind, statement in ((Entry, _INSERT), (LinkEntry, _INSERT_LINKS)):
+            rows = [astuple(entry) for entry in entries if isinstance(entry, kind)]
+            database.executemany(statement, [(device, threads, *row) for row in rows])
 
 
 def check_writable(file: Path) -> None:
@@ -372,23 +311,20 @@ def _naming(file: Path) -> Iterator[None]:
         raise CostError(f"profile {file}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _write(file: Path, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
-    check_folder(file)
-    with _opened(file, write=True) as database, database:
-        database.executemany(statement, rows)
-
-
 @contextlib.contextmanager
 def _opened(file: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
-    """A connection to a profile, checked to be one."""
     if _exists(file) and not file.is_file():
         raise CostError(f"profile {file}: it is not a file")
     mode = "rwc" if write else "ro"
     try:
         uri = f"file:{quote(str(file.absolute()))}?mode={mode}"
         with contextlib.closing(sqlite3.connect(uri, timeout=_WAIT_S, uri=True)) as database:
-            if write:
-                _make_tables(database)
+            if write:  # another process may make the tables at once
+                with database:
+                    database.execute("BEGIN IMMEDIATE")
+                    (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+                    if not tables:
+                        _make_tables(database)
             _check(database, file)
             yield database
     except sqlite3.Error as error:
@@ -406,15 +342,15 @@ def _is_begun(file: Path) -> bool:
 
 
 def _make_tables(database: sqlite3.Connection) -> None:
-    """Make the tables of a file that is new, in one step: another process may do the same."""
-    with database:
-        database.execute("BEGIN IMMEDIATE")
-        (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if not tables:
-            database.execute(_ENTRIES)
-            database.execute(_LINKS)
-            database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+    for table, (kind, key) in _TABLES.items():
+        types = {"device": "TEXT", "threads": "INTEGER"}
+        types |= {column.name: _TYPES[str(column.type)] for column in fields(kind)}
+        columns = ", ".join(f"{name} {type_} NOT NULL" for name, type_ in types.items())
+        database.execute(
+            f"CREATE TABLE {table} ({columns}, PRIMARY KEY (device, {key})) WITHOUT ROWID"
+        )
+    database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+    database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 
 
 def _check(database: sqlite3.Connection, file: Path) -> None:
@@ -424,9 +360,7 @@ def _check(database: sqlite3.Connection, file: Path) -> None:
         raise CostError(f"profile {file}: it is a database of another program; name another file")
     views = database.execute("SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index')")
     columns = [
-        column
-        for table in ("entries", "links")
-        for column in database.execute(f"PRAGMA table_xinfo({table})")
+        column for table in _TABLES for column in database.execute(f"PRAGMA table_xinfo({table})")
     ]
     # A view or a computed column runs for as long as its writer likes, whenever it is read.
     if views.fetchone() is not None or any(hidden for *_, hidden in columns):
@@ -455,11 +389,7 @@ class Contents:
 
 
 def shares(processes: int, threads: int) -> str:
-    """The share of a machine that a process has, in words.
-
-    >>> shares(2, 1)
-    '2 processes x 1 thread'
-    """
+    """The share of a machine that a process has, in words: "2 processes x 1 thread"."""
     count = f"{processes} process{'es' if processes > 1 else ''}"
     return f"{count} x {threads} thread{'s' if threads > 1 else ''}"
 

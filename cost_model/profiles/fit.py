@@ -64,9 +64,9 @@ class Fit:
         """Seconds of a form: the mean of the nearest entries, in logarithms, by nearness.
 
         The entries are of its operator and type, and of others of like FLOPs and bytes, which count
-        as farther; of a form that stands behind others they stand
-        behind some, too, or are of its operator alone. Each gives the share of the roofline that it
-        attains. The error is their spread. None if there are no such entries.
+        as farther; of a form behind others they are behind some, too, or of its operator alone.
+        Each gives the share of the roofline that it attains. The error is their spread. None if
+        there are no such entries.
         """
         key = form.key, dtype, flops, moved_bytes
         if key not in self._known:
@@ -98,7 +98,6 @@ class Fit:
         return Estimate(math.exp(mean), "fitted", math.sqrt(variance))
 
     def _by_rates(self, work: Numbers) -> Numbers:
-        """Seconds by the roofline, of rows of FLOPs, moved and written bytes."""
         arms = [rates.seconds(sizes) for rates, sizes in zip(self._rates, work.T, strict=True)]
         slowest: Numbers = np.max(arms, axis=0)
         return np.maximum(slowest, _LEAST_S)
@@ -114,7 +113,6 @@ class _Rates:
 
     @classmethod
     def of(cls, sizes: Numbers, seconds: Numbers) -> _Rates:
-        """The rates that measurements show."""
         counts = sizes > 0
         logs = np.log(sizes[counts])
         attained = logs - np.log(seconds[counts])

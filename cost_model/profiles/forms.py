@@ -123,8 +123,7 @@ _ORDERS: WeakKeyDictionary[Graph, dict[str, Order | None]] = WeakKeyDictionary()
 def memory_order(graph: Graph, value: str) -> Order | None:
     """The order in which a value lies in memory, if views have changed it: (1, 0) of ``w.T``.
 
-    None if the value lies in the order of its dims, or in one that is not known: of a view that
-    does more than to change the order.
+    None if it is that of its dims, or not known: of a view that does more than to change the order.
     """
     orders = _ORDERS.setdefault(graph, {})
     if value not in orders:
@@ -174,18 +173,15 @@ def trains(node: Node) -> bool:
 def stores_parts(placed: Iterable[PlacedNode]) -> bool:
     """Test whether some device of a plan has only a part of a trained parameter.
 
-    Then a rank holds all its parameters as distributed tensors, as PyTorch's operators on lists of
-    tensors want all of one kind; the update of each is dearer, whether it is cut itself or not.
+    Then a rank holds all its parameters as DTensors, as PyTorch's operators on lists want; the
+    update of each is dearer, whether it is cut itself or not.
     """
     homes = (at for node in placed if trains(node.node) for at in node.outs if at is not None)
     return any(home.sharding.axes for home in homes)
 
 
 def call_form(node: Node) -> Form | None:
-    """The form of a view that PyTorch makes by the call of an operator; None of all other nodes.
-
-    Such a call runs no kernel and takes the same for all shapes.
-    """
+    """The form of a view that PyTorch makes by the call of an operator; None of other nodes."""
     row = row_of(node)
     is_view = row is not None and row.view and row.moved is None
     return Form(node.op, (), (), ()) if is_view and node.op.startswith("aten::") else None
@@ -194,11 +190,7 @@ def call_form(node: Node) -> Form | None:
 def form_of(
     graph: Graph, placed: PlacedNode, local_shape: LocalShape, *, in_parts: bool = False
 ) -> Form:
-    """The form of a placed node on a device, which has these shapes of its operands and results.
-
-    `in_parts` is `stores_parts` of the plan; a node that stores a part itself has it anyway. Of
-    views see `call_form`.
-    """
+    """The form of a placed node on a device, which has these shapes of its operands and results."""
     node = placed.node
     call = call_form(node)
     if call is not None:

@@ -1,12 +1,13 @@
-"""Small collectives of one pass travel together in buckets: their cost is latency.
+"""Communications that travel together, and what each takes of the seconds of its message.
 
-Each has a window, from the task that makes its operand to the one that reads its result. Those of
-one kind whose windows share a point go in one flat tensor, in the order in which they start. It
-leaves as soon as the last operand is there, but not before the first of them would, so that it
-travels while the pass goes on. Large ones stay alone: bandwidth sets their pace, and to copy them
-into one tensor would cost more than it saves. Those that nothing in the pass waits for, such as
-gradients, travel among themselves: with another, what waits for that would wait for their bytes,
-and they would leave in as many small messages as there are such waits.
+Small collectives of one pass go in buckets: their cost is latency. Each has a window, from the task
+that makes its operand to the one that reads its result. Those of one kind whose windows share a
+point go in one flat tensor, in the order in which they start. It leaves as soon as the last operand
+is there, but not before the first of them would, so that it travels while the pass goes on. Large
+ones stay alone: bandwidth sets their pace, and to copy them into one tensor would cost more than it
+saves. Those that nothing in the pass waits for, such as gradients, travel among themselves: with
+another, what waits for that would wait for their bytes, and they would leave in as many small
+messages as there are such waits.
 
 A value that is on its way is read by the first node that does more than rename or view it. An
 operand that is a view of such a value counts as made where it is sent.
@@ -18,18 +19,19 @@ some ranks have earlier than others, or wait for earlier, is sent alone.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.prices.collectives import bucket_seconds, comm_cost, whole_bytes
 from partitioner.cost_model.schedule.tasks import Key, Task
-from partitioner.ir.layout import Placement
+from partitioner.ir.exchange import Transfer
 from partitioner.ir.ops import is_stored, is_view, row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import BUCKET_BYTES, JOINING, SMALL_BYTES, Comm, CommKind
 from partitioner.ir.types import item_bytes
-
-_Key = tuple[str, Placement]
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,7 @@ class Bucket:
 
 
 def together(members: Sequence[Member]) -> list[tuple[Member, ...]]:
-    """Choose as few points as possible so that every window has one, with as many members as fit.
-
-    Those that are alone at their point are left out.
-    """
+    """Choose as few points as possible so that windows share one, with as many as fit."""
     left = sorted(members, key=lambda member: (member.due, member.ready))
     buckets = []
     while left:
@@ -90,15 +89,11 @@ def together(members: Sequence[Member]) -> list[tuple[Member, ...]]:
 def in_buckets(
     tasks: Sequence[Task], unlike: Container[int], backward: Container[str], *, staged: bool
 ) -> tuple[list[Task], tuple[Bucket, ...]]:
-    """The tasks of a plan whose nodes all run on all devices, and the buckets of their collectives.
+    """The tasks of a plan whose nodes all run on all devices, with buckets; and these buckets.
 
-    Args:
-        unlike: Positions of those in which devices have unlike parts: communications and aliases.
-        backward: Names of the nodes of the backward pass.
-        staged: Whether the tasks of a phase are a pass; else there are one or two.
-
-    Returns:
-        The tasks, whose communications have the number of their bucket, and the buckets.
+    Communications and aliases at `unlike` positions, where devices have unlike parts, stay alone.
+    The tasks of a phase of `staged` ones are a pass; of others, those of the forward or `backward`
+    nodes.
     """
     buckets = [
         bucket
@@ -128,24 +123,21 @@ def _passes(
 
 @dataclass
 class _Pass:
-    """Follows the tasks of a pass."""
-
     tasks: Sequence[Task]
     unlike: Container[int]
     #: Position of the task that has made a value, of those that this pass makes.
-    made: dict[_Key, int] = field(default_factory=dict)
+    made: dict[Key, int] = field(default_factory=dict)
     #: What a value that is on its way comes from: the positions of the communications that bring
     #: it, or a value that it is another name of, a view of, or a part of.
-    late: dict[_Key, list[int] | _Key] = field(default_factory=dict)
+    late: dict[Key, list[int] | Key] = field(default_factory=dict)
     #: Where the operand of each collective that may be joined was made, and its bytes.
     operands: dict[int, tuple[int, int]] = field(default_factory=dict)
     #: Position of the first task that reads the result of a communication.
     due: dict[int, int] = field(default_factory=dict)
     #: Values that some devices have, or wait for, at another place than others.
-    apart: set[_Key] = field(default_factory=set)
+    apart: set[Key] = field(default_factory=set)
 
     def buckets(self, start: int, end: int) -> Iterator[Bucket]:
-        """The buckets of the tasks from `start` to `end`."""
         for position in range(start, end):
             task = self.tasks[position]
             if position in self.unlike:
@@ -176,18 +168,17 @@ class _Pass:
         self.apart |= results
         self.made.update(dict.fromkeys(results, position))
 
-    def _names(self, key: _Key) -> Iterator[_Key]:
+    def _names(self, key: Key) -> Iterator[Key]:
         """A value, and those on their way that it is another name, a view or a part of."""
         yield key
         while isinstance(source := self.late.get(key), tuple):
             yield source
             key = source
 
-    def _is_apart(self, key: _Key) -> bool:
-        """Test whether devices have a value, or wait for it, at unlike places."""
+    def _is_apart(self, key: Key) -> bool:
         return not self.apart.isdisjoint(self._names(key))
 
-    def _rename(self, old: _Key, new: _Key) -> None:
+    def _rename(self, old: Key, new: Key) -> None:
         if old in self.apart:
             self.apart.add(new)
         if old in self.late:
@@ -238,7 +229,7 @@ class _Pass:
             assert isinstance(brought, list)
             brought.append(position)
 
-    def _read(self, key: _Key, position: int) -> None:
+    def _read(self, key: Key, position: int) -> None:
         """Note that a task reads a value: what brings it is waited for, if nothing else has."""
         source = self.late.get(key)
         if isinstance(source, tuple):
@@ -258,8 +249,7 @@ def may_join(comm: Comm, nbytes: int) -> bool:
 def unlike_parts(tasks: Sequence[Task]) -> frozenset[int]:
     """Positions of communications and aliases in which devices have unlike parts.
 
-    That is a step of a reshard by which some devices get what others have already, or for which
-    they hold zeros, or in which one only sends or only receives. Sizes of parts do not count.
+    By such steps of a reshard some get what others have, or hold zeros, or only send or receive.
     """
     everyone = {device for task in tasks for device in task.devices}
     steps: dict[tuple[Key, ...], list[int]] = defaultdict(list)
@@ -285,3 +275,131 @@ def _is_of_all(tasks: Sequence[Task], everyone: Collection[int]) -> bool:
         return False
     kinds = {None if task.comm is None else task.comm.kind for task in tasks}
     return len(kinds) == 1 and {device for task in tasks for device, _ in task.reads} == everyone
+
+
+def in_messages(tasks: Sequence[Task], cluster: Cluster) -> list[Task]:
+    """The tasks of a plan in stages; those that share a message have shares of its seconds.
+
+    All that passes from one phase to another is one message, whose start-up is paid once.
+    """
+    by_phases: dict[tuple[int, int], list[Task]] = defaultdict(list)
+    for task in tasks:
+        if task.comm is not None and task.phase != task.target_phase:
+            by_phases[task.phase, task.target_phase].append(task)
+    shares = {
+        phases: _message_shares(some, cluster)
+        for phases, some in by_phases.items()
+        if len(some) > 1
+    }
+    return [
+        task
+        if task.comm is None or (task.phase, task.target_phase) not in shares
+        else _scaled(task, shares[task.phase, task.target_phase])
+        for task in tasks
+    ]
+
+
+def _message_shares(tasks: Sequence[Task], cluster: Cluster) -> Mapping[int, float]:
+    """Seconds of communications in one message, over those of each by itself, by device."""
+    nbytes: dict[tuple[int, int], int] = defaultdict(int)
+    alone_s: defaultdict[int, float] = defaultdict(float)
+    for task in tasks:
+        assert task.comm is not None
+        for transfer in task.comm.transfers:
+            size = math.ceil(transfer.numel * item_bytes(task.comm.dtype))
+            nbytes[transfer.source, transfer.target] += size
+        for device, seconds in task.whole_s.items():
+            alone_s[device] += seconds
+    transfers = tuple(
+        Transfer(source, target, (((0, size),),), (((0, size),),))
+        for (source, target), size in nbytes.items()
+    )
+    ranks = tuple(sorted({rank for pair in nbytes for rank in pair}))
+    joined_s = comm_cost(Comm(0, CommKind.SEND, ranks, "", "", "uint8", transfers), 0, cluster)
+    return {
+        device: min(1.0, joined_s.seconds[device] / seconds) if seconds else 1.0
+        for device, seconds in alone_s.items()
+    }
+
+
+def _scaled(task: Task, shares: Mapping[int, float]) -> Task:
+    return replace(
+        task,
+        devices={device: seconds * shares[device] for device, seconds in task.devices.items()},
+        hidden={device: seconds * shares[device] for device, seconds in task.hidden.items()},
+    )
+
+
+def as_they_travel(
+    tasks: Sequence[Task], buckets: Sequence[Bucket], cluster: Cluster
+) -> list[Task]:
+    """The tasks, with the seconds that those which may share a bucket take as they travel.
+
+    One in a bucket takes its share of what the bucket takes, as full as it is; the others travel
+    alone. Members that a node waits for at once pay for themselves. The rest share what they add to
+    such a bucket, of which nothing passes beside compute.
+    """
+    messages: dict[int, _Message] = {}
+    for bucket in buckets:
+        nbytes: dict[bool, float] = {True: 0.0, False: 0.0}
+        paid_s: dict[int, float] = defaultdict(float)
+        for member in bucket.members:
+            task = tasks[member.position]
+            nbytes[task.may_share] += _whole_bytes(task)
+            for device, seconds in task.devices.items() if not task.may_share else ():
+                paid_s[device] += seconds
+        message = _Message(nbytes[True], nbytes[False], paid_s)
+        messages |= {member.position: message for member in bucket.members}
+    return [
+        task if not task.may_share else _travelling(task, messages.get(position), cluster)
+        for position, task in enumerate(tasks)
+    ]
+
+
+@dataclass(frozen=True)
+class _Message:
+    shared_bytes: float  #: `whole_bytes` of those that share what it takes.
+    paid_bytes: float  #: The same of those that a node waits for at once.
+    #: Seconds that these pay for themselves, by device; empty if there are none.
+    paid_s: Mapping[int, float]
+
+
+def _travelling(task: Task, message: _Message | None, cluster: Cluster) -> Task:
+    """A task with its seconds in a message, or alone; no less than it is priced at."""
+    comm = task.comm
+    assert comm is not None
+    if message is None:
+        travels_s = comm_cost(comm, _numel(task), cluster).seconds
+    else:
+        travels_s = {
+            device: bucket_seconds(
+                comm.kind,
+                comm.ranks,
+                _whole_bytes(task),
+                message.shared_bytes,
+                device,
+                cluster,
+                message.paid_bytes,
+                message.paid_s.get(device, 0.0),
+            )
+            for device in task.devices
+        }
+    ratios = {
+        device: max(1.0, travels_s[device] / priced_s) if priced_s else 1.0
+        for device, priced_s in task.whole_s.items()
+    }
+    task = _scaled(task, ratios)
+    if message is None or not message.paid_s:
+        return task
+    return replace(task, devices=task.whole_s, hidden={})
+
+
+def _whole_bytes(task: Task) -> float:
+    assert task.comm is not None
+    return whole_bytes(task.comm, _numel(task))
+
+
+def _numel(task: Task) -> int:
+    """The most elements that a communication writes on a device."""
+    assert task.comm is not None
+    return round(max((size for *_, size in task.writes), default=0) / item_bytes(task.comm.dtype))

@@ -101,10 +101,10 @@ def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
 
 
 def step_seconds(schedule: Schedule) -> float:
-    """End of the last event of one step of a plan with stages, without the events.
+    """End of the last event of one step of a plan with stages, to rounding, without the events.
 
-    The seconds of `simulate`, to rounding. What a phase does to the seconds at which its devices
-    are free is the same for all micro-batches, so a phase is read once and then takes a few sums.
+    What a phase does to the seconds at which its devices are free is the same for all micro-
+    batches, so a phase is read once and then takes a few sums.
 
     Raises:
         CostError: The plan has no stages.
@@ -186,17 +186,14 @@ class _LanePhase:
 
     @cached_property
     def departures(self) -> tuple[tuple[int, tuple[tuple[int, float], ...], float], ...]:
-        """Position of each message that leaves, its seconds by device, and those until it is there.
-
-        The last ones are of the slowest device, with what compute hides.
-        """
+        """Each message that leaves: position, seconds by device, and until it is there."""
         return tuple(
-            (i, tuple(_side(task, sources=True)), _whole_s(task)) for i, task in self.leaving
+            (i, tuple(_side(task, sources=True)), max(task.whole_s.values()))
+            for i, task in self.leaving
         )
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
-        """Devices that run a task inside."""
         return tuple(sorted({device for _, task in self.inside for device in task.devices}))
 
     @cached_property
@@ -206,10 +203,7 @@ class _LanePhase:
 
     @cached_property
     def later(self) -> npt.NDArray[np.float64]:
-        """Device i is free no earlier than `later[i, j]` seconds after device j is at the start.
-
-        The largest of these is when it is free behind the tasks inside. Shape (devices, devices).
-        """
+        """Device i is free no earlier than `later[i, j]` seconds after device j is at the start."""
         row = {device: index for index, device in enumerate(self.devices)}
         later = np.full((len(row), len(row)), -np.inf)
         np.fill_diagonal(later, 0.0)
@@ -265,7 +259,6 @@ class _Clock:
                 free[device] += seconds
 
     def together(self, index: int, task: Task, request: int) -> None:
-        """Run a node, or a communication that needs all its devices at once."""
         ready = max((self.free[device] for device in task.devices), default=0.0)
         for device, seconds in task.devices.items():
             start = ready if task.waits else self.free[device]
@@ -279,16 +272,12 @@ class _Clock:
         self.sent[index, request] = max((self.free[device] for device, _ in sources), default=0.0)
 
     def leave(self, index: int, task: Task, request: int) -> None:
-        """Send what a phase has made, beside what its devices do next.
-
-        The sources are busy with it for the seconds that compute does not hide.
-        """
+        """Send what a phase has made, beside what its devices do next."""
         start = max(self.free[device] for device, _ in _side(task, sources=True))
         self.send(index, task, request)
-        self.sent[index, request] = start + _whole_s(task)
+        self.sent[index, request] = start + max(task.whole_s.values())
 
     def arrive(self, index: int, task: Task, request: int) -> None:
-        """Run the targets' side, in the same or a later round or phase."""
         arrived = self.sent[index, request]
         for device, seconds in _side(task, sources=False):
             end = max(arrived, self.free[device] + seconds)
@@ -308,8 +297,3 @@ def _side(task: Task, *, sources: bool) -> Iterator[tuple[int, float]]:
     assert task.comm is not None
     side = task.comm.sources() if sources else task.comm.targets()
     return ((device, seconds) for device, seconds in task.devices.items() if device in side)
-
-
-def _whole_s(task: Task) -> float:
-    """Seconds of a communication on its slowest device, with those that compute hides."""
-    return max(s + task.hidden.get(device, 0.0) for device, s in task.devices.items())

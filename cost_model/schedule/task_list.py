@@ -17,10 +17,14 @@ from partitioner.cost_model.prices.compute import NodePrices, adding_seconds, st
 from partitioner.cost_model.prices.overlap import beside_compute
 from partitioner.cost_model.prices.reshard import Hop, Resharder
 from partitioner.cost_model.profiles.forms import stores_parts
-from partitioner.cost_model.schedule.buckets import Bucket, in_buckets, unlike_parts
-from partitioner.cost_model.schedule.messages import as_they_travel, in_messages
-from partitioner.cost_model.schedule.needed_parts import NeededPart
-from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
+from partitioner.cost_model.schedule.buckets import (
+    Bucket,
+    as_they_travel,
+    in_buckets,
+    in_messages,
+    unlike_parts,
+)
+from partitioner.cost_model.schedule.tasks import Key, LocalKey, NeededPart, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
@@ -89,11 +93,9 @@ def schedule(
 ) -> Schedule:
     """Insert the communications that a resolved plan needs and price every task.
 
-    `placed` has the nodes in the plan's order. Every device of the cluster gets the outputs in
-    `everywhere` whole, at the end of the forward pass if there is a backward pass; the cost of a
-    plan does not include that. The tasks are those of the `observed` devices (see
-    `classes.representatives`), of all if None. `pipeline` is that of the plan; `units` are as
-    of `step_order`.
+    Every device gets the outputs in `everywhere` whole, at the end of the forward pass; the cost of
+    a plan does not include that. The tasks are those of the `observed` devices (see
+    `classes.representatives`), of all if None. `units` are as of `step_order`.
 
     Raises:
         UnequalWorkError: Tasks of other devices would change the order of those of `observed`.
@@ -119,7 +121,6 @@ def schedule(
 
 
 def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[tuple[int, int], tuple[int, int]]:
-    """Positions of the first and the last task of each block on each device."""
     spans: dict[tuple[int, int], tuple[int, int]] = {}
     for position, task in enumerate(tasks) if graph.blocks else ():
         block = None if task.placed is None else graph.blocks.get(task.name)
@@ -135,8 +136,8 @@ def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[tuple[int, int], tup
 class _Builder:
     """Grows a schedule node by node.
 
-    A task is anchored to a node: it comes behind it and before the next. So a communication goes
-    as early as the devices that receive are free.
+    A task is anchored behind a node: a communication goes as early as the receiving devices are
+    free.
     """
 
     graph: Graph
@@ -295,8 +296,8 @@ class _Builder:
     ) -> Mapping[int, float]:
         """Seconds in a step of micro-batches: each adds its gradients to those of the others.
 
-        The optimizer runs once a step. An update that takes a part of each micro-batch's sum over
-        devices has its seconds spread over the micro-batches.
+        An update of a part of each micro-batch's sum has the step's seconds spread over micro-
+        batches.
         """
         is_update = placed.node.attrs.get("role") == "gradient"
         if is_update and not order.phases.is_once(phase):
@@ -330,10 +331,7 @@ class _Builder:
         )
 
     def _fetch(self, value: str, at: Placement, index: int, why: str, phase: int) -> Key:
-        """The key of the value at a placement that a node reads; reshards it if need be.
-
-        `phase` is that of the node, in a plan with stages.
-        """
+        """The key of the value at a placement that a node of a phase reads; reshards it."""
         key, dtype = (value, at), self.graph.types[value].dtype
         if value in self.graph.constants:
             self._reside(key, self.graph.blocks.get(why) if self._executor.loads_blocks else None)
@@ -448,7 +446,6 @@ class _Builder:
         return value, self.home[value]
 
     def _rename(self, old: Key, new: Key, index: int) -> None:
-        """Give a value that was fetched under its original name the other name."""
         anchor, phase = self.origin[old]
         self._alias(old, new, old[1].mesh.devices, min(anchor, index - 1), phase)
         self.origin[new] = (min(anchor, index - 1), phase)
@@ -462,10 +459,7 @@ class _Builder:
             self._insert(anchor, task)
 
     def _check_phase(self, key: Key, why: str, phase: int, made: int) -> None:
-        """Note a part that is fetched in a phase that may run later than one that reads it.
-
-        The node `why` of a phase reads it; its value is made in phase `made`.
-        """
+        """Note a part that is fetched in a phase that may run later than one that reads it."""
         if self.order is None:
             return
         fetched = self.origin[key][1]

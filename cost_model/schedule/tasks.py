@@ -1,11 +1,12 @@
-"""Tasks of a schedule: nodes on their groups, and communications between them."""
+"""Tasks of a schedule, and the parts of values that several phases of a device read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from partitioner.ir.layout import Placement
+from partitioner.ir.phases import PhaseError, StepOrder
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm
 
@@ -46,6 +47,53 @@ class Task:
         return self.kind == "comm" or (self.placed is not None and bool(self.placed.sent))
 
     @property
+    def whole_s(self) -> Mapping[int, float]:
+        """Seconds by device, with those that it takes beside compute."""
+        return {device: s + self.hidden.get(device, 0.0) for device, s in self.devices.items()}
+
+    @property
     def longest_s(self) -> float:
         """Seconds on the device that it occupies longest."""
         return max(self.devices.values(), default=0.0)
+
+
+@dataclass(frozen=True)
+class NeededPart:
+    """A part of a value that several phases of its devices read, in no order that data decide."""
+
+    why: str  #: The node that reads it before it is there.
+    value: str  #: Name of the value.
+    order: StepOrder  #: The order of the phases.
+    device: int  #: A device that holds the part.
+    made: int  #: The phase that makes the value.
+    #: Phases that read the part, or that were to fetch it. In split schedules a lane of two stages
+    #: may run the weight gradients of one before or behind the backward pass of the other one, from
+    #: micro-batch to micro-batch.
+    readers: frozenset[int]
+
+    def and_by(self, other: NeededPart) -> NeededPart:
+        """The same part with the readers of both."""
+        return replace(other, readers=self.readers | other.readers)
+
+    @property
+    def phase(self) -> int:
+        """The last phase in which the device may fetch the part for all its readers.
+
+        Raises:
+            PhaseError: There is none.
+        """
+        earlier = [phase for phase in self.order.own(self.device) if phase <= min(self.readers)]
+        before = [phase for phase in earlier if self._serves(phase)]
+        if not before:
+            shown = (" ".join(map(str, self.order.phases.of(p))) for p in sorted(self.readers))
+            raise PhaseError(
+                f"{self.why!r} reads {self.value!r}, which device {self.device} needs in "
+                f"{' and '.join(shown)}: it has no phase in which it could get it for both"
+            )
+        return max(before)
+
+    def _serves(self, phase: int) -> bool:
+        is_before = self.order.is_before
+        return (phase == self.made or is_before(self.made, phase, self.device)) and all(
+            phase == reader or is_before(phase, reader, self.device) for reader in self.readers
+        )

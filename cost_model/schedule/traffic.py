@@ -18,10 +18,7 @@ from partitioner.ir.types import item_bytes
 
 
 def moves(task: Task) -> Iterator[tuple[int, int, float]]:
-    """(source, target, bytes) between different devices; for a node, those sent inside of it.
-
-    Of these they are the expected ones.
-    """
+    """(source, target, bytes) between devices; of a node those expected inside of it."""
     comm = task.comm
     if comm is None:
         for inside in dispatch_comms(task.placed) if task.placed is not None else ():
@@ -44,10 +41,7 @@ def moves(task: Task) -> Iterator[tuple[int, int, float]]:
 
 
 def sent_bytes(schedule: Schedule) -> Mapping[int, float]:
-    """Bytes that leave each device in a request or step; no entry for one that sends none.
-
-    Equal communications share their transfers, which may be many: they are counted once.
-    """
+    """Bytes that leave each device in a request or step; equal transfers count once."""
     total: dict[int, float] = defaultdict(float)
     counted: dict[int, Mapping[int, int]] = {}
     for task in schedule.tasks:

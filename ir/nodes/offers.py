@@ -1,6 +1,6 @@
 """Offers of a graph: nodes that may be left out, and the alternatives that follow.
 
-A plan is for a graph without offers (`rewrites.settle`).
+A plan is for a graph without offers (`rewrites.graph_writer`).
 """
 
 from __future__ import annotations

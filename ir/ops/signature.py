@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.loops.dispatch import Dispatch
-from partitioner.ir.loops.parts import Parts
-from partitioner.ir.loops.windows import Window
+from partitioner.ir.loops.windows import Parts, Window
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import DTYPE_BITS, TensorType
 
@@ -74,11 +73,7 @@ class Signature(ABC):
         return self.types[index] if index < len(self.types) else None
 
     def shape(self, index: int = 0) -> Shape:
-        """Sizes of operand `index`.
-
-        Raises:
-            OpaqueError: It is absent.
-        """
+        """Sizes of operand `index`; OpaqueError if it is absent."""
         tensor = self.type(index)
         if tensor is None:
             raise OpaqueError(f"operand {index} is absent")
@@ -128,27 +123,16 @@ class Signature(ABC):
             listed = names.split() if isinstance(names, str) else names
             return [part for name in listed for part in runs.get(name, (name,))] if runs else listed
 
-        reduce, points = options.get("reduce", ()), options.get("points")
+        given: dict[str, Any] = {name: of for name, of in options.items() if name != "sums"}
+        for name in {"whole", "dropped", "summed", "points"} & given.keys():
+            given[name] = given[name] if given[name] is None else expanded(given[name])
+        reduce = given.get("reduce", ())
         if not isinstance(reduce, Mapping):
-            reduce = dict.fromkeys(expanded(reduce), "sum")
-        return Rule.of(
-            [dims and [*expanded(dims)] for dims in ins],
-            [dims and [*expanded(dims)] for dims in outs],
-            shapes,
-            out_shapes,
-            sizes=options.get("sizes"),
-            reduce=reduce,
-            whole=expanded(options.get("whole", ())),
-            windows=options.get("windows"),
-            dropped=expanded(options.get("dropped", ())),
-            summed=expanded(options.get("summed", ())),
-            rising=options.get("rising", ""),
-            addends=options.get("addends", ()),
-            linear=(*options.get("linear", ()), *self.sums(options.get("sums", ()))),
-            points=None if points is None else expanded(points),
-            flops=options.get("flops", 0.0),
-            dispatch=options.get("dispatch"),
-        )
+            given["reduce"] = dict.fromkeys(expanded(reduce), "sum")
+        given["linear"] = *options.get("linear", ()), *self.sums(options.get("sums", ()))
+        operand_dims = [dims and [*expanded(dims)] for dims in ins]
+        result_dims = [dims and [*expanded(dims)] for dims in outs]
+        return Rule.of(operand_dims, result_dims, shapes, out_shapes, **given)
 
 
 def pattern(text: str, **options: Unpack[Options]) -> Callable[[Signature], Rule]:

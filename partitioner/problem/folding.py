@@ -235,15 +235,11 @@ def fold(graph: Graph, rules: Rules, demands: Mapping[str, Hashable] = NO_DEMAND
     names = _names_at_seam(graph, runs, count)
     nodes = [reading(graph.nodes[i], names.get(i, {})) for i in left]
     ordered = tuple(places[i] for i in range(len(graph.nodes)))
-    return Folded(_shortened(graph, nodes), graph, runs, short, ordered)
-
-
-def _shortened(graph: Graph, nodes: list[Node]) -> Graph:
-    """The graph of these nodes only."""
     results = {value for node in nodes for value in node.writes}
     outputs = tuple(value for value in graph.outputs if value in results)
     writer = GraphWriter(source=graph, nodes=nodes)
-    return writer.graph({node.name for node in nodes}, outputs=outputs)
+    folded = writer.graph({node.name for node in nodes}, outputs=outputs)
+    return Folded(folded, graph, runs, short, ordered)
 
 
 def _names_at_seam(

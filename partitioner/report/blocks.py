@@ -51,11 +51,7 @@ class Block:
 
 
 def blocks(graph: Graph, groups: Sequence[int]) -> list[Block]:
-    """The outermost blocks, in order, with blocks inside them.
-
-    Args:
-        groups: Device group of each node: chunks end where it changes, if they can.
-    """
+    """The outermost blocks, with blocks inside; chunks end where the group of nodes changes."""
 
     def kind(node: Node) -> object:
         return signature(node, graph.types), tuple(v in graph.constants for v in node.inputs)
@@ -65,11 +61,7 @@ def blocks(graph: Graph, groups: Sequence[int]) -> list[Block]:
 
 
 def block_label(block: Block, names: Sequence[str]) -> str:
-    """The scope that the names of a repeat's nodes share, or its number; a chunk's end names.
-
-    Args:
-        names: Names of all nodes of the graph.
-    """
+    """The scope that the names of a repeat's nodes share, or its number; a chunk's end names."""
     names = names[block.first : block.last + 1]
     # What the first and the last name in sorted order share, all share.
     pairs = zip(min(names), max(names), strict=False)
@@ -82,11 +74,7 @@ def block_label(block: Block, names: Sequence[str]) -> str:
 
 
 def paths(graph: Graph, groups: Sequence[int]) -> Sequence[Path]:
-    """Module path of each node, backward ones as their twins; without names, repeats around it.
-
-    Args:
-        groups: As of `blocks`.
-    """
+    """Module path of each node, backward ones as their twins; without names, repeats around it."""
     twins, modules = graph.twins, graph.modules
     names = [twins.get(node.name, node.name) for node in graph.nodes]
     told = [f"{modules[name]}/operator" if name in modules else name for name in names]
@@ -127,12 +115,9 @@ def _paths_of_blocks(nodes: int, outer: Iterable[Block]) -> Sequence[Path]:
 
 
 def repeats(kinds: Ints, crossing: Floats) -> list[Stretch]:
-    """The repeats of a sequence, in order; of repeats that overlap, those that hide most nodes.
+    """The repeats of a sequence of kinds, in order; of those that overlap, the ones that hide most.
 
-    Args:
-        kinds: Equal numbers where nodes are equal.
-        crossing: Number of values that cross the point before each node: a block begins where
-            fewest do.
+    A block begins where fewest values cross the point before a node.
     """
     stretches = repetitions(
         kinds,
@@ -167,7 +152,6 @@ class _Folder:
         return inside
 
     def _between(self, first: int, stop: int, inside: Sequence[Block]) -> list[Block]:
-        """The repeats, and the nodes between them folded."""
         folded: list[Block] = []
         at = first
         for block in [*inside, Block(stop, stop)]:

@@ -18,9 +18,6 @@ def card(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
     """The verdict, the figures, the spaces and the load of each device, under 20 kB.
 
     It holds no script, loads nothing, and takes the colours of the notebook.
-
-    Args:
-        comparison: Its prediction beside a measured run of it, if there was one.
     """
     head = headline(result, comparison=comparison)
     figures, measured_s = result.evaluation, head["step_measured_s"]

@@ -55,12 +55,7 @@ class Measured:
 
     @classmethod
     def of(cls, plan: str, logs: Sequence[RankLog], stream_s: float | None = None) -> Measured:
-        """The record of what all ranks recorded, in order of rank.
-
-        Args:
-            plan: Digest of the plan.
-            logs: Of all ranks, which ran on this machine.
-        """
+        """The record of what all ranks of a plan recorded on this machine, in order of rank."""
         first = logs[0]
         return cls(
             plan,
@@ -120,7 +115,6 @@ class Measured:
 
 
 def _task_data(task: MeasuredTask) -> dict[str, Any]:
-    """A task's fields; those that say nothing are left out."""
     data: dict[str, Any] = {"nodes": task.nodes, "comms": task.comms, "label": task.label}
     data = {key: value for key, value in data.items() if value}
     data |= {"start_s": _rounded(task.start_s), "seconds": _rounded(task.seconds)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
-from partitioner.cost_model.schedule.passes import LETTERS
+from partitioner.cost_model.schedule.readings import LETTERS
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.ir.graph import Graph
@@ -44,11 +44,7 @@ def steps(graph: Graph, schedule: Schedule) -> list[Step]:
 
 
 def attributed(graph: Graph, placed: Sequence[PlacedNode], schedule: Schedule) -> nx.DiGraph:
-    """Make a `networkx.DiGraph` of a graph with the figures of a plan on its nodes.
-
-    Args:
-        placed: The plan's decisions on the nodes, in graph order.
-    """
+    """Make a `networkx.DiGraph` of a graph with the figures of a plan on its nodes."""
     network = graph.to_networkx()
     for node in placed:
         network.add_node(

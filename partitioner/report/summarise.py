@@ -1,8 +1,12 @@
-"""The facts of the plan that was found, beside those of one device, and what is said of it."""
+"""The facts of the plan that was found, beside those of one device and of the other spaces."""
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from partitioner.cost_model.cluster.topology import Cluster
@@ -13,17 +17,25 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.ops import is_view, rules_of
 from partitioner.ir.plan import resolve
 from partitioner.report.findings import split
+from partitioner.report.findings.notes import whole_machine_notes
 from partitioner.report.findings.one_device import OneDevice
-from partitioner.report.findings.whole_machine import whole_machine_notes
-from partitioner.report.ranges import ranges
-from partitioner.report.spaces import space_facts
+from partitioner.report.planned import Planned
+from partitioner.report.schema import Changes, Moved, Space, ranges
 from partitioner.report.stages import step_facts
 from partitioner.report.summary import stretch_rows
+from partitioner.report.text.diff import diff
 from partitioner.search.limits import MOST_EXPLICIT
-from partitioner.search.outcome import Outcome
+from partitioner.search.outcome import Candidate, Outcome
 from partitioner.search.request import Request
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.kinds.parallel import parallel_notes
+
+#: Spaces that are compared with the chosen plan, and nodes of a graph up to which they are: a
+#: comparison makes both schedules, and is stored with the plan.
+MOST_SPACES = 8
+MOST_NODES = 6000
+#: Runs of moved nodes that a stored comparison lists.
+MOST_RUNS = 60
 
 
 def summarise(
@@ -34,11 +46,8 @@ def summarise(
 ) -> dict[str, Any]:
     """The facts of a plan, for its summary, each figure beside that of one device.
 
-    Seconds, bytes and FLOP shares are predictions of the cost model. Infinite throughput, on a
-    cluster that takes no time, is None: JSON has no infinity.
-
-    Args:
-        notes: Of the front end, and on runs of plans.
+    Seconds, bytes and FLOP shares are predictions. Infinite throughput is None: JSON has no
+    infinity.
     """
     graph, plan, figures, whole = outcome.graph, outcome.plan, outcome.evaluation, outcome.whole
     cert, devices, request = plan.certificate, len(cluster), outcome.request or request
@@ -110,10 +119,7 @@ def summarise(
 
 
 def _fewer(outcome: Outcome, single: OneDevice, devices: int) -> dict[str, Any] | None:
-    """The cheapest known plan on fewer devices, if it costs less than the chosen one.
-
-    Else the chosen one, if it leaves devices idle: those that it uses do as well.
-    """
+    """The cheapest plan on fewer devices, or the chosen one if it leaves some idle."""
     cert = outcome.plan.certificate
     assert cert is not None
     used = outcome.evaluation.devices_used
@@ -130,7 +136,6 @@ def _fewer(outcome: Outcome, single: OneDevice, devices: int) -> dict[str, Any] 
 
 
 def _recompute_notes(outcome: Outcome) -> tuple[str, ...]:
-    """The number of operators that are computed again, where that was offered."""
     optional = outcome.of.optional if outcome.of is not None else frozenset()
     repeated = [node for node in outcome.graph.nodes if node.name in optional]
     if not optional or (outcome.plan.micro_batches is not None and not repeated):
@@ -140,11 +145,7 @@ def _recompute_notes(outcome: Outcome) -> tuple[str, ...]:
 
 
 def _opaque_notes(outcome: Outcome) -> tuple[str, ...]:
-    """One line for each reason that keeps nodes whole.
-
-    Blocks that are placed whole have operators for their parts that need no rule: those of the
-    whole graph count.
-    """
+    """One line for each reason that keeps nodes whole; of whole blocks by the whole graph."""
     graph, plan = outcome.graph, outcome.plan
     if plan.blocks and outcome.whole is not None and all(m.size() == 1 for m in plan.groups):
         graph = outcome.whole
@@ -156,3 +157,82 @@ def _opaque_notes(outcome: Outcome) -> tuple[str, ...]:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         notes.append(f"kept whole on one device: {', '.join(names[:3])}{more}: {why}")
     return tuple(notes)
+
+
+def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[Space]:
+    """The best plan of each space as figures, the cheapest first, with its changes.
+
+    On more than `MOST_EXPLICIT` devices, and of large graphs, there are no changes: the space alone
+    is planned again by ``--strategy`` and ``--mesh``, and `partition diff` compares the folders.
+    """
+    cert = outcome.plan.certificate
+    assert cert is not None
+
+    def planned(of: Outcome | Candidate) -> Planned:
+        summary = {"one_device": dict(vars(single))}
+        figures, graph = of.evaluation, of.graph
+        return Planned(
+            name=graph.name,
+            graph=graph,
+            cluster=cluster,
+            plan=of.plan,
+            evaluation=figures,
+            summary=summary,
+        )
+
+    chosen, bare = planned(outcome), replace(outcome.plan, certificate=None)
+    small = len(cluster) <= MOST_EXPLICIT and len(outcome.graph.nodes) <= MOST_NODES
+    compared = 0
+    rows = []
+    for candidate in sorted(outcome.candidates, key=lambda plan: plan.cost(cert.objective)):
+        figures, space = candidate.evaluation, str(candidate.space)
+        busiest = max(figures.load_s, key=figures.load_s.__getitem__, default=0)
+        row = Space(
+            space=space,
+            cost=candidate.cost(cert.objective),
+            devices_used=figures.devices_used,
+            busiest=busiest,
+            compute_s=figures.compute_s.get(busiest, 0.0),
+            comm_s=figures.comm_s.get(busiest, 0.0),
+            fits=figures.fits_exactly,
+        )
+        if small and compared < MOST_SPACES and candidate.plan != bare:
+            row["changes"] = changes(chosen, planned(candidate), cert.objective, space)
+            compared += 1
+        rows.append(row)
+    return rows
+
+
+def changes(before: Planned, after: Planned, objective: str, space: str) -> Changes:
+    """A comparison that is small enough to be stored: runs of nodes that moved alike are one."""
+    full = diff(before, after, ("the chosen plan", space), objective)
+    runs = _runs(full["moved"])
+    return Changes(
+        verdict=full["verdict"],
+        figures=full["figures"],
+        moved=runs[:MOST_RUNS],
+        moved_count=len(full["moved"]),
+        same=full["same"],
+        traffic=full["traffic"],
+    )
+
+
+def _runs(moved: Sequence[Moved]) -> list[Moved]:
+    """Neighbours with equal decisions before and after as one row, the longest seconds first."""
+    rows = []
+    for _, run in itertools.groupby(moved, key=operator.itemgetter("before", "after")):
+        nodes = list(run)
+        first, last = nodes[0], nodes[-1]
+        ops = dict.fromkeys(node["op"] for node in nodes)
+        several = f"{first['name']} … {last['name']} ({len(nodes)} nodes)"
+        rows.append(
+            Moved(
+                name=several if len(nodes) > 1 else first["name"],
+                op=", ".join(list(ops)[:3]),
+                before=first["before"],
+                after=first["after"],
+                seconds_before=sum(node["seconds_before"] for node in nodes),
+                seconds_after=sum(node["seconds_after"] for node in nodes),
+            )
+        )
+    return sorted(rows, key=lambda row: -max(row["seconds_before"], row["seconds_after"]))

@@ -22,7 +22,6 @@ MAX_PEAKS = 8
 
 
 def _beside_one(summary: Mapping[str, Any]) -> str:
-    """The first words of the summary: what several devices gain."""
     if summary["devices_used"] == 1 or summary["objective"] == "memory":
         return ""
     what = "answers a request " if summary["objective"] == "latency" else ""
@@ -34,11 +33,7 @@ def _beside_one(summary: Mapping[str, Any]) -> str:
 
 
 def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
-    """The facts as lines for people.
-
-    Args:
-        search_s: Seconds of the search; None if unknown.
-    """
+    """The facts as lines for people, with the seconds of the search if they are known."""
     objective, fewer = summary["objective"], summary["fewer_devices"]
     single = OneDevice(**summary["one_device"])
     alone_s = alone_per_s = "the whole model does not fit one device"
@@ -102,10 +97,7 @@ def stretch_rows(graph: Graph, plan: Plan) -> list[dict[str, Any]]:
 
 
 def block_lines(stretches: Sequence[Mapping[str, Any]], *, devices: int) -> list[str]:
-    """The stretches of a plan that run in blocks, one line each; those not cut in one line.
-
-    With several devices, each line says which of them run the blocks.
-    """
+    """The stretches of a plan in blocks, a line each; those not cut in one line."""
     lines: list[str] = []
     in_turn: dict[str, int] = {}
     for stretch in stretches:
@@ -179,11 +171,7 @@ def _searched(seed: int, folded: str, search_s: float | None) -> str:
 
 
 def solved_by(solver: str, status: str) -> str:
-    """Say which methods found a plan and proved its bound, and that they needed no ILP.
-
-    Args:
-        solver: As of `Certificate`: the methods that found the plan / proved the bound.
-    """
+    """Say which methods found a plan / proved its bound, and that they needed no ILP."""
     found, _, proved = solver.partition(" / ")
     methods = found if proved in ("", found) else f"{found}, bound by {proved}"
     needless = status == "optimal" and "integer program" not in solver

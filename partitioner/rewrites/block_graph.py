@@ -18,6 +18,7 @@ from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Constant, Graph
 from partitioner.ir.layout import Interval, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops.pieces import added, joined
 from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.types import TensorType, numpy_dtype
 from partitioner.rewrites.block_recompute import computing_again
@@ -77,8 +78,7 @@ class _BlockWriter:
         at = 0
         for stretch in self.blocks.stretches:
             first, last = span_of(whole, stretch)
-            if first < at:
-                raise BlockError(f"blocks: {stretch.first!r} is in two stretches")
+
             nodes += whole.nodes[at:first]
             if stretch.chunks:
                 layout, begin = lay_out(whole, stretch), len(nodes)
@@ -185,7 +185,8 @@ class _BlockWriter:
     def _zeros(self, value: str, type_: TensorType) -> str:
         key = value, (((-1, type_.numel),),)
         if key not in self.cut_constants:
-            zeros = Constant(type_, partial(_zeros, type_), weight=True)
+            load = partial(np.zeros, type_.shape, numpy_dtype(type_.dtype))
+            zeros = Constant(type_, load, weight=True)
             self.cut_constants[key] = self.writer.constant(f"{value}.zeros", zeros)
         return self.cut_constants[key]
 
@@ -228,10 +229,13 @@ class _Join:
             type_ = writer.source.types[self.value].with_shape(shape)
         is_last = self.count == self.mesh.size() and axis == self.mesh.names[0]
         name = self.value if is_last else writer.value(f"{self.value}.until{self.count}", type_)
-        if is_sum:
-            writer.added(parts[0], parts[1], name)
-        else:
-            writer.joined(parts, dim, name)
+        one, *others = parts
+        node = (
+            added(writer.source, one, others[0], name)
+            if is_sum
+            else joined(writer.source, parts, dim, name)
+        )
+        writer.add_node(node, "joined")
         return name
 
 
@@ -244,7 +248,3 @@ def _box(at: Sharding, mesh: DeviceMesh, point: Mapping[str, int]) -> _Box:
             raise BlockError(f"blocks: a dim in {len(pieces)} pieces, {dim}")
         box.append(pieces[0])
     return tuple(box)
-
-
-def _zeros(type_: TensorType) -> np.ndarray:
-    return np.zeros(type_.shape, numpy_dtype(type_.dtype))

@@ -27,8 +27,7 @@ from partitioner.ir.layout import (
     share_cut,
 )
 from partitioner.ir.loops.factors import PENDING, DimExpr, FactorKind
-from partitioner.ir.loops.parts import Parts
-from partitioner.ir.loops.windows import Window
+from partitioner.ir.loops.windows import Parts, Window
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.plan import PlacedNode, place
@@ -251,9 +250,11 @@ class ClassCuts:
         layouts = tuple(layouts)
 
         def distance(share: tuple[float, ...]) -> int:
-            of = self.mesh
-            cuts = [(cut, _by_share(of, cut.size, cut.axes, share, 1)) for cut in layouts]
-            return sum(_distance(layout, cut) for layout, cut in cuts)
+            cuts = (_by_share(self.mesh, cut.size, cut.axes, share, 1) for cut in layouts)
+            return sum(
+                sum(abs(x - y) for x, y in zip(layout.sizes(), cut.sizes(), strict=True))
+                for layout, cut in zip(layouts, cuts, strict=True)
+            )
 
         return min(((), *self.shares), key=distance)
 
@@ -290,10 +291,6 @@ def _weights(mesh: DeviceMesh, axes: Axes, share: tuple[float, ...]) -> tuple[fl
         index = mesh.linear(axes, point)
         weights[index] = min(weights[index], of_device)
     return tuple(weights)
-
-
-def _distance(a: DimLayout, b: DimLayout) -> int:
-    return sum(abs(x - y) for x, y in zip(a.sizes(), b.sizes(), strict=True))
 
 
 @lru_cache(maxsize=65536)

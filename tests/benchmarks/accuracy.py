@@ -57,7 +57,7 @@ from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.executors import ONNX_RUNTIME, PYTORCH
 from partitioner.cost_model.memory.peaks import MemoryPeak
 from partitioner.cost_model.prices.compute import Sources
-from partitioner.cost_model.profiles.database import Profile, write_entries, write_links
+from partitioner.cost_model.profiles.database import Profile, write_entries
 from partitioner.cost_model.profiles.forms import Form
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.plan import Plan, resolve
@@ -516,7 +516,7 @@ def _copy(profile: Profile, target: Path) -> None:
     entries = [entry for some in profile.known.values() for entry in some.values()]
     write_entries(target, profile.device, profile.threads, entries)
     links = [entry for some in profile.links.values() for entry in some]
-    write_links(target, profile.device, profile.threads, links)
+    write_entries(target, profile.device, profile.threads, links)
 
 
 def _mean(runs: Sequence[Sequence[float]]) -> tuple[float, float]:

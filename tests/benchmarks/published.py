@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from partitioner.cost_model.cluster import presets
-from partitioner.cost_model.cluster.data_files import data_file
+from partitioner.cost_model.cluster.published import data_file
 from partitioner.cost_model.cluster.resolve import preset_cluster
 from partitioner.cost_model.prices.collectives import collective, tabled
 from partitioner.cost_model.prices.compute import node_estimates

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name
 
 import partitioner
-from partitioner.api.compiled.module import ModuleProgram
-from partitioner.api.compiled.variants import variant
+from partitioner.api.compiled.module import ModuleProgram, variant
 from partitioner.backends.errors import BackendError
 from partitioner.frontends.errors import FrontendError
 

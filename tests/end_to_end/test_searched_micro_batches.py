@@ -14,10 +14,9 @@ from helpers.modules import batch_losses
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.frontends.model import ModuleInput, open_model
 from partitioner.frontends.torch.building.graph import SEED
-from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
-from partitioner.frontends.torch.trace import trace_module
+from partitioner.frontends.torch.trace import trace_micro_batch, trace_module
 from partitioner.ir.errors import PartitionerError
 from partitioner.rewrites.same_in_parts import difference
 from partitioner.solver import Infeasible

@@ -13,11 +13,10 @@ from partitioner.report.page.data import report_data, result_bottleneck
 from partitioner.report.page.page import render
 from partitioner.report.pictures.dot import dot
 from partitioner.report.pictures.timeline import draw_timeline
-from partitioner.report.schedules import variations
 from partitioner.report.schema import Report
 from partitioner.report.stages import bubble_share, plan_sentence, stages
 from partitioner.report.text.diff import diff, diff_text
-from partitioner.report.text.explain import explain, explain_node
+from partitioner.report.text.explain import explain, explain_node, variations
 from partitioner.report.text.show import show
 
 

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from partitioner.frontends.torch.building.graph import SEED
-from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
-from partitioner.frontends.torch.trace import trace_module
+from partitioner.frontends.torch.trace import trace_micro_batch, trace_module
 from partitioner.ir.layout import MAX_SEGMENTS
 from partitioner.rewrites.same_in_parts import Difference, difference
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,15 +14,15 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 from partitioner.backends.errors import BackendError, one_line, why_unreadable
 from partitioner.backends.header import Header, fits
 from partitioner.backends.onnx.files.agreement import check_agreement, check_delivery, check_order
-from partitioner.backends.onnx.files.header import (
+from partitioner.backends.onnx.files.messages import (
     BLOCK_KEY,
     DOMAIN,
     PHASE_KEY,
     PLAIN_KEY,
+    attribute_graphs,
     parse_transfers,
     read_header,
 )
-from partitioner.backends.onnx.files.nodes import attribute_graphs
 from partitioner.backends.onnx.files.steps import Cut, RankModel, Segment
 from partitioner.backends.onnx.files.weights import check_digest
 from partitioner.backends.regions import region_shape
@@ -74,11 +74,7 @@ def read_rank(directory: Path, rank: int) -> RankFile:
 
 
 def check_ranks(files: Sequence[RankFile], where: str) -> tuple[Header, ...]:
-    """The headers of the files of all ranks, in order of rank.
-
-    Args:
-        files: As `read_rank` gives them.
-        where: Name of their place, for errors.
+    """The headers of the files of all ranks, in order of rank; errors call their place `where`.
 
     Raises:
         BackendError: They are of different plans, or disagree about a communication.
@@ -105,9 +101,7 @@ def _shared(header: Header) -> tuple[object, ...]:
 def load_rank(source: Path | ModelProto, keep: Collection[str] = ()) -> RankModel:
     """A rank file, or its message with all constants inside, as steps.
 
-    Args:
-        source: The file or message.
-        keep: Local values to have after a run, beside the outputs.
+    The local values in `keep` are there after a run, beside the outputs.
 
     Raises:
         BackendError: It is no rank file, or its communications are incomplete or out of order.
@@ -141,11 +135,7 @@ def _read_file(path: Path) -> tuple[bytes, ModelProto, Header]:
 
 
 def _steps(proto: ModelProto, header: Header) -> tuple[Segment | Cut, ...]:
-    """Segments (not linked yet) and cuts in file order.
-
-    Raises:
-        BackendError: A tool has re-sorted or dropped nodes: the global order is broken.
-    """
+    """Segments (not linked yet) and cuts in file order."""
     steps = tuple(_split(proto.graph.node, header.rank))
     cuts = [step for step in steps if isinstance(step, Cut)]
     order = [cut.comm.seq for cut in cuts]
@@ -164,11 +154,7 @@ def _steps(proto: ModelProto, header: Header) -> tuple[Segment | Cut, ...]:
 
 
 def _check_phases(steps: Iterable[Segment | Cut], rank: int, order: RunOrder) -> None:
-    """Refuse steps in phases that the rank does not run, or as often as it does not.
-
-    Raises:
-        BackendError: There are such steps.
-    """
+    """Refuse steps in phases that the rank does not run, or as often as it does not."""
     for step in steps:
         if isinstance(step, Segment):
             what, phases = f"node {step.nodes[0].name!r}", {step.phase}
@@ -348,8 +334,8 @@ def _free(nodes: Iterable[NodeProto], known: set[str]) -> Iterator[str]:
         known.update(name for name in node.output if name)
 
 
-def constants_outside(model: RankModel) -> Mapping[str, TensorType]:
+def constants_outside(model: RankModel) -> tuple[str, ...]:
     """Constants that are sent, delivered or kept: the runtime itself reads them."""
     names = [name for step in model.steps if isinstance(step, Cut) for name in _values(step)]
     names += [output.value for output in model.header.outputs] + list(model.keep)
-    return {name: model.types[name] for name in names if name in model.constants}
+    return tuple(dict.fromkeys(name for name in names if name in model.constants))

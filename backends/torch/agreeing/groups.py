@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.distributed.distributed_c10d import GroupName
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.group_lifetime import free_default_arguments
+from partitioner.backends.process_group import free_default_arguments
 from partitioner.backends.torch.operators.sent import group_name
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.program import Comm, CommKind, Compute, Programs
+from partitioner.ir.program import Comm, CommKind, Programs
 
 
 def check_world(ranks: int) -> int:
@@ -36,18 +36,15 @@ def check_world(ranks: int) -> int:
 
 def group_ranks(programs: Programs) -> list[tuple[int, ...]]:
     """The sets of ranks that communicate in any rank's program, in order."""
-    return sorted(
-        {ranks for program in programs.ranks for step in program.steps if (ranks := _group(step))}
-    )
-
-
-def _group(step: Compute | Comm) -> tuple[int, ...]:
-    """The ranks that communicate in a step; () of most nodes."""
-    if isinstance(step, Comm):
-        return () if step.kind is CommKind.SLICE else step.ranks
-    ranks = step.node.attrs.get("ranks", ())
-    assert isinstance(ranks, tuple)
-    return tuple(map(int, ranks))
+    found: set[tuple[int, ...]] = set()
+    for step in (step for program in programs.ranks for step in program.steps):
+        if isinstance(step, Comm):
+            found.add(() if step.kind is CommKind.SLICE else step.ranks)
+        else:
+            ranks = step.node.attrs.get("ranks", ())
+            assert isinstance(ranks, tuple)
+            found.add(tuple(map(int, ranks)))
+    return sorted(found - {()})
 
 
 #: Names of the groups that were made, by the group of all ranks.
@@ -57,14 +54,11 @@ Link = tuple[int, int, int, int]
 
 
 def register_named(groups: Iterable[tuple[int, ...]]) -> None:
-    """Make process groups under the names that graphs call them by.
+    """Make process groups under the names that graphs call them by, alike on every rank.
 
     Each is made once, by all ranks: those outside of it take part too. They live until
     `destroy_process_group`: nobody else may hold them, since their threads would still run while
     Python shuts down.
-
-    Args:
-        groups: Ranks of each; the same on every rank, in the same order.
     """
     for ranks in groups:
         _register(group_name(ranks), ranks)
@@ -99,10 +93,7 @@ def new_group(
 ) -> Any:
     """A process group with the timeout of the one of all ranks (PyTorch's default is 30 minutes).
 
-    Not to be held: see `register_named`.
-
-    Args:
-        least: The least timeout.
+    Not to be held: see `register_named`. Its timeout is at `least` that.
     """
     timeout = _timeout()
     if least is not None and timeout is not None:

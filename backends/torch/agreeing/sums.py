@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -63,13 +64,12 @@ class Sums:
         names: dict[tuple[int, tuple[int, ...]], list[str]] = {}
         for (first, name), ranks in differing.items():
             names.setdefault((first, tuple(ranks)), []).append(name)
-        return f"{'; '.join(self._lines(names))}: {self.advice}"
-
-    def _lines(self, names: Mapping[tuple[int, tuple[int, ...]], Sequence[str]]) -> Iterator[str]:
-        for (first, ranks), differing in names.items():
-            more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-            has = "has" if len(ranks) == 1 else "have"
-            yield f"{named(ranks)} {has} {self.differ} {differing[0]!r}{more} than rank {first}"
+        lines = []
+        for (first, others), unlike in names.items():
+            more = f" and {len(unlike) - 1} more" if len(unlike) > 1 else ""
+            has = f"{named(others)} {'has' if len(others) == 1 else 'have'} {self.differ}"
+            lines.append(f"{has} {unlike[0]!r}{more} than rank {first}")
+        return f"{'; '.join(lines)}: {self.advice}"
 
 
 def differing_within(
@@ -90,3 +90,76 @@ def differing_within(
             if wrong := [rank for rank, word in words.items() if word != words[knows]]:
                 unlike[knows, name] = wrong
     return unlike
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """Checksums that a rank compares with the others at each call of its module."""
+
+    rank: int
+    #: By input and rank, which part of the batch it is called with; None if every rank is called
+    #: with the whole batch.
+    input_keys: Mapping[str, Mapping[int, str]] | None
+    trained: Mapping[int, Sequence[str]]  #: By rank, the trained parameters that it holds.
+
+    @property
+    def words(self) -> int:
+        """How many checksums a call compares."""
+        return 1 + (1 if self.input_keys is None else len(self.input_keys))
+
+    def inputs(self, known: Mapping[str, int]) -> Sums:
+        """Checksums of a call's inputs.
+
+        Args:
+            known: By input; empty if they are not to be compared.
+        """
+        keys = self.input_keys
+        if keys is None:
+            words = {"": code(repr(known).encode()) if known else 0}
+            return Sums(words, "other data in input", _GLOBAL_ADVICE, inner=known)
+        words = {name: known.get(name, 0) if self.rank in keys[name] else 0 for name in keys}
+        return Sums(words, "another part of input", _LOCAL_ADVICE, keys)
+
+    def writes(self, counts: Mapping[str, int]) -> Sums:
+        """Checksum of how often the trained parameters that this rank holds were written to."""
+        word = code(array("q", counts.values()).tobytes()) if counts else 0
+        holders = {rank: tuple(names) for rank, names in self.trained.items()}
+        return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, {"": holders}, counts)
+
+
+#: What ranks should do that are called with other data.
+_GLOBAL_ADVICE = (
+    "with inputs='global' every rank is called with the same whole batch: seed the loaders alike, "
+    "without a DistributedSampler, or use module(inputs='local') for own parts "
+    "(module(check_inputs=0) compares no inputs)"
+)
+_LOCAL_ADVICE = (
+    "the plan gives them the same part: with inputs='local' seed the loaders of such ranks alike "
+    "(module(check_inputs=0) compares no inputs)"
+)
+
+#: What ranks should do that wrote otherwise to their parameters.
+_WRITTEN_ADVICE = (
+    "call optimizer.step(), and whatever else writes to parameters, equally often on every rank, "
+    "as their parts no longer are of one model"
+)
+
+
+def beginning(words: Mapping[str, int]) -> Sums:
+    """Checksums of the weights and constants that a rank begins with."""
+    return Sums(
+        words,
+        "other contents of",
+        "begin with the same weights and constants: call torch.manual_seed with the same seed on "
+        "every rank before the model is made, load the same file, or send rank 0's with "
+        "torch.distributed.broadcast before compile",
+    )
+
+
+def loading(words: Mapping[str, int]) -> Sums:
+    """Checksums of the whole weights that a rank loaded."""
+    return Sums(
+        words,
+        "loaded other contents of",
+        "call load_state_dict() on every rank, with the same tensors",
+    )

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from partitioner.backends.group_lifetime import call_before_groups_end
+from partitioner.backends.process_group import call_before_groups_end
 from partitioner.backends.torch.agreeing.faults import Roll
 from partitioner.backends.torch.agreeing.source_files import is_of_torch, is_of_user
 from partitioner.backends.waiting import STEPS, Lookout, say

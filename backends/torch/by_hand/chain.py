@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from partitioner.backends.process_group import Group
-from partitioner.backends.torch.by_hand.functional import recv, send
-from partitioner.backends.torch.by_hand.linked import tie
+from partitioner.backends.torch.by_hand.functional import recv, send, tie
 from partitioner.backends.torch.by_hand.wire import Call, open_call
 from partitioner.ir.errors import hints_keywords
 
@@ -99,7 +98,13 @@ class Chain(nn.Module):
         delegate: torch.Tensor | None = None
         for position, hop in enumerate(self._hops):
             module = self.get_submodule(str(position))
-            output = module(*(self._received(hop, module, delegate) or inputs))
+            first = next(module.parameters(), None)
+            device = None if first is None else first.device
+            received = [
+                recv(rank, self._group, delegate=delegate, device=device)
+                for rank in hop.rank_in or ()
+            ]
+            output = module(*(received or inputs))
             if not isinstance(output, torch.Tensor):
                 raise call.error(
                     f"submodule {position} returned {type(output).__name__}, not a tensor"
@@ -116,15 +121,6 @@ class Chain(nn.Module):
         if delegate is None:
             raise call.error("no submodule was added on this rank")
         return delegate
-
-    def _received(
-        self, hop: _Hop, module: nn.Module, delegate: torch.Tensor | None
-    ) -> Sequence[torch.Tensor]:
-        """Inputs from other ranks, on the device of the submodule's parameters."""
-        first = next(module.parameters(), None)
-        device = None if first is None else first.device
-        ranks = hop.rank_in or ()
-        return [recv(rank, self._group, delegate=delegate, device=device) for rank in ranks]
 
 
 def _ranks(call: Call, ranks: int | Sequence[int] | None, word: str) -> tuple[int, ...] | None:

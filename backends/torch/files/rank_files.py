@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.agreeing.groups import group_ranks
 from partitioner.backends.torch.files.archive import read_extra, read_program
 from partitioner.backends.torch.graphs.emit import PassGraph
-from partitioner.backends.torch.graphs.phases import RankPhases
+from partitioner.backends.torch.graphs.phases import RankPhases, of_each
 from partitioner.ir.errors import IRError
 from partitioner.ir.program import Programs
 from partitioner.ir.types import TensorType
@@ -128,6 +128,16 @@ def _phase_name(phases: RankPhases, phase: int, *, last: bool) -> str:
 def _phase_file(phases: RankPhases, phase: int, *, last: bool) -> str:
     is_first = phase == min(phases.graphs) and not last
     return file_name(phases.rank, "forward" if is_first else _phase_name(phases, phase, last=last))
+
+
+def written_phases(
+    folder: Path, phases: Sequence[RankPhases], device: torch.device = CPU
+) -> list[RankPhases]:
+    """The phases of a rank in each micro-batch, as `with_written_phases`."""
+    return of_each(
+        phases,
+        lambda one: with_written_phases(folder, one, last=one is not phases[0], device=device),
+    )
 
 
 def with_written_phases(

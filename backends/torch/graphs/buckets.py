@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from partitioner.backends.torch.graphs.comms import assemble
 from partitioner.backends.torch.graphs.notes import (
     COMM,
     Task,
@@ -22,7 +23,6 @@ from partitioner.backends.torch.graphs.notes import (
     note_tasks,
     noted_tasks,
 )
-from partitioner.backends.torch.graphs.pieces import assemble
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

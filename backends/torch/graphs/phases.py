@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -25,6 +25,8 @@ from partitioner.ir.phases import Part as StepPart
 from partitioner.ir.phases import Phases, RunOrder
 from partitioner.ir.program import Comm, Compute, Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType
+
+MadeT = TypeVar("MadeT")
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,12 @@ class RankPhases:
         """Tell whether a phase runs where no gradients are wanted."""
         part, _ = self.order.phases.of(phase)
         return part in (StepPart.SETUP, StepPart.FORWARD, StepPart.DELIVER)
+
+
+def of_each(phases: Sequence[RankPhases], make: Callable[[RankPhases], MadeT]) -> list[MadeT]:
+    """Make something of the phases of each micro-batch, once where they are the same."""
+    made = {key: make(one) for key, one in {id(one): one for one in phases}.items()}
+    return [made[id(one)] for one in phases]
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.dtensors.local_steps import on_steps
 
 #: What brings the weights of a rank's module into the module that was compiled.
 LOAD = "load the rank module's full_state_dict() into the module that was compiled"
@@ -160,9 +157,8 @@ def watch(
         if any(id(x) in ours for x in _parameters(optimizer)):
             copies.note_step()
 
+    on_steps(rank_module, steps, stepped)
     handles = (
-        register_optimizer_step_pre_hook(steps),
-        register_optimizer_step_post_hook(stepped),
         original.register_forward_pre_hook(refuse_old_weights),
         original.register_state_dict_pre_hook(_refuse_old_state),  # type: ignore[no-untyped-call]
     )

@@ -6,13 +6,14 @@ import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 
 from partitioner.api.compiled.base import Ranks, origin
 from partitioner.api.compiled.rank_files import ModuleFiles
+from partitioner.api.compiled.taken_over import taken_over
 from partitioner.api.lowering import lower
 from partitioner.api.verify.compare import Verification, check_memory
 from partitioner.api.verify.module import check_contents, random_arguments, verify_module
@@ -38,13 +39,7 @@ if TYPE_CHECKING:
 
 
 def rest_of(module: TracedModule, plan: Plan) -> Rest | None:
-    """The last micro-batch of a plan's step on the ranks, if it is smaller than the others.
-
-    Raises:
-        ResultError: The plan does not fit it.
-    """
-    from partitioner.api.compiled.variants import taken_over
-
+    """The last, smaller micro-batch of a plan's step, if any; a ResultError if it does not fit."""
     if module.rest is None:
         return None
     rest = module.rest.of(plan.nodes)
@@ -71,9 +66,8 @@ class ModuleRanks(Ranks):
 
     module: TracedModule
     programs: Programs
-    plan: Plan | None = None  #: The plan of the programs; None if the ranks were read from files.
-    #: Folder of the files that were read; None if the ranks were emitted.
-    read_from: Path | None = None
+    plan: Plan  #: The plan of the programs.
+    read_from: Path | None = None  #: Folder of files that are there; None if they are emitted.
     rest: Rest | None = None  #: The last micro-batch of a step, if it is smaller.
     _made: dict[tuple[int, ...], AllRanks] = field(default_factory=dict, repr=False)
 
@@ -123,11 +117,7 @@ class ModuleRanks(Ranks):
         return {name: to_numpy(value, types[name].dtype) for name, value in results.items()}
 
     def _call(self, inputs: Mapping[str, np.ndarray]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of the module from arrays by the names of the graph's inputs.
-
-        Raises:
-            BackendError: One is missing or unknown.
-        """
+        """The module's arguments by names of the graph's inputs; a BackendError for others."""
         signature = self.module.signature
         tensors = {
             name: from_numpy(array, signature.types[name].dtype)
@@ -150,8 +140,10 @@ class ModuleRanks(Ranks):
         with self.module.traced.captured.autocast.region():
             return verify_module(self.module, self.all_ranks, seed, given)
 
-    def at(self, optimization: Optimization) -> NoReturn:
+    def at(self, optimization: Optimization | None) -> Self:
         """See `Ranks.at`."""
+        if optimization is None:
+            return self
         raise OptionError(
             f"optimization is {optimization!r}: that is of ONNX Runtime, the plan is of a module"
         )
@@ -165,7 +157,6 @@ class ModuleRanks(Ranks):
         from partitioner.backends.torch.files.rank_files import write_phases
         from partitioner.backends.torch.guards.originals import check_weights
 
-        assert self.plan is not None
         if not self.module.options.training:  # else no weights are written
             check_weights(self.module.module, "save()")
         graph, cpu = self.module.graph, torch.device("cpu")
@@ -181,10 +172,6 @@ class ModuleRanks(Ranks):
                     del last
                 gc.collect()  # graphs refer to themselves
 
-    def run_seconds(self, folder: Path, count: int) -> float:
-        """See `Ranks.run_seconds`; a step is a forward and a backward pass and the optimizer's."""
-        return self.run_written(folder, None, count).seconds
-
     def run_written(
         self,
         folder: Path,
@@ -195,23 +182,7 @@ class ModuleRanks(Ranks):
         recorded: int = 0,
         device: str = "cpu",
     ) -> LocalRun:
-        """Run the files that `write` left in a folder, one process of this machine a rank.
-
-        Args:
-            inputs: Whole arguments of the module by name; None draws valid random ones.
-            requests: Number of requests or, in training, of steps; one more goes before them.
-            seed: Seed of the drawn inputs and of dropout.
-            recorded: Steps that are recorded before; 0 for none.
-            device: Type of the device that each rank runs on, "cpu" or "cuda".
-
-        Returns:
-            The module's results in the last step, and what was measured.
-
-        Raises:
-            BackendError: An input is wrong, steps are to be recorded whose last micro-batch is
-                smaller, or a rank failed.
-            VerificationError: The module's weights or example inputs are fake.
-        """
+        """See `Ranks.run_written`; a step has both passes, and the optimizer's with a rate of 0."""
         from partitioner.backends.torch.local import run_module_files, run_steps
 
         if recorded:
@@ -239,7 +210,7 @@ class ModuleRanks(Ranks):
         """The files in a folder with what they need for a step with these whole inputs."""
         from partitioner.backends.torch.agreeing.groups import group_ranks
         from partitioner.backends.torch.local import RankSteps, StepFiles
-        from partitioner.backends.torch.running.phase_steps import links_of
+        from partitioner.backends.torch.running.step_values import links_of
 
         all_ranks, optimizer = self.all_ranks, self.module.options.optimizer
         starts = all_ranks.start(inputs, self.module.stored_values())
@@ -253,9 +224,8 @@ class ModuleRanks(Ranks):
                 starts[rank],
                 {} if rank else {o.whole: o.value for o in outputs if o.whole in shown},
                 self._updates(rank),
-                all_ranks.last_ranks[rank] if self.rest is not None else None,
             )
-            for rank, phases in enumerate(all_ranks.ranks)
+            for rank, phases in enumerate(all_ranks.phases)
         ]
         return StepFiles(
             folder.resolve(),
@@ -266,12 +236,9 @@ class ModuleRanks(Ranks):
         )
 
     def check_even(self) -> None:
-        """Refuse a last micro-batch that is smaller, of which no record is made.
+        """Refuse, as a BackendError, a smaller last micro-batch, of which no record is made.
 
         A record compares each task with its prediction, that of a whole micro-batch.
-
-        Raises:
-            BackendError: There is one.
         """
         if self.rest is not None:
             raise BackendError(

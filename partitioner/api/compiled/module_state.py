@@ -21,7 +21,7 @@ from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.graph import Graph
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.running.filling import Source
+    from partitioner.backends.torch.running.submodules import Source
 
 #: Types of plain values.
 _PLAIN = int, float, complex, str, tuple, torch.dtype, type(None)
@@ -55,11 +55,7 @@ def stored_of(module: TracedModule) -> tuple[Stored, ...]:
 def weights_of(
     module: TracedModule, stored: Sequence[Stored], init_seed: int | None, init: Init | None
 ) -> Source:
-    """The source of the ranks' weights.
-
-    Raises:
-        BackendError: They are fake, and neither `init_seed` nor `init` says how to make them.
-    """
+    """The source of the ranks' weights; a BackendError if they are fake and nothing makes them."""
     if init_seed is not None or init is not None:
         return Initialiser(module.module, init_seed or 0, init)
     tensors = module.traced.captured.tensors
@@ -108,20 +104,15 @@ def submodules_of(module: TracedModule) -> Mapping[str, Submodule]:
         absent = frozenset(name for name, tensor in tensors.items() if tensor is None)
         names, mode = frozenset(constants.get(path, ())), modes.get(path, True)
         values = _plain_values(part, settings.get(path, {}))
-        if not path:
-            values |= _objects_of(part)
+        if not path:  # attributes that are no tensors and no plain values, as a config
+            values |= {
+                name: value
+                for name, value in vars(part).items()
+                if not name.startswith("_") and not isinstance(value, (*_PLAIN, torch.Tensor))
+            }
         state = OwnState.of(part) if module.options.training else OwnState()
         submodules[path] = Submodule(type(part), names, absent, mode, values=values, state=state)
     return submodules
-
-
-def _objects_of(module: nn.Module) -> dict[str, object]:
-    """Attributes of the module itself that are no tensors and no plain values, as a config."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if not name.startswith("_") and not isinstance(value, (*_PLAIN, torch.Tensor))
-    }
 
 
 def _plain_values(part: nn.Module, settings: Mapping[str, object]) -> dict[str, object]:

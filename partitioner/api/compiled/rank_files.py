@@ -60,11 +60,7 @@ class RankFiles(ABC):
         """
 
     def check(self, plan: Plan, graph: Graph | None = None) -> None:
-        """Refuse files that are not of the folder's plan and model.
-
-        Args:
-            graph: The graph of its model, to compare the weights too (all of them are read); None
-                compares the plan only.
+        """Refuse files that are not of the plan and, if the model's graph is given, of its weights.
 
         Raises:
             DirectoryError: There are no rank files, they are of another plan, or they hold other
@@ -131,11 +127,7 @@ class ModuleFiles(RankFiles):
 
 
 def check_plan(folder: Path, header: Header, name: str, plan: Plan) -> None:
-    """Refuse a rank file of a folder that is not of the folder's plan.
-
-    Raises:
-        DirectoryError: It is of another plan; the message names the file and a remedy.
-    """
+    """Refuse, as a DirectoryError with a remedy, a rank file that is not of the folder's plan."""
     if header.origin.plan != plan.digest:
         raise DirectoryError(
             f"{folder}: {name} is not of its plan.json, which was edited; write it "

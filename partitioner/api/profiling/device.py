@@ -89,12 +89,7 @@ class LastCache(NamedTuple):
 
 @cache
 def last_cache(caches: Path = _CACHES, processors: int | None = None) -> LastCache:
-    """The last cache of the first processor; all are alike.
-
-    Args:
-        caches: The system's folder of the caches of the processor.
-        processors: Number of processors; default: those of this machine.
-    """
+    """The last cache of the first processor, by the system's folder of them; all are alike."""
     known = {0: LastCache(0, 1.0)}
     for folder in caches.glob("index*"):
         try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import pickle
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from partitioner.api.profiling.device import Device
-from partitioner.api.profiling.measure import Timing, nothing, timed_runs
-from partitioner.api.profiling.work import Item, Program, Status, Work, leave_status, read_work
+from partitioner.api.profiling.measure import Anyone, Timing, nothing, timed_runs
+from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.onnx.measuring import timing as onnx_timing
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.torch.measuring import timing as torch_timing
@@ -30,6 +32,8 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Programs
 
+#: Files in the folder of a job of `run_job` whose runner is this module.
+WORK, _STATUS = "work.pickle", "status.json"
 #: What a form takes at least: one that another's kernel computes may take nothing.
 _LEAST_S = 1e-7
 #: Programs that take turns: few enough to hold in memory, with their weights.
@@ -43,23 +47,79 @@ _Prepare = Callable[[Programs, Graph, Mapping[str, np.ndarray], int, str], Prepa
 _BACKENDS: Mapping[str, _Prepare] = {one.NAME: one.prepared for one in (onnx_timing, torch_timing)}
 
 
+@dataclass(frozen=True)
+class Item:
+    """A form to measure."""
+
+    graph: Graph  #: The operators as a graph of their own, with its constants.
+    #: The graph without the form, where that stands behind other operators: what both take
+    #: differs by the form. None if the graph is the form alone.
+    before: Graph | None
+    entry: Entry  #: What becomes its entry, without figures.
+    together: bool  #: Whether all processes measure it at once.
+    alone: bool  #: Whether one process measures it while the others wait.
+    #: Inputs of the graph that a model makes shortly before, so that they lie in caches.
+    recent: tuple[str, ...]
+    #: Whether much of what it reads was made long before, or of what it writes lies there long
+    #: after, so that it lies in memory.
+    is_cold: bool
+    #: Whether a model keeps its results long after, so that each run writes to memory that was not
+    #: touched shortly before.
+    is_kept: bool
+    #: `memory_order` of the inputs of the graph that have another than that of their dims.
+    orders: Mapping[str, Order]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The measurements to make, in order."""
+
+    backend: str  #: Name of the backend, with its version.
+    file: Path  #: The profile.
+    device: str  #: Fingerprint of the device.
+    threads: int  #: Threads of one operator.
+    items: Sequence[Item]
+    #: Time of `time.perf_counter`, one clock for all processes of a machine, at which the
+    #: measurements end.
+    end_s: float
+
+
+#: Items with their programs.
+Ready = list[tuple[Item, Prepared]]
+
+
+def read_status(folder: Path) -> tuple[frozenset[str], Mapping[str, str]]:
+    """The progress of the processes of a job.
+
+    Returns:
+        Keys of the forms that are in the profile now, in all ways that were asked for, and a reason
+        for each operator that a process could not run.
+    """
+    try:
+        measured, failed = json.loads((folder / _STATUS).read_text())
+    except FileNotFoundError:
+        return frozenset(), {}
+    return frozenset(measured), failed
+
+
 def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`."""
-    work = read_work(folder)
+    work: Work = pickle.loads((folder / WORK).read_bytes())  # noqa: S301 (our own file)
     device = Device.of(job["device"])
-    end_s = work.end_s
     measured: set[str] = set()
     failed: dict[str, str] = {}
     for some in _batches(work.items):
-        if _anyone([time.perf_counter() >= end_s])[0]:
+        if _anyone([time.perf_counter() >= work.end_s])[0]:
             return
-        entries = _measured(rank, work, device, some, end_s, failed)
+        entries = _measured(rank, work, device, some, failed)
         if rank == 0:
             write_entries(work.file, work.device, work.threads, entries)
             counts = Counter(entry.form for entry in entries)
             wanted = {item.entry.form: item.together + item.alone for item in some}
             measured.update(form for form, count in wanted.items() if counts[form] == count)
-            leave_status(folder, Status(frozenset(measured), failed))
+            draft = folder / f"{_STATUS}.new"  # in one step
+            draft.write_text(json.dumps([sorted(measured), failed]))
+            draft.replace(folder / _STATUS)
 
 
 def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
@@ -81,36 +141,27 @@ def _anyone(wishes: Sequence[bool]) -> list[bool]:
 
 
 def _measured(
-    rank: int,
-    work: Work,
-    device: Device,
-    items: Sequence[Item],
-    end_s: float,
-    failed: dict[str, str],
+    rank: int, work: Work, device: Device, items: Sequence[Item], failed: dict[str, str]
 ) -> list[Entry]:
-    """Entries of items that all processes can run until `end_s`; the others are in `failed`."""
+    """Entries of items that all processes can run in time; the others are in `failed`."""
     entries: list[Entry] = []
     ranks = dist.get_world_size()
     together = [item for item in items if item.together]
     ready = _prepared(work, device, together, failed, _anyone)
-    entries += _timed(device, ready, ranks, _anyone, end_s)
-    if rank == 0 and time.perf_counter() < end_s:
+    entries += _timed(device, ready, ranks, _anyone, work.end_s)
+    if rank == 0 and time.perf_counter() < work.end_s:
         # A program that counts its own seconds would give those of the runs before, too.
         again = [(item, one) for item, one in ready if item.alone and one.own_seconds is None]
         known = {id(item) for item, _ in again}
         others = [item for item in items if item.alone and id(item) not in known]
         ready = [*again, *_prepared(work, device, others, failed, list)]
-        entries += _timed(device, ready, 1, list, end_s)
+        entries += _timed(device, ready, 1, list, work.end_s)
     dist.barrier()
     return entries
 
 
 def _timed(
-    device: Device,
-    ready: Sequence[tuple[Item, Prepared]],
-    processes: int,
-    anyone: Callable[[Sequence[bool]], Sequence[bool]],
-    end_s: float,
+    device: Device, ready: Ready, processes: int, anyone: Anyone, end_s: float
 ) -> Iterator[Entry]:
     """Entries of the programs that fit before `end_s`, in turns on so many processes."""
     is_cold = any(item.is_cold for item, _ in ready)
@@ -126,16 +177,15 @@ def _timed(
     )
     for (item, one), own in zip(ready, runs, strict=True):
         if own:
-            yield _entry(item, one, own, processes)
+            seconds = own if one.own_seconds is None else one.own_seconds()
+            took = Timing.of([max(_LEAST_S, each / one.copies) for each in seconds])
+            figures, now = took._asdict(), units.now()
+            yield replace(item.entry, **figures, measured_at=now, processes=processes)
 
 
 def _prepared(
-    work: Work,
-    device: Device,
-    items: Sequence[Item],
-    failed: dict[str, str],
-    anyone: Callable[[Sequence[bool]], Sequence[bool]],
-) -> list[tuple[Item, Prepared]]:
+    work: Work, device: Device, items: Sequence[Item], failed: dict[str, str], anyone: Anyone
+) -> Ready:
     """The programs of the items, up to `work.end_s`, without those that fail in a process."""
     ready: list[tuple[Item, Prepared | None]] = []
     for item in items:
@@ -143,7 +193,7 @@ def _prepared(
             break
         one = None
         try:
-            one = _as_in_model(device, item, _ready(work, device, item.program, item.orders))
+            one = _as_in_model(device, item, _ready(work, device, item.graph, item.orders))
             if item.before is not None:
                 one = _difference(_ready(work, device, item.before, item.orders), one)
         except PartitionerError as error:
@@ -153,17 +203,14 @@ def _prepared(
     return [(item, one) for (item, one), gone in zip(ready, lost, strict=True) if one and not gone]
 
 
-def _ready(work: Work, device: Device, program: Program, orders: Mapping[str, Order]) -> Prepared:
-    inputs = {
-        name: _in_order(array, orders[name]) if name in orders else array
-        for name, array in random_inputs(program.graph, seed=0).items()
-    }
+def _ready(work: Work, device: Device, graph: Graph, orders: Mapping[str, Order]) -> Prepared:
+    inputs = random_inputs(graph, seed=0)
+    for name, order in orders.items():
+        if name in inputs:
+            dense = np.ascontiguousarray(inputs[name].transpose(order))
+            inputs[name] = dense.transpose(np.argsort(order))
     prepare = _BACKENDS[work.backend]
-    return prepare(program.programs, program.graph, inputs, work.threads, device.type)
-
-
-def _in_order(array: np.ndarray, order: Order) -> np.ndarray:
-    return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
+    return prepare(uncut_programs(graph), graph, inputs, work.threads, device.type)
 
 
 def _as_in_model(device: Device, item: Item, one: Prepared) -> Prepared:
@@ -195,9 +242,7 @@ def _long_enough(
 ) -> Prepared:
     """The program, or one of as many of its operators as take `_RUN_S`.
 
-    Args:
-        shared: Inputs that the operators share; None for all that they read.
-        is_kept: Whether the results of each are kept until the last has run.
+    They share the inputs `shared`, None for all that they read; `is_kept` as of `Item`.
     """
     if one.several is None:
         return one
@@ -224,14 +269,3 @@ def _difference(before: Prepared, whole: Prepared) -> Prepared:
         return [more_s - less_s for less_s, more_s in pairs]
 
     return Prepared(run, own_seconds)
-
-
-def _entry(item: Item, one: Prepared, runs: Sequence[float], processes: int) -> Entry:
-    seconds = runs if one.own_seconds is None else one.own_seconds()
-    timing = Timing.of([max(_LEAST_S, each / one.copies) for each in seconds])
-    return replace(
-        item.entry,
-        **timing._asdict(),
-        measured_at=units.now(),
-        processes=processes,
-    )

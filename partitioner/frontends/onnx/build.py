@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx_ir
+from onnx_ir import convenience
 
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.onnx.body_flops import flops_of_body, runs_of_bodies
+from partitioner.frontends.onnx.inferring.check_nodes import is_static
 from partitioner.frontends.onnx.inferring.dims import Declared
 from partitioner.frontends.onnx.reading.bodies import captured
+from partitioner.frontends.onnx.reading.border import border
 from partitioner.frontends.onnx.reading.names import fresh
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Attr, Constant, Graph, Node, Opaque
 from partitioner.ir.onnx_types import from_onnx_dtype
+from partitioner.ir.ops import rule_of
+from partitioner.ir.ops.estimate import estimated_flops
+from partitioner.ir.rule import Rule
 from partitioner.ir.types import Dim, TensorType
 
 #: Metadata in which PyTorch's exporter writes the modules around an operator, each by its whole
 #: path, and last the operator: "['', 'layers', 'layers.0', 'add_3']".
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _MOST_LETTERS = 10_000  #: Longer metadata is not read.
+#: A Loop of so many iterations or more runs as often as its condition says.
+_ENDLESS = 2**31 - 1
 
 
 def build_graph(
@@ -34,10 +42,10 @@ def build_graph(
     missing: Mapping[str, Path],
     output_names: Mapping[str, str],
 ) -> Graph:
-    """Convert a model whose values all have static types.
+    """Convert a model without Constant nodes and functions, whose values all have static types.
 
     Args:
-        model: Functions inlined, no Constant nodes, shapes static, every output a node's result.
+        model: The model; every output is a node's own result.
         name: The graph's name.
         symbols: Dims of the inputs as the model declares them, for the symbols of `Dim`.
         where: The model's name in error messages.
@@ -104,14 +112,59 @@ def _node(node: onnx_ir.Node, name: str, opsets: Mapping[str, int], where: str) 
 
 def _body(node: onnx_ir.Node, body: onnx_ir.Graph, opsets: Mapping[str, int], where: str) -> Opaque:
     data = onnx_ir.serde.serialize_graph(body).SerializeToString(deterministic=True)
-    once = flops_of_body(
-        body,
-        convert=lambda inner: _node(inner, inner.name or inner.op_type, opsets, where),
-        types=lambda value: _type(value, where),
-        constants=lambda value: _constant(value, where),
-        opsets=opsets,
-    )
-    return Opaque("GraphProto", data, runs_of_bodies(node) * once)
+    once = _flops_of_body(body, opsets, where)
+    return Opaque("GraphProto", data, _runs_of_bodies(node) * once)
+
+
+def _runs_of_bodies(node: onnx_ir.Node) -> int:
+    """Count how often a node runs a body of its own; once where that depends on data."""
+    if node.domain or node.op_type not in ("Loop", "Scan"):
+        return 1
+    body = node.attributes["body"].as_graph()
+    if node.op_type == "Scan":
+        count = node.attributes["num_scan_inputs"].as_int()
+        axes = node.attributes.get_ints("scan_input_axes", [0])
+        return _size(node.inputs[len(node.inputs) - count], axes[0])
+    count_operand = node.inputs[0] if node.inputs else None
+    tensor = None if count_operand is None else convenience.get_const_tensor(count_operand)
+    if tensor is not None and tensor.size == 1 and int(tensor.numpy().item()) < _ENDLESS:
+        return max(int(tensor.numpy().item()), 0)
+    stacked = node.outputs[max(len(body.inputs) - 2, 0) :]
+    return max((_size(value, 0) for value in stacked), default=1)
+
+
+def _size(value: onnx_ir.Value | None, axis: int) -> int:
+    """The size of a dim; 1 where it is not known."""
+    if value is None or value.shape is None or not -len(value.shape) <= axis < len(value.shape):
+        return 1
+    size = value.shape[axis]
+    return size if isinstance(size, int) else 1
+
+
+def _flops_of_body(body: onnx_ir.Graph, opsets: Mapping[str, int], where: str) -> float:
+    """FLOPs of one run of a body; those of a node without static types are not known."""
+    total = 0.0
+    for node in body:
+        operands = [*filter(None, node.inputs), *captured(node)]
+        results = [value for value in node.outputs if value.name]
+        if not all(is_static(x) or x.const_value is not None for x in (*operands, *results)):
+            continue
+        with suppress(FrontendError), border("a body"):
+            inner = _node(node, node.name or node.op_type, opsets, where)
+            held = {_name(x): _constant(x, where) for x in operands if x.const_value is not None}
+            typed = {_name(x): _type(x, where) for x in (*operands, *results) if is_static(x)}
+            graph = Graph(
+                name="body",
+                inputs=tuple(name for name in inner.reads if name not in held),
+                outputs=inner.writes,
+                nodes=(inner,),
+                types={**typed, **{name: constant.type for name, constant in held.items()}},
+                constants=held,
+                opsets=opsets,
+            )
+            rule = rule_of(graph, inner)
+            total += rule.flops if isinstance(rule, Rule) else estimated_flops(graph, inner)
+    return total
 
 
 def _name(value: onnx_ir.Value | None) -> str:

@@ -18,10 +18,9 @@ from onnx_ir.passes.common import InlinePass
 
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.build import build_graph
-from partitioner.frontends.onnx.inferring.bounded import bounded_values, keep_together
 from partitioner.frontends.onnx.inferring.check_nodes import check_rules
 from partitioner.frontends.onnx.inferring.dims import Binding, Declared, bind_dims, declared_dims
-from partitioner.frontends.onnx.inferring.shapes import make_static
+from partitioner.frontends.onnx.inferring.shapes import bounded_values, keep_together, make_static
 from partitioner.frontends.onnx.reading.bodies import lift_weights
 from partitioner.frontends.onnx.reading.border import border
 from partitioner.frontends.onnx.reading.read import Source, name_of, read_source
@@ -29,9 +28,9 @@ from partitioner.frontends.onnx.reading.runtime import runtime_operators
 from partitioner.frontends.onnx.rewriting.fold import lift_constants, settle_outputs
 from partitioner.ir.graph import Graph, Opaque
 from partitioner.ir.onnx_types import onnx_dtype
+from partitioner.rewrites.graph_writer import in_parts
 from partitioner.rewrites.keys import keys_in_parts
-from partitioner.rewrites.node_writer import in_parts
-from partitioner.rewrites.onnx import norms, reductions
+from partitioner.rewrites.onnx_forms import WITH_KERNELS, WITHOUT_KERNELS
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -54,8 +53,7 @@ class Traced:
     @property
     def forms(self) -> tuple[Traced, ...]:
         """The model, and with the same results in nodes that can be cut along more dims."""
-        with_kernels = {**norms.WITH_KERNELS, **reductions.WITH_KERNELS}
-        divided = in_parts(keys_in_parts(self.graph), with_kernels)
+        divided = in_parts(keys_in_parts(self.graph), WITH_KERNELS)
         return (self,) if divided is self.graph else (self, replace(self, graph=divided))
 
 
@@ -66,9 +64,7 @@ def load_onnx(
     *,
     plan_only: bool = False,
 ) -> Traced:
-    """Read a model.
-
-    Weights are not copied: those in external files are mapped when a constant is loaded.
+    """Read a model. Weights in external files are mapped when a constant is loaded.
 
     Args:
         model: Path of an .onnx file, or the message (without external data).
@@ -127,7 +123,7 @@ def _traced(
     made = {n for node in graph.nodes if node.name == together for n in node.outputs}
     graph = replace(graph, bounded=frozenset(made))
     check_rules(graph, where)
-    graph = in_parts(graph, {**norms.WITHOUT_KERNELS, **reductions.WITHOUT_KERNELS})
+    graph = in_parts(graph, WITHOUT_KERNELS)
     for value, name in zip(source.proto.graph.output, graph.outputs, strict=True):
         if value.type.WhichOneof("value") is None:  # outputs that declare no element type
             value.type.tensor_type.elem_type = onnx_dtype(graph.types[name].dtype)
@@ -161,11 +157,7 @@ def _bind_inputs(
 
 
 def _without_values(graph: onnx_ir.Graph, files: Container[Path]) -> Mapping[str, Path]:
-    """Make the weights in these files inputs of the graph, in place: nobody reads them.
-
-    Returns:
-        The file of each, by name.
-    """
+    """Make weights in these files inputs, in place: nobody reads them. Returns each one's file."""
     missing = {
         name: Path(value.const_value.path)
         for name, value in graph.initializers.items()

@@ -42,8 +42,8 @@ class Alternative:
 class Neighbourhood:
     """A plan, and all plans that differ from it in the strategy of one node.
 
-    The strategies are those on the plan's device groups; in a plan with stages on the groups of
-    the node's stage.
+    The strategies are on the plan's device groups; in a plan with stages on those of the node's
+    stage.
     """
 
     graph: Graph
@@ -108,7 +108,6 @@ class Neighbourhood:
         return replace(plan, groups=groups, nodes=nodes, certificate=None, pipeline=pipeline)
 
     def _of_stage(self, node: Node) -> Sequence[int]:
-        """Indices of the groups that a node may be on: all, or those of its stage."""
         pipeline, own = self.plan.pipeline, self.plan.nodes[node.name].group
         every = range(len(self.plan.groups))
         if pipeline is None:
@@ -139,10 +138,7 @@ class Neighbourhood:
         return build(self.graph, tuple(meshes), candidates, prices)
 
     def _near(self, node: Node) -> tuple[DeviceMesh, ...]:
-        """Groups that a node may move to: all; of many its own, its neighbours' and the idlest.
-
-        In a plan with stages: those of its stage.
-        """
+        """Groups that a node may move to: of many its own, its neighbours' and the idlest."""
         if self.plan.pipeline is not None:
             return tuple(dict.fromkeys(self.plan.groups[i] for i in self._of_stage(node)))
         if len(self.plan.groups) <= MAX_GROUPS:
@@ -160,10 +156,7 @@ class Neighbourhood:
 
 
 def best_other(alternatives: Sequence[Alternative]) -> Alternative | None:
-    """The best strategy but the plan's, which is the first; None if there is no other.
-
-    If the plan fits by the safe formula, strategies that fit go before those that do not.
-    """
+    """The best strategy but the plan's, the first; one that fits if that does."""
     chosen, *others = alternatives
 
     def rank(other: Alternative) -> tuple[bool, float, float]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.prices.compute import node_limit
-from partitioner.cost_model.schedule.critical_path import critical_path
+from partitioner.cost_model.schedule.readings import critical_path
 from partitioner.cost_model.schedule.simulate import Event, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.foundations import units
@@ -160,10 +160,7 @@ def verdict(
     cluster: Cluster,
     objective: str,
 ) -> str:
-    """The plan in a line: "3.6 times as fast as one h100; limit: kernel launches on device 2".
-
-    Of a stream of requests it says what whole copies of the model would serve, too.
-    """
+    """The plan in a line: "3.6 times as fast as one h100; limit: kernel launches on device 2"."""
     gain = _gain(evaluation, single, cluster, objective)
     copies = single.copies_sentence(units.finite(evaluation.throughput_per_s), objective)
     gain = f"{gain}; {copies}" if copies else gain

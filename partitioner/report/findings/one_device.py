@@ -10,7 +10,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, best_single, one_device
 from partitioner.foundations import units
 from partitioner.ir.graph import Graph
-from partitioner.rewrites.settle import chosen
+from partitioner.rewrites.graph_writer import chosen
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,10 @@ class OneDevice:
 
     @classmethod
     def best(cls, cluster: Cluster, objective: str, *runs: tuple[Graph, int | None]) -> OneDevice:
-        """The best device, and the best way to run the model there.
+        """The best device by an objective, and the best way to run the model there.
 
-        Args:
-            objective: What counts where several hold the model.
-            *runs: Ways to run the model: its graph, of which nothing that is offered is taken, and
-                how many micro-batches run it one after the other, None for the whole batch at once.
+        A run is a graph, of which nothing that is offered is taken, and the micro-batches that run
+        it one after the other; None for the whole batch at once.
         """
         runs = tuple(
             (chosen(graph, frozenset()) if graph.optional else graph, count)
@@ -58,13 +56,7 @@ class OneDevice:
     def copies_sentence(
         self, plan_per_s: float | None, objective: str, bound_s: float = 0.0
     ) -> str:
-        """Say what whole copies would serve beside a plan, as a clause; "" without them.
-
-        Args:
-            plan_per_s: Requests a second of the plan; None if they take no time.
-            objective: That of the plan.
-            bound_s: The bound of its certificate, where that is shown beside the clause.
-        """
+        """Say what whole copies would serve beside a plan, as a clause; "" without them."""
         if objective != "throughput":
             return ""
         return copies_sentence(self.copies, self.copies_per_s, plan_per_s, bound_s)
@@ -102,14 +94,8 @@ def copies_sentence(
 ) -> str:
     """Say what whole copies serve beside a plan, as a clause; "" where they are no rival.
 
-    The bound of a plan holds for partitions: for plans whose devices share one model. If copies
-    serve more than it allows, the clause says so.
-
-    Args:
-        copies: Devices that hold the whole model each.
-        copies_per_s: Requests a second of all of them; None if they take no time.
-        plan_per_s: Requests a second of the plan; None if they take no time.
-        bound_s: The least seconds of a request that partitions may take.
+    The bound of a plan, in seconds of a request, holds for partitions, whose devices share one
+    model. If copies serve more than it allows, the clause says so. A rate of None is unlimited.
     """
     if copies < 2 or copies_per_s is None or plan_per_s is None:
         return ""
@@ -125,9 +111,7 @@ def _copies(
 ) -> tuple[int, float | None]:
     """The devices that hold the whole model, and the requests a second that all of them serve.
 
-    Args:
-        runs: Ways to run the model, as of `OneDevice.best`.
-        known: The best of them on one device, which need not be priced again on equal devices.
+    The best run on one device is `known`: it need not be priced again on equal devices.
     """
     if len(cluster) == 1 or any(graph.backward for graph, _ in runs):
         return 0, None

@@ -19,10 +19,7 @@ WORTH_NAMING = 0.01
 
 
 def facts(plan: Plan) -> dict[str, Any]:
-    """The numbers of nodes, of cut and of replicated nodes, and the meshes of the last two.
-
-    A node that runs whole on a group of several devices is replicated: each computes all of it.
-    """
+    """The numbers of nodes, of cut and of replicated nodes, and the meshes of both."""
     cut = [plan.groups[node.group] for node in plan.nodes.values() if node.cuts]
     whole = [plan.groups[node.group] for node in plan.nodes.values() if not node.cuts]
     return {
@@ -35,13 +32,7 @@ def facts(plan: Plan) -> dict[str, Any]:
 
 
 def kept_whole(graph: Graph, rules: Mapping[str, Rule | str]) -> dict[str, Any]:
-    """The operators without a rule, by number, most FLOPs first, and their share of all FLOPs.
-
-    FLOPs of nodes without a rule are estimated.
-
-    Args:
-        rules: The rule of each node, or the reason why it has none.
-    """
+    """The operators without a rule, most FLOPs first, and their (estimated) share of all FLOPs."""
     counts, flops, known = Counter[str](), Counter[str](), 0.0
     for node in graph.nodes:
         rule = rules.get(node.name)
@@ -67,7 +58,6 @@ def sentence(summary: Mapping[str, Any]) -> str:
 
 
 def _without_rule(summary: Mapping[str, Any]) -> str:
-    """The clause on operators without a rule, where they are worth one."""
     share, counts = summary["kept_whole_flops_share"], summary["kept_whole"]
     if summary["devices"] == 1 or share < WORTH_NAMING:
         return ""

@@ -25,11 +25,7 @@ BELONGS = 0.9
 
 
 def block_moves(result: Planned, outer: Sequence[Block]) -> list[BlockMoveRow]:
-    """The changes of whole blocks that the plan's rules allow, the cheapest that fits first.
-
-    Args:
-        outer: The outermost blocks of its graph.
-    """
+    """The changes of whole blocks that the plan's rules allow, the cheapest that fits first."""
     graph = result.graph
     names = [node.name for node in graph.nodes]
     moves: list[BlockMoveRow] = []

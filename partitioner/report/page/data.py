@@ -32,10 +32,9 @@ from partitioner.report.findings.bottleneck import (
 from partitioner.report.lanes import Lanes, lanes
 from partitioner.report.measured import Comparison
 from partitioner.report.page.block_moves import block_moves
-from partitioner.report.page.measured import measured_run
 from partitioner.report.page.memory import memory
 from partitioner.report.page.ribbon import ribbon
-from partitioner.report.page.timelines import timelines
+from partitioner.report.page.timelines import measured_run, timelines
 from partitioner.report.page.traffic import algorithm, crossing_bytes, traffic
 from partitioner.report.planned import Planned
 from partitioner.report.schema import (
@@ -65,11 +64,7 @@ MAX_PRICED = 320_000
 
 
 def report_data(result: Planned, comparison: Comparison[Planned] | None = None) -> Report:
-    """Everything that the page of a plan shows.
-
-    Args:
-        comparison: Its prediction beside a measured run of it, if there was one.
-    """
+    """Everything that the page of a plan shows, beside a measured run of it if there was one."""
     return _Builder(result, comparison).report()
 
 
@@ -78,12 +73,7 @@ def headline(
     limits: Bottleneck | None = None,
     comparison: Comparison[Planned] | None = None,
 ) -> Head:
-    """The head of the report.
-
-    Args:
-        limits: Its bottleneck if it is known already.
-        comparison: Its prediction beside a measured run of it, if there was one.
-    """
+    """The head of the report; `limits` are its bottleneck if that is known already."""
     figures, cluster, objective = result.evaluation, result.cluster, result.objective
     cert = result.plan.certificate
     one = result.one_device
@@ -180,7 +170,6 @@ def space_rows(summary: Mapping[str, Any], objective: str) -> list[SpaceRow]:
 
 
 def _why_not(row: Mapping[str, Any], chosen: Mapping[str, Any], objective: str) -> str:
-    """Why the best plan of a space was not chosen, by the load of its busiest device."""
     if row["cost"] <= chosen["cost"] * (1 + 1e-9):
         used, best = row["devices_used"], chosen["devices_used"]
         fewer = f", on {used} devices in place of {best}" if used != best else ""

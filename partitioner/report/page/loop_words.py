@@ -77,7 +77,6 @@ def _of_factors(
     dims: Mapping[str, list[Words]],
     static: Collection[str],
 ) -> dict[str, Words]:
-    """The words of an operator's loops, by those of the dims of its operands."""
     words: dict[str, Words] = {}
     of_weights: dict[str, None] = {}
     for value, exprs in zip(inputs, rule.operands, strict=True):

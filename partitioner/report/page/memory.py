@@ -28,10 +28,7 @@ MAX_MOMENTS = 4000  #: Of one device in stages; of more the largest of each pass
 
 
 def memory(result: Planned, lanes: Lanes) -> list[Memory]:
-    """Bytes of the fullest device of each lane.
-
-    They are those of the safe formula, or exact ones where it exceeds the limit.
-    """
+    """Bytes of the fullest device of each lane, by the safe formula where it fits."""
     over, schedule = result.evaluation.over_bytes, result.schedule
     safe = _by_device(safe_lifetimes(schedule))
     exact = _by_device(exact_lifetimes(schedule)) if over else {}

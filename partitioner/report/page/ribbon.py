@@ -23,8 +23,7 @@ from partitioner.report.blocks import Path, is_name, paths
 from partitioner.report.lanes import Lanes
 from partitioner.report.page.loop_words import LoopWords
 from partitioner.report.planned import Planned
-from partitioner.report.ranges import ranges
-from partitioner.report.schema import BoxRow, CutRow, Ribbon, SwimLane
+from partitioner.report.schema import BoxRow, CutRow, Ribbon, SwimLane, ranges
 
 #: Boxes of one part of a lane that are shown at first: heavier ones are opened up to so many.
 MOST_BOXES = 9

@@ -1,123 +1,173 @@
-"""The timelines of a report: of one request, of a stream whose stages overlap, or of one step."""
+"""The timelines of a report: of a request, a stream or a step, and of a measured run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 from partitioner.cost_model.schedule import simulate as simulator
-from partitioner.cost_model.schedule.critical_path import critical_path
-from partitioner.cost_model.schedule.passes import Pass, pass_text, passes
+from partitioner.cost_model.schedule.readings import Pass, critical_path, pass_text, passes
 from partitioner.cost_model.schedule.simulate import Event, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.foundations import units
+from partitioner.ir.program import Comm
 from partitioner.report.lanes import Lanes
-from partitioner.report.schema import Timeline
+from partitioner.report.measured import Comparison
+from partitioner.report.planned import Planned
+from partitioner.report.schema import MeasuredEvents, MeasuredRun, MeasuredTaskRow, Timeline
 
 STREAM = 4  #: Requests in flight in the second timeline.
 MAX_EVENTS = 40_000  #: Of the second timeline.
+
+#: An event, whether it is on the critical path, and its pass.
+_Row: TypeAlias = tuple[Event, bool, Pass | None]
+_COMPUTE, _COMM, _WAITING, _OTHER = range(4)
+#: Rank, kind, ref, name, start and seconds of an event of a measured run.
+_Event: TypeAlias = tuple[int, int, int | None, str, float, float]
 
 
 def timelines(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> list[Timeline]:
     """A request alone and, if stages of different requests run at once, several in flight.
 
-    Of a plan in stages: one step, pass by pass and task by task.
-
-    Args:
-        refs: Ref (see `schema`) of each task.
-        lanes: The lanes, of whose busiest devices events are kept.
+    Of a plan in stages: one step, pass by pass and task by task. Events are of the lanes' busiest
+    devices; `refs` (see `schema`) are of the tasks.
     """
-    if tasks.order is not None:
-        return _step(tasks, refs, lanes)
-    one = _timeline(simulate(tasks), refs, "one request", lanes)
-    staged = any(task.target_phase for task in tasks.tasks)
-    if staged and len(one["ref"]) * STREAM <= MAX_EVENTS:
-        return [
-            one,
-            _timeline(simulate(tasks, STREAM), refs, f"{STREAM} requests in flight", lanes),
-        ]
-    return [one]
+    lane = {device: index for index, device in enumerate(lanes.busiest)}
+    staged = tasks.order is not None
+
+    def columns(timeline: simulator.Timeline, label: str, every: Iterable[_Row]) -> Timeline:
+        rows = [row for row in every if row[0].device in lane]
+        boxes = [box for _, _, box in rows]
+        return Timeline(
+            label=label,
+            turn=timeline.turn,
+            requests=timeline.requests,
+            end_s=timeline.makespan_s,
+            device=[lane[event.device] for event, _, _ in rows],
+            kind=[int(event.kind == "comm") for event, _, _ in rows],
+            ref=[refs[event.task] for event, _, _ in rows],
+            request=[event.request for event, _, _ in rows],
+            start_s=[units.short(event.start_s) for event, _, _ in rows],
+            duration_s=[units.short(event.end_s - event.start_s) for event, _, _ in rows],
+            critical=[index for index, row in enumerate(rows) if row[1]],
+            passes=[box.label if box else "" for box in boxes] if staged else None,
+            about=[pass_text(box) if box else "" for box in boxes] if staged else None,
+        )
+
+    one = simulate(tasks)
+    boxes = passes(tasks, one)
+    if staged:
+        label = f"one step of {one.requests} micro-batches, pass by pass"
+        shown = [columns(one, label, _passes(one, boxes))]
+        if len(one.events) <= MAX_EVENTS:
+            shown.append(columns(one, "one step, task by task", _tasks(one, boxes)))
+        return shown
+    shown = [columns(one, "one request", _tasks(one))]
+    in_turns = any(task.target_phase for task in tasks.tasks)
+    if in_turns and len(shown[0]["ref"]) * STREAM <= MAX_EVENTS:
+        stream = simulate(tasks, STREAM)
+        shown.append(columns(stream, f"{STREAM} requests in flight", _tasks(stream)))
+    return shown
 
 
-class _Row(NamedTuple):
-    """An event of the page."""
-
-    event: Event
-    ref: int
-    critical: bool
-    name: str = ""  #: Label of its pass, of a step in stages.
-    about: str = ""
-
-
-def _timeline(
-    timeline: simulator.Timeline,
-    refs: Sequence[int],
-    label: str,
-    lanes: Lanes,
-    boxes: Sequence[Pass] | None = None,
-) -> Timeline:
+def _tasks(timeline: simulator.Timeline, boxes: Sequence[Pass] = ()) -> list[_Row]:
     path = set(critical_path(timeline))
-    inside = {index: box for box in boxes or () for index in box.events}
-    rows = []
-    for index, event in enumerate(timeline.events):
-        box = inside.get(index)
-        texts = ("", "") if box is None else (box.label, pass_text(box))
-        rows.append(_Row(event, refs[event.task], index in path, *texts))
-    return _columns(timeline, label, rows, lanes, passes=boxes is not None)
+    inside = {index: box for box in boxes for index in box.events}
+    return [(event, at in path, inside.get(at)) for at, event in enumerate(timeline.events)]
 
 
-def _step(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> list[Timeline]:
-    timeline = simulate(tasks)
-    boxes = passes(tasks, timeline)
-    whole = _passes(timeline, boxes, refs, lanes)
-    if len(timeline.events) > MAX_EVENTS:
-        return [whole]
-    return [whole, _timeline(timeline, refs, "one step, task by task", lanes, boxes)]
-
-
-def _passes(
-    timeline: simulator.Timeline, boxes: Sequence[Pass], refs: Sequence[int], lanes: Lanes
-) -> Timeline:
-    """A timeline with the passes in place of nodes, and all communications."""
+def _passes(timeline: simulator.Timeline, boxes: Sequence[Pass]) -> list[_Row]:
+    """The passes in place of nodes, each with the task of its first one, and all communications."""
+    rows: list[_Row] = []
     path = set(critical_path(timeline))
-    rows = []
     for box in boxes:
-        first = next((i for i in box.events if timeline.events[i].kind == "compute"), box.events[0])
-        task = timeline.events[first].task
-        span = box.start_s, box.end_s
-        event = Event(box.device, "compute", box.label, *span, task, box.micro_batch)
-        critical = bool(path & {*box.events})
-        rows.append(_Row(event, refs[task], critical, box.label, pass_text(box)))
+        events = [timeline.events[index] for index in box.events]
+        first = next((event for event in events if event.kind == "compute"), events[0])
+        span = replace(first, kind="compute", start_s=box.start_s, end_s=box.end_s)
+        whole = replace(span, name=box.label, request=box.micro_batch)
+        rows.append((whole, not path.isdisjoint(box.events), box))
     for index, event in enumerate(timeline.events):
         if event.kind == "comm" and event.end_s > event.start_s:
-            rows.append(_Row(event, refs[event.task], index in path))
-    rows.sort(key=lambda row: (row.event.start_s, row.event.device))
-    label = f"one step of {timeline.requests} micro-batches, pass by pass"
-    return _columns(timeline, label, rows, lanes, passes=True)
+            rows.append((event, index in path, None))
+    return sorted(rows, key=lambda row: (row[0].start_s, row[0].device))
 
 
-def _columns(
-    timeline: simulator.Timeline,
-    label: str,
-    events: Sequence[_Row],
-    lanes: Lanes,
-    *,
-    passes: bool = False,
-) -> Timeline:
-    lane = {device: index for index, device in enumerate(lanes.busiest)}
-    rows = [row for row in events if row.event.device in lane]
-    return Timeline(
-        label=label,
-        turn=timeline.turn,
-        requests=timeline.requests,
-        end_s=timeline.makespan_s,
-        device=[lane[row.event.device] for row in rows],
-        kind=[int(row.event.kind == "comm") for row in rows],
-        ref=[row.ref for row in rows],
-        request=[row.event.request for row in rows],
-        start_s=[units.short(row.event.start_s) for row in rows],
-        duration_s=[units.short(row.event.end_s - row.event.start_s) for row in rows],
-        critical=[index for index, row in enumerate(rows) if row.critical],
-        passes=[row.name for row in rows] if passes else None,
-        about=[row.about for row in rows] if passes else None,
+def measured_run(comparison: Comparison[Planned], refs: Sequence[int]) -> MeasuredRun:
+    """The data of a measured run; `refs` (see `schema`) are of the tasks of the plan's schedule."""
+    measured, result = comparison.measured, comparison.result
+    # Ranks run tasks of which the report knows those of the plan's cost.
+    by_comm: dict[Comm, int] = {}
+    by_node: dict[str, int] = {}
+    for shown, row in zip(result.schedule.tasks, refs, strict=True):
+        if shown.comm is not None:
+            by_comm[shown.comm.renamed(seq=0)] = row
+        elif shown.placed is not None:
+            by_node[shown.placed.node.name] = row
+    by_task: list[int | None] = []
+    by_seq: dict[int, int | None] = {}
+    for run in comparison.schedule.tasks:
+        ref = by_node.get(run.name)
+        if run.comm is not None:
+            ref = by_seq[run.comm.seq] = by_comm.get(run.comm.renamed(seq=0))
+        by_task.append(ref)
+
+    def first(nodes: Sequence[str], comms: Sequence[int]) -> int | None:
+        known = (*map(by_node.get, nodes), *map(by_seq.get, comms))
+        return next((ref for ref in known if ref is not None), None)
+
+    names = {(row.rank, row.nodes, row.comms): row.name for row in comparison.rows}
+    seen: list[_Event] = []
+    for rank, of_rank in enumerate(measured.ranks):
+        for task in of_rank.tasks:
+            name = names.get((rank, task.nodes, task.comms), task.label)
+            ref, start_s = first(task.nodes, task.comms), task.start_s + task.waited_s
+            kind = _COMPUTE if task.nodes else _COMM if task.comms else _OTHER
+            if task.waited_s:
+                seen.append((rank, _WAITING, ref, name, task.start_s, task.waited_s))
+            seen.append((rank, kind, ref, name, start_s, task.seconds))
+    timeline = comparison.predicted
+    planned = [
+        (e.device, int(e.kind == "comm"), by_task[e.task], e.name, e.start_s, e.end_s - e.start_s)
+        for e in timeline.events
+    ]
+    return MeasuredRun(
+        backend=measured.backend,
+        threads=measured.threads,
+        steps=measured.steps,
+        measured_at=measured.measured_at,
+        predicted_step_s=timeline.latency_s,
+        step_s=measured.step_s,
+        recorded_step_s=measured.recorded_step_s,
+        predicted_stream_s=None if measured.stream_s is None else result.evaluation.step_s,
+        stream_s=measured.stream_s,
+        end_s=max([timeline.latency_s, *(start + seconds for *_, start, seconds in seen)]),
+        predicted=_columns(planned),
+        measured=_columns(seen),
+        ranks=list(comparison.totals),
+        tasks=[
+            MeasuredTaskRow(
+                rank=row.rank,
+                name=row.name,
+                ref=first(row.nodes, row.comms),
+                predicted_s=units.short(row.predicted_s),
+                measured_s=units.short(row.measured.seconds),
+                waited_s=units.short(row.measured.waited_s),
+                spread=round(row.measured.spread, 4),
+            )
+            for row in comparison.worst
+        ],
+    )
+
+
+def _columns(events: Iterable[_Event]) -> MeasuredEvents:
+    columns = list(zip(*events, strict=True)) or [()] * 6
+    rank, kind, ref, name, start_s, duration_s = map(list, columns)
+    return MeasuredEvents(
+        rank=rank,
+        kind=kind,
+        ref=ref,
+        name=name,
+        start_s=[units.short(value) for value in start_s],
+        duration_s=[units.short(value) for value in duration_s],
     )

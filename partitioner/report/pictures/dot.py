@@ -6,18 +6,17 @@ from collections.abc import Iterator, Mapping
 
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.edges import INPUT, NODE, OUTPUT, Edge, Terminal, edges, placed_nodes
-from partitioner.report.pictures.fold import how_cut
-from partitioner.report.pictures.labels import comm_lines, group_indices
-from partitioner.report.pictures.palette import (
+from partitioner.report.pictures.canvas import (
     COMM,
     FAINT,
     LIGHT,
     QUIET,
     STRONG,
     group_colour,
+    shown,
     tint,
 )
-from partitioner.report.pictures.text import shown
+from partitioner.report.pictures.fold import comm_lines, group_indices, how_cut
 from partitioner.report.planned import Planned
 
 

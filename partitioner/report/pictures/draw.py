@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 
 from partitioner.report.edges import INPUT, OUTPUT
-from partitioner.report.pictures.canvas import draw_file, drawable
-from partitioner.report.pictures.fold import Arc, Box, Diagram, End, fold
-from partitioner.report.pictures.labels import (
-    box_lines,
-    comm_lines,
-    group_indices,
-    terminal_lines,
-)
-from partitioner.report.pictures.layers import Layout, Point, arrange
-from partitioner.report.pictures.palette import (
+from partitioner.report.pictures.canvas import (
     COMM,
     GROUPS,
     INK,
@@ -28,9 +19,23 @@ from partitioner.report.pictures.palette import (
     PAPER,
     QUIET,
     STRONG,
+    draw_file,
+    drawable,
     group_colour,
     tint,
 )
+from partitioner.report.pictures.fold import (
+    Arc,
+    Box,
+    Diagram,
+    End,
+    box_lines,
+    comm_lines,
+    fold,
+    group_indices,
+    terminal_lines,
+)
+from partitioner.report.pictures.layers import Layout, Point, arrange
 from partitioner.report.pictures.timeline import draw_timeline
 from partitioner.report.planned import Planned
 

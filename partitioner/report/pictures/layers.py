@@ -39,12 +39,7 @@ class Layout:
 
 
 def arrange(graph: nx.DiGraph, shape: float) -> Layout:
-    """Positions for a graph without cycles.
-
-    Args:
-        graph: Nodes in an order that settles ties.
-        shape: Rows for each box of width that the picture aims at.
-    """
+    """Positions for a graph without cycles, of about `shape` rows for each box of width."""
     grid = _Grid.of(graph).swept()
     return _wrap(grid, grid.centres(), shape)
 
@@ -145,10 +140,7 @@ class _Grid:
         return pull / (sum(weights) + _CENTRE)
 
     def _spread(self, row: Sequence[Item], wanted: Sequence[float]) -> dict[Item, float]:
-        """The centres nearest to the wanted ones that keep order and distance (least squares).
-
-        Pool adjacent violators: blocks of items that touch move as one.
-        """
+        """The nearest centres in order and distance (least squares: pool adjacent violators)."""
         offsets, reach = [], 0.0
         for index, item in enumerate(row):
             gap = (self.width(row[index - 1]) + self.width(item)) / 2 + 0.12 if index else 0.0
@@ -167,7 +159,6 @@ class _Grid:
 def _order(
     row: list[Item], toward: Mapping[Item, Sequence[Item]], layers: Sequence[Sequence[Item]]
 ) -> None:
-    """Sort a layer in place by the mean place of the neighbours, 0 .. 1 in their layer."""
     place = {item: (i + 0.5) / len(items) for items in layers for i, item in enumerate(items)}
     mean = {
         item: sum(place[n] for n in toward[item]) / len(toward[item])

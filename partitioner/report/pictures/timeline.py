@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partitioner.cost_model.schedule.passes import Pass, passes
+from partitioner.cost_model.schedule.readings import Pass, passes
 from partitioner.cost_model.schedule.simulate import Event, Timeline, simulate
-from partitioner.report.pictures.canvas import draw_file, drawable
-from partitioner.report.pictures.palette import (
+from partitioner.report.pictures.canvas import (
     BLUE,
     COMM,
     GREEN,
@@ -21,6 +20,8 @@ from partitioner.report.pictures.palette import (
     PURPLE,
     SKY,
     YELLOW,
+    draw_file,
+    drawable,
     tint,
 )
 from partitioner.report.planned import Planned
@@ -75,11 +76,7 @@ def draw_timeline(result: Planned, path: str | Path, *, requests: int = 1) -> No
 
 
 def bars(timeline: Timeline, boxes: Sequence[Pass] = ()) -> tuple[Bar, ...]:
-    """The bars to draw, by device and kind; events that take no time have none.
-
-    Args:
-        boxes: Its passes, which stand for the nodes in them.
-    """
+    """The bars to draw, by device and kind; passes stand for the nodes in them."""
     thin = timeline.makespan_s * _THIN
     lanes: dict[tuple[int, str], list[Bar]] = defaultdict(list)
     for box in boxes:
@@ -149,7 +146,6 @@ def _top(device: int, kind: str) -> float:
 
 
 def _lanes(axes: Axes, devices: int, end: float) -> None:
-    """Draw the empty lanes, which show idle time where no bar covers them."""
     for device in range(devices):
         for kind in LANES:
             axes.broken_barh(
@@ -179,7 +175,6 @@ def _colour(request: int) -> str:
 
 
 def _label_bars(axes: Axes, drawn: Iterable[Bar], span_s: float, scale: float) -> None:
-    """Names of the bars that are wide enough for them."""
     points = _ACROSS * _WIDTH_INCHES * 72
     for bar in drawn:
         room = int(points * (bar.end_s - bar.start_s) / span_s / (0.62 * (_FONT - 2.5)))

@@ -39,12 +39,7 @@ _Measure = tuple[str, Unit, Better, float | None]
 def diff(
     before: Planned, after: Planned, names: tuple[str, str], objective: str | None = None
 ) -> Diff:
-    """The changes from one plan to another, of the same model or of one that shares node names.
-
-    Args:
-        names: What the texts call the two plans.
-        objective: Of the verdict; None: the plans' own.
-    """
+    """The changes from one plan to another, of the same model or of one that shares node names."""
     old, new = before.node_tasks, after.node_tasks
     both = [name for name in old if name in new]
     decisions = {name: (_decision(before, old[name]), _decision(after, new[name])) for name in both}
@@ -96,7 +91,6 @@ def diff_verdict(before: Planned, after: Planned, names: tuple[str, str], object
 
 
 def _reason(old: Evaluation, new: Evaluation) -> str:
-    """The difference between the busiest devices of two plans, in words."""
     first, second = (max(e.load_s, key=e.load_s.__getitem__) for e in (old, new))
     change = {
         "communicates": new.comm_s[second] - old.comm_s[first],
@@ -246,7 +240,6 @@ def _traffic(before: Planned, after: Planned) -> list[DiffTraffic]:
 
 
 def _sizes(result: Planned) -> dict[str, list[int]]:
-    """Bytes of each communication of a request or step, by kind."""
     sizes: dict[str, list[int]] = defaultdict(list)
     for task in result.schedule.tasks:
         if task.comm is not None:

@@ -1,15 +1,30 @@
-"""`partition explain`: a plan's bottleneck, and the costs of a node's other strategies."""
+"""`partition explain`: a plan's bottleneck, other schedules, and a node's other strategies.
+
+Of a plan in stages all stages, shardings and the order of nodes stay. Another schedule, and more
+micro-batches of the same size, are simulated exactly. Micro-batches of half the size are another
+graph, which is not traced here: their figures are an estimate at best.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.memory.peaks import peak_bytes
 from partitioner.cost_model.prices.compute import node_estimates, node_limit
 from partitioner.cost_model.profiles.forms import stores_parts
+from partitioner.cost_model.schedule.simulate import simulate
+from partitioner.cost_model.schedule.task_list import Schedule, schedule
+from partitioner.cost_model.schedule.tasks import LocalKey, Task
 from partitioner.foundations import units
+from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import numbers
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.phases import PhaseError
-from partitioner.ir.plan import PlacedNode
+from partitioner.ir.pipeline import SCHEDULES
+from partitioner.ir.plan import Pipeline, PlacedNode
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.report.findings.alternatives import Neighbourhood
 from partitioner.report.findings.bottleneck import COMPUTING, Bottleneck
@@ -17,16 +32,15 @@ from partitioner.report.lanes import lanes
 from partitioner.report.page.data import headline, result_bottleneck
 from partitioner.report.page.memory import memory
 from partitioner.report.planned import Planned
-from partitioner.report.ranges import contains
-from partitioner.report.schedules import variations
-from partitioner.report.schema import Head
+from partitioner.report.schema import Head, contains
+from partitioner.report.stages import schedule_name
 from partitioner.report.text.show import clean, loads_text
 from partitioner.report.text.tables import table
 
 MAX_LINES = 10  #: Lines of each list.
 MAX_STRATEGIES = 40  #: Strategies of one node that the referee evaluates.
 
-
+_INFERENCE = "forward"  #: The schedule without backward passes.
 _SCHEDULES_LEGEND = """\
 stages, shardings and the order of nodes are held; "for the batch": seconds for as many samples as
 a step of the plan has; "about": a micro-batch of half the size is another graph: it is taken to
@@ -83,7 +97,6 @@ def _verdict(head: Head) -> list[str]:
 
 
 def _schedules(result: Planned) -> list[str]:
-    """A plan in stages under other schedules and with other micro-batches."""
     choices = variations(result)
     if not choices:
         return []
@@ -264,3 +277,89 @@ def _choices(result: Planned, neighbourhood: Neighbourhood, node: Node) -> list[
         gap = f" (its gap is {units.share(cert.gap)})" if cert else ""
         lines.append(f"a strategy with a shorter step exists: the plan is not the best one{gap}")
     return lines
+
+
+@dataclass(frozen=True)
+class Variation:
+    """The plan's stages under another schedule or with other micro-batches."""
+
+    name: str
+    micro_batches: int
+    batch: float = 1.0  #: Size of a step's batch as a multiple of the plan's.
+    #: Simulated seconds of a step; None if the schedule does not serve the stages.
+    step_s: float | None = None
+    peak_bytes: int = 0  #: Of the fullest device.
+    fits: bool = True  #: Whether every device is within its memory.
+    estimate: bool = False
+    why_not: str = ""  #: Why the schedule does not serve the stages; "" if it does.
+
+
+def variations(result: Planned) -> tuple[Variation, ...]:
+    """The plan's own step first, then other schedules, then other micro-batches."""
+    pipeline = result.plan.pipeline
+    if pipeline is None:
+        return ()
+    count, name = pipeline.micro_batches, schedule_name(pipeline)
+    own = replace(_variation(result, pipeline, name), name=f"{name} (the plan's)")
+    trains = bool(result.graph.backward)
+    names = [s for s in SCHEDULES if s != name and (s != _INFERENCE) == trains]
+    others = [_variation(result, replace(pipeline, schedule=s), s) for s in names]
+    if not isinstance(pipeline.schedule, str):
+        return (own, *others)  # a table has its micro-batches in it
+    more = replace(pipeline, micro_batches=count + 1)
+    twice = replace(pipeline, micro_batches=2 * count)
+    return (
+        own,
+        *others,
+        _variation(result, more, f"{name}, one micro-batch more", (count + 1) / count),
+        _variation(result, twice, f"{name}, twice the micro-batches", 2.0),
+        _variation(result, twice, f"{name}, twice the micro-batches of half the size", halves=True),
+    )
+
+
+def _variation(
+    result: Planned, pipeline: Pipeline, name: str, batch: float = 1.0, *, halves: bool = False
+) -> Variation:
+    """Simulate another schedule, or estimate micro-batches of half the size."""
+    count = pipeline.micro_batches
+    try:
+        if halves:
+            tasks = schedule(result.graph, result.placed, result.cluster, pipeline=pipeline)
+            tasks = halved(tasks)
+        else:
+            changed = replace(result.plan, pipeline=pipeline, certificate=None)
+            figures = evaluate(result.graph, changed, result.cluster)
+    except IRError as error:
+        why = str(error).removeprefix(f"{pipeline.schedule}: ")
+        return Variation(name, count, batch, why_not=why)
+    if not halves:
+        most = max(figures.needed_bytes.values())
+        return Variation(name, count, batch, figures.step_s, most, figures.fits_exactly)
+    peaks = {device: peak.bytes for device, peak in peak_bytes(tasks).items()}
+    limits = result.cluster.devices
+    fits = all(nbytes <= limits[device].memory_bytes for device, nbytes in peaks.items())
+    most, step_s = max(peaks.values(), default=0), simulate(tasks).makespan_s
+    return Variation(name, count, batch, step_s, most, fits, estimate=True)
+
+
+def halved(tasks: Schedule) -> Schedule:
+    """A schedule whose micro-batches take half the seconds and bytes.
+
+    What runs once a step keeps its seconds, and what it reads (sums of gradients) its bytes.
+    """
+    order = tasks.order
+    assert order is not None
+    whole = {key for task in tasks.tasks if order.phases.is_once(task.phase) for key in task.reads}
+
+    def half(task: Task) -> Task:
+        if order.phases.is_once(task.phase):
+            return task
+        return replace(
+            task,
+            devices={device: seconds / 2 for device, seconds in task.devices.items()},
+            hidden={device: seconds / 2 for device, seconds in task.hidden.items()},
+            writes=tuple((d, k, n if (d, k) in whole else n // 2) for d, k, n in task.writes),
+        )
+
+    feeds: Mapping[LocalKey, int] = {key: nbytes // 2 for key, nbytes in tasks.feeds.items()}
+    return replace(tasks, tasks=tuple(map(half, tasks.tasks)), feeds=feeds)

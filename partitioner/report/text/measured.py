@@ -43,7 +43,6 @@ def _head(comparison: Comparison[Planned]) -> Iterator[str]:
 
 
 def _beside(predicted_s: float, measured_s: float) -> str:
-    """``predicted 1 ms, measured 2 ms: 2.00 times that``."""
     ratio = f": {units.digits(measured_s / predicted_s)} times that" if predicted_s else ""
     return f"predicted {units.seconds(predicted_s)}, measured {units.seconds(measured_s)}{ratio}"
 

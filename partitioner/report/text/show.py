@@ -13,7 +13,7 @@ from partitioner.ir.phases import StepOrder
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm, CommKind
 from partitioner.report.findings.bottleneck import turn_of
-from partitioner.report.findings.moved_each_step import moved_notes
+from partitioner.report.findings.notes import moved_notes
 from partitioner.report.lanes import lanes
 from partitioner.report.planned import Planned
 from partitioner.report.stages import plan_sentence, stages
@@ -51,11 +51,7 @@ sends: of a micro-batch, forward and backward"""
 
 
 def show(result: Planned, *, everything: bool = False) -> str:
-    """The whole plan as text.
-
-    Args:
-        everything: A line for each node, names in full, each operator's rule, and all tensors.
-    """
+    """The whole plan as text; with `everything`, all nodes, names in full, rules and tensors."""
     staged = result.plan.pipeline is not None
     parts = [_head(result)]
     if staged:
@@ -214,7 +210,6 @@ def _where(placed: PlacedNode) -> str:
 
 
 def _direction(comm: Comm) -> str:
-    """``"1 -> 2"``, or all devices of a collective."""
     if comm.kind in _COLLECTIVE or comm.kind is CommKind.SLICE:
         return numbers(comm.ranks)
     moves = [transfer for transfer in comm.transfers if transfer.source != transfer.target]
@@ -225,7 +220,6 @@ def _direction(comm: Comm) -> str:
 
 
 def _tensors(graph: Graph) -> list[str]:
-    """Every value of the model, which pins of tensors may name, with its type."""
     outputs = set(graph.outputs)
     rows = [("tensor", "what", "type")]
     rows += [(name, "input", str(graph.types[name])) for name in graph.inputs]

@@ -13,10 +13,8 @@ LEAST = 12
 def table(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
     """Lines of left-aligned columns; the first row is the header.
 
-    Args:
-        rows: Cells, equally many in each row.
-        width: Columns of text that lines may take, by shortening the longest cells in their middle;
-            None: those of the terminal where stdout is one, else as many as the cells take.
+    To be no wider than `width`, or than the terminal, the longest cells are shortened in their
+    middle.
     """
     if width is None and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns

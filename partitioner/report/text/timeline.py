@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partitioner.cost_model.schedule.passes import LETTERS, Pass, passes
+from partitioner.cost_model.schedule.readings import LETTERS, Pass, passes
 from partitioner.cost_model.schedule.simulate import Event, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.foundations import units
@@ -18,8 +18,7 @@ _OTHER = f"{_BUSY} messages, {_IDLE} bubbles"
 def step_text(schedule: Schedule) -> list[str]:
     """A line for the first device of each lane; none for a plan without stages.
 
-    ``F2----`` is the forward pass of micro-batch 2, as long as it takes, ``==`` a message between
-    stages; dots are bubbles.
+    ``F2----`` is the forward pass of micro-batch 2, ``==`` a message; dots are bubbles.
     """
     if schedule.order is None:
         return []

@@ -25,7 +25,7 @@ from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.phases import weight_nodes
 from partitioner.ir.plan import NodePlan, Plan, resolve
 from partitioner.ir.rule import Cut, Rule
-from partitioner.rewrites.settle import chosen
+from partitioner.rewrites.graph_writer import chosen
 from partitioner.search.request import Budget
 from partitioner.search.stages.figures import Ints, Sharding, StageFigures
 from partitioner.search.stages.offered_ways import Region, offered_regions, takes_either

@@ -9,8 +9,7 @@ from functools import partial
 from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.local_search import MOVE_STEPS, Goal, loads, local_search, peaks
 from partitioner.solver.joint.search import Search
-from partitioner.solver.placement.contiguous import Split, contiguous_plans
-from partitioner.solver.placement.intervals import Picks
+from partitioner.solver.placement.contiguous import Picks, Split, contiguous_plans
 from partitioner.solver.placement.orders import narrow_orders
 from partitioner.solver.presolve.simplify import keep_choices
 from partitioner.solver.problem import Edge, Problem

@@ -9,10 +9,9 @@ from typing import Literal
 
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
-from partitioner.solver.milp.foreign import solve_with_pulp
 from partitioner.solver.milp.highs import solve_with_highs
 from partitioner.solver.milp.program import Milp, MilpResult
-from partitioner.solver.milp.pulp_program import load_pulp
+from partitioner.solver.milp.pulp_program import load_pulp, solve_with_pulp
 from partitioner.solver.work import STEPS_PER_S, Work
 
 

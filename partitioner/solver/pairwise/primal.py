@@ -6,12 +6,11 @@ import numpy as np
 
 from partitioner.solver.pairwise.bounding.dive import dive
 from partitioner.solver.pairwise.bounding.dual import Dual
-from partitioner.solver.pairwise.model import Model
+from partitioner.solver.pairwise.model import Model, peaks
 from partitioner.solver.pairwise.moving.moves import Mover
-from partitioner.solver.pairwise.problem import Flags, Floats, Ints
+from partitioner.solver.pairwise.problem import Floats, Ints
 from partitioner.solver.pairwise.progress import Progress
 from partitioner.solver.pairwise.reducing.relax import Relaxation
-from partitioner.solver.pairwise.rows import peaks
 
 #: Sizes of the balls, in nodes; as many balls as cover the graph about once.
 BALLS = (30, 300)
@@ -81,23 +80,19 @@ class Primal:
         keep = np.ones(len(dual.model.usage), dtype=np.bool_)
         noise = np.zeros(nodes) if self._rounds == 1 else self._draw.random(nodes)
         if turn == 2:
-            keep = self._region(relaxation)
+            # strategies of the small model when all but a ball of nodes keep the best choice's
+            model, known = relaxation.model, relaxation.lower(self._best.chosen)
+            sizes = model.graph.sizes
+            undecided = np.flatnonzero(sizes > 1)
+            if len(undecided):
+                centre = int(undecided[self._draw.integers(len(undecided))])
+                mover = Mover(model, np.maximum(known, 0), self._rounds)
+                known[mover.around(centre, len(undecided) // 2)] = -1
+            fixed = known >= 0
+            keep = np.repeat(~fixed, sizes)
+            keep[(model.graph.offsets[:-1] + known)[fixed]] = True
         chosen = dive(dual, keep, noise, progress.deadline)
         return self._best.chosen if chosen is None else relaxation.lift(chosen)
-
-    def _region(self, relaxation: Relaxation) -> Flags:
-        """Strategies of the small model when all but a ball of nodes keep the best choice's."""
-        model, known = relaxation.model, relaxation.lower(self._best.chosen)
-        sizes = model.graph.sizes
-        undecided = np.flatnonzero(sizes > 1)
-        if len(undecided):
-            centre = int(undecided[self._draw.integers(len(undecided))])
-            mover = Mover(model, np.maximum(known, 0), self._rounds)
-            known[mover.around(centre, len(undecided) // 2)] = -1
-        fixed = known >= 0
-        keep = np.repeat(~fixed, sizes)
-        keep[(model.graph.offsets[:-1] + known)[fixed]] = True
-        return keep
 
     def _fit(self, fresh: Mover, price: Floats, progress: Progress) -> None:
         """Raise the price of memory where it is shortest, until it is not."""

@@ -11,13 +11,12 @@ import numpy as np
 from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.pairwise.bounding.dual import Dual
 from partitioner.solver.pairwise.exact import columns, solve_exactly
-from partitioner.solver.pairwise.model import Model, build, restrict
+from partitioner.solver.pairwise.model import Model, build, peaks, restrict
 from partitioner.solver.pairwise.primal import Primal
 from partitioner.solver.pairwise.problem import FORBIDDEN, Ints, Pairwise, evaluate
 from partitioner.solver.pairwise.progress import PairwiseSolution, Progress
 from partitioner.solver.pairwise.reducing.reduce import reduce
 from partitioner.solver.pairwise.reducing.relax import Relaxation, relax
-from partitioner.solver.pairwise.rows import peaks
 from partitioner.solver.problem import SolverError
 from partitioner.solver.work import now_s
 

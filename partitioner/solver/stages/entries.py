@@ -62,7 +62,16 @@ def lay_out(problem: StageProblem) -> tuple[Space, Entries]:
     """All stages that fit their memory alone, way by way, as entries."""
     side = problem.positions + 1
     upper = np.flatnonzero(np.triu(np.ones((side, side), dtype=bool), 1))
-    most = _most_degrees(problem)
+    # bound the sum of degrees of all cuts
+    by_device = [0.0] * len(problem.pools)
+    for option in problem.options:
+        by_device[option.pool] = max(by_device[option.pool], option.degree / option.devices)
+    by_pool = (
+        math.floor(pool.devices * degrees + 1e-6)
+        for pool, degrees in zip(problem.pools, by_device, strict=True)
+    )
+    by_stage = problem.positions * max(option.degree for option in problem.options)
+    most = min(sum(by_pool), by_stage)
     keys = [(o.pool, o.devices, o.degree) for o in problem.options]
     order = sorted(set(keys))
     of = tuple(order.index(key) for key in keys)
@@ -106,19 +115,6 @@ def _by_option(
         roomy = part.room == largest
         np.minimum.at(least, part.cell[roomy], part.load_s[roomy])
         yield part
-
-
-def _most_degrees(problem: StageProblem) -> int:
-    """Bound the sum of degrees of all cuts."""
-    by_device = [0.0] * len(problem.pools)
-    for option in problem.options:
-        by_device[option.pool] = max(by_device[option.pool], option.degree / option.devices)
-    by_pool = (
-        math.floor(pool.devices * degrees + 1e-6)
-        for pool, degrees in zip(problem.pools, by_device, strict=True)
-    )
-    by_stage = problem.positions * max(option.degree for option in problem.options)
-    return min(sum(by_pool), by_stage)
 
 
 def _entries(

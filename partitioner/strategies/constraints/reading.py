@@ -50,7 +50,17 @@ def tables(
         named = named_dims(data.get("dims", {}), data.get("layout", {}), short)
     numbered = enumerate(entries, 1)
     pins = tuple(_pin(entry, f"{short} pin {number}") for number, entry in numbered)
-    return pins, named, _loads(data.get("loads", {}), short)
+    table = data.get("loads", {})
+    if not isinstance(table, Mapping) or not all(isinstance(name, str) for name in table):
+        raise ConstraintError(f"{short}: [loads] is a table of names, not {table!r}")
+    for name, numbers in table.items():
+        are_numbers = isinstance(numbers, list | tuple) and all(map(_may_be_load, numbers))
+        if not are_numbers or not any(numbers):
+            raise ConstraintError(
+                f"{short} loads {name!r}: {numbers!r} is not a list of numbers of at least 0, one "
+                "for each expert and not all of them 0"
+            )
+    return pins, named, tuple((name, tuple(map(float, numbers))) for name, numbers in table.items())
 
 
 def named_dims(dims: Any, layout: Any, source: str) -> NamedDims:
@@ -145,19 +155,6 @@ def _table(table: Any, source: str) -> Iterable[tuple[str, Any]]:
     if not isinstance(table, Mapping) or not all(isinstance(name, str) for name in table):
         raise ConstraintError(f"{source}: [dims] and [layout] are tables of names, not {table!r}")
     return table.items()
-
-
-def _loads(table: Any, source: str) -> Loads:
-    if not isinstance(table, Mapping) or not all(isinstance(name, str) for name in table):
-        raise ConstraintError(f"{source}: [loads] is a table of names, not {table!r}")
-    for name, numbers in table.items():
-        are_numbers = isinstance(numbers, list | tuple) and all(map(_may_be_load, numbers))
-        if not are_numbers or not any(numbers):
-            raise ConstraintError(
-                f"{source} loads {name!r}: {numbers!r} is not a list of numbers of at least 0, one "
-                "for each expert and not all of them 0"
-            )
-    return tuple((name, tuple(map(float, numbers))) for name, numbers in table.items())
 
 
 def _may_be_load(number: object) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from partitioner.ir.graph import Graph
-from partitioner.ir.loops.parts import Parts
+from partitioner.ir.loops.windows import Parts
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import Plan
 from partitioner.ir.rule import Rule
@@ -53,7 +53,19 @@ def sequence_constraints(asked: Asked) -> Constraints:
     Raises:
         ConstraintError: There is no sequence, or it has too few elements.
     """
-    sequence = _checked_sequence(asked.graph, asked.size)
+    sequence = sequence_of(asked.graph)
+    if not sequence.inputs:
+        shapes = ", ".join(f"{name} {asked.graph.types[name]}" for name in asked.graph.inputs)
+        raise ConstraintError(
+            f"parallel {SEQUENCE}: no input has a dim beside the batch that can be cut: {shapes}"
+        )
+    # new keys beside those of a cache are a part of the sequence
+    longest = max(asked.graph.types[value].shape[dim] for value, dim in sequence.inputs.items())
+    if longest < asked.size:
+        raise ConstraintError(
+            f"parallel {SEQUENCE}: the sequence ({_dims(sequence)}) has {longest} elements, fewer "
+            f"than {asked.size} devices"
+        )
     reached = (n for n in depending(asked.graph, sequence) if n in sequence.factors)
     kept = (asked.graph.producers[n].name for n in sequence.inputs if n in asked.graph.producers)
     nodes = {**_factors(asked.graph, sequence, (*reached, *kept))}
@@ -74,23 +86,6 @@ def ring_constraints(asked: Asked) -> Constraints:
     if asked.size > 1 and not any(node.op == STEP for node in asked.graph.nodes):
         raise ConstraintError(f"parallel {RING} is for plans that compile makes: give {SEQUENCE}")
     return sequence_constraints(asked)
-
-
-def _checked_sequence(graph: Graph, size: int) -> Followed:
-    sequence = sequence_of(graph)
-    if not sequence.inputs:
-        shapes = ", ".join(f"{name} {graph.types[name]}" for name in graph.inputs)
-        raise ConstraintError(
-            f"parallel {SEQUENCE}: no input has a dim beside the batch that can be cut: {shapes}"
-        )
-    # new keys beside those of a cache are a part of the sequence
-    longest = max(graph.types[value].shape[dim] for value, dim in sequence.inputs.items())
-    if longest < size:
-        raise ConstraintError(
-            f"parallel {SEQUENCE}: the sequence ({_dims(sequence)}) has {longest} elements, fewer "
-            f"than {size} devices"
-        )
-    return sequence
 
 
 def _factors(

@@ -625,7 +625,7 @@ def test_ranks_are_written_one_at_a_time(
         return phases
 
     monkeypatch.setattr(partitioner.api.compiled.module_ranks, "emit_phases", emit_and_count)
-    fresh = inference.model.emit(inference.programs, inference.plan)
+    fresh = inference.model.ranks(inference.programs, inference.plan)
     fresh.write(tmp_path)
     assert len(alive) == 2
     assert [file.header.rank for file in read_rank_files(tmp_path)] == [0, 1]

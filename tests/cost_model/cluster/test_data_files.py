@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from partitioner.cost_model.cluster import data_files, presets, published
-from partitioner.cost_model.cluster.data_files import data_file
+from partitioner.cost_model.cluster import presets, published
+from partitioner.cost_model.cluster.published import data_file
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 
-FOLDER = Path(data_files.__file__).with_name("data")
+FOLDER = Path(published.__file__).with_name("data")
 #: Tables that join or name others and have no figure of somebody else's.
 JOINING = ("aliases", "links of published.toml")
 
@@ -51,7 +51,7 @@ def test_presets_that_are_cluster_files_are_those_of_users(name: str) -> None:
 def test_importing_the_presets_reads_no_file() -> None:
     code = """
 from partitioner.cost_model.cluster import presets, resolve
-from partitioner.cost_model.cluster.data_files import data_file
+from partitioner.cost_model.cluster.published import data_file
 print(data_file.cache_info().currsize)
 resolve.resolve_cluster("2xcpu")
 print(data_file.cache_info().currsize)

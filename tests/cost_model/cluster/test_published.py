@@ -19,7 +19,7 @@ from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.prices import compute
 from partitioner.cost_model.prices.collectives import collective, comm_cost, tabled
 from partitioner.cost_model.prices.compute import Sources
-from partitioner.cost_model.profiles.link_table import LinkTable
+from partitioner.cost_model.profiles.entries import LinkTable
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import Comm, CommKind

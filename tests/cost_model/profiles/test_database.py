@@ -36,7 +36,6 @@ from partitioner.cost_model.profiles.database import (
     whole_entry,
     whole_key,
     write_entries,
-    write_links,
 )
 from partitioner.cost_model.profiles.entries import Entry, LinkEntry
 from partitioner.cost_model.profiles.forms import Form, chain, form_of, stores_parts
@@ -356,7 +355,7 @@ def link(kind: str, nbytes: int, seconds: float, ranks: int = 2) -> LinkEntry:
 
 
 def linked(file: Path, *entries: LinkEntry, devices: int = 2) -> Cluster:
-    write_links(file, DEVICE, THREADS, entries)
+    write_entries(file, DEVICE, THREADS, entries)
     cluster = flat(devices)
     profile = Profile.read(file, DEVICE, THREADS)
     return replace(cluster, levels=tuple(replace(one, profile=profile) for one in cluster.levels))
@@ -407,7 +406,7 @@ def test_groups_of_two_levels_have_entries_of_their_own(tmp_path: Path) -> None:
         ("link", "send", 2): 0.125,
     }
     known = [link(over(kind, level), 1000, s, n) for (level, kind, n), s in entries.items()]
-    write_links(file, DEVICE, THREADS, known)
+    write_entries(file, DEVICE, THREADS, known)
     profile = {"file": str(file), "device": DEVICE, "threads": THREADS}
     rates = {"bandwidth_bytes_per_s": 1e9, "latency_s": 1e-6}
     levels = [

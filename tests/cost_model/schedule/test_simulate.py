@@ -5,10 +5,10 @@ import pytest
 
 from helpers.plans.cost_cases import compute, key, send, tasks
 from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.schedule.readings import timeline_json
 from partitioner.cost_model.schedule.simulate import Event, Timeline, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Task
-from partitioner.cost_model.schedule.trace_events import timeline_json
 from partitioner.ir.program import Comm, CommKind
 
 

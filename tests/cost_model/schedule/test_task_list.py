@@ -7,10 +7,10 @@ import pytest
 from helpers.plans.cost_cases import SLOW
 from helpers.plans.whole_plans import build, hand_plan, tasks_of, weight
 from partitioner.cost_model.cluster.topology import Cluster, LinkLevel
+from partitioner.cost_model.schedule.readings import timeline_json
 from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.task_list import schedule as scheduled
-from partitioner.cost_model.schedule.trace_events import timeline_json
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import resolve

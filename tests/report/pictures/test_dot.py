@@ -9,9 +9,8 @@ import pytest
 from helpers.drawn import drawn_plans
 from helpers.pages.dot_grammar import read
 from partitioner.api.compiled.base import Compiled
+from partitioner.report.pictures.canvas import COMM, shown
 from partitioner.report.pictures.dot import dot
-from partitioner.report.pictures.palette import COMM
-from partitioner.report.pictures.text import shown
 
 HOSTILE = [
     'say "hi"',

@@ -2,8 +2,7 @@
 
 import pytest
 
-from partitioner.report.pictures.palette import tint
-from partitioner.report.pictures.text import shorten, shown
+from partitioner.report.pictures.canvas import shorten, shown, tint
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from partitioner.ir.plan import Plan
 from partitioner.problem.build import Built, build
 from partitioner.problem.folding import Folded, fold
 from partitioner.problem.memory_kinds import planned_parts
-from partitioner.rewrites.settle import chosen
+from partitioner.rewrites.graph_writer import chosen
 from partitioner.search.levels.axis_sharder import AxisSharder, weight_side
 from partitioner.search.levels.decode import decisions, groups
 from partitioner.search.levels.mesh_sharder import Sharder

@@ -37,12 +37,18 @@ from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
 from partitioner.ir.nodes.loads import Loads, with_loads
 from partitioner.ir.ops.aten.state import ALIAS, KEEP, REST, STATE, UPDATE
 from partitioner.ir.types import TensorType
+from partitioner.rewrites.graph_writer import chosen
 from partitioner.rewrites.keys import keys_in_parts
-from partitioner.rewrites.passes.offers import with_offers
-from partitioner.rewrites.passes.ordering import early_updates, fetched_early
-from partitioner.rewrites.passes.reads import backward_apart, forward_aliases, path_of, plain_access
+from partitioner.rewrites.passes import (
+    backward_apart,
+    early_updates,
+    fetched_early,
+    forward_aliases,
+    path_of,
+    plain_access,
+    with_offers,
+)
 from partitioner.rewrites.ring import ring_of
-from partitioner.rewrites.settle import chosen
 
 #: Name of the graph input that steers random draws; it changes every step.
 SEED = "seed"

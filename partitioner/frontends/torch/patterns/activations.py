@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from partitioner.frontends.torch.patterns.matching import (
+from partitioner.frontends.torch.patterns.rewrite import (
+    Arguments,
     args_of,
+    arguments_of,
     calls,
     is_shaped,
     is_tensor,
     through,
+    value,
 )
-from partitioner.frontends.torch.patterns.rewrite import Arguments, arguments_of, value
 
 _aten = torch.ops.aten
 
@@ -62,9 +64,7 @@ def activation_program(
 ) -> tuple[fx.Node, str, bool] | None:
     """As `named_activation`, of other steps on columns: its name is a program.
 
-    Args:
-        node: The result of the steps.
-        is_begin: Tests whether a node is one that steps begin with.
+    Steps begin with a node for which `is_begin` holds.
     """
     if not isinstance(node, fx.Node) or not is_tensor(node) or value(node).dim() != 2:
         return None

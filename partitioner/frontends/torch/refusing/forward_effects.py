@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from partitioner.backends.torch.guards.global_hooks import global_hooks
+from partitioner.backends.torch.guards.changes import global_hooks
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.exporting import is_writing, refused, replaced
 from partitioner.frontends.torch.refusing.reasons import called_at

@@ -21,10 +21,6 @@ from partitioner.frontends.errors import FrontendError
 def check_memory_apart(tensors: Mapping[str, Tensor], written: Collection[str]) -> None:
     """Refuse two tensors with an element in common, one of which a step writes to.
 
-    Args:
-        tensors: Parameters, buffers and other tensors of a module.
-        written: Names of those that a step writes to.
-
     Raises:
         FrontendError: There are two such tensors; the message names them.
     """
@@ -76,8 +72,8 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 def _place_of(tensor: Tensor) -> tuple[int, range]:
     """A memory, and the bytes of it from a tensor's first element to its last.
 
-    It is that of the process, 0, as NumPy's arrays may have several storages; a tensor without an
-    address, as on the meta device, has its storage.
+    The memory is the process's, 0 (NumPy's arrays may have several storages), or the storage of a
+    tensor without an address, as on the meta device.
     """
     address = 0 if without_contents(tensor) else tensor.data_ptr()
     start = address or tensor.storage_offset() * tensor.element_size()

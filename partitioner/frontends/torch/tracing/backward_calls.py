@@ -178,11 +178,7 @@ def _recorded_apply(calls: Recorded) -> Callable[..., Any]:
 
 
 def _checkpointed(run: Callable[..., Any], _: bool, *args: Any) -> Any:
-    """A checkpoint with `use_reentrant=True`: it has gradients if an argument has one.
-
-    Raises:
-        FrontendError: Gradients are wanted, and no argument has one.
-    """
+    """A checkpoint with `use_reentrant=True`: it has gradients if an argument has one."""
     has_gradient = any(one.requires_grad for one in _tensors(args))
     if torch.is_grad_enabled() and not has_gradient:
         raise FrontendError(

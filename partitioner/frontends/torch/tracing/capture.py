@@ -156,7 +156,7 @@ def export_module(
 def _settled(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
 ) -> tuple[ExportedProgram, Assigned]:
-    """The same as `_exported`, of a module whose numbers each forward pass leaves as they are.
+    """As `_exported`, of a module whose numbers each forward pass leaves as they are.
 
     Raises:
         FrontendError: Each pass changes a number that is an attribute, or the pass behind the one
@@ -307,8 +307,7 @@ def capture(
 def _parameters(module: nn.Module, program: ExportedProgram) -> tuple[str, ...]:
     """Names of the arguments that a module takes by position.
 
-    Those of the forward method; of an archive's module, which has none of its own, those of the
-    arguments that its trace had by position.
+    An archive's module has no forward method of its own: the names are those of its trace.
     """
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     named = [p for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds]

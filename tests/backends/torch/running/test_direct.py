@@ -10,11 +10,17 @@ import torch
 from torch import Tensor, fx
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers operators
-from partitioner.backends.torch.graphs.eager import eager, gathered
+from partitioner.backends.torch.graphs.eager import (
+    FUNCTIONS,
+    WRITES,
+    Gate,
+    direct,
+    eager,
+    gated,
+    gathered,
+)
 from partitioner.backends.torch.graphs.emit import IN_PLACE
-from partitioner.backends.torch.graphs.writes import WRITES
 from partitioner.backends.torch.operators.registry import KERNELS, LIBRARY
-from partitioner.backends.torch.running.direct import FUNCTIONS, Gate, direct, gated
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

@@ -1,0 +1,287 @@
+"""Notes on a plan: what moves each step, what figures leave out, what is not measured.
+
+Stored values are DTensors, which are cut like `torch.chunk`: 7 samples over 3 devices as 3, 3 and
+1. Operators are cut in balanced parts, as 3, 2 and 2. Where a size is no multiple of the number of
+devices, a cache or a parameter is stored in another way than it is used, and moved each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from partitioner.cost_model.cluster.resolve import (
+    cpu_fingerprint,
+    device_type,
+    is_of_gpu,
+    one_process,
+)
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.evaluate import Evaluation, one_device
+from partitioner.cost_model.executors import executor_of
+from partitioner.cost_model.prices.compute import Sources
+from partitioner.cost_model.profiles.database import (
+    Profile,
+    default_profile,
+    read_contents,
+    shares,
+    whole_key,
+)
+from partitioner.foundations import units
+from partitioner.ir.graph import Graph
+from partitioner.ir.layout import DimLayout, Sharding
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import is_stored, row_of
+from partitioner.ir.plan import NodePlan, PlacedNode, Plan, resolve
+from partitioner.ir.types import dense_bytes
+from partitioner.problem.decode import planned_on
+
+#: Results are spoken of if they are at least so many bytes, and this share of those of the fullest
+#: device: to gather less takes microseconds.
+_LEAST_BYTES = 1 << 20
+_LEAST_SHARE = 0.01
+#: Largest share of the seconds that may come from a datasheet for a verdict.
+MOST_UNKNOWN = 0.05
+#: Median error of predicted seconds (docs/performance.md, "Predictions beside runs"): a plan that
+#: gains less may lose.
+ERROR = 0.10
+#: Most parts of a profile that a note lists.
+_LISTED = 2
+
+
+def delivery_notes(
+    graph: Graph, plan: Plan, evaluation: Evaluation, delivered: AbstractSet[str], ranks: int
+) -> tuple[str, ...]:
+    """Large results that not every rank has whole: a plan's figures leave out their delivery."""
+    apart = {}
+    for placed in resolve(graph, plan):
+        for value, at in placed.results():
+            is_whole = at.mesh.size() == ranks and not at.sharding.axes
+            if value in delivered and value in graph.outputs and not is_whole:
+                apart[value] = graph.types[value]
+    nbytes = sum(dense_bytes(one.numel, one.dtype) for one in apart.values())
+    fullest = max((peak.bytes for peak in evaluation.exact_peak.values()), default=0)
+    if nbytes < max(_LEAST_BYTES, _LEAST_SHARE * fullest):
+        return ()
+    largest = max(apart.values(), key=lambda one: dense_bytes(one.numel, one.dtype))
+    note = (
+        f"every rank returns the module's results whole: to gather {units.size(nbytes)} of them "
+        f"(the largest is {largest}) takes time and memory that these figures leave out"
+    )
+    return (note,)
+
+
+def moved_notes(graph: Graph, plan: Plan) -> tuple[str, ...]:
+    """A line on the first stored value that is moved each step for its uneven parts, if any is."""
+    if not any(is_stored(node) for node in graph.nodes):
+        return ()
+    uses = _Uses()
+    for placed in resolve(graph, plan):
+        uses.add(placed)
+    if not uses.moved:
+        return ()
+    (value, (dim, used)), *others = uses.moved.items()
+    more = f" (and {len(others)} more)" if others else ""
+    note = (
+        f"{value!r}{more} is moved each step: dim {dim}, of {used.size}, is cut as "
+        f"{_listed(used.sizes())} where it is used, and stored values only like torch.chunk, as "
+        f"{_listed(_chunks(used))}; a size that {len(used.sizes())} divides stays in place"
+    )
+    return (note,)
+
+
+def _chunks(layout: DimLayout) -> tuple[int, ...]:
+    parts = len(layout.sizes())
+    chunk = -(-layout.size // parts)
+    return tuple(max(0, min(chunk, layout.size - part * chunk)) for part in range(parts))
+
+
+def _listed(sizes: tuple[int, ...]) -> str:
+    return ", ".join(map(str, sizes))
+
+
+@dataclass
+class _Uses:
+    """Follows where stored values lie and how they are used."""
+
+    #: The layout of each stored value, and the stored value that other names stand for.
+    homes: dict[str, Sharding] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    made: dict[str, Sharding] = field(default_factory=dict)  #: The layouts of what nodes make.
+    #: The first dim that is cut unevenly for a use, with its layout, by stored value.
+    moved: dict[str, tuple[int, DimLayout]] = field(default_factory=dict)
+
+    def add(self, placed: PlacedNode) -> None:
+        row, operands, results = row_of(placed.node), placed.operands(), placed.results()
+        self.made.update((value, at.sharding) for value, at in results)
+        if row is not None and row.stored:
+            self.homes.update((value, at.sharding) for value, at in results)
+            self.names.update((value, value) for value, _ in results)
+        elif row is not None and row.again and operands[0][0] in self.names:
+            self.names[results[0][0]] = self.names[operands[0][0]]
+        elif row is not None and row.in_place is not None:
+            stored = placed.node.inputs[row.in_place]
+            new = placed.node.inputs[0]
+            if new in self.made:
+                self._note(stored, self.made[new])
+        else:
+            for value, at in operands:
+                self._note(value, at.sharding)
+
+    def _note(self, value: str, used: Sharding) -> None:
+        stored = self.names.get(value)
+        if stored is None or stored in self.moved:
+            return
+        for dim, (home, cut) in enumerate(zip(self.homes[stored].dims, used.dims, strict=True)):
+            is_balanced = bool(cut.axes) and not cut.is_chunked and not cut.windows
+            if is_balanced and cut != home and tuple(cut.sizes()) != _chunks(cut):
+                self.moved[stored] = dim, cut
+                return
+
+
+def whole_machine_notes(
+    graph: Graph,
+    cluster: Cluster,
+    cost: float,
+    priced_by: Sources,
+    objective: str,
+) -> tuple[str, ...]:
+    """A sentence for a plan on several processes of this machine; for another plan none.
+
+    Where the executor computes several operators in one kernel, the model must have been measured
+    as a whole; else the seconds of its operators are added up. Nothing is compared for "memory".
+    """
+    whole = one_process(cluster)
+    if whole is None or objective == "memory":
+        return ()
+    if _is_unknown(priced_by):
+        return (_unknown(f"measures what this plan's {len(cluster)} processes take", len(cluster)),)
+    profile = whole.devices[0].profile
+    threads = profile.threads if profile else 1
+    measures = f"measures one process with {threads} threads"
+    if executor_of(graph).fuses:
+        entry = profile.wholes.get(whole_key(graph.digest)) if profile else None
+        if entry is None:
+            return (_unknown(measures, len(cluster)),)
+        return (_verdict(threads, entry.seconds, cost),)
+    alone, plan = planned_on(
+        graph, whole, (DeviceMesh.single(0),), {node.name: NodePlan(0) for node in graph.nodes}
+    )
+    if _is_unknown(Sources.of(alone, resolve(alone, plan), whole)):
+        return (_unknown(measures, 1),)
+    evaluation = one_device(alone, whole, 0)
+    if not evaluation.fits_exactly:
+        return ()
+    return (_verdict(threads, evaluation.cost(objective), cost),)
+
+
+def _is_unknown(sources: Sources) -> bool:
+    return sources.shares().get("datasheet", 0.0) > MOST_UNKNOWN
+
+
+def _unknown(measures: str, devices: int) -> str:
+    return (
+        "whether splitting pays on this machine is not known: "
+        f"`partition profile MODEL --devices {devices}` {measures}"
+    )
+
+
+def _verdict(threads: int, alone_s: float, cost: float) -> str:
+    compared = (
+        f"one process with {threads} threads takes {units.seconds(alone_s)} for what this plan "
+        f"takes {units.seconds(cost)}"
+    )
+    if cost >= alone_s:
+        return f"{compared}: splitting does not pay on this machine"
+    if cost > alone_s * (1 - ERROR):
+        return (
+            f"{compared}: splitting does not surely pay on this machine, because predictions are "
+            f"off by {units.share(ERROR)}"
+        )
+    return f"{compared}: splitting pays on this machine"
+
+
+def profile_notes(
+    cluster: Cluster,
+    backend: Callable[[], str],
+    *,
+    training: bool = False,
+    measures_gpus: bool = True,
+) -> tuple[str, ...]:
+    """A sentence for each profile of a cluster's devices that the plan's costs do not come from.
+
+    Each says what the profile holds instead, and the command that measures. The name of the backend
+    is asked for only if there are measurements; GPUs whose operators it does not measure have no
+    notes.
+
+    Raises:
+        CostError: A profile cannot be read.
+    """
+    profiles = dict.fromkeys(spec.profile for spec in cluster.devices)
+    notes = [
+        _notes(cluster, one, backend, training)
+        for one in profiles
+        if one is not None and (measures_gpus or not is_of_gpu(one.device))
+    ]
+    return (*(note for of_profile in notes for note in of_profile), *_level_notes(cluster))
+
+
+def border_notes(cluster: Cluster) -> tuple[str, ...]:
+    """A sentence for each profile that knows communications, but no borders of ONNX Runtime."""
+    profiles = dict.fromkeys(spec.profile for spec in cluster.devices if spec.border_s is None)
+    return tuple(
+        f"profile {one.file} does not say what the end of a session of ONNX Runtime adds to a "
+        "communication, which counts as nothing: measure with "
+        f"{_command(cluster, one, training=False)}"
+        for one in profiles
+        if one is not None and one.links and one.border is None and not is_of_gpu(one.device)
+    )
+
+
+def _level_notes(cluster: Cluster) -> Iterator[str]:
+    for level in cluster.levels[1:]:
+        if level.profile is not None and not level.profile.links:
+            yield (
+                f"profile {level.profile.file} has no communications over level {level.name!r}: "
+                "they cost the level's rates; measure with `partition profile` under torchrun"
+            )
+
+
+def _notes(
+    cluster: Cluster, profile: Profile, backend: Callable[[], str], training: bool
+) -> Iterator[str]:
+    device = f"{profile.device}, {shares(profile.processes, profile.threads)}"
+    here = cpu_fingerprint()
+    is_here = device_type(profile.device) is not None
+    measure = _command(cluster, profile, training)
+    if not is_here:
+        yield f"profile {profile.file} is of {profile.device}; this machine is {here}"
+    backends = sorted({entry.backend for entry in profile.entries.values()})
+    if backends and (name := backend()) not in backends:
+        yield (
+            f"profile {profile.file} has measurements of {device} by {', '.join(backends)}, none "
+            f"by {name}, which runs this model: measure with {measure}"
+        )
+    if backends:
+        return
+    held = read_contents(profile.file)
+    if not held:
+        yield (
+            f"no operator is measured in profile {profile.file}: operators cost the cluster's "
+            f"rates; measure with {measure}"
+        )
+        return
+    listed = "; ".join(map(str, held[:_LISTED]))
+    more = f" and {len(held) - _LISTED} more" if len(held) > _LISTED else ""
+    yield (
+        f"profile {profile.file} has {listed}{more}, nothing of {device}: operators cost the "
+        f"cluster's rates; measure with {measure}"
+    )
+
+
+def _command(cluster: Cluster, profile: Profile, training: bool) -> str:
+    is_local = cluster.name == "local"
+    target = f" --devices {len(cluster)}" if is_local else " --cluster FILE"
+    file = "" if profile.file == default_profile() or not is_local else f" --profile {profile.file}"
+    return f"partition profile MODEL{target}{' --training' if training else ''}{file}"

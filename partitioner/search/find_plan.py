@@ -242,7 +242,9 @@ def _explicit(
         spaces.insert(0, OneDeviceSpace(graph, cluster, request))
     elif is_to_run(graph, request) and len(cluster) > 1:
         spaces.append(OneDeviceSpace(graph, cluster, request))
-    if _tries_kinds(request) and len(cluster) > 1:
+    # the usual kinds come last: the space of all plans of a mesh of one axis has theirs
+    is_open = request.parallel is None and request.mesh is None and not request.constraints.bound
+    if is_open and request.strategy != "inter" and len(cluster) > 1:
         kinds = TRAINING_KINDS if graph.backward else KINDS
         spaces += [KindSpace(search, kind) for kind in kinds]
         spaces += [
@@ -344,15 +346,6 @@ def _alone(
     return [SpaceResult((best,))] if any(best is plan for plan in alone) else []
 
 
-def _tries_kinds(request: Request) -> bool:
-    """Whether the usual kinds of parallelism are among the plans that are searched.
-
-    If they are, they come last: the space of all plans of a mesh of one axis has theirs.
-    """
-    free = request.parallel is None and request.mesh is None and not request.constraints.bound
-    return free and request.strategy != "inter"
-
-
 def _searched(
     spaces: Sequence[Space], request: Request, cluster: Cluster, budget: Budget
 ) -> list[SpaceResult]:
@@ -371,7 +364,9 @@ def _searched(
     while waiting:
         is_known = any(result.plans for result in results)
         if results and (request.objective == "memory" or not is_known):
-            waiting.sort(key=lambda space: not _is_small(space))
+            waiting.sort(
+                key=lambda other: not isinstance(other, KindSpace) or other.mesh is not None
+            )
         space = waiting.pop(0)
         is_kind = isinstance(space, KindSpace)
         kinds = sum(isinstance(other, KindSpace) for other in waiting)
@@ -384,11 +379,6 @@ def _searched(
         begin_s, result = now_s(), space.search(share, tuple(results))
         results.append(replace(result, took_s=now_s() - begin_s))
     return _gone_on(results, request, cluster, budget)
-
-
-def _is_small(space: Space) -> bool:
-    """Test whether a space is that of one kind of parallelism over one axis."""
-    return isinstance(space, KindSpace) and space.mesh is None
 
 
 def _unfinished(

@@ -20,8 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from partitioner.solver.stages.downsets import Downset, Layout
-from partitioner.solver.stages.graph import Config, PlannedStage, StageGraph
+from partitioner.solver.stages.graph import Config, Downset, Layout, PlannedStage, StageGraph
 from partitioner.solver.stages.knapsack import Packed, Ways, pack, relaxed, steps
 from partitioner.solver.stages.model import Cut, Floats, Pool, StageOption, StageProblem, flights
 from partitioner.solver.work import Work

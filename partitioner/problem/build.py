@@ -47,8 +47,6 @@ class _Copy(NamedTuple):
 
 @dataclass(frozen=True)
 class _Moves:
-    """The reshards between two lists of placements."""
-
     forbidden: frozenset[Pair]  #: Pairs of placements that no reshard joins.
     copies: tuple[_Copy, ...]  #: Copies that the reshards of the other pairs produce, each once.
     #: Indices of the copies that each of these produces, in order.
@@ -373,7 +371,6 @@ class _Builder:
         return self._steps[key]
 
     def _paid(self, value: str, moves: _Moves) -> dict[Pair, tuple[int, ...]]:
-        """Items of each pair of an edge's classes."""
         items = [self._copy_item(value, copy) for copy in moves.copies]
         paid = {
             pair: tuple([item for k in path if (item := items[k]) is not None])
@@ -454,7 +451,6 @@ class _Builder:
         return self._sizes[key]
 
     def _on(self, nbytes: Vector, devices: Collection[int]) -> Vector:
-        """The bytes on some devices, none on the others."""
         pairs = zip(self._devices, nbytes, strict=True)
         return tuple(size if device in devices else 0.0 for device, size in pairs)
 

@@ -36,7 +36,6 @@ def item_sites(
 def _triggers(
     entries: Iterable[tuple[T, Sequence[int]]], among: Collection[int] | None
 ) -> Iterable[tuple[int, list[T]]]:
-    """Each item with its triggers."""
     by_item: dict[int, list[T]] = {}
     for trigger, items in entries:
         for item in dict.fromkeys(items):

@@ -282,7 +282,6 @@ class _Program:
         return terms
 
     def _on(self, node: int, group: int) -> Terms:
-        """The choices of a node on a group."""
         choices = zip(self.problem.nodes[node], self.s[node], strict=True)
         return [(column, 1.0) for choice, column in choices if choice.group == group]
 
@@ -301,7 +300,6 @@ class _Program:
 
 
 def _edge(build: MilpBuilder, k: int, edge: Edge, s: Sequence[Sequence[int]]) -> _Edge:
-    """Make the e of an edge."""
     outs = _members(edge.out_class, s[edge.u])
     ins = _members(edge.in_class, s[edge.v])
     pairs = itertools.product(outs, ins)

@@ -225,8 +225,6 @@ def convert(problem: Problem) -> Converted:
 
 @dataclass
 class _Builder:
-    """Collects the nodes and edges of a pairwise problem."""
-
     problem: Problem
     #: Costs and usages of each node's strategies, and when it is live.
     nodes: list[tuple[list[int], list[int], Span | None]] = field(default_factory=list)
@@ -341,7 +339,6 @@ class _Builder:
 
 
 def _largest(vectors: Sequence[Sequence[float]]) -> float:
-    """The largest of the sums by device."""
     if len(vectors) == 1:
         return max(vectors[0], default=0.0)
     return max(map(math.fsum, zip(*vectors, strict=True)), default=0.0)

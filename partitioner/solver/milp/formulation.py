@@ -35,9 +35,16 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from partitioner.solver.milp.program import Milp, MilpBuilder, TooLargeError
-from partitioner.solver.problem import Edge, Pair, Problem
-from partitioner.solver.sites import Site, clique_positions, item_sites
-from partitioner.solver.symmetry import rank_nodes, symmetric_groups
+from partitioner.solver.problem import (
+    Edge,
+    Pair,
+    Problem,
+    Site,
+    clique_positions,
+    item_sites,
+    rank_nodes,
+    symmetric_groups,
+)
 
 Goal = Literal["throughput", "memory", "excess"]
 Terms = list[tuple[int, float]]  #: A sum of column x value.

@@ -30,9 +30,8 @@ import numpy as np
 from partitioner.solver.buckets import Answer, Factor, Room, eliminate
 from partitioner.solver.pairwise.problem import FORBIDDEN, Floats, Ints, Pairwise
 from partitioner.solver.presolve.simplify import simplify_edges
-from partitioner.solver.problem import Edge, Pair, Problem, SolverError
+from partitioner.solver.problem import Edge, Pair, Problem, Site, SolverError, item_sites
 from partitioner.solver.referee import triggered
-from partitioner.solver.sites import Site, item_sites
 
 Span = tuple[int, int]  #: First and last position at which something is held, inclusive.
 Wanted = tuple[tuple[int, frozenset[int]], ...]  #: (node, its choices that trigger), by node.

@@ -224,10 +224,8 @@ def write_part(
     writes or, if none is inside, what is there.
 
     Args:
-        data: The part, which is written to.
         index: Positions in the whole dim.
         source: The rows; they broadcast to one for each position.
-        dim: The dim that is written.
         from_end: Whether negative positions count from the end; they are out of range otherwise.
         size: Size of the whole dim.
         starts: First position of each piece of the part.

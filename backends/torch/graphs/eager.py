@@ -27,8 +27,7 @@ from partitioner.backends.torch.graphs.calls import add_argument, overload
 from partitioner.backends.torch.graphs.emit import IN_PLACE
 from partitioner.backends.torch.graphs.notes import OPERATOR, note_tasks, noted_tasks
 from partitioner.backends.torch.operators.normalization import layer_norm_backward
-from partitioner.backends.torch.operators.registry import KERNELS
-from partitioner.backends.torch.operators.sent import SENDING
+from partitioner.backends.torch.operators.registry import KERNELS, SENDING
 from partitioner.backends.torch.operators.vocabulary import write_part
 
 aten = torch.ops.aten

@@ -64,9 +64,15 @@ from partitioner.backends.torch.running.submodules import (
     torch_meshes_of,
 )
 from partitioner.backends.torch.state.initialise import Initialiser
-from partitioner.backends.torch.state.own_state import KEY, OwnState, before_loading, check_saving
 from partitioner.backends.torch.state.shards import total_norm
-from partitioner.backends.torch.state.whole import Submodule, Whole
+from partitioner.backends.torch.state.whole import (
+    KEY,
+    OwnState,
+    Submodule,
+    Whole,
+    before_loading,
+    check_saving,
+)
 from partitioner.backends.waiting import STEPS
 from partitioner.ir.errors import PartitionerError
 

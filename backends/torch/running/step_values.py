@@ -20,7 +20,7 @@ from torch import Tensor
 
 from partitioner.backends.torch.agreeing.faults import Roll, telling
 from partitioner.backends.torch.agreeing.groups import Link, resolved_link
-from partitioner.backends.torch.graphs.messages import Message
+from partitioner.backends.torch.graphs.comms import Message
 from partitioner.backends.torch.graphs.phases import RankPhases
 from partitioner.backends.torch.state.buffers import memory_of, without_views, write_buffers
 from partitioner.ir.program import Programs

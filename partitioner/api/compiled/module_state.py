@@ -13,8 +13,7 @@ from torch import nn
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.state.initialise import Init, Initialiser, without_contents
-from partitioner.backends.torch.state.own_state import OwnState
-from partitioner.backends.torch.state.whole import Stored, Submodule
+from partitioner.backends.torch.state.whole import OwnState, Stored, Submodule
 from partitioner.frontends.torch.building.calls import constant_loader
 from partitioner.frontends.torch.building.graph import ModuleGraph
 from partitioner.frontends.torch.trace import TracedModule

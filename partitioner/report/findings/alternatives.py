@@ -26,10 +26,7 @@ MAX_GROUPS = 8  #: Of more device groups than these only the nearest ones of a n
 
 @dataclass(frozen=True)
 class Alternative:
-    """A strategy of one node, all other nodes keeping theirs.
-
-    In a plan with stages the seconds are those of a step, as if all nodes ran once a micro-batch.
-    """
+    """A strategy of one node, all other nodes keeping theirs; seconds are those of a whole step."""
 
     placed: PlacedNode
     step_s: float  #: Load of the busiest device, as the search counts it.

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache, wraps
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+import torch.distributed.nn.functional as default_holders
 
 from partitioner.backends.errors import BackendError, one_line
-from partitioner.backends.group_lifetime import free_default_arguments
 
 #: How long a rank waits for another one inside a communication.
 TIMEOUT = timedelta(minutes=30)
@@ -70,10 +73,7 @@ class Start:
 
     @contextmanager
     def together(self, stage: str) -> Iterator[None]:
-        """Do something that may fail on single ranks: if it does on any, all of them raise.
-
-        Args:
-            stage: Name of what is done; each is done once.
+        """Do something that may fail on single ranks, a `stage`, once: on any failure all raise.
 
         Raises:
             BackendError: A rank has failed; the same text on every rank.
@@ -86,7 +86,10 @@ class Start:
             problem = text if text.startswith("rank ") else f"rank {self.rank}: {text}"
         problems = [text for text in self._said(stage, problem, TIMEOUT.total_seconds()) if text]
         if problems:
-            self._stay(stage)
+            count, until = self.store.add(f"{stage}/read", 1), time.monotonic() + _STAY_S
+            while self.rank == 0 and count < self.ranks and time.monotonic() < until:
+                time.sleep(_POLL_S)
+                count = self.store.add(f"{stage}/read", 0)
             raise BackendError("; ".join(dict.fromkeys(problems)))
 
     def _said(self, stage: str, text: str, limit_s: float) -> list[str]:
@@ -104,12 +107,6 @@ class Start:
                 raise BackendError(f"rank {late} has not come to {stage!r} in {limit_s:g} s")
             time.sleep(_POLL_S if missing else 0)
         return [self.store.get(f"{stage}/{rank}").decode() for rank in range(self.ranks)]
-
-    def _stay(self, stage: str) -> None:
-        count, until = self.store.add(f"{stage}/read", 1), time.monotonic() + _STAY_S
-        while self.rank == 0 and count < self.ranks and time.monotonic() < until:
-            time.sleep(_POLL_S)
-            count = self.store.add(f"{stage}/read", 0)
 
 
 @dataclass(frozen=True)
@@ -157,10 +154,7 @@ def timed(
 ) -> tuple[_ResultT, float]:
     """Serve one request to warm up, then all of them; their results and the slowest rank's seconds.
 
-    Args:
-        serve: Runs this number of requests.
-        requests: At least 1.
-        group: All ranks, on gloo; None for the default group.
+    `group` is that of all ranks, on gloo; None for the default group.
     """
     serve(1)
     dist.barrier(group=group)
@@ -217,3 +211,51 @@ def offset_of(spans: Sequence[Span], others: Sequence[Span]) -> float:
     low = max(begin - end for (begin, _), (_, end) in zip(spans, others, strict=True))
     high = min(end - begin for (_, end), (begin, _) in zip(spans, others, strict=True))
     return 0.0 if low <= 0 <= high else (low + high) / 2
+
+
+@cache
+def free_default_arguments() -> None:
+    """Let no function of PyTorch hold the group of all ranks as the default of an argument.
+
+    PyTorch imports `torch.distributed.nn.functional` late, with an optimizer or a trace. If that is
+    after `init_process_group`, the defaults hold the group (before it they are None, which means
+    the same): it outlives `destroy_process_group`, its threads run on, and one of them that frees a
+    tensor while Python shuts down ends the process with SIGABRT.
+    """
+    for function in vars(default_holders).values():
+        defaults = getattr(function, "__defaults__", None)
+        if isinstance(defaults, tuple):
+            function.__defaults__ = tuple(
+                None if isinstance(default, dist.ProcessGroup) else default for default in defaults
+            )
+    _let_go_when_groups_end()
+
+
+#: What is called once before the group of all ranks is destroyed.
+_LAST_CALLS: list[Callable[[], None]] = []
+
+
+def call_before_groups_end(last_call: Callable[[], None]) -> None:
+    """Call a function once, before the group of all ranks is destroyed, and the others with it."""
+    _let_go_when_groups_end()
+    _LAST_CALLS.append(last_call)
+
+
+@cache
+def _let_go_when_groups_end() -> None:
+    """Free what holds a destroyed group: last calls do, and a collection of cycles.
+
+    Such a cycle is an exception that was caught, with its frames. Without a collection the threads
+    of the group run on until Python happens to collect, or shuts down.
+    """
+    destroy = dist.destroy_process_group
+
+    @wraps(destroy)
+    def destroyed(group: Any = None) -> None:
+        while _LAST_CALLS and group in (None, dist.group.WORLD):
+            _LAST_CALLS.pop()()
+        destroy(group)
+        gc.collect()
+
+    for module in (dist, c10d):
+        module.destroy_process_group = destroyed  # type: ignore[attr-defined]

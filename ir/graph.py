@@ -112,8 +112,8 @@ class Graph:
     opsets: Mapping[str, int]  #: Operator-set version by domain ("" is ai.onnx).
     #: Names of the nodes of the backward pass, which follow all others. Empty for inference.
     backward: frozenset[str] = frozenset()
-    #: Names of nodes that may be left out: an offer, which `rewrites.settle.chosen` turns into the
-    #: graph that a plan is for. Their results are read only by optional nodes and by nodes that
+    #: Names of nodes that may be left out: offers, which `graph_writer.chosen` turns into the graph
+    #: that a plan is for. Their results are read only by optional nodes and by nodes that
     #: take either of their operands.
     optional: frozenset[str] = frozenset()
     #: Name of the forward node that each node of the backward pass differentiates or repeats, by

@@ -90,11 +90,7 @@ def loaded_cut(
     It begins with the even cut. As long as this gains `LEAST_GAIN`, an element leaves the part that
     needs the longest, or changes places with one of another part: so few elements lie elsewhere
     than in the even cut. No part is left empty, and there are at most `MAX_SEGMENTS` segments.
-
-    Args:
-        loads: Of each element, in any one unit; at least as many as parts.
-        speeds: Of each part, in any one unit; positive.
-        equal: Whether elements change places alone, so that parts keep their sizes.
+    `loads` of elements and `speeds` of parts are in any one unit; `equal` parts keep their sizes.
 
     >>> loaded_cut((5, 4, 1, 1, 1, 0), (1, 1))
     ((1, 1), (1, 3))
@@ -524,7 +520,7 @@ class Sharding:
 
     @property
     def is_replicated(self) -> bool:
-        """Whole on every device of the mesh."""
+        """Tell whether it is whole on every device of the mesh."""
         return not self.axes
 
     def local_shape(self, mesh: DeviceMesh, point: Mapping[str, int]) -> tuple[int, ...]:

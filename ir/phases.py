@@ -206,9 +206,7 @@ def step_order(
 ) -> StepOrder:
     """The order of a step of a plan in stages.
 
-    Args:
-        units: Of every node, the number of the unit that it goes with, if backward passes are to be
-            split as if each unit were a stage; None for the stages of the plan.
+    With `units`, backward passes are split as if each unit (its number, by node) were a stage.
 
     Raises:
         PhaseError: The stages cannot run in micro-batches: they share some devices and not all, or
@@ -231,8 +229,22 @@ def step_order(
     table = _table(pipeline.schedule, pipeline.micro_batches, lane_of, edges)
     phases = Phases(len(groups), table.splits_backward)
     before = _phases_before(phases, edges)
-    phase_of = _phases_of(graph, placed, phases, parts, units)
-    _check(graph, placed, phases, phase_of, before)
+    stage_of = {p.node.name: p.stage for p in placed}
+    phase_of = {name: phases.number(parts[name], stage) for name, stage in stage_of.items()}
+    if phases.splits:
+        backward = {n for n, number in phase_of.items() if phases.of(number)[0] is Part.BACKWARD}
+        weights = weight_nodes(graph, backward, units or stage_of)
+        phase_of |= {name: phases.number(Part.WEIGHT, stage_of[name]) for name in weights}
+    for node in (p.node for p in placed):
+        now = phase_of[node.name]
+        for producer in _producers(graph, node):
+            made = phase_of[producer.name]
+            if made != now and made not in before[now]:
+                part, stage = phases.of(made)
+                raise PhaseError(
+                    f"{node.name!r} of stage {stage_of[node.name]} reads {producer.name!r}, "
+                    f"which is in the {part} pass of stage {stage}: neither waits for the other"
+                )
     return StepOrder(table, lanes, numbers=phase_of, before=before)
 
 
@@ -265,26 +277,6 @@ def _table(
         )
     check(table, edges)
     return table
-
-
-def _phases_of(
-    graph: Graph,
-    placed: Sequence[PlacedNode],
-    phases: Phases,
-    parts: Mapping[str, Part],
-    units: Mapping[str, int] | None,
-) -> dict[str, int]:
-    """Phase of each node, by name; `parts` are those of backward passes as one."""
-    phase_of = {p.node.name: phases.number(parts[p.node.name], p.stage) for p in placed}
-    if phases.splits:
-        units = units or {p.node.name: p.stage for p in placed}
-        backward = {
-            name for name, number in phase_of.items() if phases.of(number)[0] is Part.BACKWARD
-        }
-        weights = weight_nodes(graph, backward, units)
-        stages = {p.node.name: p.stage for p in placed}
-        phase_of |= {name: phases.number(Part.WEIGHT, stages[name]) for name in weights}
-    return phase_of
 
 
 def _edges(
@@ -447,25 +439,6 @@ def weight_nodes(
         else:
             weights.add(node.name)
     return frozenset(weights)
-
-
-def _check(
-    graph: Graph,
-    placed: Sequence[PlacedNode],
-    phases: Phases,
-    numbers: Mapping[str, int],
-    before: Mapping[int, frozenset[int]],
-) -> None:
-    for p in placed:
-        now = numbers[p.node.name]
-        for producer in _producers(graph, p.node):
-            made = numbers[producer.name]
-            if made != now and made not in before[now]:
-                part, stage = phases.of(made)
-                raise PhaseError(
-                    f"{p.node.name!r} of stage {p.stage} reads {producer.name!r}, which is in the "
-                    f"{part} pass of stage {stage}: neither waits for the other"
-                )
 
 
 def _phases_before(

@@ -31,7 +31,7 @@ from partitioner.backends.process_group import (
     timed,
     timed_steps,
 )
-from partitioner.backends.tensors import from_numpy, to_numpy
+from partitioner.backends.tensors import to_numpy
 from partitioner.backends.waiting import STEPS
 
 
@@ -45,10 +45,6 @@ def rank_device(local_rank: int, local_ranks: int) -> torch.device:
     """The device of a rank: its GPU if all ranks have one that ONNX Runtime runs on, else the CPU.
 
     All ranks must call it: they exchange data either between GPUs or between processors.
-
-    Args:
-        local_rank: Number of the rank among those of this machine.
-        local_ranks: Their number.
     """
     all_have = torch.tensor(int(has_gpus(local_ranks)))
     dist.all_reduce(all_have, dist.ReduceOp.MIN)
@@ -56,13 +52,7 @@ def rank_device(local_rank: int, local_ranks: int) -> torch.device:
 
 
 class RankProcess:
-    """A rank that is ready to run.
-
-    Args:
-        model: Its file, loaded.
-        device: See `rank_device`.
-        config: How segments run; its device is replaced by the rank's.
-    """
+    """A rank that is ready to run on its device (`rank_device`), whatever that of `config` is."""
 
     def __init__(self, model: RankModel, device: torch.device, config: SessionConfig) -> None:
         self.model, self.device = model, device
@@ -82,7 +72,7 @@ class RankProcess:
 
         The seconds are of all requests together on the slowest rank, after one to warm up.
         """
-        feed = self._feed(inputs)
+        feed = self._executor.fed(inputs)
         values, seconds = timed(
             lambda number: self._serve([feed] * number), requests, self.groups.control
         )
@@ -97,7 +87,7 @@ class RankProcess:
 
         The sessions must write profiles and their graphs (`SessionConfig`).
         """
-        feed = self._feed(inputs)
+        feed = self._executor.fed(inputs)
         control = self.groups.control
         offset_s = clock_offset(control)
         recorder = Recorder(
@@ -105,16 +95,9 @@ class RankProcess:
         )
         recorded, held = recorder.record(steps)
         unrecorded_s = timed_steps(lambda number: self._serve([feed] * number), steps, control)
-        threads = self._executor.config.threads
-        gpu = gpu_name(self.device)
+        threads, gpu = self._executor.config.threads, gpu_name(self.device)
         log = RankLog(NAME, threads, recorded, tuple(unrecorded_s), held, gpu)
         return log.shifted(offset_s)
-
-    def _feed(self, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        return {
-            name: from_numpy(array, self.model.types[name].dtype).to(self.device)
-            for name, array in inputs.items()
-        }
 
     def _serve(self, feeds: list[dict[str, torch.Tensor]]) -> Mapping[str, torch.Tensor]:
         last: Mapping[str, torch.Tensor] = {}

@@ -25,12 +25,11 @@ from partitioner.backends.torch.files.rank_files import (
     CPU,
     RankFile,
     read_rank_files,
-    with_written_phases,
+    written_phases,
 )
 from partitioner.backends.torch.graphs.emit import PassGraph
-from partitioner.backends.torch.graphs.phases import RankPhases
-from partitioner.backends.torch.measuring.recorder import Recorder
-from partitioner.backends.torch.measuring.recording import Training, Update
+from partitioner.backends.torch.graphs.phases import RankPhases, of_each
+from partitioner.backends.torch.measuring.recording import Recorder, Training, Update
 from partitioner.backends.torch.running.host_memory import keep_freed_memory
 from partitioner.backends.torch.running.step_values import StepStart, Values
 from partitioner.backends.torch.state.buffers import memory_of
@@ -46,22 +45,18 @@ def run_module_files(
     requests: int = 1,
     *,
     steps: int = 0,
-    timeout_s: float | None = None,
     device: str = "cpu",
 ) -> LocalRun:
-    """Run requests with the same inputs, one after the other.
+    """Run requests with the same whole inputs, one after the other; arguments as of `run_steps`.
 
     Args:
-        inputs: Whole inputs by name.
-        requests: At least 1.
+        directory: Folder of the files.
         steps: Steps of one request each that are recorded before; 0 for none.
-        timeout_s: Seconds after which the run is given up; None waits for ever.
         device: Type of the device that each rank runs on, "cpu" or "cuda".
 
     Raises:
         BackendError: The files need values that they do not hold (`needs_values`); there are fewer
-            GPUs than ranks; an input or a file is wrong, a rank raised or was killed, or the time
-            is up.
+            GPUs than ranks; an input or a file is wrong, or a rank raised or was killed.
     """
     if requests < 1:
         raise BackendError(f"requests is {requests}; it must be at least 1")
@@ -78,7 +73,6 @@ def run_module_files(
         StepFiles(directory.resolve(), ranks, (), files[0].groups, device=device),
         requests,
         recorded=steps,
-        timeout_s=timeout_s,
     )
     types = headers[0].whole_outputs
     parts = {
@@ -112,7 +106,7 @@ def _request(file: RankFile, inputs: Mapping[str, np.ndarray]) -> RankSteps:
         for name, part in local_inputs(header, inputs).items()
     }
     shown = {name: name for name in phases.delivered}
-    return RankSteps(phases, ((phase, 0),), StepStart({}, [start], {}), shown)
+    return RankSteps([phases], ((phase, 0),), StepStart({}, [start], {}), shown)
 
 
 def check_gpus(device: str, ranks: int) -> None:
@@ -135,13 +129,11 @@ def needs_values(files: Sequence[RankFile]) -> bool:
 class RankSteps:
     """The steps of a rank, whose graphs are in the files of its phases."""
 
-    phases: RankPhases  #: Its phases.
+    phases: Sequence[RankPhases]  #: Its phases in each micro-batch.
     runs: Sequence[tuple[int, int]]  #: (phase, micro-batch) in order.
     start: StepStart  #: The values that a step begins with.
     shown: Mapping[str, str]  #: Local names of the results to return, by name.
     updates: Sequence[Update] = ()  #: In training, its parameters.
-    #: The phases of the last micro-batch, if it is smaller than the others.
-    last: RankPhases | None = None
 
     def to_send(self) -> RankSteps:
         """The same without graphs; a file of a view has all that it is of, such as a batch."""
@@ -160,18 +152,16 @@ class RankSteps:
         start = replace(
             self.start, stored=dense(stored), micro_batches=[*map(dense, micro_batches)]
         )
-        last = None if self.last is None else _without_graphs(self.last, last=True)
-        return replace(self, phases=_without_graphs(self.phases), start=start, last=last)
 
+        def without_graphs(phases: RankPhases) -> RankPhases:
+            graphs = {
+                phase: replace(graph, module=_NO_GRAPH)
+                for phase, graph in phases.graphs.items()
+                if phases is self.phases[0] or not phases.is_of_all(phase)
+            }
+            return replace(phases, graphs=graphs, types={})
 
-def _without_graphs(phases: RankPhases, *, last: bool = False) -> RankPhases:
-    """The phases without what is in files; those of a smaller `last` micro-batch are its own."""
-    graphs = {
-        phase: replace(graph, module=_NO_GRAPH)
-        for phase, graph in phases.graphs.items()
-        if not (last and phases.is_of_all(phase))
-    }
-    return replace(phases, graphs=graphs, types={})
+        return replace(self, phases=of_each(self.phases, without_graphs), start=start)
 
 
 @dataclass(frozen=True)
@@ -182,7 +172,7 @@ class StepFiles:
     ranks: Sequence[RankSteps]  #: The steps of each rank.
     links: Sequence[Link]  #: The pairs of phases and ranks between which messages pass.
     groups: Sequence[tuple[int, ...]]  #: The ranks of each process group that a phase names.
-    optimizer: str = ""  #: In training, one of `optimizers.OPTIMIZERS`.
+    optimizer: str = ""  #: In training, one of `timing.OPTIMIZERS`.
     device: str = "cpu"  #: Type of the device that each rank runs on, "cpu" or "cuda".
 
 
@@ -196,23 +186,18 @@ class StepRun(NamedTuple):
     logs: tuple[RankLog, ...]  #: What each rank recorded; none if nothing was recorded.
 
 
-def run_steps(
-    files: StepFiles, steps: int, *, recorded: int = 0, timeout_s: float | None = None
-) -> StepRun:
+def run_steps(files: StepFiles, steps: int, *, recorded: int = 0) -> StepRun:
     """Run steps of the rank files of a module: in training with backward pass and optimizer.
 
     Steps do not depend on the ones before: all have the same inputs, random draws and buffers, and
     the optimizer's rate is 0. One more, to warm up, goes before them.
 
     Args:
-        files: The files.
         steps: Steps that are timed together, without recording; 0 for none.
         recorded: Steps that are recorded before; 0 for none.
-        timeout_s: Seconds after which the run is given up; None waits for ever.
 
     Raises:
-        BackendError: There are fewer GPUs than ranks, a file is wrong, a rank raised or was killed,
-            or the time is up.
+        BackendError: There are fewer GPUs than ranks, a file is wrong, a rank raised or was killed.
     """
     if steps < 0 or recorded < 0 or not steps + recorded:
         raise BackendError(f"steps is {steps or recorded}; it must be at least 1")
@@ -222,7 +207,7 @@ def run_steps(
         for rank, own in enumerate(files.ranks):
             torch.save(replace(files, ranks=[own.to_send()]), folder / f"steps-{rank}.pt")
         job = {"runner": __name__, "device": files.device, "timed": steps, "recorded": recorded}
-        run_job(folder, ranks, job, timeout_s)
+        run_job(folder, ranks, job)
         results, seconds = [], 0.0
         if steps:
             paths = (folder / f"results-{rank}.pt" for rank in range(ranks))
@@ -241,15 +226,12 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     (own,) = files.ranks
     register_named(files.groups)
     register_links(files.links)
-    phases = with_written_phases(files.directory, own.phases, device=device)
+    phases = written_phases(files.directory, own.phases, device)
     training = None
-    last = own.last
-    if last is not None:
-        last = with_written_phases(files.directory, last, last=True, device=device)
     if files.optimizer:
         training = Training(files.optimizer, own.updates, own.start.stored)
     roll = Roll([""] * job["ranks"])
-    recorder = Recorder(phases, own.runs, own.start, device, roll, training, last)
+    recorder = Recorder(phases, own.runs, own.start, device, roll, training)
     try:
         if job["recorded"]:
             save_log(folder, rank, recorder.record(job["recorded"], job["threads"]))

@@ -71,6 +71,15 @@ class Schedule:
             return 1
         return self.order.table.micro_batches
 
+    def runs(self, device: int) -> Sequence[int]:
+        """The phases that a device runs, in order; one of all tasks without stages."""
+        return [0] if self.order is None else [phase for phase, _ in self.order.runs(device)]
+
+    @cached_property
+    def phases(self) -> Sequence[int]:
+        """The phase of each task, 0 without stages."""
+        return [0 if self.order is None else task.phase for task in self.tasks]
+
     @cached_property
     def devices(self) -> tuple[int, ...]:
         """Devices that a task occupies, ascending."""

@@ -13,9 +13,7 @@ from partitioner.ir.program import ProgramError
 
 
 def local_op(graph: Graph, placed: PlacedNode, point: Mapping[str, int]) -> LocalOp:
-    """The nodes that the device at a mesh coordinate runs in place of a node.
-
-    Their operands and results have the names of the graph.
+    """The nodes that the device at a mesh coordinate runs in place of a node, by the graph's names.
 
     Raises:
         ProgramError: The row of the operator fails.
@@ -55,11 +53,9 @@ def localized(
 ) -> LocalOp:
     """`local_op` under other names.
 
-    Args:
-        operands: Names of the node's inputs and captures, which may differ where one value is read
-            twice.
-        results: Names of its results, by value; others are passed over.
-        named: Gives names to constants and temporaries.
+    `operands` are names of the node's inputs and captures, which may differ where one value is read
+    twice; `results` names of its results, by value; `named` gives names to constants and
+    temporaries.
 
     Raises:
         ProgramError: The row of the operator fails, or its names are values of the model.

@@ -74,8 +74,15 @@ def rule_of(graph: Graph, node: Node) -> Rule | str:
     """
     known = _KNOWN.setdefault(graph, _Known())
     if node.name not in known.by_node:
-        form = _form(graph, node)
-        rule = known.by_form.get(form) or _rule_from_row(graph, node)
+        form, row = _form(graph, node), row_of(node)
+        rule: Rule | str | None = known.by_form.get(form)
+        if row is None:
+            rule = f"op {node.op!r} has no row in the op table"
+        elif rule is None:
+            try:
+                rule = row.rule(OpView(node, graph))
+            except OpaqueError as error:
+                rule = str(error)
         if isinstance(rule, Rule):
             rule = known.distinct.setdefault(rule.key, rule)
             if form is not None:
@@ -85,10 +92,7 @@ def rule_of(graph: Graph, node: Node) -> Rule | str:
 
 
 def _form(graph: Graph, node: Node) -> Hashable:
-    """All that a row sees of a node but names (see `OpView`); None if there is more to see.
-
-    Small constants steer rules by their contents, and bodies of branches are graphs.
-    """
+    """All that a row sees of a node but names; None if contents of constants or bodies steer it."""
     if any(value in graph.constants and not graph.constants[value].weight for value in node.inputs):
         return None
     if not all(isinstance(value, int | float | str | tuple) for value in node.attrs.values()):
@@ -96,16 +100,6 @@ def _form(graph: Graph, node: Node) -> Hashable:
     places = tuple(map(node.inputs.index, node.inputs))
     types = tuple(graph.types.get(value) for value in (*node.inputs, *node.outputs))
     return node.op, repr(sorted(node.attrs.items())), places, len(node.captures), types
-
-
-def _rule_from_row(graph: Graph, node: Node) -> Rule | str:
-    row = row_of(node)
-    if row is None:
-        return f"op {node.op!r} has no row in the op table"
-    try:
-        return row.rule(OpView(node, graph))
-    except OpaqueError as error:
-        return str(error)
 
 
 def inherit_rules(graph: Graph, source: Graph) -> None:

@@ -18,6 +18,11 @@ def same_node(view: OpView, **attrs: Attr) -> LocalOp:
     return LocalOp((replace(view.node, attrs={**view.node.attrs, **attrs}),))
 
 
+def other_node(view: OpView, op: str, **attrs: Attr) -> LocalOp:
+    """Another operator on the node's operands, with these attributes alone."""
+    return LocalOp((replace(view.node, op=op, attrs=attrs),))
+
+
 def with_constant(view: OpView, index: int, array: np.ndarray) -> LocalOp:
     """The node with operand `index` replaced by a new constant."""
     name = f"{view.node.name}.{index}.local"
@@ -34,11 +39,8 @@ def interval_attrs(intervals: Iterable[Interval]) -> dict[str, tuple[int, ...]]:
 def in_whole(view: OpView, pieces: Intervals, prefix: str = "") -> dict[str, tuple[int, ...]]:
     """Attributes `starts` and `lengths` of the pieces that a device has of a dim of the whole.
 
-    The operator may be one of a part itself, of which the same attributes tell: then its pieces
+    The operator may be one of a part itself, of which the same attributes tell: then its `pieces`
     are pieces of that part.
-
-    Args:
-        pieces: The device's pieces of the operator's own dim.
     """
     starts, lengths = (view.ints(f"{prefix}{name}") for name in ("starts", "lengths"))
     if starts is not None and lengths is not None:

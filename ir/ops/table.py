@@ -57,11 +57,7 @@ class OpView(Signature):
         return value
 
     def positive(self, name: str, default: int) -> int:
-        """An integer attribute of at least 1.
-
-        Raises:
-            IRError: It is less.
-        """
+        """An integer attribute of at least 1; IRError if it is less."""
         value = self.int_attr(name, default)
         if value < 1:
             raise IRError(f"attribute {name!r} is {value}; it must be at least 1")
@@ -79,9 +75,7 @@ class OpView(Signature):
         return dim % count
 
     def ints(self, name: str, index: int | None = None) -> tuple[int, ...] | None:
-        """Integers given as attribute `name` or, in newer opsets, as constant operand `index`.
-
-        None if neither is given.
+        """Integers of an attribute or, in newer opsets, of operand `index`; None without both.
 
         Raises:
             OpaqueError: The operand is given and is not a constant.
@@ -186,11 +180,7 @@ class Family(Protocol):
 
 
 def merged(*families: Family) -> Mapping[str, OpRow]:
-    """The rows of several families.
-
-    Raises:
-        IRError: An op has two rows.
-    """
+    """The rows of several families; IRError if an op has two."""
     rows: dict[str, OpRow] = {}
     for family in families:
         for op, row in family.ROWS.items():

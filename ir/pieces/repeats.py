@@ -88,14 +88,9 @@ def repetitions(
 ) -> Iterator[Stretch]:
     """The stretch that hides most, then those on its left and on its right.
 
-    Args:
-        kinds: One number a node, as `numbered` gives.
-        periods: Periods to try in a part of `kinds`.
-        fewest: Blocks of a stretch, at least.
-        shown: Blocks of a stretch that do not count as hidden.
-        hidden: Numbers beyond these blocks, at least.
-        crossing: If given, stretches are of whole blocks and begin where this is least, at the
-            last such place.
+    `kinds` have one number a node, as `numbered` gives; a stretch has at least the `fewest` blocks,
+    of which `shown` ones do not count as hidden, and as many `hidden` numbers. With `crossing` it
+    is of whole blocks and begins where this is least, at the last such place.
 
     >>> [(s.start, s.stop, s.period) for s in repetitions(np.array([9, 1, 2] + [3, 4] * 5))]
     [(3, 13, 2)]

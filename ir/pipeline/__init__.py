@@ -14,9 +14,14 @@ from partitioner.ir.pipeline.generate import (
     pipeline_schedule,
     textbook_lanes,
 )
-from partitioner.ir.pipeline.held import in_flight, lane_in_flight
 from partitioner.ir.pipeline.text import from_csv, to_csv
-from partitioner.ir.pipeline.timeline import bubble_share, makespan, start_times
+from partitioner.ir.pipeline.timeline import (
+    bubble_share,
+    in_flight,
+    lane_in_flight,
+    makespan,
+    start_times,
+)
 
 __all__ = [
     "SCHEDULES",

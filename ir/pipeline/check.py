@@ -11,8 +11,7 @@ from partitioner.ir.pipeline.actions import (
     PipelineSchedule,
     PipelineScheduleError,
 )
-from partitioner.ir.pipeline.dataflow import Edge
-from partitioner.ir.pipeline.timeline import start_times
+from partitioner.ir.pipeline.timeline import Edge, start_times
 
 _F, _B = ActionKind.FORWARD, ActionKind.FULL_BACKWARD
 _I, _W = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT

@@ -1,8 +1,18 @@
-"""Schedules by name."""
+"""Schedules by name.
+
+Those of any stages on any lanes are made by priorities and limits of what is in flight. Time is
+simulated: whenever a lane is idle it starts the first of its actions, by priority, whose inputs are
+there. Each stage runs its micro-batches in ascending order, forward and backward.
+
+This never deadlocks, whatever the limits (of at least 1): of the oldest micro-batch that is not
+done, some action can start, since no older micro-batch takes room in any stage, and the actions
+of one micro-batch wait only for each other along the edges.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Literal, get_args
 
@@ -14,9 +24,8 @@ from partitioner.ir.pipeline.actions import (
     PipelineScheduleError,
 )
 from partitioner.ir.pipeline.check import check_lanes
-from partitioner.ir.pipeline.dataflow import Dataflow, Edge, dataflow
-from partitioner.ir.pipeline.list_scheduler import Policy, list_schedule
 from partitioner.ir.pipeline.textbook import dualpipev, interleaved, rounds, zbv, zero_bubble
+from partitioner.ir.pipeline.timeline import Dataflow, Edge, dataflow, needs
 
 
 def pipeline_schedule(
@@ -24,7 +33,6 @@ def pipeline_schedule(
     lane_of: Sequence[int],
     micro_batches: int,
     edges: Iterable[Edge] | None = None,
-    durations: Mapping[ActionKind, int] = UNIT_DURATIONS,
 ) -> PipelineSchedule:
     """The schedule of that name.
 
@@ -43,7 +51,6 @@ def pipeline_schedule(
         lane_of: Lane of each stage; all of 0, 1, ... up to the largest occur.
         micro_batches: At least 1.
         edges: Pairs of stages between which data flows forward; None: the chain.
-        durations: Time units of each kind that computes, which gpipe, 1f1b and forward go by.
 
     Raises:
         PipelineScheduleError: The schedule does not serve these lanes or micro-batches.
@@ -55,7 +62,7 @@ def pipeline_schedule(
     flow = dataflow(len(lanes), edges)
     if name in _POLICIES:
         policy = _POLICIES[name](lanes, micro_batches, flow)
-        order = list_schedule(lanes, micro_batches, flow, policy, durations)
+        order = _list_schedule(lanes, micro_batches, flow, policy)
     else:
         order = _TEXTBOOK[name](lanes, micro_batches)
     return PipelineSchedule(name, lanes, micro_batches, order)
@@ -84,6 +91,64 @@ def textbook_lanes(name: str, stages: int) -> tuple[int, ...]:
 _LOOPED = ("interleaved",)
 _VEE = ("zbv", "dualpipev")
 Order = tuple[tuple[Action, ...], ...]
+
+
+_F, _B = ActionKind.FORWARD, ActionKind.FULL_BACKWARD
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The freedom of the list scheduler, beside what data flow demands."""
+
+    trains: bool
+    limits: tuple[int, ...]  #: Most micro-batches in flight, of each stage; not without training.
+    forward_first: bool = False  #: A lane starts no backward pass before its last forward pass.
+
+
+def _list_schedule(
+    lane_of: tuple[int, ...], micro_batches: int, flow: Dataflow, policy: Policy
+) -> Order:
+    """The actions of each lane, in order.
+
+    Forward passes come first: where a limit is reached none is offered, and one backward pass then
+    makes room for one forward pass. Of these the oldest micro-batch, and of one micro-batch the
+    stage nearest to its end.
+    """
+    stages_of = [
+        [s for s, of in enumerate(lane_of) if of == lane] for lane in range(max(lane_of) + 1)
+    ]
+    started = dict.fromkeys(((s, kind) for s in range(len(lane_of)) for kind in (_F, _B)), 0)
+    ends: dict[Action, int] = {}
+    lanes: list[list[Action]] = [[] for _ in stages_of]
+    free = [0] * len(stages_of)  # when each lane is idle again
+    todo = len(lane_of) * micro_batches * (2 if policy.trains else 1)
+    now = 0
+
+    def may_start(action: Action) -> bool:
+        stage, kind, _ = action
+        forward, backward = started[stage, _F], started[stage, _B]
+        if kind is _F:
+            room = not policy.trains or forward - backward < policy.limits[stage]
+            allowed = forward < micro_batches and room
+        else:
+            done = all(started[s, _F] == micro_batches for s in stages_of[lane_of[stage]])
+            allowed = policy.trains and backward < forward and (done or not policy.forward_first)
+        return allowed and all(
+            any(need in ends and ends[need] <= now for need in alternatives)
+            for alternatives in needs(action, flow)
+        )
+
+    while len(ends) < todo:
+        for lane, stages in enumerate(stages_of):
+            following = (Action(s, kind, started[s, kind]) for s in stages for kind in (_F, _B))
+            ready = filter(may_start, following) if free[lane] <= now else ()
+            action = min(ready, key=lambda a: (a.kind is _B, a.micro_batch, -a.stage), default=None)
+            if action is not None:
+                lanes[lane].append(action)
+                started[action.stage, action.kind] += 1
+                free[lane] = ends[action] = now + UNIT_DURATIONS[action.kind]
+        now = min(end for end in free if end > now)
+    return tuple(map(tuple, lanes))
 
 
 def _one_f_one_b(lane_of: tuple[int, ...], _: int, flow: Dataflow) -> Policy:

@@ -32,11 +32,7 @@ _Word = tuple[int, ActionKind, int | None]  #: Stage, kind, micro-batch.
 
 
 def to_csv(schedule: PipelineSchedule, *, header: bool = False) -> str:
-    """The actions, a row a lane.
-
-    Args:
-        header: Begin with the name and lanes in lines of ours, which PyTorch does not read.
-    """
+    """The actions, a row a lane; a `header` has name and lanes, which PyTorch does not read."""
     lines = [",".join(map(str, lane)) for lane in schedule.lanes]
     if header:
         lanes = ",".join(map(str, schedule.lane_of))

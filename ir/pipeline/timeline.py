@@ -1,8 +1,12 @@
-"""Execution of a schedule: each lane runs its actions in order, each as soon as it can start."""
+"""Execution of a schedule: each lane runs its actions in order, each as soon as it can start.
+
+An action waits for others, which follow from the edges between stages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from partitioner.ir.pipeline.actions import (
     UNIT_DURATIONS,
@@ -11,20 +15,42 @@ from partitioner.ir.pipeline.actions import (
     PipelineSchedule,
     PipelineScheduleError,
 )
-from partitioner.ir.pipeline.dataflow import Dataflow, Edge, dataflow
+
+Edge = tuple[int, int]  #: Data flows forward from the first stage to the second, a later one.
+
+
+@dataclass(frozen=True)
+class Dataflow:
+    """Neighbours of each stage, ascending."""
+
+    predecessors: tuple[tuple[int, ...], ...]
+    successors: tuple[tuple[int, ...], ...]
+
+
+def dataflow(stages: int, edges: Iterable[Edge] | None = None) -> Dataflow:
+    """The neighbours of each stage; without `edges`, those of the chain 0-1, 1-2, ...
+
+    Raises:
+        PipelineScheduleError: An edge leads to no later stage.
+    """
+    pairs = [(i, i + 1) for i in range(stages - 1)] if edges is None else sorted(set(edges))
+    for i, j in pairs:
+        if not 0 <= i < j < stages:
+            raise PipelineScheduleError(
+                f"edge {i}-{j}: an edge leads from a stage to a later one of 0..{stages - 1}"
+            )
+    return Dataflow(
+        tuple(tuple(i for i, j in pairs if j == stage) for stage in range(stages)),
+        tuple(tuple(j for i, j in pairs if i == stage) for stage in range(stages)),
+    )
 
 
 def start_times(
-    schedule: PipelineSchedule,
-    edges: Iterable[Edge] | None = None,
-    durations: Mapping[ActionKind, int] = UNIT_DURATIONS,
+    schedule: PipelineSchedule, edges: Iterable[Edge] | None = None
 ) -> tuple[tuple[int, ...], ...]:
-    """Find when each action of each lane starts; communication takes no time.
+    """Find when each action of each lane starts, in `UNIT_DURATIONS`; communication takes no time.
 
-    Args:
-        schedule: Whose actions stand on the lanes of their stages.
-        edges: Pairs of stages between which data flows forward; None: the chain.
-        durations: Time units of each kind that computes.
+    Data flows forward along the edges; None: the chain.
 
     Raises:
         PipelineScheduleError: The lanes wait for each other, or for an action that no lane runs.
@@ -36,57 +62,33 @@ def start_times(
     while runnable:
         before = len(ends)
         for lane in runnable:
-            _advance(schedule, lane, flow, durations, ends, starts[lane])
+            for action in schedule.lanes[lane][len(starts[lane]) :]:
+                waits = [[ends[n] for n in some if n in ends] for some in needs(action, flow)]
+                if not all(waits):
+                    break
+                free = ends[schedule.lanes[lane][len(starts[lane]) - 1]] if starts[lane] else 0
+                start = max(free, *(end for end, *_ in waits), 0)
+                starts[lane].append(start)
+                ends[action] = start + UNIT_DURATIONS[action.kind]
         runnable = [lane for lane in runnable if len(starts[lane]) < len(schedule.lanes[lane])]
         if runnable and len(ends) == before:
             raise PipelineScheduleError(_deadlock(schedule, runnable[0], flow, ends, starts))
-    return tuple(tuple(lane) for lane in starts)
+    return tuple(map(tuple, starts))
 
 
-def makespan(
-    schedule: PipelineSchedule,
-    starts: tuple[tuple[int, ...], ...],
-    durations: Mapping[ActionKind, int] = UNIT_DURATIONS,
-) -> int:
+def makespan(schedule: PipelineSchedule, starts: tuple[tuple[int, ...], ...]) -> int:
     """Find when the last action ends, from the start times."""
     lanes = zip(schedule.lanes, starts, strict=True)
-    return max(t[-1] + durations[actions[-1].kind] for actions, t in lanes if actions)
+    return max(t[-1] + UNIT_DURATIONS[actions[-1].kind] for actions, t in lanes if actions)
 
 
-def bubble_share(
-    schedule: PipelineSchedule,
-    starts: tuple[tuple[int, ...], ...],
-    durations: Mapping[ActionKind, int] = UNIT_DURATIONS,
-) -> float:
+def bubble_share(schedule: PipelineSchedule, starts: tuple[tuple[int, ...], ...]) -> float:
     """The share of all lanes' time, from 0 to the last end, in which a lane is idle."""
-    busy = sum(durations[action.kind] for lane in schedule.lanes for action in lane)
-    return 1 - busy / (len(schedule.lanes) * makespan(schedule, starts, durations))
+    busy = sum(UNIT_DURATIONS[action.kind] for lane in schedule.lanes for action in lane)
+    return 1 - busy / (len(schedule.lanes) * makespan(schedule, starts))
 
 
-def _advance(
-    schedule: PipelineSchedule,
-    lane: int,
-    flow: Dataflow,
-    durations: Mapping[ActionKind, int],
-    ends: dict[Action, int],
-    starts: list[int],
-) -> None:
-    """Run a lane until its next action waits for one that has not been run."""
-    actions = schedule.lanes[lane]
-    free = starts[-1] + durations[actions[len(starts) - 1].kind] if starts else 0
-    while len(starts) < len(actions):
-        action = actions[len(starts)]
-        ready = free
-        for alternatives in _needs(action, flow):
-            end = next((ends[need] for need in alternatives if need in ends), None)
-            if end is None:
-                return
-            ready = max(ready, end)
-        starts.append(ready)
-        free = ends[action] = ready + durations[action.kind]
-
-
-def _needs(action: Action, flow: Dataflow) -> Iterator[tuple[Action, ...]]:
+def needs(action: Action, flow: Dataflow) -> Iterator[tuple[Action, ...]]:
     """The actions that this one waits for; of each tuple, one is enough."""
     stage, kind, m = action.stage, action.kind, action.micro_batch
     if kind is ActionKind.FORWARD:
@@ -112,7 +114,7 @@ def _deadlock(
     starts: list[list[int]],
 ) -> str:
     action = schedule.lanes[lane][len(starts[lane])]
-    missing = next(n for n in _needs(action, flow) if not any(need in ends for need in n))
+    missing = next(n for n in needs(action, flow) if not any(need in ends for need in n))
     present = {a for row in schedule.lanes for a in row}
     need = next((n for n in missing if n in present), missing[0])
     if need not in present:
@@ -126,3 +128,32 @@ def _deadlock(
         f"lane {lane}: {action} waits for {need}, which lane {other} runs{after} "
         "and cannot start: the lanes wait for each other"
     )
+
+
+#: Kinds that end what a stage holds of a micro-batch from its forward pass on.
+_ENDS = (ActionKind.FULL_BACKWARD, ActionKind.BACKWARD_WEIGHT)
+
+
+def in_flight(schedule: PipelineSchedule) -> tuple[int, ...]:
+    """Count for each stage the most micro-batches whose activations it holds at once.
+
+    A stage that does not train holds those of the one micro-batch that it computes.
+    """
+    held = (counts for lane in schedule.lanes for counts in _held_by(schedule, lane))
+    return tuple(map(max, zip(*held, strict=True)))
+
+
+def lane_in_flight(schedule: PipelineSchedule) -> tuple[int, ...]:
+    """Count for each lane the most activations (of any of its stages) that it holds at once."""
+    return tuple(max(map(sum, _held_by(schedule, lane))) for lane in schedule.lanes)
+
+
+def _held_by(schedule: PipelineSchedule, lane: Sequence[Action]) -> Iterator[tuple[int, ...]]:
+    """Micro-batches of each stage that a lane holds during each of its forward passes."""
+    held = [0] * schedule.stages
+    for action in lane:
+        if action.kind is ActionKind.FORWARD:
+            held[action.stage] += 1
+            yield tuple(held)
+        if action.kind in _ENDS or not schedule.trains:
+            held[action.stage] -= 1

@@ -8,19 +8,19 @@ since one body serves several calls. See docs/reference/annotations.md.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
 import onnx_ir
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
-from onnx import ModelProto, NodeDeviceConfigurationProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeDeviceConfigurationProto, NodeProto, ShardingSpecProto, TensorProto
 from onnx_ir.passes.common import InlinePass
 
-from partitioner.annotations.check import IR_VERSION, annotation_problems
-from partitioner.annotations.specs import NotInStandardError, sharding_spec
+from partitioner.annotations.report import IR_VERSION, annotation_problems
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.foundations.files import FileError, refuse_to_replace, write_files
@@ -28,14 +28,21 @@ from partitioner.frontends.onnx.load import Traced
 from partitioner.frontends.onnx.reading.checks import all_tensors
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
-from partitioner.ir.layout import Placement
+from partitioner.ir.layout import DimLayout, Interval, Placement
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
+from partitioner.ir.types import TensorType
 
 #: Name of our configuration in the model; one of that name is replaced.
 CONFIGURATION = "partitioner"
 #: Ops that tracing removes where they only pass their operand on.
 _PASS_ON = frozenset({"Dropout", "Identity"})
 _MAX_NAMED = 5
+Pieces = tuple[Interval, ...]  #: Intervals of a dim.
+
+
+class NotInStandardError(PartitionerError, ValueError):
+    """A placement that the standard cannot express; the message says why."""
 
 
 class AnnotateError(PartitionerError, ValueError):
@@ -119,36 +126,15 @@ def annotate(
 def annotated_model(
     traced: Traced, schedule: Schedule, cluster: Cluster
 ) -> tuple[ModelProto, tuple[LeftOut, ...]]:
-    """The model with its annotations; its external data is still relative to the model's folder.
-
-    Raises:
-        AnnotateError: See `annotate`.
-    """
-    model = _without_functions(traced.whole)
-    _remove_ours(model)
-    names = (f"{device.name}:{i}" for i, device in enumerate(cluster.devices))
-    model.configuration.add(name=CONFIGURATION, num_devices=len(cluster.devices), device=names)
-    model.ir_version = max(model.ir_version, IR_VERSION)
-    left_out = tuple(_annotate_nodes(model, traced.graph, schedule))
-    problem = next(annotation_problems(model, _shapes(model, traced.graph)), None)
-    if problem is not None:
-        raise AnnotateError(f"the annotations of this plan are not valid: {problem}")
-    return model, left_out
-
-
-def _without_functions(whole: ModelProto) -> ModelProto:
-    """A copy of the user's model, inlined as tracing inlines it."""
-    if whole.functions:
+    """The model with its annotations, or an AnnotateError; references to files are as they were."""
+    whole, model = traced.whole, ModelProto()
+    if whole.functions:  # inlined as tracing inlines it
         read = onnx_ir.from_proto(whole)
         InlinePass()(read)
-        return onnx_ir.to_proto(read)
-    model = ModelProto()
-    model.CopyFrom(whole)
-    return model
-
-
-def _remove_ours(model: ModelProto) -> None:
-    """Remove the annotations of an earlier run; configurations of other names stay."""
+        model = onnx_ir.to_proto(read)
+    else:
+        model.CopyFrom(whole)
+    # the annotations of an earlier run go; configurations of other names stay
     others = [item for item in model.configuration if item.name != CONFIGURATION]
     del model.configuration[:]
     model.configuration.extend(others)
@@ -156,6 +142,21 @@ def _remove_ours(model: ModelProto) -> None:
         kept = [c for c in node.device_configurations if c.configuration_id != CONFIGURATION]
         del node.device_configurations[:]
         node.device_configurations.extend(kept)
+    names = (f"{device.name}:{i}" for i, device in enumerate(cluster.devices))
+    model.configuration.add(name=CONFIGURATION, num_devices=len(cluster.devices), device=names)
+    model.ir_version = max(model.ir_version, IR_VERSION)
+    left_out = tuple(_annotate_nodes(model, traced.graph, schedule))
+    results = {name for node in model.graph.node for name in node.output}
+    known = {*results, *(t.name for t in model.graph.initializer), *traced.graph.inputs}
+    shapes = {  # of the tensors that keep their name through tracing
+        name: tuple(dim.symbol or dim.size for dim in type_.dims)
+        for name, type_ in traced.graph.types.items()
+        if name in known
+    }
+    problem = next(annotation_problems(model, shapes), None)
+    if problem is not None:
+        raise AnnotateError(f"the annotations of this plan are not valid: {problem}")
+    return model, left_out
 
 
 def _annotate_nodes(model: ModelProto, graph: Graph, schedule: Schedule) -> Iterator[LeftOut]:
@@ -183,18 +184,12 @@ def _matching_node(makers: Mapping[str, NodeProto], placed: PlacedNode) -> NodeP
             name = node.input[0] if passes_on else ""
             node = makers.get(name)
         if node is not None and index < len(node.output) and node.output[index] == name:
-            return node if _same_operands(node, placed) else None
+            operands = zip_longest(placed.node.inputs, node.input, fillvalue="")
+            results = zip_longest(placed.node.outputs, node.output, fillvalue="")
+            # both have operands and results at the same positions
+            is_like = all(bool(ours) == bool(theirs) for ours, theirs in (*operands, *results))
+            return node if is_like else None
     return None
-
-
-def _same_operands(node: NodeProto, placed: PlacedNode) -> bool:
-    """Test whether both have operands and results at the same positions."""
-    traced, written = (placed.node.inputs, placed.node.outputs), (node.input, node.output)
-    return all(
-        bool(ours) == bool(theirs)
-        for pair in zip(traced, written, strict=True)
-        for ours, theirs in zip_longest(*pair, fillvalue="")
-    )
 
 
 def _add_specs(
@@ -218,27 +213,14 @@ def _add_specs(
             yield LeftOut(node.name, tensor, str(error))
 
 
-def _shapes(model: ModelProto, graph: Graph) -> Mapping[str, tuple[int | str | None, ...]]:
-    """Shapes of the tensors that keep their name through tracing."""
-    results = {name for node in model.graph.node for name in node.output}
-    known = {*results, *(t.name for t in model.graph.initializer), *graph.inputs}
-    return {
-        name: tuple(dim.symbol or dim.size for dim in type_.dims)
-        for name, type_ in graph.types.items()
-        if name in known
-    }
-
-
 def _relocate(model: ModelProto, folder: Path | None, target: Path) -> dict[Path, Path]:
     """Make the model's references to external files relative to the folder of `target`, in place.
 
-    Files in that folder, or below it, are referred to where they are (ONNX allows no "..").
-    The others are to be copied beside `target`, under its name.
+    Files in that folder, or below it, are referred to where they are (ONNX allows no ".."). The
+    others are to be copied beside `target`, under its name.
 
     Args:
-        model: Changed in place.
         folder: The folder that its references are relative to now; None without any.
-        target: The model file that will be written.
 
     Returns:
         The file to copy, by the file to make.
@@ -260,3 +242,94 @@ def _relocate(model: ModelProto, folder: Path | None, target: Path) -> dict[Path
     for entry in entries:
         entry.value = locations[entry.value]
     return copies
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """A fused factor of a dim: its size, and the equal blocks that it is cut into."""
+
+    size: int
+    shards: int
+
+
+def sharding_spec(tensor: str, type_: TensorType, at: Placement) -> ShardingSpecProto:
+    """A placement as ONNX's spec (IR 11) of a tensor of this name in its node, and of this type.
+
+    The standard cuts a dim evenly: into `num_shards` blocks of equal size or, if the dim is several
+    fused factors (major first), each factor into such blocks. Shards are numbered row-major over
+    the cut dims and their factors; shard i lies on `device[i]`, a device or, below 0, a group of
+    devices that all hold it. The standard cannot express a pending sum, and leaves uneven cuts to
+    the backend. Source: onnx.proto and docs/proposals/ONNXMultiDeviceProposal.md of onnx/onnx.
+
+    Raises:
+        NotInStandardError: A pending reduction, or a cut that is not even.
+    """
+    if at.sharding.partial:
+        pending = ", ".join(f"{reduce} over {axis}" for axis, reduce in at.sharding.partial)
+        raise NotInStandardError(f"a pending {pending}")
+    factors = [_factors(dim, at.mesh, type_.dims[i].size) for i, dim in enumerate(at.sharding.dims)]
+    spec = ShardingSpecProto(tensor_name=tensor)
+    holders: dict[tuple[Pieces, ...], list[int]] = defaultdict(list)
+    for device, pieces in at.parts():
+        holders[pieces].append(device)
+    groups: dict[tuple[int, ...], int] = {}  # several devices of a shard: -1, -2, ...
+    for shard in itertools.product(*(list(_blocks(parts)) for parts in factors)):
+        devices = tuple(holders[shard])
+        if len(devices) == 1:
+            spec.device.append(devices[0])
+            continue
+        if devices not in groups:
+            groups[devices] = -1 - len(groups)
+            spec.index_to_device_group_map.add(key=groups[devices], value=devices)
+        spec.device.append(groups[devices])
+    for axis, (parts, dim) in enumerate(zip(factors, type_.dims, strict=True)):
+        if all(part.shards == 1 for part in parts):
+            continue
+        sharded = spec.sharded_dim.add(axis=axis)
+        for part in parts:
+            simple = sharded.simple_sharding.add(num_shards=part.shards)
+            if len(parts) == 1 and dim.symbol is not None:
+                simple.dim_param = dim.symbol
+            else:
+                simple.dim_value = part.size
+    return spec
+
+
+def _factors(layout: DimLayout, mesh: DeviceMesh, size: int) -> tuple[_Factor, ...]:
+    """Find at most two factors of a dim whose blocks are exactly the parts of the layout."""
+    if not layout.axes:
+        return (_Factor(size, 1),)
+    parts = {layout.pieces(mesh, point) for _, point in mesh.coords()}
+    for factors in _candidates(layout, mesh.size(layout.axes)):
+        blocks = list(_blocks(factors))
+        if len(parts) == len(blocks) and parts == set(blocks):
+            return factors
+    raise NotInStandardError(f"cut {layout} of a dim of {size}: not in equal blocks")
+
+
+def _candidates(layout: DimLayout, shards: int) -> Iterator[tuple[_Factor, ...]]:
+    """Even cuts of the dim, then of a major and a minor factor, one of them or both.
+
+    A factor of n under a cut of its major factor into k makes n - k + 1 segments.
+    """
+    divisors = [n for n in range(1, shards + 1) if shards % n == 0]
+    majors = {1, *(len(layout.segments) + n - 1 for n in divisors)}
+    for major, outer in itertools.product(sorted(majors), divisors):
+        minor, inner = layout.size // major, shards // outer
+        if layout.size % major == 0 and major % outer == 0 and minor % inner == 0:
+            pair = (_Factor(major, outer), _Factor(minor, inner))
+            yield tuple(part for part in pair if part.size > 1)
+
+
+def _blocks(factors: Sequence[_Factor]) -> Iterator[Pieces]:
+    """The elements of each shard of a dim, row-major over its factors."""
+    major, minor = (_Factor(1, 1), *factors)[-2:]
+    rows, width = major.size // major.shards, minor.size // minor.shards
+    for outer, inner in itertools.product(range(major.shards), range(minor.shards)):
+        lines = range(outer * rows, (outer + 1) * rows)
+        if not width:
+            yield ()
+        elif width == minor.size:  # whole lines are one run
+            yield ((outer * rows * width, rows * width),) if rows else ()
+        else:
+            yield tuple((line * minor.size + inner * width, width) for line in lines)

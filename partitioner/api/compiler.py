@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from typing_extensions import Unpack
 
 from partitioner.api.compiled.base import Compiled
-from partitioner.api.compiled.onnx_graphs import OnnxGraphs
+from partitioner.api.compiled.onnx_model import OnnxGraphs
 from partitioner.api.option_table import CompileOptions, DumpOptions
 from partitioner.api.options import open_with, processes, request_of, takes, target_cluster
 from partitioner.api.tuning import check_tunable, tuned, tuning_notes
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from partitioner.api.compiled.module import ModuleProgram
-    from partitioner.api.compiled.module_graphs import ModuleGraphs
 
 
 @overload
@@ -101,7 +100,12 @@ def compile(  # noqa: A001 - the public name
             raise OptionError("tune runs the plans, which needs the weights: leave plan_only out")
         check_tunable(cluster, is_module=isinstance(opened, ModuleInput))
     cluster = cluster.run_by(opened.executor)
-    graphs = _graphs_of(opened, cluster, request, clock)
+    if isinstance(opened, OnnxInput):
+        graphs: OnnxGraphs | ModuleGraphs = OnnxGraphs(opened, cluster, request, clock)
+    else:
+        from partitioner.api.compiled.module_graphs import ModuleGraphs  # loads PyTorch
+
+        graphs = ModuleGraphs(opened, cluster, request, clock)
 
     def search() -> tuple[Outcome, Mapping[str, Any]]:
         outcome = Table(graphs, cluster, request, clock).best()
@@ -118,17 +122,6 @@ def compile(  # noqa: A001 - the public name
         with clock("lowering"):
             result.programs  # noqa: B018 - computed on first use
     return result
-
-
-def _graphs_of(
-    opened: OnnxInput | ModuleInput, cluster: Cluster, request: Request, clock: StageClock
-) -> OnnxGraphs | ModuleGraphs:
-    """The graphs of a model by the way that it runs; PyTorch is loaded for modules only."""
-    if isinstance(opened, OnnxInput):
-        return OnnxGraphs(opened, cluster, request, clock)
-    from partitioner.api.compiled.module_graphs import ModuleGraphs
-
-    return ModuleGraphs(opened, cluster, request, clock)
 
 
 def check_options(devices: int | None, options: Mapping[str, Any]) -> tuple[Cluster, Request]:

@@ -1,8 +1,7 @@
 """Lowering of a resolved plan to rank programs: local nodes, local constants, communications.
 
-The schedule has the tasks and their order. This module gives every (value, placement) a local name
-on each rank, makes nodes local through their op rows, and cuts graph inputs, constants and outputs
-into the parts of each rank.
+The schedule has the tasks and their order. Every (value, placement) gets a local name on each rank,
+nodes are made local through their op rows, and inputs, constants and outputs are cut into parts.
 """
 
 from __future__ import annotations
@@ -59,8 +58,15 @@ def lower(
         if task.placed is not None
         for value, at in task.placed.results()
     }
+    deliveries = set()  # (rank, graph output): one holder of every distinct part, or all holders
+    for value, (_, at) in plan_schedule.output_keys.items():
+        delivered: set[Region] = set()
+        for device, region in at.parts():
+            if deliver_all or region not in delivered:
+                deliveries.add((device, value))
+            delivered.add(region)
     order = plan_schedule.order or whole_batch_order(ranks, trains=bool(graph.backward))
-    shared = _Shared(graph, plan_schedule, names, _deliveries(plan_schedule, deliver_all), order)
+    shared = _Shared(graph, plan_schedule, names, frozenset(deliveries), order)
     programs = Programs(
         tuple(_Rank(shared, rank).program() for rank in range(ranks)),
         {value: graph.types[value] for value in graph.inputs},
@@ -72,18 +78,6 @@ def lower(
     )
     programs.check()
     return programs
-
-
-def _deliveries(plan_schedule: Schedule, deliver_all: bool) -> frozenset[tuple[int, str]]:
-    """(rank, graph output) pairs: one holder of every distinct part, or all holders."""
-    deliveries = set()
-    for value, (_, at) in plan_schedule.output_keys.items():
-        delivered: set[Region] = set()
-        for device, region in at.parts():
-            if deliver_all or region not in delivered:
-                deliveries.add((device, value))
-            delivered.add(region)
-    return frozenset(deliveries)
 
 
 @dataclass
@@ -158,8 +152,15 @@ class _Shared:
     @cached_property
     def members(self) -> Sequence[frozenset[int]]:
         groups: dict[tuple[int, ...], frozenset[int]] = {}
-        ranks = map(_ranks, self.schedule.tasks)
-        return [groups.setdefault(devices, frozenset(devices)) for devices in ranks]
+        members = []
+        for task in self.schedule.tasks:
+            devices = tuple(device for (device, _), _ in task.aliases)
+            if task.placed is not None:
+                devices = task.placed.mesh.devices
+            elif task.comm is not None:
+                devices = task.comm.ranks
+            members.append(groups.setdefault(devices, frozenset(devices)))
+        return members
 
     def phases(self, index: int) -> tuple[int, int]:
         """The phase in which a task runs or sends, and that in which it receives."""
@@ -270,7 +271,12 @@ class _Rank:
         inputs = {}
         for key in shared.feeds.get(rank, ()):
             inputs[self._declare(key)] = Part(key[0], self._region(key))
-        self._run_tasks()
+        for index, task in enumerate(shared.schedule.tasks):
+            if rank in shared.members[index]:
+                if index in shared.uniform:
+                    self._take(shared.uniform[index])
+                else:
+                    self._task(index, task)
         outputs = tuple(
             Output(
                 self._local_name(key),
@@ -312,15 +318,6 @@ class _Rank:
             elif step.node.name in shared.in_place and step.node.inputs[0] in held:
                 held.update(step.node.outputs)
                 yield from step.node.outputs
-
-    def _run_tasks(self) -> None:
-        uniform, members = self.shared.uniform, self.shared.members
-        for index, task in enumerate(self.shared.schedule.tasks):
-            if self.rank in members[index]:
-                if index in uniform:
-                    self._take(uniform[index])
-                else:
-                    self._task(index, task)
 
     def _task(self, index: int, task: Task) -> None:
         for (device, new), (_, old) in task.aliases:
@@ -395,12 +392,6 @@ def _is_shared(placed: PlacedNode) -> bool:
 def _is_equal(at: Placement | None) -> bool:
     """Tell whether all devices have parts of equal sizes; true for an absent tensor."""
     return at is None or all(dim.is_equal for dim in at.sharding.dims)
-
-
-def _ranks(task: Task) -> tuple[int, ...]:
-    if task.placed is not None:
-        return task.placed.mesh.devices
-    return task.comm.ranks if task.comm is not None else tuple(d for (d, _), _ in task.aliases)
 
 
 def _slots(placed: PlacedNode, name: Callable[[Key], str]) -> tuple[str, ...]:

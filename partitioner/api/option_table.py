@@ -75,7 +75,9 @@ class Option:
     def python_help(self) -> str:
         """Full text, as of a keyword argument."""
         quoted = re.sub(r"`(.*?)`", r'"\1"', f"{self.text} {self.more}".rstrip())
-        return _REFERENCE.sub(_in_python, quoted)
+        return _REFERENCE.sub(
+            lambda found: f'`{found[1]}="{found[2]}"`' if found[2] else f"`{found[1]}`", quoted
+        )
 
     @property
     def reference(self) -> str:
@@ -94,10 +96,6 @@ def flag_of(keyword: str) -> str:
 
 def _on_the_command_line(found: re.Match[str]) -> str:
     return " ".join([flag_of(found[1]), *([found[2]] if found[2] else [])])
-
-
-def _in_python(found: re.Match[str]) -> str:
-    return f'`{found[1]}="{found[2]}"`' if found[2] else f"`{found[1]}`"
 
 
 @cache

@@ -95,11 +95,7 @@ def takes(options: type, **defaults: Any) -> Callable[[Function], Function]:
 def open_with(
     model: Any, example_inputs: Any, options: Mapping[str, Any]
 ) -> OnnxInput | ModuleInput:
-    """Open a model with the options of a public function.
-
-    Raises:
-        PartitionerError: As of `open_model`; or the model has no such kind of parallelism.
-    """
+    """Open a model; a PartitionerError also where it has no such kind of parallelism."""
     names = {*ModelOptions.__annotations__, "recompute", "plan_only"} - {"progress"}
     values = {name: value for name, value in options.items() if name in names}
     parallel, training = options.get("parallel"), options.get("training", False)
@@ -112,12 +108,7 @@ def open_with(
 
 
 def request_of(options: Mapping[str, Any]) -> Request:
-    """The request that options make.
-
-    Raises:
-        OptionError: A value has no meaning.
-        PartitionerError: The file of constraints cannot be read.
-    """
+    """The request that options make; a PartitionerError if a value or a file has no meaning."""
     constraints = _constraints(options.get("constraints"))
     names = {field.name for field in fields(Request)} - {"constraints", "schedule"}
     values = {name: value for name, value in options.items() if name in names}
@@ -128,11 +119,7 @@ def request_of(options: Mapping[str, Any]) -> Request:
 
 
 def _as_kept(plan: Plan, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a request that keeps a plan, which says how the batch runs.
-
-    Raises:
-        OptionError: They say otherwise.
-    """
+    """The values of a request that keeps a plan; an OptionError if they contradict it."""
     pipeline, asked = plan.pipeline, dict(values)
     runs = "the whole batch at once"
     if pipeline is not None:
@@ -157,11 +144,7 @@ def _as_kept(plan: Plan, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schedule(schedule: str | Path | None) -> str | tuple[str, ...] | None:
-    """The name of a schedule, or the rows of a file's table.
-
-    Raises:
-        OptionError: The file cannot be read, or is no table.
-    """
+    """The name of a schedule, or the rows of a file's table; an OptionError if there is none."""
     if schedule is None or schedule in SCHEDULES:
         return schedule if schedule is None else str(schedule)
     path = Path(schedule)
@@ -206,9 +189,7 @@ def target_cluster(options: Mapping[str, Any], devices: int | None, otherwise: i
     """The cluster that options name, with so many devices.
 
     Args:
-        options: Those of a public function.
-        devices: Number of devices; None for the cluster's.
-        otherwise: Number of devices where the cluster gives none either.
+        devices: Number of devices; None for the cluster's, or `otherwise` where it has none either.
 
     Raises:
         CostError: There is no such cluster, or it has another number of devices.

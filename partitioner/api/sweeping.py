@@ -159,41 +159,22 @@ def _targets(
     Args:
         grid: Cluster (None: the reference accelerator), memory limit in bytes and number of devices
             (None: the cluster's own) of each.
-        meshes: Axis sizes of intra plans, for the points with as many devices.
+        meshes: Axis sizes of intra plans, each for the points with as many devices.
 
     Raises:
         OptionError: No point has as many devices as a mesh, or two meshes have as many.
-        PartitionerError: A cluster cannot have that many devices, or a mesh is wrong.
     """
     clusters = []
     for name, limit, number in grid:
         cluster = resolve_cluster(name, number)
         clusters.append((limit, cluster if limit is None else cluster.with_memory(limit)))
-    by_size = _meshes(meshes, [len(cluster) for _, cluster in clusters])
-    targets = []
-    for limit, cluster in clusters:
-        count = len(cluster)
-        check_space(request.strategy, count, by_size.get(count))
-        with_mesh = replace(request, mesh=by_size.get(count))
-        targets.append(_Target(cluster, limit, with_mesh.over(count)))
-    return targets
-
-
-def _meshes(
-    meshes: Sequence[Mapping[str, int]], counts: Sequence[int]
-) -> Mapping[int, Mapping[str, int]]:
-    """The meshes by number of devices.
-
-    Raises:
-        OptionError: No point has as many devices as a mesh, or two meshes have as many.
-        SearchError: A mesh is wrong.
-    """
+    counts = _unique(len(cluster) for _, cluster in clusters)
     by_size: dict[int, Mapping[str, int]] = {}
     for mesh in meshes:
         check_mesh(mesh)
         size, text = math.prod(mesh.values()), _mesh_text(mesh)
         if size not in counts:
-            points = ", ".join(map(str, _unique(counts)))
+            points = ", ".join(map(str, counts))
             raise OptionError(f"mesh {text} has {size} devices; the points have {points}")
         if size in by_size:
             raise OptionError(
@@ -201,7 +182,13 @@ def _meshes(
                 "one for each number of devices"
             )
         by_size[size] = mesh
-    return by_size
+    targets = []
+    for limit, cluster in clusters:
+        count = len(cluster)
+        check_space(request.strategy, count, by_size.get(count))
+        with_mesh = replace(request, mesh=by_size.get(count))
+        targets.append(_Target(cluster, limit, with_mesh.over(count)))
+    return targets
 
 
 def _mesh_text(mesh: Mapping[str, int]) -> str:
@@ -265,37 +252,31 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
 
 
 def _with_pareto(points: Sequence[Point]) -> list[Point]:
-    """The points with `pareto`: no other is at least as good in all four goals, better in one."""
-    all_goals = [_goals(point) for point in points]
-    known = [goals for goals in all_goals if goals is not None]
+    """The points with `pareto`: no other is at least as good in all four goals, better in one.
 
-    def is_best(goals: tuple[float, ...]) -> bool:
-        others = (other for other in known if other != goals)
-        return not any(all(a <= b for a, b in zip(one, goals, strict=True)) for one in others)
+    Goals are devices, latency, step (throughput's inverse) and peak, all to be small.
+    """
+    goals: dict[int, tuple[float, ...]] = {}
+    for index, point in enumerate(points):
+        latency, step, peak = point["latency_s"], point["step_s"], point["peak_bytes"]
+        if latency is not None and step is not None and peak is not None:
+            goals[index] = (point["devices"], latency, step, peak)
+
+    def is_best(own: tuple[float, ...]) -> bool:
+        others = (other for other in goals.values() if other != own)
+        return not any(all(a <= b for a, b in zip(one, own, strict=True)) for one in others)
 
     return [
-        {**point, "pareto": goals is not None and is_best(goals)}
-        for point, goals in zip(points, all_goals, strict=True)
+        {**point, "pareto": index in goals and is_best(goals[index])}
+        for index, point in enumerate(points)
     ]
-
-
-def _goals(point: Point) -> tuple[float, ...] | None:
-    """Devices, latency, step (throughput's inverse) and peak, all to be small; None: no plan."""
-    latency, step, peak = point["latency_s"], point["step_s"], point["peak_bytes"]
-    if latency is None or step is None or peak is None:
-        return None
-    return (point["devices"], latency, step, peak)
 
 
 def answer(points: Sequence[Point], objective: str, turn: str) -> str:
     """The best point by the objective, and whether splitting pays, in a sentence or two.
 
-    Each point is compared with one device of its own cluster.
-
-    Args:
-        points: Points with their gains.
-        objective: As of `compile`.
-        turn: What a plan is run for: "request" or "step".
+    Each point is compared with one device of its own cluster. A plan is run for a `turn`: "request"
+    or "step".
     """
     text = _splitting(points, objective, turn)
     copied = [point for point in points if point["copies"] > 1 and point["step_s"] is not None]

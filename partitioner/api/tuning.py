@@ -16,6 +16,7 @@ from pathlib import Path
 
 from partitioner.api.compiled.base import Compiled
 from partitioner.api.options import processes
+from partitioner.backends.launch import LocalRun
 from partitioner.cost_model.cluster.resolve import cpu_fingerprint
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.errors import OptionError
@@ -74,11 +75,7 @@ def check_tunable(cluster: Cluster, *, is_module: bool) -> None:
 def tuned(
     outcome: Outcome, compiled: Compile, request: Request, cluster: Cluster, say: Say
 ) -> Outcome:
-    """The outcome with the plan that runs fastest on this machine.
-
-    Args:
-        request: The request; its `tune` is the number of plans to run.
-        cluster: The devices, which are this machine's (`check_tunable`).
+    """The outcome with the plan, of as many as the request's `tune`, that runs fastest here.
 
     Raises:
         BackendError: A plan cannot be written, or a rank failed.
@@ -93,49 +90,46 @@ def tuned(
             folder, ranks = Path(name) / str(index), compiled(candidate).ranks
             folder.mkdir()
             ranks.write(folder)
-            runs.append(partial(ranks.run_seconds, folder))
+            runs.append(partial(ranks.run_written, folder, None))
         rounds = _rounds(runs, in_flight, say)
+    quartiles = [statistics.quantiles(seconds, n=4) for seconds in rounds]
     medians = [statistics.median(seconds) for seconds in rounds]
     best = medians.index(min(medians))
     trials = tuple(
         Trial(
             f"{candidate.plan.kind} plan of {candidate.space}",
             candidate.cost(request.objective),
-            medians[index],
-            _spread(rounds[index]),
+            median,
+            (high - low) / 2 / median if median else 0.0,  # half the distance of the quartiles
             index == best,
         )
-        for index, candidate in enumerate(candidates)
+        for index, (candidate, median, (low, _, high)) in enumerate(
+            zip(candidates, medians, quartiles, strict=True)
+        )
     )
     return kept(outcome, candidates[best], trials, request.gap)
 
 
-def _spread(seconds: Sequence[float]) -> float:
-    """Half the distance of the quartiles, as a share of the median."""
-    low, median, high = statistics.quantiles(seconds, n=4)
-    return (high - low) / 2 / median if median else 0.0
-
-
 def _rounds(
-    runs: Sequence[Callable[[int], float]], in_flight: int, say: Say
+    runs: Sequence[Callable[[int], LocalRun]], in_flight: int, say: Say
 ) -> Sequence[Sequence[float]]:
     """Seconds of a request or step of each plan in each round, in which every plan is run once.
 
     Args:
-        runs: Give the seconds of a number of requests or steps each.
+        runs: Run a number of requests or steps each.
         in_flight: Fewest requests of a run; with 1 each run has one.
     """
     counts = []
     say(f"running {len(runs)} plans, to warm up")
     for run in runs:
-        one_s = run(in_flight) / in_flight
+        one_s = run(in_flight).seconds / in_flight
         enough = math.ceil(_ENOUGH_S / one_s) if one_s else _MOST
         counts.append(in_flight if in_flight == 1 else min(_MOST, max(_LEAST, enough)))
     seconds: list[list[float]] = [[] for _ in runs]
     for number in range(1, ROUNDS + 1):
         say(f"running {len(runs)} plans, round {number} of {ROUNDS}")
         for of_plan, run, count in zip(seconds, runs, counts, strict=True):
-            of_plan.append(run(count) / count)
+            of_plan.append(run(count).seconds / count)
         best, *others = sorted(seconds, key=statistics.median)
         if number >= LEAST_ROUNDS and all(max(best) < min(other) for other in others):
             break

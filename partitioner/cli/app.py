@@ -11,9 +11,8 @@ from typer.main import get_command
 
 from partitioner.cli.pictures import check, draw
 from partitioner.cli.plan import plan
-from partitioner.cli.profile import calibrate, profile
 from partitioner.cli.report import diff, explain, report, show, sweep
-from partitioner.cli.run import run, verify
+from partitioner.cli.run import calibrate, profile, run, verify
 from partitioner.cli.schedule import schedule
 from partitioner.cli.solve import evaluate, solve
 from partitioner.ir.errors import did_you_mean
@@ -55,24 +54,20 @@ def run_command(argv: Sequence[str]) -> int:
         typer.TyperException: Wrong usage.
         PartitionerError: Bad input.
     """
-    argv = _asked_for_help(argv)
+    argv = list(argv)
+    if argv[:1] == ["help"] and not os.path.lexists("help"):  # `help`, `help COMMAND`
+        command = _ALSO.get(argv[1], argv[1]) if len(argv) > 1 else ""
+        if command in ("", "help") or command.startswith("-"):
+            argv = ["--help"]
+        elif command in COMMANDS:
+            argv = [command, "--help"]
+        else:
+            raise _unknown(command)
     if not argv or (argv[0] not in COMMANDS and argv[0].partition("=")[0] not in _OWN):
         _check_command(argv)
         argv = ["plan", *argv] if argv else ["--help"]
     code = command_line().main(args=argv, prog_name="partition", standalone_mode=False)
     return int(code or 0)
-
-
-def _asked_for_help(argv: Sequence[str]) -> list[str]:
-    """The arguments, with `help` and `help COMMAND` as the option `--help`."""
-    if not argv or argv[0] != "help" or os.path.lexists("help"):
-        return list(argv)
-    command = _ALSO.get(argv[1], argv[1]) if len(argv) > 1 else ""
-    if command in ("", "help") or command.startswith("-"):
-        return ["--help"]
-    if command not in COMMANDS:
-        raise _unknown(command)
-    return [command, "--help"]
 
 
 def usage_line(error: typer.TyperException, argv: Sequence[str]) -> str:
@@ -111,11 +106,7 @@ def _options(
 
 
 def _check_command(argv: Sequence[str]) -> None:
-    """Refuse a first argument that can only be a misspelt command, with the commands there are.
-
-    Raises:
-        typer.TyperException: It is one.
-    """
+    """Refuse a first argument that can only be a misspelt command, with the commands there are."""
     word = argv[0] if argv else ""
     asks_for_help = word in _ALSO and not {"--help", "-h"}.isdisjoint(argv)
     if not word.isalpha() or os.path.lexists(word) or asks_for_help:

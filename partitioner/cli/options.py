@@ -41,11 +41,7 @@ Command = TypeVar("Command", bound=Callable[..., int])
 
 
 def wrong(message: str) -> NoReturn:
-    """Refuse an option: one line, exit code 2.
-
-    Raises:
-        typer.BadParameter: Always.
-    """
+    """Refuse an option, as a typer.BadParameter: one line, exit code 2."""
     raise typer.BadParameter(message)
 
 
@@ -323,40 +319,29 @@ def _panel(parameter: inspect.Parameter) -> int:
     return -1 if info.rich_help_panel is None else PANELS.index(info.rich_help_panel)
 
 
-def given(options: type[Chosen], values: Mapping[str, Any]) -> Chosen:
-    """The keyword arguments that the values of a command give; an option left out has none."""
-    table = described(cast("type", options))
-    keywords = {}
-    for name, value in values.items():
-        if value is None or value is False or value == []:
-            continue
-        form = FORMS[table[name].form]
-        keywords[name] = value if form.keyword is None else form.keyword(value)
-    return cast("Chosen", keywords)
+def given(model: str, options: type[Chosen], values: Mapping[str, Any]) -> Chosen:
+    """The keyword arguments that the values of a command give; an option left out has none.
 
-
-def check_kind(model: str, options: type, keywords: Mapping[str, Any]) -> None:
-    """Refuse options of PyTorch modules for an ONNX model, and the reverse.
-
-    Raises:
-        typer.BadParameter: There is such an option.
+    Options of PyTorch modules are refused, as `wrong` does, for an ONNX model, and the reverse.
     """
+    rows, keywords = described(cast("type", options)), {}
+    for name, value in values.items():
+        if value is not None and value is not False and value != []:
+            form = FORMS[rows[name].form]
+            keywords[name] = value if form.keyword is None else form.keyword(value)
     is_module = module_name(model) is not None
-    rows = {name: row for name, row in described(options).items() if name in keywords}
+    rows = {name: row for name, row in rows.items() if name in keywords}
     for name, row in rows.items():
         if row.only and (row.only == "onnx") is is_module:
             refuse_kind(row.flag_of(name), is_module=is_module)
     for name, row in rows.items():
         if row.only == "training" and "training" not in keywords:
             wrong(f"{row.flag_of(name)} is of {flag_of('training')}")
+    return cast("Chosen", keywords)
 
 
 def refuse_kind(name: str, *, is_module: bool) -> NoReturn:
-    """Refuse an option that is for models of the other kind.
-
-    Raises:
-        typer.BadParameter: Always.
-    """
+    """Refuse, as `wrong` does, an option that is for models of the other kind."""
     models = "ONNX models" if is_module else "PyTorch modules (.pt2, package.module:factory)"
     wrong(f"{name} is for {models}")
 
@@ -373,11 +358,7 @@ def _near(model: Path) -> str:
 
 
 def check_model(text: str) -> Path | None:
-    """The file of a model; None for a factory.
-
-    Raises:
-        PartitionerError: There is no such model file, or it is of a kind that holds no graph.
-    """
+    """The file of a model, None for a factory; a PartitionerError if it holds no graph."""
     if module_name(text) is not None and ":" in text:
         return None
     model = Path(text)

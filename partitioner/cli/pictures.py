@@ -10,7 +10,8 @@ import typer
 
 from partitioner.api.option_table import PICTURES
 from partitioner.cli.options import Written, option, output_file, positive, wrong
-from partitioner.cli.terminal import aside, progress, warn
+from partitioner.cli.terminal import aside, looked_at, progress, warn
+from partitioner.foundations.files import check_file, refuse_to_replace, write_file
 from partitioner.ir.errors import PartitionerError
 from partitioner.report.text.tables import safe
 
@@ -49,15 +50,12 @@ def check_pictures(args: SimpleNamespace, model: Path | None) -> None:
     """Refuse, before any work, pictures that could not be written after it.
 
     Args:
-        args: The pictures by their options' names.
         model: The model's file, which is never replaced; None if it is not known yet.
 
     Raises:
         PartitionerError: A file cannot be written, or matplotlib is not installed.
         typer.BadParameter: Two pictures have one file.
     """
-    from partitioner.foundations.files import check_file, refuse_to_replace
-
     targets = list(_targets(args))
     for _, path in targets:
         check_file(path)
@@ -76,15 +74,11 @@ def check_pictures(args: SimpleNamespace, model: Path | None) -> None:
 
 
 def write_pictures(result: "Compiled", args: SimpleNamespace, say: Say, warn: Say) -> None:
-    """Write the pictures that the options name.
+    """Write the pictures that the options name; a PartitionerError if a file cannot be written.
 
     Args:
-        args: The pictures by their options' names.
         say: Receives a line before each file.
         warn: Receives a line for each part of the plan that a file leaves out.
-
-    Raises:
-        PartitionerError: A file cannot be written.
     """
     if args.annotate is not None:
         _onnx(result)
@@ -113,7 +107,6 @@ def _write(name: str, result: "Compiled", path: Path, args: SimpleNamespace) -> 
         tasks, cluster = result.schedule, result.cluster
         return tuple(annotate(model.traced, tasks, cluster, path, model_path=model.path).lines())
     if name == "dot":
-        from partitioner.foundations.files import write_file
         from partitioner.report.pictures.dot import dot
 
         write_file(path, dot(result).encode())
@@ -124,7 +117,6 @@ def _write(name: str, result: "Compiled", path: Path, args: SimpleNamespace) -> 
     elif path.suffix.lower() == ".json":
         from partitioner.cost_model.schedule.readings import passes, timeline_json
         from partitioner.cost_model.schedule.simulate import simulate
-        from partitioner.foundations.files import write_file
 
         timeline = simulate(result.schedule, requests)
         text = timeline_json(timeline, passes(result.schedule, timeline))
@@ -137,11 +129,7 @@ def _write(name: str, result: "Compiled", path: Path, args: SimpleNamespace) -> 
 
 
 def _onnx(result: "Compiled") -> "OnnxModel":
-    """The ONNX model of a plan.
-
-    Raises:
-        PartitionerError: The plan is of a module.
-    """
+    """The ONNX model of a plan; a PartitionerError if it is of a module."""
     from partitioner.api.compiled.onnx_model import OnnxModel
 
     if not isinstance(result.model, OnnxModel):
@@ -174,11 +162,13 @@ def draw(
         wrong(f"nothing to draw: give {', '.join(f'--{name}' for name in _SUFFIXES)}")
     check_pictures(args, None)
     from partitioner.api.compiled.folder import OnnxRequest, load_request
-    from partitioner.api.compiled.reload import load, look
+    from partitioner.api.compiled.reload import load
 
-    needs_model = annotate is not None and isinstance(load_request(folder), OnnxRequest)
-    result = load(folder) if needs_model else look(folder)
-    warn(result.warnings)
+    if annotate is not None and isinstance(load_request(folder), OnnxRequest):
+        result = load(folder)
+        warn(result.warnings)
+    else:
+        (result,) = looked_at(folder)
     with progress(quiet=False) as say:
         write_pictures(result, args, say, aside)
     return 0

@@ -9,6 +9,7 @@ from partitioner.api.option_table import OUTPUT, CompileOptions, DumpOptions, de
 from partitioner.cli import options, pictures
 from partitioner.cli.options import flag, option, wrong
 from partitioner.cli.terminal import aside, progress
+from partitioner.foundations.files import check_target
 from partitioner.frontends.model_names import module_name
 from partitioner.report.text.tables import safe
 
@@ -56,16 +57,13 @@ def plan(
     `partition MODEL ...` is short for `partition plan MODEL ...`.
     """
     args = SimpleNamespace(**locals())
-    chosen = options.given(CompileOptions, values)
-    options.check_kind(model, CompileOptions, chosen)
+    chosen = options.given(model, CompileOptions, values)
     if annotate is not None and module_name(model) is not None:
         options.refuse_kind("--annotate", is_module=True)
     return _plan(args, chosen) if dump_problem is None else _dump(args, chosen)
 
 
 def _plan(args: SimpleNamespace, chosen: CompileOptions) -> int:
-    from partitioner.foundations.files import check_target
-
     name = module_name(args.model) or Path(args.model).stem
     target = Path(args.output) if args.output else Path(f"{name}.partition")
     pictures.check_pictures(args, options.check_model(args.model))

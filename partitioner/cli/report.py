@@ -10,8 +10,14 @@ import typer
 from partitioner.api.option_table import DEVICES, OUTPUT, SweepOptions
 from partitioner.cli import options
 from partitioner.cli.options import flag, option, several, wrong
-from partitioner.cli.terminal import progress, warn
-from partitioner.foundations.files import read_text
+from partitioner.cli.terminal import looked_at, progress
+from partitioner.foundations.files import (
+    check_file,
+    check_no_link,
+    read_text,
+    refuse_to_replace,
+    write_file,
+)
 from partitioner.report.text.tables import safe
 
 if TYPE_CHECKING:
@@ -36,10 +42,7 @@ def show(
     ] = False,
 ) -> int:
     """Print a plan: its devices, operators and communications."""
-    from partitioner.api.compiled.reload import look
-
-    result = look(folder)
-    warn(result.warnings)
+    (result,) = looked_at(folder)
     result.show(everything=everything)
     return 0
 
@@ -66,10 +69,7 @@ def explain(
     ] = None,
 ) -> int:
     """Say what limits a plan or, for a node, what its other strategies would cost."""
-    from partitioner.api.compiled.reload import look
-
-    result = look(folder)
-    warn(result.warnings)
+    (result,) = looked_at(folder)
     result.explain(node)
     return 0
 
@@ -82,14 +82,10 @@ def report(
 ) -> int:
     """Write a plan's report, one HTML file that needs no network."""
     _check(output, ())
-    from partitioner.api.compiled.reload import look
-    from partitioner.foundations.files import check_no_link
-
     target = output or folder / "report.html"
     if output is None:
         check_no_link(target)
-    result = look(folder)
-    warn(result.warnings)
+    (result,) = looked_at(folder)
     result.report(target)
     print(safe(f"written to {target}"))
     return 0
@@ -103,12 +99,10 @@ def diff(
 ) -> int:
     """Show the differences between two plans, and their effects."""
     _check(output, ())
-    from partitioner.api.compiled.reload import look
     from partitioner.report.text.diff import diff as compare
     from partitioner.report.text.diff import diff_text
 
-    before, after = look(dir_a), look(dir_b)
-    warn(dict.fromkeys((*before.warnings, *after.warnings)))  # DIR_A may be DIR_B
+    before, after = looked_at(dir_a, dir_b)
     _check(output, (before.model.path, after.model.path))
     data = compare(before, after, (str(dir_a), str(dir_b)))
     print(json.dumps(data, indent=1) if as_json else safe(diff_text(data)), flush=True)
@@ -135,10 +129,9 @@ def sweep(
     **values: Any,
 ) -> int:
     """Say whether splitting pays: plan for several numbers of devices, clusters and limits."""
-    chosen = options.given(SweepOptions, values)
+    chosen = options.given(model, SweepOptions, values)
     if devices is None and "clusters" not in chosen:
         wrong("give --devices, or --clusters with counts in their names, like 4xh100")
-    options.check_kind(model, SweepOptions, chosen)
     _check(output, (options.check_model(model),))
     with progress(quiet) as say:
         say("loading the compiler")
@@ -155,18 +148,13 @@ def _check(path: Path | None, models: Iterable[Path | None]) -> None:
     """Refuse, before any work, a page that could not be written or would replace a model."""
     if path is None:
         return
-    from partitioner.foundations.files import check_file, refuse_to_replace
-
     check_file(path)
-    for model in models:
-        if model is not None:
-            refuse_to_replace(model, path)
+    for model in filter(None, models):
+        refuse_to_replace(model, path)
 
 
 def _write(path: Path | None, data: "Diff | Sweep") -> None:
-    if path is None:
-        return
-    from partitioner.foundations.files import write_file
-    from partitioner.report.page.page import render
+    if path is not None:
+        from partitioner.report.page.page import render
 
-    write_file(path, render(data).encode())
+        write_file(path, render(data).encode())

@@ -1,11 +1,33 @@
-"""The commands that run a plan: run, verify."""
+"""The commands that run something on this machine: run, verify, profile, calibrate."""
 
+import dataclasses
+import json
+import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from partitioner.api.option_table import MODEL, OUTPUT
-from partitioner.cli.options import InputSeed, Written, flag, option, positive, wrong
+from partitioner.api.option_table import DEVICES, MODEL, OUTPUT, ProfileOptions
+from partitioner.cli.options import (
+    InputSeed,
+    Json,
+    Model,
+    Profile,
+    Quiet,
+    Written,
+    check_model,
+    flag,
+    given,
+    option,
+    positive,
+    takes,
+    wrong,
+)
+from partitioner.cli.terminal import progress
 from partitioner.report.text.tables import safe
+
+if TYPE_CHECKING:
+    from partitioner.api.profiling.calibrate import Calibrated
+    from partitioner.api.profiling.profiled import Profiled
 
 _MEASURED = "Measurements"
 
@@ -88,8 +110,8 @@ def run(
     ] = False,
 ) -> int:
     """Run a plan on this machine: one process for each rank."""
-    for name, given in (("steps", steps), ("calibrate", calibrate)):
-        if given and not profile:
+    for name, value in (("steps", steps), ("calibrate", calibrate)):
+        if value and not profile:
             wrong(f"--{name} is of --profile: give that too")
     from partitioner.backends.observed import STEPS
     from partitioner.run.local import run_directory
@@ -122,14 +144,59 @@ def verify(
     seed: InputSeed = 0,
 ) -> int:
     """Compare the outputs of all ranks with those of the whole model."""
-    from partitioner.api.compiled.folder import load_plan
-    from partitioner.api.compiled.rank_files import rank_files
+    from partitioner.api.compiled.folder import load_plan, rank_files
     from partitioner.api.compiled.reload import load_named
     from partitioner.run.local import read_inputs
 
     rank_files(folder).check(load_plan(folder))  # before the model, which takes longer
     result = load_named(folder, module, model)
-    given = None if inputs is None else read_inputs(inputs, result.model.input_types)
-    verification = result.verify_written(folder, seed=seed, inputs=given, optimization=optimization)
+    arrays = None if inputs is None else read_inputs(inputs, result.model.input_types)
+    verification = result.verify_written(
+        folder, seed=seed, inputs=arrays, optimization=optimization
+    )
     print(safe(str(verification)))
     return 0 if verification.equal else 1
+
+
+def calibrate(folder: Written, profile: Profile = None, as_json: Json = False) -> int:
+    """Add the record of `partition run --profile` to the measurements of this machine."""
+    from partitioner.api.profiling.calibrate import calibrate as add_measurements
+
+    return _told(add_measurements(folder, profile=profile), as_json)
+
+
+def _told(measured: "Calibrated | Profiled", as_json: bool) -> int:
+    data = {**dataclasses.asdict(measured), "file": str(measured.file)}
+    print(json.dumps(data, indent=1) if as_json else safe(str(measured)))
+    return 0
+
+
+@takes(ProfileOptions)
+def profile(
+    model: Model,
+    devices: Annotated[
+        int | None,
+        option(
+            positive,
+            "N",
+            "Processes that share this machine (default: 1), or its GPUs (default: all).",
+            panel=DEVICES,
+        ),
+    ] = None,
+    *,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    **values: Any,
+) -> int:
+    """Measure a model's operators on this machine, for plans with --cluster local."""
+    chosen = given(model, ProfileOptions, values)
+    check_model(model)
+    with progress(quiet) as say:
+        say("loading the compiler")
+        from partitioner.api.profiling.profile import profile as measure
+
+        chosen = {**chosen, "progress": say}
+        profiled = measure(model, devices=devices, **chosen)
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") != "0":
+        return 0  # rank 0 of torchrun's processes tells
+    return _told(profiled, as_json)

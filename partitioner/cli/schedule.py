@@ -25,10 +25,6 @@ from partitioner.report.text.tables import safe
 _MOST_CHARACTERS = 2**26  #: Of a file; a table of 1,000 lanes and micro-batches has some 2**24.
 
 
-def _lanes(text: str) -> tuple[int, ...]:
-    return tuple(count(part, text, least=0) for part in text.split(","))
-
-
 def _edges(text: str) -> list[tuple[int, int]]:
     """The pairs of ``0-1,1-2``; none of the empty text."""
     pairs = [re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", part) for part in text.split(",")]
@@ -54,7 +50,7 @@ def schedule(
     lanes: Annotated[
         Any,
         option(
-            _lanes,
+            lambda text: tuple(count(part, text, least=0) for part in text.split(",")),
             "0,1,0",
             "Lane of each stage (default: those that the schedule is published for).",
             panel=_MADE,
@@ -76,7 +72,15 @@ def schedule(
 ) -> int:
     """Print and check a pipeline schedule, by name or from a file."""
     args = SimpleNamespace(**locals())
-    table = _made(args) if source in SCHEDULES else _read(args)
+    if source not in SCHEDULES:
+        table = _read(args)
+    elif micro_batches is None or (stages is None and lanes is None):
+        wrong(f"{source} needs --micro-batches, and --stages or --lanes")
+    else:
+        lanes = lanes or textbook_lanes(args.source, args.stages)
+        if stages not in (None, len(lanes)):
+            wrong(f"--lanes has lanes of {len(lanes)} stages, but --stages is {stages}")
+        table = pipeline_schedule(args.source, lanes, micro_batches, edges)
     check(table, edges)
     if form == "csv":
         print(to_csv(table), end="")
@@ -85,15 +89,6 @@ def schedule(
 
     print(safe(pipeline_table(table, edges)))
     return 0
-
-
-def _made(args: SimpleNamespace) -> PipelineSchedule:
-    if args.micro_batches is None or (args.stages is None and args.lanes is None):
-        wrong(f"{args.source} needs --micro-batches, and --stages or --lanes")
-    lanes = args.lanes or textbook_lanes(args.source, args.stages)
-    if args.stages not in (None, len(lanes)):
-        wrong(f"--lanes has lanes of {len(lanes)} stages, but --stages is {args.stages}")
-    return pipeline_schedule(args.source, lanes, args.micro_batches, args.edges)
 
 
 def _read(args: SimpleNamespace) -> PipelineSchedule:

@@ -52,10 +52,10 @@ def solve(
     from partitioner.solver.work import now_s
 
     start = now_s()
-    from partitioner.solver.compiling import COMPILATION
     from partitioner.solver.formats.files import Search, read_problem
     from partitioner.solver.formats.json_files import write_solution
     from partitioner.solver.milp.engines import find
+    from partitioner.solver.work import COMPILATION
 
     engine = find(solver)
     problem_format, problem = read_problem(file)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partitioner.report.text.tables import safe, shortened
@@ -14,6 +15,8 @@ from partitioner.report.text.tables import safe, shortened
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.text import Text
+
+    from partitioner.api.compiled.base import Compiled
 
 
 def one_line(error: Exception) -> str:
@@ -24,6 +27,15 @@ def one_line(error: Exception) -> str:
 def aside(line: str) -> None:
     """Print a line on stderr."""
     print(f"partition: {safe(line)}", file=sys.stderr)
+
+
+def looked_at(*folders: Path) -> list[Compiled]:
+    """Saved plans, whose warnings are printed on stderr."""
+    from partitioner.api.compiled.reload import look
+
+    plans = [look(folder) for folder in folders]
+    warn(dict.fromkeys(line for plan in plans for line in plan.warnings))  # they may be the same
+    return plans
 
 
 def warn(lines: Iterable[str]) -> None:
@@ -42,19 +54,14 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     if quiet:
         yield lambda _: None
     elif sys.stderr.isatty():
-        yield from _live()
+        from rich.console import Console
+        from rich.live import Live
+
+        line, console = _Line("starting", time.monotonic()), Console(stderr=True)  # or NO_COLOR
+        with Live(line, console=console, transient=True, refresh_per_second=4) as live:
+            yield lambda text: live.update(_Line(safe(text), time.monotonic()), refresh=True)
     else:
         yield lambda text: print(f"partition: {safe(text)} ...", file=sys.stderr, flush=True)
-
-
-def _live() -> Iterator[Callable[[str], None]]:
-    """The progress of a terminal; its colours follow NO_COLOR."""
-    from rich.console import Console
-    from rich.live import Live
-
-    line = _Line("starting", time.monotonic())
-    with Live(line, console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
-        yield lambda text: live.update(_Line(safe(text), time.monotonic()), refresh=True)
 
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"

@@ -19,7 +19,11 @@ def main(arguments: list[str] | None = None) -> int:
     name, out = options.pop("name"), options.pop("out")
     try:
         model = build(name, **options)
-        weight_bytes = _write(model, out)
+        weight_bytes = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+        if weight_bytes + _HEADROOM_BYTES > _PROTOBUF_LIMIT_BYTES:  # weights beside the graph
+            onnx.save(model, out, save_as_external_data=True, location=f"{out.name}.data")
+        else:
+            out.write_bytes(model.SerializeToString())
     except ExampleError as error:
         reason = str(error)
     except OSError as error:
@@ -47,16 +51,6 @@ def _parse(arguments: list[str] | None) -> dict[str, Any]:
             flag, text = f"--{option.replace('_', '-')}", f"default {default}"
             example.add_argument(flag, type=int, metavar="N", default=default, help=text)
     return vars(parser.parse_args(arguments))
-
-
-def _write(model: onnx.ModelProto, out: Path) -> int:
-    """Write a model, with its weights beside it where one file cannot hold them; their bytes."""
-    weight_bytes = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    if weight_bytes + _HEADROOM_BYTES > _PROTOBUF_LIMIT_BYTES:
-        onnx.save(model, out, save_as_external_data=True, location=f"{out.name}.data")
-    else:
-        out.write_bytes(model.SerializeToString())
-    return weight_bytes
 
 
 if __name__ == "__main__":

@@ -70,25 +70,30 @@ def build(
     """
     sizes = _Sizes(layers, hidden, heads, kv_heads, intermediate, vocab, batch, seq)
     b = Builder(seed)
-    _rotary_tables(b, sizes)
-    _causal_mask(b, sizes)
+    # cos and sin of every position and pair, (seq, head), both halves equal
+    pairs = np.arange(0, sizes.head, 2) / sizes.head
+    angles = np.outer(np.arange(seq), _ROPE_BASE**-pairs)
+    both = np.concatenate([angles, angles], axis=1)
+    b.constant("rotary.cos", np.cos(both).astype(np.float32))
+    b.constant("rotary.sin", np.sin(both).astype(np.float32))
+    # (1, 1, seq, seq): 0 where a token may look, the lowest finite value where not
+    ahead = np.triu(np.full((seq, seq), np.finfo(np.float32).min, np.float32), k=1)
+    b.constant("causal_mask", ahead[None, None])
     b.weight("model.embed_tokens.weight", vocab, hidden, fan_in=1)
     x = b.op("Gather", "model.embed_tokens.weight", "input_ids", name="embed", axis=0)
     for layer in range(layers):
-        x = _block(b, sizes, x, f"model.layers.{layer}")
+        prefix = f"model.layers.{layer}"
+        normed = _rms_norm(b, sizes, x, f"{prefix}.input_layernorm")
+        attended = _attention(b, sizes, normed, f"{prefix}.self_attn")
+        x = b.op("Add", x, attended, name=f"{prefix}.residual_attn")
+        normed = _rms_norm(b, sizes, x, f"{prefix}.post_attention_layernorm")
+        mixed = _swiglu(b, sizes, normed, f"{prefix}.mlp")
+        x = b.op("Add", x, mixed, name=f"{prefix}.residual_mlp")
     x = _rms_norm(b, sizes, x, "model.norm")
     b.op("MatMul", x, b.weight("lm_head.weight", hidden, vocab), name="logits")
     return b.model(
         "llama", [integers("input_ids", batch, seq)], [floats("logits", batch, seq, vocab)]
     )
-
-
-def _block(b: Builder, sizes: _Sizes, x: str, prefix: str) -> str:
-    normed = _rms_norm(b, sizes, x, f"{prefix}.input_layernorm")
-    attended = _attention(b, sizes, normed, f"{prefix}.self_attn")
-    x = b.op("Add", x, attended, name=f"{prefix}.residual_attn")
-    normed = _rms_norm(b, sizes, x, f"{prefix}.post_attention_layernorm")
-    return b.op("Add", x, _swiglu(b, sizes, normed, f"{prefix}.mlp"), name=f"{prefix}.residual_mlp")
 
 
 def _rms_norm(b: Builder, sizes: _Sizes, x: str, prefix: str) -> str:
@@ -171,19 +176,3 @@ def _swiglu(b: Builder, sizes: _Sizes, x: str, prefix: str) -> str:
 def _branch_weight(b: Builder, sizes: _Sizes, name: str, fan_in: int) -> str:
     """Weight of a residual branch's last matrix, damped so that depth does not grow the sum."""
     return b.weight(name, fan_in, sizes.hidden, gain=1 / sqrt(2 * sizes.layers))
-
-
-def _rotary_tables(b: Builder, sizes: _Sizes) -> None:
-    """Add cos and sin of every position and pair, (seq, head), both halves equal."""
-    pairs = np.arange(0, sizes.head, 2) / sizes.head
-    angles = np.outer(np.arange(sizes.seq), _ROPE_BASE**-pairs)
-    both = np.concatenate([angles, angles], axis=1)
-    b.constant("rotary.cos", np.cos(both).astype(np.float32))
-    b.constant("rotary.sin", np.sin(both).astype(np.float32))
-
-
-def _causal_mask(b: Builder, sizes: _Sizes) -> None:
-    """Add (1, 1, seq, seq): 0 where a token may look, the lowest finite value where not."""
-    lowest = np.finfo(np.float32).min
-    ahead = np.triu(np.full((sizes.seq, sizes.seq), lowest, np.float32), k=1)
-    b.constant("causal_mask", ahead[None, None])

@@ -75,11 +75,12 @@ def build(name: str, *, seed: int = 0) -> onnx.ModelProto:
         raise ExampleError(f"onnx {onnx.__version__} holds no graph of {name} ({FILES[name]})")
     model = onnx.load_model_from_string(file.read_bytes())
     shapes, roles = _weight_shapes(model.graph), _roles(model.graph)
-    weights = [
-        numpy_helper.from_array(_draw(roles[key], shapes[key], _generator(seed, key)), key)
-        for key in sorted(shapes)
-        if key in roles
-    ]
+    weights = []
+    for key in sorted(shapes.keys() & roles.keys()):
+        # each has a generator of its own, so that a weight does not depend on the others' order
+        digest = hashlib.sha256(f"{seed}/{key}".encode()).digest()
+        random = np.random.default_rng(int.from_bytes(digest[:8], "big"))
+        weights.append(numpy_helper.from_array(_draw(roles[key], shapes[key], random), key))
     return _rebuilt(model, weights)
 
 
@@ -133,12 +134,7 @@ def _next(node: onnx.NodeProto, readers: dict[str, onnx.NodeProto]) -> str:
 
 
 def _draw(role: str, shape: tuple[int, ...], random: np.random.Generator) -> Weights:
-    """A weight.
-
-    Args:
-        role: A value of `_ROLES`, `residual`, `linear` or `classifier`.
-        shape: (out, in / groups, *window) of Conv, (1, ..., out, in) of Gemm, (channels,).
-    """
+    """A weight: (out, in / groups, *window) of Conv, (1, ..., out, in) of Gemm, or (channels,)."""
     if role in _VARIANCE_GAIN:
         outer = next((place for place, size in enumerate(shape) if size > 1), 0)
         fan_in = prod(shape[outer + 1 :])  # products summed for one output
@@ -149,12 +145,6 @@ def _draw(role: str, shape: tuple[int, ...], random: np.random.Generator) -> Wei
     if role in _CENTRE:
         return np.float32(_CENTRE[role]) * (np.float32(0.75) + np.float32(0.5) * uniform)
     return np.float32(0.2) * uniform - np.float32(0.1)
-
-
-def _generator(seed: int, name: str) -> np.random.Generator:
-    """A tensor's own generator, so that a weight does not depend on the others' order."""
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest[:8], "big"))
 
 
 def _rebuilt(model: onnx.ModelProto, weights: list[onnx.TensorProto]) -> onnx.ModelProto:

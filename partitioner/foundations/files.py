@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -12,11 +14,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from partitioner.foundations.drafts import draft_file, draft_folder
 from partitioner.ir.errors import PartitionerError
 
 #: Most bytes of a file of text, such as a plan, a cluster or constraints.
 MOST_TEXT = 2**28
+_NAME_CHARACTERS = 40  #: Of a place's name in the names of its drafts.
 _NOT_REGULAR = "not a regular file"
 
 
@@ -33,11 +35,7 @@ class ResultError(PartitionerError, ValueError):
 
 
 def cache_folder() -> Path:
-    """The folder of this package in the user's cache folder, which need not exist.
-
-    Raises:
-        RuntimeError: The user has no home.
-    """
+    """Our folder in the user's cache, which need not exist; a RuntimeError without a home."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "partitioner"
 
@@ -81,12 +79,7 @@ def _check_regular(path: Path, status: os.stat_result, most: int | None) -> None
 
 
 def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
-    """Read a regular file of at most so many bytes.
-
-    Raises:
-        OSError: As `open_file`.
-        ValueError: No file can have that name.
-    """
+    """Read a regular file of at most so many bytes; errors as of `open_file`."""
     with open_file(path, most) as file:
         data = file.read(most + 1)  # files of /proc say that they have no bytes
     if len(data) > most:
@@ -95,36 +88,21 @@ def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
 
 
 def read_text(path: Path, most: int = MOST_TEXT) -> str:
-    """Read a regular file of UTF-8 text, of at most so many bytes.
+    """Read a regular file of UTF-8 text; line ends become newlines.
 
-    Line ends become newlines.
-
-    Raises:
-        OSError: As `open_file`.
-        ValueError: It is no UTF-8 text, or no file can have that name.
+    Errors are those of `open_file`, and a ValueError for what is no UTF-8 text.
     """
     text = read_file(path, most).decode("utf-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file in one step: an existing one is replaced, a link stays a link.
-
-    Raises:
-        FileError: The file cannot be written; an existing one is unchanged.
-    """
+    """Write a file in one step (`write_files`): an existing one is replaced, a link stays one."""
     write_files({path: data})
 
 
 def write_files(contents: Mapping[Path, bytes | Path]) -> None:
-    """Write files that belong together; none is put in place before all are complete.
-
-    Args:
-        contents: Bytes of each file, or a file to copy; put in place in this order.
-
-    Raises:
-        FileError: A file cannot be written.
-    """
+    """Write files, bytes or copies, in this order once all are complete, or raise a FileError."""
     drafts: dict[Path, Path] = {}
     path = Path()
     try:
@@ -164,12 +142,7 @@ def _refusing(error: type[FileError | DirectoryError], path: Path) -> Iterator[N
 
 
 def check_file(path: Path) -> None:
-    """Refuse early what `write_file` would refuse.
-
-    Raises:
-        FileError: The folder does not exist or is not writable, the path is a folder, or no file
-            can have that name.
-    """
+    """Refuse early what `write_file` would refuse, as a FileError."""
     with _refusing(FileError, path):
         final = _final(path)
         if final.is_symlink():
@@ -189,11 +162,7 @@ def check_file(path: Path) -> None:
 
 
 def check_no_link(path: Path) -> None:
-    """Refuse a link in the place of a file of a saved folder: what is written would go elsewhere.
-
-    Raises:
-        FileError: It is a link.
-    """
+    """Refuse, as a FileError, a link in a saved folder: what is written would go elsewhere."""
     if path.is_symlink():
         raise FileError(f"cannot write {path}: it is a link; remove it, or name another file")
 
@@ -204,11 +173,7 @@ def _final(path: Path) -> Path:
 
 
 def refuse_to_replace(source: Path, path: Path) -> None:
-    """Refuse to replace the model that a result was made from.
-
-    Raises:
-        FileError: Both paths are the same file.
-    """
+    """Refuse, as a FileError, to replace the model that a result was made from."""
     try:
         same = path.samefile(source)
     except (OSError, ValueError):  # one of them does not exist
@@ -248,11 +213,9 @@ def replace_directory(
 
 
 def check_target(target: Path, *, force: bool) -> None:
-    """Refuse early what `replace_directory` would refuse.
+    """Refuse early what `replace_directory` would refuse, as a DirectoryError.
 
-    Raises:
-        DirectoryError: See `replace_directory`. Only empty folders, and folders with a plan, are
-            replaced.
+    Only empty folders, and folders with a plan, are replaced.
     """
     with _refusing(DirectoryError, target):
         if not target.parent.is_dir():
@@ -279,7 +242,9 @@ def _swap(draft: Path, target: Path, ours: Callable[[str], bool]) -> None:
     try:
         target.rename(was)
         draft.rename(target)
-        _keep(was, target, ours)
+        for entry in sorted(was.iterdir()):  # what this program did not write is kept
+            if not ours(entry.name) and not os.path.lexists(target / entry.name):
+                entry.rename(target / entry.name)
     except OSError:
         if not target.exists() and was.exists():
             was.rename(target)
@@ -295,8 +260,79 @@ def _swap(draft: Path, target: Path, ours: Callable[[str], bool]) -> None:
     old.rmdir()
 
 
-def _keep(was: Path, target: Path, ours: Callable[[str], bool]) -> None:
-    """Move what this program did not write from the old folder into the new one."""
-    for entry in sorted(was.iterdir()):
-        if not ours(entry.name) and not os.path.lexists(target / entry.name):
-            entry.rename(target / entry.name)
+@contextmanager
+def draft_file(place: Path) -> Iterator[Path]:
+    """An empty file beside `place` or an OSError; it is removed at the end unless moved away."""
+
+    def make(prefix: str) -> str:
+        handle, name = tempfile.mkstemp(prefix=prefix, dir=place.parent)
+        os.close(handle)
+        return name
+
+    with _draft(place, make) as path:
+        yield path
+
+
+@contextmanager
+def draft_folder(place: Path) -> Iterator[Path]:
+    """An empty folder beside `place` or an OSError; it is removed at the end unless moved away."""
+    with _draft(place, lambda prefix: tempfile.mkdtemp(prefix=prefix, dir=place.parent)) as path:
+        yield path
+
+
+@contextmanager
+def _draft(place: Path, make: Callable[[str], str]) -> Iterator[Path]:
+    """A draft, locked while its process lives: a later run tells and removes abandoned ones."""
+    _remove_abandoned(place)
+    while True:
+        path = Path(make(_prefix(place)))
+        try:
+            lock = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:  # another process may remove one before it is locked
+            continue
+        if _lock(lock) is not False and path.exists():
+            break
+        os.close(lock)
+    try:
+        yield path
+    finally:
+        _remove(path)
+        os.close(lock)
+
+
+def _prefix(place: Path) -> str:
+    return f".{place.name[:_NAME_CHARACTERS]}.draft-"
+
+
+def _remove_abandoned(place: Path) -> None:
+    if not os.access(place.parent, os.R_OK):
+        return
+    pattern = re.compile(re.escape(_prefix(place)) + "[a-z0-9_]{8}")
+    for path in list(place.parent.iterdir()):
+        if not pattern.fullmatch(path.name) or path.is_symlink():
+            continue
+        try:
+            lock = os.open(path, os.O_RDONLY)
+        except OSError:  # gone, or somebody else's
+            continue
+        if _lock(lock):
+            _remove(path)
+        os.close(lock)
+
+
+def _lock(handle: int) -> bool | None:
+    """Take the lock: False if another process has it, None if the file system has no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -24,9 +24,5 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
-    return "".join(map(_letter, text)), error.end
-
-
-def _letter(letter: str) -> str:
-    base = _PLAIN.get(letter) or unicodedata.normalize("NFKD", letter)[0]
-    return base if base.isascii() else "?"
+    bases = (_PLAIN.get(letter) or unicodedata.normalize("NFKD", letter)[0] for letter in text)
+    return "".join(base if base.isascii() else "?" for base in bases), error.end

@@ -54,12 +54,6 @@ def _leading(view: OpView) -> int:
     return min(_shape(view, 0)[batch : batch + _shape(view, 1)[-1]], default=1)
 
 
-def _rotations(view: OpView) -> int:
-    """Places of com.microsoft's cosine cache; a single one is that of the first row."""
-    x, positions, cache = (_shape(view, operand) for operand in range(3))
-    return cache[0] - (x[-2] - 1 if len(positions) == 1 else 0)
-
-
 def _number(attr: str) -> _Limit:
     return lambda view: view.int_attr(attr, 0)
 
@@ -67,22 +61,6 @@ def _number(attr: str) -> _Limit:
 def _classes(logits: int) -> _Limit:
     """Classes of PyTorch's losses: dim 1 of operand `logits`, or its only one."""
     return lambda view: _shape(view, logits)[min(1, len(_shape(view, logits)) - 1)]
-
-
-def _pieces(view: OpView) -> int:
-    """The last index of a shard, and one: it has the pieces of `starts` and `lengths`."""
-    pairs = zip(view.ints("starts") or (), view.ints("lengths") or (), strict=True)
-    return max((start + length for start, length in pairs), default=1)
-
-
-def _plane(view: OpView) -> int:
-    """Points of the plane `whole`."""
-    return math.prod(view.ints("whole") or ())
-
-
-def _points(space: int) -> _Limit:
-    """Points of the last dims of operand 1."""
-    return lambda view: math.prod(_shape(view, 1)[-space:])
 
 
 #: Most dims that PyTorch's advanced indices are looked for in.
@@ -106,7 +84,10 @@ INDEX_OPERANDS: Mapping[tuple[str, int], _Limit] = MappingProxyType(
         ("com.microsoft::EmbedLayerNormalization", 0): _dim(2),
         ("com.microsoft::EmbedLayerNormalization", 1): _dim(4),
         ("com.microsoft::GatherBlockQuantized", 1): _dim(0, "gather_axis"),
-        ("com.microsoft::RotaryEmbedding", 1): _rotations,
+        # places of the cosine cache; a single one is that of the first row
+        ("com.microsoft::RotaryEmbedding", 1): lambda view: (
+            _shape(view, 2)[0] - (_shape(view, 0)[-2] - 1 if len(_shape(view, 1)) == 1 else 0)
+        ),
         **{
             (f"aten::{op}", 1 + dim): _dim(0, default=dim)
             for op in ("_unsafe_index.Tensor", "_unsafe_index_put", "index.Tensor", "index_put")
@@ -122,7 +103,11 @@ INDEX_OPERANDS: Mapping[tuple[str, int], _Limit] = MappingProxyType(
         ("aten::embedding", 1): _dim(0),
         ("aten::embedding_dense_backward", 1): _number("num_weights"),
         ("partitioner::embedding_part", 1): _number("size"),
-        ("partitioner::embedding_part_backward", 1): _pieces,
+        # the last index of a shard of these pieces, and one
+        ("partitioner::embedding_part_backward", 1): lambda view: max(
+            map(sum, zip(view.ints("starts") or (), view.ints("lengths") or (), strict=True)),
+            default=1,
+        ),
         **{
             (f"partitioner::embedding_bag{call}", indices + behind): limit
             for call, indices in (
@@ -137,10 +122,9 @@ INDEX_OPERANDS: Mapping[tuple[str, int], _Limit] = MappingProxyType(
             for layer in ("experts", "experts_biased")
             for call, ids in (("", 1), ("_backward", 2))
         },
-        ("partitioner::max_pool_grad_part", 1): _plane,
-        **{
-            (f"aten::max_pool{space}d_with_indices_backward", 2): _points(space) for space in (2, 3)
-        },
+        ("partitioner::max_pool_grad_part", 1): lambda view: math.prod(view.ints("whole") or ()),
+        ("aten::max_pool2d_with_indices_backward", 2): lambda v: math.prod(_shape(v, 1)[-2:]),
+        ("aten::max_pool3d_with_indices_backward", 2): lambda v: math.prod(_shape(v, 1)[-3:]),
         **{(f"aten::{op}_forward", 1): _classes(0) for op in ("nll_loss", "nll_loss2d")},
         **{(f"aten::{op}_backward", 2): _classes(1) for op in ("nll_loss", "nll_loss2d")},
         ("partitioner::cross_entropy_parts", 2): _classes(0),

@@ -116,7 +116,7 @@ class ModuleInput:
             BackendError: The batch cannot be cut into as many, or a result is of no micro-batch.
             FrontendError: It cannot be traced.
         """
-        from partitioner.frontends.torch.micro_batches import trace_micro_batch
+        from partitioner.frontends.torch.trace import trace_micro_batch
 
         whole = self.traced if count == 1 else None
         return trace_micro_batch(self.module, self.example, self.options, count, whole=whole)

@@ -9,7 +9,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place
 from partitioner.problem.build import Built
-from partitioner.rewrites.settle import chosen
+from partitioner.rewrites.graph_writer import chosen
 from partitioner.solver import Solution
 from partitioner.strategies.derive import Rules
 

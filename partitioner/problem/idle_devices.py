@@ -18,19 +18,26 @@ ROUNDING = 1e-12
 
 
 def cover(problem: Problem, chosen: Sequence[int]) -> tuple[int, ...] | None:
-    """Give each idle device one node, the one whose move costs least.
-
-    Returns:
-        A plan in which every device has work and memory suffices; None if no such plan is near.
-    """
+    """Give each idle device the node whose move costs least; None if no plan that fits is near."""
     state = State(tables(problem), chosen, bytes_matter=problem.limited)
     for device in range(problem.devices):
         if _node_counts(problem, state.chosen)[device]:
             continue
-        move = _best_move(problem, state, device)
-        if move is None:
+        # the cheapest node and choice that give the device work, and more devices than before
+        best: tuple[int, int] | None = None
+        least = (float("inf"), float("inf"))
+        for node, pick in _moves(problem, state.chosen, device):
+            if not state.allowed(node, pick):
+                continue
+            before = state.chosen[node]
+            state.move(node, pick)
+            cost = max(state.load), sum(state.load)
+            if state.excess_bytes() <= 0 and _is_less(cost, least):
+                best, least = (node, pick), cost
+            state.move(node, before)
+        if best is None:
             return None
-        state.move(*move)
+        state.move(*best)
     return tuple(state.chosen)
 
 
@@ -41,22 +48,6 @@ def _node_counts(problem: Problem, chosen: Sequence[int]) -> list[int]:
         for device, seconds in enumerate(choices[pick].load_s):
             counts[device] += seconds > 0
     return counts
-
-
-def _best_move(problem: Problem, state: State, device: int) -> tuple[int, int] | None:
-    """The cheapest node and choice that give the device work, and more devices than before."""
-    best: tuple[int, int] | None = None
-    least = (float("inf"), float("inf"))
-    for node, pick in _moves(problem, state.chosen, device):
-        if not state.allowed(node, pick):
-            continue
-        before = state.chosen[node]
-        state.move(node, pick)
-        cost = max(state.load), sum(state.load)
-        if state.excess_bytes() <= 0 and _is_less(cost, least):
-            best, least = (node, pick), cost
-        state.move(node, before)
-    return best
 
 
 def _moves(problem: Problem, chosen: Sequence[int], device: int) -> Iterator[tuple[int, int]]:

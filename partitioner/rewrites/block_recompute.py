@@ -15,12 +15,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import networkx as nx
+
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import is_stored
 from partitioner.ir.ops.aten.state import ALIAS
 from partitioner.ir.pieces.blocks import Blocks, Chunk, Stretch
 from partitioner.rewrites.graph_writer import GraphWriter, reading
-from partitioner.rewrites.passes.reads import stored_values
+from partitioner.rewrites.passes import stored_values
 from partitioner.rewrites.stretch_layout import BlockError, Round, rounds_of, span_of
 
 
@@ -76,7 +78,17 @@ class _Copier:
                 continue
             cut = {name for value, name in names.items() if value in self.inner}
             for nodes in _connected(run, cut.union(*one.dims)):
-                yield nodes, _seeded(stretch.chunks, one.dims, nodes, names)
+                made, chunks = {value for node in nodes for value in node.writes}, list[Chunk]()
+                for chunk, of in zip(stretch.chunks, one.dims, strict=True):
+                    named = ((names.get(value, value), dim) for value, dim in of.items())
+                    seed = next(((value, dim) for value, dim in named if value in made), None)
+                    if seed is None:
+                        last = nodes[-1]
+                        raise BlockError(
+                            f"blocks: {last.name!r} ({last.op}) combines what is kept whole"
+                        )
+                    chunks.append(Chunk(*seed, chunk.parts))
+                yield nodes, tuple(chunks)
 
     @cached_property
     def spans(self) -> dict[Stretch, tuple[int, int]]:
@@ -86,7 +98,8 @@ class _Copier:
             if first < at:
                 raise BlockError(f"blocks: {stretch.first!r} is in two stretches")
             at = last + 1
-            if len({node.name in self.graph.backward for node in self._nodes(first, last)}) > 1:
+            nodes = self.graph.nodes[first : last + 1]
+            if len({node.name in self.graph.backward for node in nodes}) > 1:
                 raise BlockError(f"blocks: {stretch.first!r} to {stretch.last!r} is in both passes")
         return spans
 
@@ -109,9 +122,9 @@ class _Copier:
         """The cut stretch of a node, by its name."""
         return {
             node.name: stretch
-            for stretch, span in self.spans.items()
+            for stretch, (first, last) in self.spans.items()
             if stretch.chunks
-            for node in self._nodes(*span)
+            for node in self.graph.nodes[first : last + 1]
         }
 
     @cached_property
@@ -143,9 +156,6 @@ class _Copier:
             elif self.stretch_of.get(reader.name) not in again:
                 return False
         return True
-
-    def _nodes(self, first: int, last: int) -> Sequence[Node]:
-        return self.graph.nodes[first : last + 1]
 
     def _kept(self, nodes: Sequence[Node]) -> list[Node]:
         """The nodes without the backward pass's aliases of inner values."""
@@ -221,50 +231,21 @@ def _connected(nodes: Sequence[Node], cut: Collection[str]) -> list[list[Node]]:
     Nodes that are in no block are with the first, or with the last whose results they read.
     """
     made = {value for node in nodes for value in node.writes if value in cut}
-    root: dict[str, str] = {value: value for value in made}
-
-    def find(value: str) -> str:
-        while root[value] != value:
-            value = root[value]
-        return value
-
-    for node in nodes:
-        first, *others = [v for v in (*node.reads, *node.writes) if v in made] or [""]
-        for value in others:
-            root[find(value)] = find(first)
-    numbers: dict[str, int] = {}  # by root
+    linked: nx.Graph[str] = nx.Graph()
+    linked.add_nodes_from(made)
+    parts_of = [[v for v in (*node.reads, *node.writes) if v in made] for node in nodes]
+    for parts in parts_of:
+        nx.add_path(linked, parts)
+    component = {v: at for at, of in enumerate(nx.connected_components(linked)) for v in of}
+    numbers: dict[int, int] = {}  # by component
     number_of: dict[str, int] = {}  # by value
     groups: list[list[Node]] = []
-    for node in nodes:
-        parts = [value for value in (*node.reads, *node.writes) if value in made]
-        if parts and any(value in made for value in node.writes):
-            at = numbers.setdefault(find(parts[0]), len(numbers))
+    for node, parts in zip(nodes, parts_of, strict=True):
+        if any(value in made for value in node.writes):
+            at = numbers.setdefault(component[parts[0]], len(numbers))
         else:
             at = max((number_of[value] for value in node.reads if value in number_of), default=0)
         number_of.update(dict.fromkeys(node.writes, at))
         groups += [[] for _ in range(at + 1 - len(groups))]
         groups[at].append(node)
     return [group for group in groups if group]
-
-
-def _seeded(
-    chunks: Sequence[Chunk],
-    dims: Sequence[Mapping[str, int]],
-    nodes: Sequence[Node],
-    names: Mapping[str, str],
-) -> tuple[Chunk, ...]:
-    """The chunks of a stretch, named by values of one of its rounds, which has `names` of copies.
-
-    Raises:
-        BlockError: The round makes none.
-    """
-    made = {value for node in nodes for value in node.writes}
-    seeds = []
-    for chunk, of in zip(chunks, dims, strict=True):
-        named = ((names.get(value, value), dim) for value, dim in of.items())
-        seed = next(((value, dim) for value, dim in named if value in made), None)
-        if seed is None:
-            node = nodes[-1]
-            raise BlockError(f"blocks: {node.name!r} ({node.op}) combines what is kept whole")
-        seeds.append(Chunk(*seed, chunk.parts))
-    return tuple(seeds)

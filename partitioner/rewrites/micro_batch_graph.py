@@ -13,7 +13,7 @@ that was expanded to the batch, the part is taken if it is the same for all micr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -32,7 +32,7 @@ from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import GraphWriter, elements
-from partitioner.rewrites.same_in_parts import AXIS, CombinesError, cut_along, cut_factors, taken
+from partitioner.rewrites.same_in_parts import AXIS, CombinesError, cut_along, taken
 
 #: Most micro-batches of a step: schedules and proofs list each.
 MOST_MICRO_BATCHES = 4096
@@ -72,15 +72,6 @@ def same_size(graph: Graph) -> tuple[str, ...]:
     )
 
 
-def even_counts(graph: Graph) -> tuple[int, ...]:
-    """All numbers of equal micro-batches of a graph's batch, ascending, from 1 on.
-
-    Raises:
-        OptionError: There is no batch.
-    """
-    return even_parts(batch_size(graph))
-
-
 def even_parts(batch: int) -> tuple[int, ...]:
     """All numbers of equal parts of so many samples that are planned, ascending, from 1 on."""
     most = min(batch, MOST_MICRO_BATCHES)
@@ -98,10 +89,11 @@ def micro_batch_graph(graph: Graph, count: int) -> MicroBatch:
         OptionError: The batch cannot be cut into so many equal ones, or the results of the
             micro-batches are not proven to be those of the whole batch; names the node.
     """
-    counts = even_counts(graph)
+    batch = batch_size(graph)
+    counts = even_parts(batch)
     if count not in counts:
         raise OptionError(
-            f"micro_batches={count}: the batch of {batch_size(graph)} (dim 0 of "
+            f"micro_batches={count}: the batch of {batch} (dim 0 of "
             f"{_first_input(graph)!r}) has no {count} equal parts: give one of "
             f"{', '.join(map(str, counts))}"
         )
@@ -115,7 +107,14 @@ def micro_batch_graph(graph: Graph, count: int) -> MicroBatch:
             "of micro-batches have no place in it"
         )
     refusal: OptionError | None = None
-    for split in _splits(graph):
+    names, longest = same_size(graph), _first_input(graph)
+    others = [name for name in names if name != longest]
+    # Another input may be as long as the batch by chance, as one of as many features: each of them
+    # is left out in turn, then all.
+    splits = [names, *(tuple(n for n in names if n != left_out) for left_out in others)]
+    if len(others) > 1:
+        splits.append((longest,))
+    for split in splits:
         try:
             with followed():
                 return _Cutter(graph, count, GraphWriter(source=graph)).run(types, ends, split)
@@ -123,21 +122,6 @@ def micro_batch_graph(graph: Graph, count: int) -> MicroBatch:
             refusal = refusal or error
     assert refusal is not None
     raise refusal
-
-
-def _splits(graph: Graph) -> Iterator[tuple[str, ...]]:
-    """Sets of inputs that may be split, the likeliest first.
-
-    Another input may be as long as the batch by chance, as one of as many features: each of them
-    is left out in turn, then all.
-    """
-    names, first = same_size(graph), _first_input(graph)
-    yield names
-    others = [name for name in names if name != first]
-    for left_out in others:
-        yield tuple(name for name in names if name != left_out)
-    if len(others) > 1:
-        yield (first,)
 
 
 def _first_input(graph: Graph) -> str:
@@ -161,12 +145,9 @@ class _Cutter:
     def run(
         self, types: Mapping[str, TensorType], ends: Mapping[str, str], split: Collection[str]
     ) -> MicroBatch:
-        """Cut the graph, whose inputs and outputs have these names and types for the user.
+        """Cut the graph along the inputs `split`.
 
-        Args:
-            types: Their types, by the user's names.
-            ends: The user's names of the inputs and outputs, by those in the graph.
-            split: The inputs that are cut.
+        `ends` are the user's names of inputs and outputs, and `types` their types by these.
         """
         for name in (*self.whole.inputs, *self.whole.constants):
             type_ = self.whole.types[name]
@@ -205,11 +186,6 @@ class _Cutter:
         )
 
     def _node(self, node: Node) -> None:
-        """Add a node as it runs for a micro-batch.
-
-        Raises:
-            OptionError: It does not run for one alone.
-        """
         if all(self.at[value].is_replicated for value in node.reads):
             self.writer.nodes.append(node)
             for value in node.writes:
@@ -222,7 +198,7 @@ class _Cutter:
             raise self._refusal(node, "reads samples inside its subgraph")
         operands = [self.at[value] if value else None for value in node.inputs]
         try:
-            layouts = cut_factors(rule, operands, self.mesh)
+            layouts = taken(rule, zip(rule.operands, operands, strict=True), self.mesh)
             placed = place(self.whole, node, self.mesh, layouts, rule)
         except (LayoutError, CombinesError):
             raise self._refusal(node, "combines the samples of a batch") from None
@@ -234,9 +210,6 @@ class _Cutter:
         Args:
             placed: The node.
             named: Names of its results in the part, where it is there a second time.
-
-        Raises:
-            OptionError: It does not run so for each micro-batch alone.
         """
         node = placed.node
         names = named or {value: value for value in node.writes}
@@ -260,18 +233,19 @@ class _Cutter:
         self.writer.local(placed, {AXIS: 0}, operands, names, "part", stays=named is None)
 
     def _operand(self, node: Node, value: str, at: Sharding) -> str:
-        """The name in the part of an operand that lies so.
-
-        Raises:
-            OptionError: It lies otherwise, and its parts are not the same for all micro-batches.
-        """
         if self.at[value] == at:
             return value
         if self.at[value].axes or at.partial:
             raise self._refusal(node, "combines the samples of a batch")
         if (value, at) not in self.parts:
             if value in self.whole.constants:
-                self.parts[value, at] = self._part_of_constant(node, value, at)
+                array = self.whole.constants[value].load()
+                regions = [self._region_of(at, index) for index in range(self.count)]
+                if len({elements(array, region).tobytes() for region in regions}) > 1:
+                    why = f"reads other elements of the constant {value!r} in each"
+                    raise self._refusal(node, why)
+                type_ = at.local_type(self.whole.types[value], self.mesh, {AXIS: 0})
+                self.parts[value, at] = self.writer.constant_part(value, regions[0], type_)
             elif value in self.whole.producers:
                 self.parts[value, at] = self._part_of_result(node, value, at)
             else:
@@ -279,15 +253,6 @@ class _Cutter:
                     node, f"reads a part of the input {value!r}, whose dim 0 is not the batch"
                 )
         return self.parts[value, at]
-
-    def _part_of_constant(self, node: Node, value: str, at: Sharding) -> str:
-        array = self.whole.constants[value].load()
-        regions = [self._region_of(at, index) for index in range(self.count)]
-        first, *rest = (elements(array, region).tobytes() for region in regions)
-        if any(part != first for part in rest):
-            raise self._refusal(node, f"reads other elements of the constant {value!r} in each")
-        type_ = at.local_type(self.whole.types[value], self.mesh, {AXIS: 0})
-        return self.writer.constant_part(value, regions[0], type_)
 
     def _part_of_result(self, node: Node, value: str, at: Sharding) -> str:
         """Add the node again, as it makes that part: it reads parts that are the same for all."""

@@ -20,7 +20,7 @@ from functools import cached_property
 
 from partitioner.ir.graph import Attr, Graph, Node
 from partitioner.ir.layout import Interval, Segments, even_cut, folded_cut
-from partitioner.ir.loops.parts import owned
+from partitioner.ir.loops.windows import owned
 from partitioner.ir.ops.aten.state import ALIAS
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import GraphWriter, replaced
@@ -38,7 +38,14 @@ def ring(graph: Graph, parts: int) -> Graph:
     That is attention of as many rows as keys, at least two to a part. A mask of numbers or flags is
     whole along the keys. Without any attention the graph is returned as it is.
     """
-    return _replaced(graph, {n.name: parts for n in graph.nodes if _is_possible(graph, n, parts)})
+    counts = {}
+    for node in graph.nodes if 2 <= parts <= MOST_PARTS else ():
+        if node.op in (ATTENTION, BACKWARD):
+            first = int(node.op == BACKWARD)
+            rows, keys = (graph.types[node.inputs[first + i]].shape[2] for i in range(2))
+            if rows == keys >= 2 * parts:
+                counts[node.name] = parts
+    return _replaced(graph, counts)
 
 
 def ring_of(graph: Graph, names: Container[str]) -> Graph:
@@ -47,22 +54,14 @@ def ring_of(graph: Graph, names: Container[str]) -> Graph:
     for node in graph.nodes:
         if node.op in (ATTENTION, BACKWARD) and node.name not in names:
             counts[node.name] = next(
-                (w for w in range(2, MOST_PARTS + 1) if _Ring.name_of(node, w, 0) in names), 0
+                (w for w in range(2, MOST_PARTS + 1) if f"{node.name}/ring{w}/step0" in names), 0
             )
     return _replaced(graph, {name: parts for name, parts in counts.items() if parts})
 
 
-def _is_possible(graph: Graph, node: Node, parts: int) -> bool:
-    if node.op not in (ATTENTION, BACKWARD) or not 2 <= parts <= MOST_PARTS:
-        return False
-    first = int(node.op == BACKWARD)
-    rows, keys = (graph.types[node.inputs[first + i]].shape[2] for i in range(2))
-    return rows == keys >= 2 * parts
-
-
 def _replaced(graph: Graph, counts: Mapping[str, int]) -> Graph:
     def write(writer: GraphWriter, node: Node) -> None:
-        _Writer(writer, _Ring(graph, node, counts[node.name])).write()
+        _Ring(writer, node, counts[node.name]).write()
 
     return replaced(graph, dict.fromkeys(counts, write))
 
@@ -71,31 +70,22 @@ def _replaced(graph: Graph, counts: Mapping[str, int]) -> Graph:
 class _Ring:
     """Attention, or its gradients, in a ring of so many parts."""
 
-    graph: Graph
+    writer: GraphWriter
     node: Node
     parts: int
-
-    @staticmethod
-    def name_of(node: Node, parts: int, step: int) -> str:
-        return f"{node.name}/ring{parts}/step{step}"
 
     @property
     def base(self) -> str:
         return f"{self.node.name}/ring{self.parts}"
 
-    @property
-    def is_causal(self) -> bool:
-        return bool(self.node.attrs.get("is_causal", False))
-
     @cached_property
     def segments(self) -> Segments:
-        """The runs of the sequence, by part."""
-        size = self.graph.types[self.node.inputs[int(self.node.op == BACKWARD)]].shape[2]
-        return folded_cut(size, self.parts) if self.is_causal else (even_cut(size, self.parts),)
+        size = self.writer.types[self.node.inputs[int(self.node.op == BACKWARD)]].shape[2]
+        is_causal = self.node.attrs.get("is_causal", False)
+        return folded_cut(size, self.parts) if is_causal else (even_cut(size, self.parts),)
 
     @cached_property
     def pieces(self) -> Sequence[Sequence[Interval]]:
-        """The intervals of the sequence of each part."""
         pieces: list[list[Interval]] = [[] for _ in range(self.parts)]
         start = 0
         for cuts in self.segments:
@@ -153,49 +143,40 @@ class _Ring:
             "parts": self.parts,
         }
 
-
-@dataclass(frozen=True)
-class _Writer:
-    writer: GraphWriter
-    ring: _Ring
-
     def write(self) -> None:
-        if self.ring.node.op == BACKWARD:
+        if self.node.op == BACKWARD:
             self._backward()
-        else:
-            self._forward()
-
-    def _forward(self) -> None:
-        query, key, value, mask = self.ring.node.inputs
+            return
+        query, key, value, mask = self.node.inputs
         types = [self._type_of_result(i) for i in range(2)]
         before: tuple[str, ...] = ()
         for step, pair in enumerate(self._rounds(key, value)):
             results = self._step(STEP, (query, *pair, mask), types, step)
             if before:
-                last = step == self.ring.parts - 1
-                name, made = f"{self.ring.base}/join{step}", self.ring.node.outputs if last else ()
+                last = step == self.parts - 1
+                name, made = f"{self.base}/join{step}", self.node.outputs if last else ()
                 operands = (*before, *results)
                 results = self.writer.add(name, JOIN, operands, types, made, {"last": last})
             before = results
 
     def _backward(self) -> None:
-        grad, query, key, value, mask, out, logsumexp = self.ring.node.inputs
+        grad, query, key, value, mask, out, logsumexp = self.node.inputs
         types = [self.writer.types[name] for name in (query, key, value)]
         totals: tuple[str, ...] = ()
         for step, pair in enumerate(self._rounds(key, value)):
             operands = (grad, query, *pair, mask, out, logsumexp)
             made = self._step(f"{STEP}_backward", operands, types, step)
             if step:
-                back = self.ring.back(step)
+                back = self.back(step)
                 made = (made[0], *(self._as(f"{one}/back", TURN, one, back) for one in made[1:]))
             totals = self._sums(totals, made, step) if totals else made
 
     def _sums(self, totals: Sequence[str], made: Sequence[str], step: int) -> tuple[str, ...]:
-        last, sums = step == self.ring.parts - 1, list[str]()
+        last, sums = step == self.parts - 1, list[str]()
         for index, pair in enumerate(zip(totals, made, strict=True)):
-            given = self.ring.node.outputs[index] if last else ""
+            given = self.node.outputs[index] if last else ""
             types = [self.writer.types[pair[0]]]
-            name = f"{self.ring.base}/sum{step}/{index}"
+            name = f"{self.base}/sum{step}/{index}"
             sums += self.writer.add(name, "aten::add.Tensor", pair, types, [given] if given else ())
         return tuple(sums)
 
@@ -203,10 +184,10 @@ class _Writer:
         """Keys and values of each step. Those of the next step are on their way during a step."""
         yield key, value
         pair = enumerate((key, value))  # sent under another name
-        key, value = (self._as(f"{self.ring.base}/own{i}", ALIAS, one, {}) for i, one in pair)
-        for step in range(1, self.ring.parts):
-            attrs, pair = self.ring.turn(step), enumerate((key, value))
-            name = f"{self.ring.base}/turn{step}"
+        key, value = (self._as(f"{self.base}/own{i}", ALIAS, one, {}) for i, one in pair)
+        for step in range(1, self.parts):
+            attrs, pair = self.turn(step), enumerate((key, value))
+            name = f"{self.base}/turn{step}"
             key, value = (self._as(f"{name}/{i}", TURN, one, attrs) for i, one in pair)
             yield key, value
 
@@ -218,22 +199,20 @@ class _Writer:
     def _step(
         self, op: str, operands: Sequence[str], types: Sequence[TensorType], step: int
     ) -> tuple[str, ...]:
-        ring = self.ring
         attrs: dict[str, Attr] = {
-            **ring.node.attrs,
-            "intervals": tuple(itertools.chain(*itertools.chain(*ring.pieces))),
-            "counts": tuple(map(len, ring.pieces)),
+            **self.node.attrs,
+            "intervals": tuple(itertools.chain(*itertools.chain(*self.pieces))),
+            "counts": tuple(map(len, self.pieces)),
             "step": step,
         }
-        name = ring.name_of(ring.node, ring.parts, step)
-        return self.writer.add(name, op, operands, types, attrs=attrs)
+        return self.writer.add(f"{self.base}/step{step}", op, operands, types, attrs=attrs)
 
     def _type_of_result(self, index: int) -> TensorType:
         """The type of the attention's result or of its log-sum-exp, read or not."""
-        graph, node = self.ring.graph, self.ring.node
+        node, of = self.node, self.writer.types
         if node.outputs[index]:
-            return graph.types[node.outputs[index]]
-        query, value = graph.types[node.inputs[0]], graph.types[node.inputs[2]]
+            return of[node.outputs[index]]
+        query, value = of[node.inputs[0]], of[node.inputs[2]]
         if index == 0:
             return query.with_shape((*query.shape[:3], value.shape[3]))
         wide = "float64" if query.dtype == "float64" else "float32"

@@ -156,9 +156,7 @@ class _Proof:
         if other is None or other.op != node.op or other.attrs.keys() != node.attrs.keys():
             return False
         free = _SIZES | ({"other"} if _scales(node) else set())
-        return all(
-            node.attrs[key] == value for key, value in other.attrs.items() if key not in free
-        )
+        return all(node.attrs[key] == v for key, v in other.attrs.items() if key not in free)
 
     def _is_local(self, node: Node) -> bool:
         """Tell whether the other graph's node is what a micro-batch runs in place of it.
@@ -169,20 +167,14 @@ class _Proof:
         if not isinstance(rule, Rule) or other is None:
             return False
         operands = [self.values[value] if value else None for value in node.inputs]
-        lie = [None if value is None else value.sharding for value in operands]
         try:
-            placed = place(self.whole, node, self.mesh, cut_factors(rule, lie, self.mesh), rule)
+            placed = place(self.whole, node, self.mesh, self._layouts(rule, operands), rule)
         except (LayoutError, CombinesError):
             return False
         local = local_op(self.whole, placed, {AXIS: 0}).nodes
         return [(each.op, each.attrs) for each in local] == [(other.op, other.attrs)]
 
     def _laid_out(self, node: Node) -> Sequence[_Value | None]:
-        """The results of a node that takes its operands as they lie.
-
-        Raises:
-            LayoutError, CombinesError: It does not.
-        """
         operands = [self.values[value] if value else None for value in node.inputs]
         read = [value for value in map(self.values.get, node.reads) if value is not None]
         if all(value.sharding.is_replicated for value in read):
@@ -200,14 +192,8 @@ class _Proof:
     def _by_samples(
         self, node: Node, rule: Rule, operands: Sequence[_Value | None]
     ) -> Sequence[_Value | None]:
-        """The results of a node whose operands are cut by samples, or whole.
-
-        Raises:
-            LayoutError, CombinesError: It does not take them so.
-        """
-        lie = [None if value is None else value.sharding for value in operands]
-        layouts = cut_factors(rule, lie, self.mesh)
-        ins, outs = rule.shardings(layouts, self.mesh)
+        """The results of a node whose operands are cut by samples, or whole."""
+        ins, outs = rule.shardings(self._layouts(rule, operands), self.mesh)
         if any(v is not None and v.sharding != at for v, at in zip(operands, ins, strict=True)):
             raise CombinesError
         if any(how != "sum" for at in outs for _, how in at.partial):
@@ -216,6 +202,10 @@ class _Proof:
         return [
             _Value(at, share) if name else None for name, at in zip(node.outputs, outs, strict=True)
         ]
+
+    def _layouts(self, rule: Rule, operands: Sequence[_Value | None]) -> Mapping[str, DimLayout]:
+        lie = (None if value is None else value.sharding for value in operands)
+        return taken(rule, zip(rule.operands, lie, strict=True), self.mesh)
 
     @cached_property
     def rules(self) -> Mapping[str, Rule | str]:
@@ -255,11 +245,7 @@ class _Proof:
     def _pending(
         self, node: Node, rule: Rule, operands: Sequence[_Value | None], scale: float
     ) -> Sequence[_Value | None]:
-        """The results of a node that reads pending sums.
-
-        Raises:
-            LayoutError, CombinesError: It is not linear in them.
-        """
+        """The results of a node that reads pending sums."""
         pending = [value for value in operands if value is not None and value.is_pending]
         shares = [value.share for value in pending]
         share = shares[0]
@@ -312,31 +298,13 @@ class _Proof:
 
 
 def _scales(node: Node) -> str:
-    """The way in which a node scales its first operand by the other; "" if it does not."""
     row = row_of(node)
     return row.scales if row is not None else ""
 
 
 def _averages(node: Node) -> bool:
-    """Tell whether a node divides its sum by the number of the terms."""
     row = row_of(node)
     return row is not None and row.averages
-
-
-def cut_factors(
-    rule: Rule, operands: Sequence[Sharding | None], mesh: DeviceMesh
-) -> Mapping[str, DimLayout]:
-    """The layouts of a node's factors that its operands' cut dims ask for.
-
-    Args:
-        rule: The rule of the node.
-        operands: How its operands lie; None where one is absent.
-        mesh: The micro-batches, as devices.
-
-    Raises:
-        CombinesError: Operands ask for different ones, or for one that no factor has.
-    """
-    return taken(rule, zip(rule.operands, operands, strict=True), mesh)
 
 
 def taken(
@@ -345,7 +313,7 @@ def taken(
     """The layouts of a node's factors that the cut dims of some of its tensors ask for.
 
     Raises:
-        CombinesError: As of `cut_factors`.
+        CombinesError: They ask for different ones, or for one that no factor has.
     """
     layouts: dict[str, DimLayout] = {}
     for dims, sharding in tensors:

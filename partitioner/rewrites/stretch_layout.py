@@ -50,11 +50,7 @@ class StretchLayout:
 
 
 def lay_out(graph: Graph, stretch: Stretch) -> StretchLayout:
-    """Lay a stretch out over its blocks.
-
-    Raises:
-        BlockError: It cannot run so.
-    """
+    """Lay a stretch out over its blocks; a BlockError says why it cannot run so."""
     first, last = span_of(graph, stretch)
     return _Cutter(graph, graph.nodes[first : last + 1], stretch.chunks).run()
 
@@ -71,8 +67,7 @@ class Round:
 def rounds_of(graph: Graph, stretch: Stretch) -> tuple[Round, ...]:
     """The rounds of a stretch that is cut: each reads what the blocks of earlier ones combine.
 
-    Raises:
-        BlockError: Its dims cannot be followed through its nodes.
+    A BlockError says why its dims cannot be followed through its nodes.
     """
     first, last = span_of(graph, stretch)
     return _Cutter(graph, graph.nodes[first : last + 1], stretch.chunks).rounds()
@@ -191,7 +186,6 @@ class _Cutter:
 
     @cached_property
     def cut(self) -> frozenset[str]:
-        """Values that blocks make."""
         in_blocks = filter(self._is_in_blocks, self.nodes)
         return frozenset(value for node in in_blocks for value in node.writes)
 

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import torch.distributed as dist
 
@@ -27,7 +26,14 @@ _GRACE_S = 3.0
 
 def main(argv: Sequence[str]) -> int:
     """Run this process's rank; returns the exit code."""
-    args = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="partitioner.run", allow_abbrev=False)
+    parser.add_argument("directory", metavar="DIR", type=Path)
+    parser.add_argument("--inputs", metavar="in.npz", type=Path, help="whole inputs by name")
+    text = "where to write whole outputs"
+    parser.add_argument("--outputs", metavar="out.npz", type=Path, help=text)
+    parser.add_argument("--requests", type=int, default=1, metavar="N", help="requests in flight")
+    parser.add_argument("--seed", type=int, default=0, help="of random inputs")
+    args = parser.parse_args(argv)
     print_plainly()
     start = Start.of_environment()
     with start.together("loading"):
@@ -45,33 +51,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="partitioner.run", allow_abbrev=False)
-    parser.add_argument("directory", metavar="DIR", type=Path)
-    parser.add_argument("--inputs", metavar="in.npz", type=Path, help="whole inputs by name")
-    text = "where to write whole outputs"
-    parser.add_argument("--outputs", metavar="out.npz", type=Path, help=text)
-    parser.add_argument("--requests", type=int, default=1, metavar="N", help="requests in flight")
-    parser.add_argument("--seed", type=int, default=0, help="of random inputs")
-    return parser
-
-
-def _fail(error: Exception) -> NoReturn:
-    """Print a line on stderr and exit with 1; torchrun stops the other ranks.
-
-    The rank that the error names prints it at once, the others later, so that in most runs only
-    one rank prints.
-    """
-    rank, message = f"rank {os.environ.get('RANK', '0')}", one_line(error)
-    if not message.startswith(f"{rank}:") or isinstance(error, CommunicationError):
-        time.sleep(_GRACE_S)
-    line = message if message.startswith("rank ") else f"{rank}: {message}"
-    print(line, file=sys.stderr, flush=True)
-    os._exit(1)
-
-
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except Exception as error:  # noqa: BLE001 - any error is printed in one line
-        _fail(error)
+        rank, message = f"rank {os.environ.get('RANK', '0')}", one_line(error)
+        # the rank that the error names prints it at once, the others later: most often only one
+        if not message.startswith(f"{rank}:") or isinstance(error, CommunicationError):
+            time.sleep(_GRACE_S)
+        line = message if message.startswith("rank ") else f"{rank}: {message}"
+        print(line, file=sys.stderr, flush=True)
+        os._exit(1)  # torchrun stops the other ranks

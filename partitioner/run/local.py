@@ -12,22 +12,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partitioner.api.compiled.folder import EXAMPLES, load_plan, load_summary
-from partitioner.api.compiled.rank_files import OnnxFiles, RankFiles, rank_files
+from partitioner.api.compiled.folder import EXAMPLES, OnnxFiles, load_plan, load_summary, rank_files
 from partitioner.backends.arrays import save_named_arrays
 from partitioner.backends.errors import one_line
+from partitioner.backends.launch import LocalRun
 from partitioner.backends.optimization import Optimization, level_line
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.foundations import units
-from partitioner.foundations.drafts import draft_file
-from partitioner.foundations.files import ResultError, check_no_link, open_file, umask, write_file
+from partitioner.foundations.files import (
+    ResultError,
+    check_no_link,
+    draft_file,
+    open_file,
+    umask,
+    write_file,
+)
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.types import TensorType, numpy_dtype
 from partitioner.report.measured import FILE
 
 if TYPE_CHECKING:
     from partitioner.api.compiled.base import Compiled
-    from partitioner.backends.launch import LocalRun
 
 
 class RunError(PartitionerError, ValueError):
@@ -97,40 +102,27 @@ def run_directory(
     if outputs is not None:
         check_outputs(outputs, directory)
     unit = "request"
-    if program is not None and needs_model:
-        run, unit = _run_with_model(program, files, inputs, requests, seed, steps)
-    elif inputs is None:
-        arrays = draw_inputs(directory, seed, files.headers()[0].whole_inputs)
-        run = files.run(arrays, requests, steps)
+    if program is not None and needs_model:  # a module's, which has values that the files lack
+        types = program.model.input_types
+        given = None if inputs is None else read_inputs(inputs, types)
+        run = program.ranks.run_written(
+            directory, given, requests, seed=seed, recorded=steps, device=files.device
+        )
+        unit = "step" if program.graph.backward else "request"
     else:
         types = files.headers()[0].whole_inputs
-        run = files.run(read_inputs(inputs, types), requests, steps)
+        arrays = read_inputs(inputs, types) if inputs else draw_inputs(directory, seed, types)
+        run = files.run(arrays, requests, steps)
     if outputs is not None:
         write_outputs(outputs, run.outputs)
     level = files.optimization if isinstance(files, OnnxFiles) else ""
-    text = report(run.seconds, requests, expected, run.outputs, unit, level)
+    text = report(run, requests, expected, unit, level)
     if program is None or not steps:
         return text
     comparison = program.compared(run.logs, run.seconds, requests)
     write_file(directory / FILE, comparison.measured.to_json().encode())
     comparison.result.report(directory / "report.html")
     return f"{text}\n\n{comparison}\n\nwritten to {directory / FILE} and report.html"
-
-
-def _run_with_model(
-    program: Compiled, files: RankFiles, inputs: Path | None, requests: int, seed: int, steps: int
-) -> tuple[LocalRun, str]:
-    """Run the files of a module with values that the module has, and the word for a request."""
-    from partitioner.api.compiled.module import ModuleProgram
-
-    assert isinstance(program, ModuleProgram), "files of ONNX hold all that they need"
-    signature = program.signature
-    types = {name: signature.types[name] for name in signature.inputs if name}
-    arrays = None if inputs is None else read_inputs(inputs, types)
-    run = program.ranks.run_written(
-        files.folder, arrays, requests, seed=seed, recorded=steps, device=files.device
-    )
-    return run, "step" if program.training else "request"
 
 
 def _program(
@@ -143,12 +135,7 @@ def _program(
 
 
 def report(
-    seconds: float,
-    requests: int,
-    expected: str,
-    outputs: Mapping[str, np.ndarray],
-    unit: str = "request",
-    optimization: str = "",
+    run: LocalRun, requests: int, expected: str, unit: str = "request", optimization: str = ""
 ) -> str:
     """The measured time, the line of the expected one ("" for none), and the outputs' types.
 
@@ -156,21 +143,16 @@ def report(
     optimizations.
     """
     number = f"{requests} {unit}s" if requests > 1 else f"1 {unit}"
-    rate = units.per_second(requests / seconds)
-    lines = [f"measured on this machine: {number} in {units.seconds(seconds)}, {rate}"]
+    rate = units.per_second(requests / run.seconds)
+    lines = [f"measured on this machine: {number} in {units.seconds(run.seconds)}, {rate}"]
     lines += [expected] if expected else []
-    lines += [f"  {name}: {array.dtype}{list(array.shape)}" for name, array in outputs.items()]
+    lines += [f"  {name}: {x.dtype}{list(x.shape)}" for name, x in run.outputs.items()]
     lines += [level_line(optimization)] if optimization else []
     return "\n".join(lines)
 
 
 def prediction(directory: Path) -> str:
-    """A line with the time that a saved plan should take on the cluster that it was planned for.
-
-    Raises:
-        ResultError: The folder is no saved compilation.
-        PlanError: The plan is malformed.
-    """
+    """A line with the time that a saved plan should take on the cluster that it was planned for."""
     summary, plan = load_summary(directory), load_plan(directory)
     latency = units.seconds(summary["latency_s"])
     rate = units.per_second(summary["throughput_per_s"])
@@ -189,19 +171,12 @@ def read_inputs(path: Path, types: Mapping[str, TensorType]) -> dict[str, np.nda
     Raises:
         RunError: The file is no .npz file of plain arrays.
     """
-    return {
-        name: _from_file(array, numpy_dtype(types[name].dtype)) if name in types else array
-        for name, array in _read_arrays(path, types).items()
-    }
-
-
-def _read_arrays(path: Path, types: Mapping[str, TensorType]) -> dict[str, np.ndarray]:
     try:
         with open_file(path) as file:
             data = np.load(file, allow_pickle=False)
             if isinstance(data, np.lib.npyio.NpzFile) and data.zip is not None:
                 _check_headers(path, data.zip, types)
-                return {name: data[name] for name in data.files}
+                return {name: _from_file(data[name], types.get(name)) for name in data.files}
     except RunError:
         raise
     except OSError as error:
@@ -213,11 +188,7 @@ def _read_arrays(path: Path, types: Mapping[str, TensorType]) -> dict[str, np.nd
 
 
 def _check_headers(path: Path, file: zipfile.ZipFile, types: Mapping[str, TensorType]) -> None:
-    """Refuse arrays that are not inputs, by the headers alone: a small file may hold huge arrays.
-
-    Raises:
-        RunError: An array's name or sizes are not those of an input.
-    """
+    """Refuse arrays that are no inputs, by the headers alone: a small file may hold huge arrays."""
     for entry in file.infolist():
         name = entry.filename.removesuffix(".npy")
         if name not in types:
@@ -244,7 +215,8 @@ def _is_zip(path: Path) -> bool:
         return False
 
 
-def _from_file(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _from_file(array: np.ndarray, type_: TensorType | None) -> np.ndarray:
+    dtype = array.dtype if type_ is None else numpy_dtype(type_.dtype)
     if not _is_foreign(dtype):
         return array
     if array.dtype == np.dtype((np.void, dtype.itemsize)):
@@ -263,8 +235,8 @@ def draw_inputs(
     """Valid random inputs of a saved compilation's model.
 
     Raises:
-        RunError: What tells the valid inputs is malformed or, of an earlier version, the model,
-            which tells them, is gone or has changed.
+        RunError: What tells the valid inputs is malformed or, of an earlier version, the model is
+            gone or has changed.
     """
     from partitioner.api.compiled import reload
 
@@ -282,43 +254,38 @@ def draw_inputs(
 def check_outputs(path: Path, directory: Path) -> None:
     """Refuse, before a run, a file that `write_outputs` could not or must not write after it.
 
-    Args:
-        directory: Folder of the saved compilation, in which no outputs lie.
-
     Raises:
-        RunError: The path does not end in .npz, it is a folder, it is in `directory`, a file that
-            is no .npz file lies there, or no file can be written there.
+        RunError: The path does not end in .npz, it is a folder, it is in `directory`, that of the
+            saved plan, a file that is no .npz file lies there, or no file can be written there.
     """
     try:
-        _check_outputs_place(path, directory)
-        with draft_file(path):
-            pass
-    except RunError:
-        raise
+        rules = (
+            (path.is_dir(), "it is a folder; name an .npz file"),
+            (path.exists() and not path.is_file(), "it is not a regular file"),
+            (path.suffix.lower() != ".npz", "name a file that ends in .npz"),
+            (
+                directory.resolve() in path.resolve().parents,
+                f"it is in {directory}, the saved plan; name another place",
+            ),
+            (
+                path.is_file() and not zipfile.is_zipfile(path),
+                "not an .npz file, so it is not replaced",
+            ),
+        )
+        why = next((why for is_broken, why in rules if is_broken), "")
+        if not why:
+            with draft_file(path):
+                pass
     except (OSError, ValueError) as error:
-        raise RunError(f"outputs {path}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _check_outputs_place(path: Path, directory: Path) -> None:
-    if path.is_dir():
-        raise RunError(f"outputs {path}: it is a folder; name an .npz file")
-    if path.exists() and not path.is_file():
-        raise RunError(f"outputs {path}: it is not a regular file")
-    if path.suffix.lower() != ".npz":
-        raise RunError(f"outputs {path}: name a file that ends in .npz")
-    if directory.resolve() in path.resolve().parents:
-        raise RunError(f"outputs {path}: it is in {directory}, the saved plan; name another place")
-    if path.is_file() and not zipfile.is_zipfile(path):
-        raise RunError(f"outputs {path}: not an .npz file, so it is not replaced")
+        why = getattr(error, "strerror", None) or str(error)
+    if why:
+        raise RunError(f"outputs {path}: {why}")
 
 
 def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write whole outputs to an .npz file; no part of it is left if that fails.
+    """Write whole outputs to an .npz file, or raise a RunError and leave no part of it.
 
     Outputs of bfloat16 and float8, which such a file cannot hold, are written as float32, exactly.
-
-    Raises:
-        RunError: The file cannot be written.
     """
     stored = {
         name: array.astype(np.float32) if _is_foreign(array.dtype) else array

@@ -2,7 +2,7 @@
 
 Small clusters: every space (all devices as a mesh, every device alone, equal sub-meshes) becomes
 one joint problem (`search.spaces.explicit`), and meshes of three axes are searched one axis at a
-time (`search.levels.split_axes`). Large clusters: stages of equal meshes (`search.levels.staged`).
+time, large clusters in stages of equal meshes (`search.levels.staged`).
 The certificate has the least bound of the spaces, so that it covers them all.
 """
 
@@ -21,8 +21,7 @@ from partitioner.foundations import units
 from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
 from partitioner.search.levels.meshes import device_pools
-from partitioner.search.levels.split_axes import SplitAxesSpace, axes_meshes
-from partitioner.search.levels.staged import StagesSpace
+from partitioner.search.levels.staged import SplitAxesSpace, StagesSpace, axes_meshes
 from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
 from partitioner.search.outcome import (
     NoCheaper,
@@ -43,6 +42,7 @@ from partitioner.search.spaces.one_device import (
 )
 from partitioner.solver import Infeasible
 from partitioner.solver.joint.shortage import shortage_message
+from partitioner.solver.work import now_s
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.kinds.parallel import meshes as kind_meshes
@@ -55,8 +55,12 @@ TRAINING_KINDS, KINDS = ("dp", "zero2", "zero3", "tp"), ("dp", "tp")
 TRAINING_KINDS_OVER_AXES, KINDS_OVER_AXES = ("dp+tp", "zero3+tp"), ("dp+tp",)
 
 
-#: A kind has one of so many parts of a search's steps at least, whatever the spaces before it left.
-KIND_PART = 6
+#: A search does not go on in less than so much of the seconds that it took before: parts of it ask
+#: no clock.
+PART_TAKEN = 0.5
+#: A kind has one of so many parts of a search's steps at least, whatever the spaces before it left,
+#: and no fewer than such a search takes.
+KIND_PART, KIND_STEPS = 6, 2e6
 
 
 class Space(Protocol):
@@ -238,7 +242,9 @@ def _explicit(
         spaces.insert(0, OneDeviceSpace(graph, cluster, request))
     elif is_to_run(graph, request) and len(cluster) > 1:
         spaces.append(OneDeviceSpace(graph, cluster, request))
-    if _tries_kinds(request) and len(cluster) > 1:
+    # the usual kinds come last: the space of all plans of a mesh of one axis has theirs
+    is_open = request.parallel is None and request.mesh is None and not request.constraints.bound
+    if is_open and request.strategy != "inter" and len(cluster) > 1:
         kinds = TRAINING_KINDS if graph.backward else KINDS
         spaces += [KindSpace(search, kind) for kind in kinds]
         spaces += [
@@ -340,15 +346,6 @@ def _alone(
     return [SpaceResult((best,))] if any(best is plan for plan in alone) else []
 
 
-def _tries_kinds(request: Request) -> bool:
-    """Whether the usual kinds of parallelism are among the plans that are searched.
-
-    If they are, they come last: the space of all plans of a mesh of one axis has theirs.
-    """
-    free = request.parallel is None and request.mesh is None and not request.constraints.bound
-    return free and request.strategy != "inter"
-
-
 def _searched(
     spaces: Sequence[Space], request: Request, cluster: Cluster, budget: Budget
 ) -> list[SpaceResult]:
@@ -356,10 +353,9 @@ def _searched(
 
     The clock stops a space when it has taken its share of the seconds that are left.
 
-    What they leave of the work is for those that are open: the gap of the certificate is that of
-    the least bound, so the space with the least goes first. A kind of parallelism takes no steps
-    from the spaces before it; joined over axes, half of what is left. Of the clock all kinds
-    together have the share of a space, so that they are reached where steps take long. Where the
+    What they leave of the work is for those that are open. A kind of parallelism takes no steps
+    from the spaces before it; joined over axes, half of what is left. Of the clock it may take a
+    third at least: it is small, and a plan of it may be far better than those of all. Where the
     first space has no plan, or bytes are wanted, those of one axis go next: they are small, and may
     have such a plan soon.
     """
@@ -368,36 +364,37 @@ def _searched(
     while waiting:
         is_known = any(result.plans for result in results)
         if results and (request.objective == "memory" or not is_known):
-            waiting.sort(key=lambda space: not _is_small(space))
+            waiting.sort(
+                key=lambda other: not isinstance(other, KindSpace) or other.mesh is not None
+            )
         space = waiting.pop(0)
         is_kind = isinstance(space, KindSpace)
         kinds = sum(isinstance(other, KindSpace) for other in waiting)
         after = len(waiting) - kinds
         over_axes = isinstance(space, KindSpace) and space.mesh is not None
-        clock = 1 + after + (kinds if is_kind else min(kinds, 1))
+        clock = 1 + (min(after, 1) if is_kind else after) + min(kinds, 1)
         share = _share(1 + after + over_axes, results, request, cluster, budget, clock)
         if is_kind:
-            steps = max(share.work.left, budget.work.steps / KIND_PART)
-            share = replace(share, work=share.work.beyond(steps))
-        results.append(space.search(share, tuple(results)))
+            share = share.with_steps(max(budget.work.steps / KIND_PART, KIND_STEPS))
+        begin_s, result = now_s(), space.search(share, tuple(results))
+        results.append(replace(result, took_s=now_s() - begin_s))
     return _gone_on(results, request, cluster, budget)
-
-
-def _is_small(space: Space) -> bool:
-    """Test whether a space is that of one kind of parallelism over one axis."""
-    return isinstance(space, KindSpace) and space.mesh is None
 
 
 def _unfinished(
     results: Sequence[SpaceResult], request: Request, cluster: Cluster, budget: Budget
 ) -> dict[int, Callable[[Budget], SpaceResult]]:
-    """The searches of spaces that go on, by number: those that may still gain, or did not begin."""
-    enough_s = (1 - budget.gap) * _best_s(results, request, cluster)
+    """The searches of spaces that go on, by number: those that may still gain, or did not begin.
+
+    A space that was refused goes on beside a known plan alone: else exact liveness is tried first.
+    """
+    best_s = _best_s(results, request, cluster)
+    enough_s = (1 - budget.gap) * best_s if best_s < math.inf else 0.0
     return {
         index: result.more
         for index, result in enumerate(results)
         if result.more is not None
-        and (result.failed or not result.plans or result.least < enough_s)
+        and (not (result.plans or result.refused) or result.least < enough_s)
     }
 
 
@@ -408,25 +405,33 @@ def _gone_on(
     results = list(results)
     while True:
         unfinished = _unfinished(results, request, cluster, budget)
-        if not unfinished or budget.work.over:
+        in_time = [n for n in unfinished if results[n].took_s * PART_TAKEN <= budget.work.left_s]
+        if unfinished and not in_time:
+            budget.work.stop()
+        if not in_time or budget.work.over:
             enough_s = (1 - budget.gap) * _best_s(results, request, cluster)
             open_results = (result for result in results if result.least < enough_s)
             open_plans = (plan for result in open_results for plan in result.plans)
             if any(plan.solution.status == "time_limit" for plan in open_plans):
                 budget.work.stop()
             return results
-        index = min(unfinished, key=lambda index: (_is_ended(results[index]), results[index].least))
+        index = min(in_time, key=lambda index: _turn(results[index], request))
         failed = (str(family) for family, _ in results[index].failed)
         name = results[index].searched or next(failed, "a kind of parallelism")
         budget.say(f"going on with {name}: {_standing(results, request, cluster)}")
         open_ = len(unfinished)
-        share = _share(open_, results, request, cluster, budget, open_)
-        results[index] = unfinished[index](share)
+        # what the clock left without a plan begins anew: with a part of it, it would end as before
+        clock = open_ if results[index].plans else 1
+        share = _share(open_, results, request, cluster, budget, clock)
+        begin_s, result = now_s(), unfinished[index](share)
+        results[index] = replace(result, took_s=now_s() - begin_s)
 
 
-def _is_ended(result: SpaceResult) -> bool:
-    """Test whether a result is of a space, and not of a kind that the clock left without a plan."""
-    return bool(result.plans or result.failed)
+def _turn(result: SpaceResult, request: Request) -> tuple[bool, float, float]:
+    """When a search goes on: first kinds that the clock left, then that with the best plan."""
+    costs = (plan.cost(request.objective) for plan in result.plans)
+    is_left = not (result.plans or result.failed or result.refused)
+    return not is_left, min(costs, default=math.inf), result.least
 
 
 def _share(

@@ -15,8 +15,8 @@ from partitioner.problem.build import Built
 from partitioner.search.numbering import in_order_of_use
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, Objective, Solution
+from partitioner.solver.outcome import returns
 from partitioner.solver.progress import ROUNDING
-from partitioner.solver.returns import returns
 from partitioner.solver.work import Work
 from partitioner.strategies.spaces import Family
 
@@ -129,6 +129,7 @@ class SpaceResult:
     memory_binds: bool = False
     #: Goes on with the search, from these plans on; None if nothing is left to try.
     more: Callable[[Budget], SpaceResult] | None = None
+    took_s: float = 0.0  #: Seconds of the search, or of its last part.
 
     @property
     def least(self) -> float:

@@ -35,8 +35,9 @@ Recompute = bool | Literal["auto"]
 #: Number of micro-batches of a step.
 MicroBatchCount = int | Literal["auto"] | None
 #: The steps of a search take about this share of its time limit: a machine that is half as fast as
-#: the usual one, or busy with as much again, does them all.
-PART = 0.4
+#: the usual one, or busy with as much again, does them all. Within a short limit, which the clock
+#: may end, they take all of it: up to as many as within `SHORT_S`.
+PART, SHORT_S = 0.4, 20.0
 #: The least share of the time limit that a search has, however long reading and tracing take.
 LEAST_CLOCK = 0.5
 #: Receives a line of text at each stage of a compilation.
@@ -406,9 +407,8 @@ class Budget:
         """
         limit_s = request.time_limit_s
         spent_s = 0.0 if begun_s is None else now_s() - begun_s
-        work = Work.within(
-            max(limit_s - spent_s, LEAST_CLOCK * limit_s), limit_s * PART * STEPS_PER_S
-        )
+        steps = STEPS_PER_S * max(PART * limit_s, min(limit_s, PART * SHORT_S))
+        work = Work.within(max(limit_s - spent_s, LEAST_CLOCK * limit_s), steps)
         return cls(work, request.gap, request.seed, request.engine, say)
 
     def of_clock(self, parts: float) -> Budget:
@@ -418,6 +418,10 @@ class Budget:
     def anew(self, seconds: float) -> Budget:
         """A budget of so many seconds from now, with the steps that are usual for as many."""
         return replace(self, work=Work.within(seconds, seconds * PART * STEPS_PER_S))
+
+    def with_steps(self, least: float) -> Budget:
+        """A budget with so many steps at least, however few are left."""
+        return replace(self, work=self.work.beyond(max(self.work.left, least)))
 
     def share(self, parts: float, clock: float = 1) -> Budget:
         """A budget with one of so many equal shares of the steps, and of the seconds, left."""

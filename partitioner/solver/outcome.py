@@ -1,8 +1,11 @@
-"""Results of the solver: a solution with its certificate, or a refusal with its reason."""
+"""Results of the solver: a solution with its certificate or a refusal; bounds by their methods."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal
 
 from partitioner.ir.errors import PartitionerError
@@ -70,13 +73,37 @@ class Infeasible(PartitionerError):  # noqa: N818 - a verdict, like the status
 
     def saying(self, message: str, relaxations: tuple[str, ...] = ()) -> Infeasible:
         """The verdict in other words, with these changes that would make the request feasible."""
-        return Infeasible(
-            message,
-            device=self.device,
-            position=self.position,
-            name=self.name,
-            bytes_short=self.bytes_short,
-            proven=self.proven,
-            closest=self.closest,
-            relaxations=relaxations or self.relaxations,
-        )
+        other = copy(self)
+        other.args, other.relaxations = (message,), relaxations or self.relaxations
+        return other
+
+
+@dataclass
+class Bounds:
+    """The highest bound of each method; a MILP solver proves too much now and then."""
+
+    by_method: dict[str, float] = field(default_factory=dict)
+
+    def add(self, bound: float, method: str) -> None:
+        """Keep a method's bound if it is its highest."""
+        self.by_method[method] = max(bound, self.by_method.get(method, 0.0))
+
+    def without_those_above(self, cost: float) -> tuple[float, str]:
+        """Drop the bounds above the cost of a plan; return the highest that is left."""
+        self.by_method = {m: bound for m, bound in self.by_method.items() if bound <= cost}
+        method = max(self.by_method, key=self.by_method.__getitem__, default="none")
+        return self.by_method.get(method, 0.0), method
+
+
+def returns(groups: Iterable[frozenset[int]]) -> int:
+    """The number of times that a device is used again after other operators' devices alone were.
+
+    >>> returns(map(frozenset, [{0}, {1}, {1}, {0}, {0, 1}]))
+    2
+    """
+    seen = last = frozenset[int]()
+    count = 0
+    for group, _ in groupby(groups):
+        count += len((group - last) & seen)
+        seen, last = seen | group, group
+    return count

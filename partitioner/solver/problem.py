@@ -116,19 +116,15 @@ def _faults(problem: Problem) -> Iterator[str]:
     in_layers = sorted(itertools.chain(*problem.layers))
     if problem.layers and in_layers != list(range(len(problem.nodes))):
         yield f"layers have {len(in_layers)} nodes: each of the {len(problem.nodes)} is in one"
-    yield from _node_faults(problem)
-    yield from _item_faults(problem)
-    yield from _edge_faults(problem)
-    yield from _hold_faults(problem)
-
-
-def _node_faults(problem: Problem) -> Iterator[str]:
     for name, choices in zip(problem.names, problem.nodes, strict=True):
         if not choices:
             yield f"node {name!r} has no choice"
         for choice in choices:
             if fault := _vector_fault(choice.load_s, problem.devices):
                 yield f"load of choice {choice.label!r} of node {name!r} {fault}"
+    yield from _item_faults(problem)
+    yield from _edge_faults(problem)
+    yield from _hold_faults(problem)
 
 
 def _item_faults(problem: Problem) -> Iterator[str]:

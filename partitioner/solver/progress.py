@@ -6,12 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from partitioner.solver.bounds import Bounds
 from partitioner.solver.milp.engines import HIGHS, Engine
-from partitioner.solver.outcome import Status, relative_gap
+from partitioner.solver.outcome import Bounds, Status, relative_gap, returns
 from partitioner.solver.problem import Problem, SolverError
 from partitioner.solver.referee import Objective, Outcome, evaluate_choices
-from partitioner.solver.returns import returns
 from partitioner.solver.work import Work
 
 #: Relative difference that rounding may make between two ways of adding up the same plan.

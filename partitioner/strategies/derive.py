@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import (
@@ -26,8 +27,7 @@ from partitioner.ir.layout import (
     share_cut,
 )
 from partitioner.ir.loops.factors import PENDING, DimExpr, FactorKind
-from partitioner.ir.loops.parts import Parts
-from partitioner.ir.loops.windows import Window
+from partitioner.ir.loops.windows import Parts, Window
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.plan import PlacedNode, place
@@ -50,6 +50,14 @@ PENDING_DIM = -1
 
 Axes = tuple[str, ...]
 ClassCut = Mapping[str, DimLayout]  #: Layout of every factor of one link class.
+#: The strategies of graphs by mesh, the shares of its devices, and the windows that are fused.
+_KNOWN: WeakKeyDictionary[
+    Graph,
+    dict[
+        tuple[DeviceMesh, tuple[tuple[float, ...], ...], int],
+        Mapping[str, tuple[PlacedNode, ...]],
+    ],
+] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -96,12 +104,17 @@ def strategies(
 ) -> Mapping[str, tuple[PlacedNode, ...]]:
     """Distinct strategies of every node on a mesh, the uncut one first; none for opaque nodes.
 
+    They are kept while the graph lives.
+
     Args:
         shares: Shares of every device, in any one unit, to cut in proportion to beside balanced.
         fused: Most windows whose halos a cut's parts hold, see `overlaps`.
         check: Called at each node; it may raise, where the clock is to end this.
     """
     of_mesh = tuple(tuple(share[device] for device in mesh.devices) for share in shares)
+    known = _KNOWN.setdefault(graph, {})
+    if (mesh, of_mesh, fused) in known:
+        return known[mesh, of_mesh, fused]
     choice = ClassCuts(mesh, of_mesh)
     cuts = _Propagation(graph, rules, choice, check).run() if mesh.axes else {}
     if fused and cuts:
@@ -114,6 +127,7 @@ def strategies(
             by_node[node.name] = tuple(_placed(graph, node, rule, mesh, cuts.get(node.name, {})))
         else:
             by_node[node.name] = () if mesh.axes else (place(graph, node, mesh, {}, None),)
+    known[mesh, of_mesh, fused] = by_node
     return by_node
 
 
@@ -189,18 +203,18 @@ class ClassCuts:
         and once of equal ones. By shares, the factors of a class are cut in proportion to each
         other, as far as they have a common divisor of at least one unit a part.
         """
-        sizes = {name: rule.factors[name].size for name in link}
+        mesh, sizes = self.mesh, {name: rule.factors[name].size for name in link}
         if rule.dispatch is not None and rule.dispatch.loads and link == (rule.dispatch.owners,):
             return self._by_load(rule.dispatch.owners, rule.dispatch.loads, axes)
         even = {name: self._even(size, axes) for name, size in sizes.items()}
         cuts = [even]
         for share in self.shares:
-            if any(self._by_share(size, axes, share) != even[n] for n, size in sizes.items()):
+            if any(_by_share(mesh, size, axes, share, 1) != even[n] for n, size in sizes.items()):
                 units = math.gcd(*sizes.values())
                 whole = min(units, *sizes.values()) >= self.mesh.size(axes)
                 cuts.append(
                     {
-                        name: self._by_share(size, axes, share, size // units if whole else 1)
+                        name: _by_share(mesh, size, axes, share, size // units if whole else 1)
                         for name, size in sizes.items()
                     }
                 )
@@ -224,7 +238,7 @@ class ClassCuts:
                 share = self.nearest((like,))
                 sizes = {name: rule.factors[name].size for name in link}
                 linked |= {
-                    name: _scaled(like, size) or self._by_share(size, axes, share)
+                    name: _scaled(like, size) or _by_share(self.mesh, size, axes, share, 1)
                     for name, size in sizes.items()
                 }
         return {**linked, **layouts}
@@ -236,8 +250,11 @@ class ClassCuts:
         layouts = tuple(layouts)
 
         def distance(share: tuple[float, ...]) -> int:
-            cuts = ((layout, self._by_share(layout.size, layout.axes, share)) for layout in layouts)
-            return sum(_distance(layout, cut) for layout, cut in cuts)
+            cuts = (_by_share(self.mesh, cut.size, cut.axes, share, 1) for cut in layouts)
+            return sum(
+                sum(abs(x - y) for x, y in zip(layout.sizes(), cut.sizes(), strict=True))
+                for layout, cut in zip(layouts, cuts, strict=True)
+            )
 
         return min(((), *self.shares), key=distance)
 
@@ -255,14 +272,15 @@ class ClassCuts:
                 cuts += [DimLayout.cut(axes, segments) for segments in by_load]
         return tuple({name: cut} for cut in dict.fromkeys(cuts))
 
-    def _by_share(
-        self, size: int, axes: Axes, share: tuple[float, ...], unit: int = 1
-    ) -> DimLayout:
-        """Cut in proportion to a share; balanced if that is equal, or if elements are too few."""
-        weights = _weights(self.mesh, axes, share) if share else (1.0,)
-        if len(set(weights)) == 1 or size // unit < len(weights):
-            return self._even(size, axes)
-        return DimLayout.cut(axes, [share_cut(size, weights, unit)])
+
+@lru_cache(maxsize=65536)
+def _by_share(
+    mesh: DeviceMesh, size: int, axes: Axes, share: tuple[float, ...], unit: int
+) -> DimLayout:
+    weights = _weights(mesh, axes, share) if share else (1.0,)
+    if len(set(weights)) == 1 or size // unit < len(weights):
+        return DimLayout.even(size, axes, mesh)
+    return DimLayout.cut(axes, [share_cut(size, weights, unit)])
 
 
 @lru_cache(maxsize=4096)
@@ -273,10 +291,6 @@ def _weights(mesh: DeviceMesh, axes: Axes, share: tuple[float, ...]) -> tuple[fl
         index = mesh.linear(axes, point)
         weights[index] = min(weights[index], of_device)
     return tuple(weights)
-
-
-def _distance(a: DimLayout, b: DimLayout) -> int:
-    return sum(abs(x - y) for x, y in zip(a.sizes(), b.sizes(), strict=True))
 
 
 @lru_cache(maxsize=65536)

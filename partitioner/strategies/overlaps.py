@@ -97,7 +97,10 @@ def _demand(
             if not _overlaps(layout) or deep > most:
                 continue
             known = demands.setdefault(value, {}).setdefault((dim, layout.axes), {})
-            if deep not in known or _contains(layout, known[deep]):
+            if deep not in known or all(
+                a <= b and a + count >= b + size
+                for (a, count), (b, size) in zip(layout.windows, known[deep].windows, strict=True)
+            ):  # each part has the other layout's
                 known[deep] = layout
 
 
@@ -107,11 +110,3 @@ def _overlaps(layout: DimLayout) -> bool:
     repeated = sum(sizes) - layout.size
     has_more = bool(layout.windows) and 0 < repeated <= MOST_REPEATED * layout.size
     return has_more and min(sizes) > 0 and layout.is_complete
-
-
-def _contains(outer: DimLayout, inner: DimLayout) -> bool:
-    """Test whether each part has the other layout's."""
-    return all(
-        a <= b and a + count >= b + size
-        for (a, count), (b, size) in zip(outer.windows, inner.windows, strict=True)
-    )

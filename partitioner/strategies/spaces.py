@@ -72,7 +72,15 @@ def families(
     if strategy == "auto" and mesh is None:
         spaces += [_groups("hybrid", devices // size, size) for size in sizes]
         if not any(set(pinned) <= {group.devices for group in family.groups} for family in spaces):
-            spaces.append(_of_pinned(devices, pinned))
+            # the space of the pinned groups and, each alone, the devices in none of them
+            left = sorted(set(range(devices)).difference(*pinned))
+            groups_of = sorted({*pinned, *((device,) for device in left)})
+            groups = tuple(
+                DeviceMesh.of({"tp": len(own)}, own) if len(own) > 1 else DeviceMesh.single(*own)
+                for own in groups_of
+            )
+            homes = tuple(map(DeviceMesh.single, range(devices)))
+            spaces.append(Family("hybrid", groups, homes, symmetric=False))
     return tuple(spaces)
 
 
@@ -107,18 +115,6 @@ def check_mesh(mesh: Mapping[str, int] | None) -> None:
             raise SearchError(f"mesh axis {axis!r}: axis names are letters, digits and _")
         if not is_whole(size) or size < 1:
             raise SearchError(f"mesh axis {axis!r} has size {size!r}, not a whole number above 0")
-
-
-def _of_pinned(devices: int, pinned: Collection[tuple[int, ...]]) -> Family:
-    """The space of the pinned groups and, each alone, the devices in none of them."""
-    left = sorted(set(range(devices)).difference(*pinned))
-    groups_of = sorted({*pinned, *((device,) for device in left)})
-    groups = tuple(
-        DeviceMesh.of({"tp": len(own)}, own) if len(own) > 1 else DeviceMesh.single(*own)
-        for own in groups_of
-    )
-    homes = tuple(map(DeviceMesh.single, range(devices)))
-    return Family("hybrid", groups, homes, symmetric=False)
 
 
 def _groups(name: str, count: int, size: int) -> Family:

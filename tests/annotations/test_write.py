@@ -15,13 +15,14 @@ from helpers.drawn import drawn_plans
 from helpers.drawn.drawn_plans import GRID, PLANS, TP2, TP3, compiled, mlp
 from partitioner import examples
 from partitioner.annotations.report import check_annotations
-from partitioner.annotations.specs import NotInStandardError, sharding_spec
 from partitioner.annotations.write import (
     CONFIGURATION,
     Annotated,
     LeftOut,
+    NotInStandardError,
     annotate,
     annotated_model,
+    sharding_spec,
 )
 from partitioner.api.compiled.base import Compiled
 from partitioner.foundations.files import FileError

@@ -23,7 +23,8 @@ from partitioner.api.compiled.folder import load_summary
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.api.compiled.module_ranks import ModuleRanks
 from partitioner.api.compiled.onnx_model import OnnxRanks
-from partitioner.backends.torch.measuring import optimizers
+from partitioner.backends.launch import LocalRun
+from partitioner.backends.torch.measuring import timing
 from partitioner.cli.main import main
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.errors import CostError
@@ -65,12 +66,13 @@ def takes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Plan], float]]
     """Replaces the runs of plans: gives the seconds of a request or step by the plan."""
 
     def replace(seconds: Callable[[Plan], float]) -> None:
-        def run_seconds(ranks: Any, folder: Path, count: int) -> float:
+        def run_written(ranks: Any, folder: Path, inputs: None, count: int) -> LocalRun:
+            assert inputs is None
             assert any(folder.iterdir()), "the ranks are written before they run"
-            return seconds(ranks.plan) * count
+            return LocalRun({}, seconds(ranks.plan) * count)
 
         for kind in (OnnxRanks, ModuleRanks):
-            monkeypatch.setattr(kind, "run_seconds", run_seconds)
+            monkeypatch.setattr(kind, "run_written", run_written)
 
     return replace
 
@@ -117,8 +119,8 @@ def test_steps_of_training_are_run(local: Mapping[str, Any]) -> None:
 
 
 def test_every_optimizer_is_run_without_changing_the_weights() -> None:
-    assert optimizers.OPTIMIZERS.keys() == OPTIMIZERS.keys()
-    for make in optimizers.OPTIMIZERS.values():
+    assert timing.OPTIMIZERS.keys() == OPTIMIZERS.keys()
+    for make in timing.OPTIMIZERS.values():
         weight = torch.ones(3)
         optimizer = make([weight])
         for _ in range(2):
@@ -230,19 +232,21 @@ def test_onnx_micro_batches_are_run(
 
 def test_rounds_end_once_one_plan_is_always_faster() -> None:
     said: list[str] = []
-    clear = tuning._rounds([lambda count: 1.0 * count, lambda count: 2.0 * count], 4, said.append)
+    runs = [lambda count: LocalRun({}, 1.0 * count), lambda count: LocalRun({}, 2.0 * count)]
+    clear = tuning._rounds(runs, 4, said.append)
     assert [len(seconds) for seconds in clear] == [tuning.LEAST_ROUNDS] * 2
     ticks = iter(range(1, 1000))
-    alternating = tuning._rounds([lambda _: next(ticks) % 5 + 1.0] * 2, 1, said.append)
+    tick = lambda _: LocalRun({}, next(ticks) % 5 + 1.0)  # noqa: E731
+    alternating = tuning._rounds([tick] * 2, 1, said.append)
     assert [len(seconds) for seconds in alternating] == [tuning.ROUNDS] * 2
 
 
 def test_long_requests_are_run_less_often() -> None:
     counts: list[int] = []
 
-    def run(count: int) -> float:
+    def run(count: int) -> LocalRun:
         counts.append(count)
-        return 0.1 * count
+        return LocalRun({}, 0.1 * count)
 
     tuning._rounds([run], 4, lambda _: None)
     assert counts == [4, *([10] * tuning.LEAST_ROUNDS)]

@@ -43,7 +43,6 @@ import numba  # noqa: F401
 import onnx  # noqa: F401
 import onnxruntime  # noqa: F401
 import pytest
-import scipy.optimize  # noqa: F401
 import torch  # noqa: F401
 
 os.environ["OMP_NUM_THREADS"] = "1"

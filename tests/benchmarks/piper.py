@@ -23,8 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from helpers.problems.wide_pipelines import WIDE
 from partitioner.solver import Infeasible
 from partitioner.solver.formats.json_files import read, write_solution
-from partitioner.solver.formats.piper import parse
-from partitioner.solver.formats.piper_referee import evaluate_plan, to_solution
+from partitioner.solver.formats.piper import evaluate_plan, parse, to_solution
 from partitioner.solver.stages import StageGraph, plan_stages
 from partitioner.solver.work import Work
 

@@ -23,7 +23,7 @@ import onnx
 
 import partitioner
 from partitioner import examples
-from partitioner.api.profiling.programs import in_phases
+from partitioner.api.profiling.sessions import in_phases
 from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.backends.onnx.running.simulator import Simulator

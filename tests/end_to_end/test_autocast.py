@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name
 
 import partitioner
-from partitioner.api.compiled.module import ModuleProgram
-from partitioner.api.compiled.variants import variant
+from partitioner.api.compiled.module import ModuleProgram, variant
 from partitioner.backends.errors import BackendError
 from partitioner.frontends.errors import FrontendError
 
@@ -93,7 +92,7 @@ def test_a_program_keeps_the_region_that_it_was_compiled_in() -> None:
         assert torch.equal(program(*batch(1))[1], scores)
     assert loss.dtype == torch.float32
     smaller = variant(program, batch(1, 2), {}, training=False, share=lambda search: search())
-    assert smaller.graph.types[smaller.traced.results[1]].dtype == "bfloat16"
+    assert smaller.graph.types[smaller.traced.call.results[1]].dtype == "bfloat16"
 
 
 def test_a_call_in_another_region_is_refused() -> None:

@@ -20,7 +20,7 @@ from helpers.onnx_files.decoders import (
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.torch.graphs.eager import eager
 from partitioner.backends.torch.graphs.phases import emit_phases
-from partitioner.backends.torch.operators.caches import write_part
+from partitioner.backends.torch.operators.vocabulary import write_part
 from partitioner.cost_model.schedule.traffic import moves
 from partitioner.ir.plan import resolve
 from partitioner.rewrites.keys import has_few_queries, keys_in_parts

@@ -12,7 +12,7 @@ from helpers.modules.expert_models import Listed, ListedNet, Loss, Mlp, NormedMl
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.strategies.constraints import ConstraintError
-from partitioner.strategies.kinds.listed_experts import expert_lists
+from partitioner.strategies.kinds.expert import expert_lists
 
 #: By name, of `ListedNet`; devices; the numbers of experts that each device has.
 CASES: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {

@@ -26,6 +26,7 @@ from partitioner.api.compiled.module_ranks import ModuleRanks
 from partitioner.api.compiled.onnx_model import OnnxRanks
 from partitioner.api.option_table import CompileOptions, described
 from partitioner.api.options import _NAMED
+from partitioner.backends.launch import LocalRun
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.errors import CostError
 from partitioner.ir.errors import PartitionerError
@@ -243,8 +244,12 @@ def no_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_cluster("2xlocal", profile=Path("none", "profile.sqlite"))
     except CostError as error:
         pytest.skip(str(error))
+
+    def run_written(_ranks: object, _folder: Path, _inputs: None, count: int) -> LocalRun:
+        return LocalRun({}, 1e-3 * count)
+
     for kind in (OnnxRanks, ModuleRanks):
-        monkeypatch.setattr(kind, "run_seconds", lambda _ranks, _folder, count: 1e-3 * count)
+        monkeypatch.setattr(kind, "run_written", run_written)
 
 
 def check(setting: str, one: Value, other: Value) -> None:

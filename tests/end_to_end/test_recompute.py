@@ -11,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import partitioner
 from helpers.modules.small_gpt import small_gpt
-from partitioner.api.compiled.module import ModuleProgram
-from partitioner.api.compiled.variants import variant
+from partitioner.api.compiled.module import ModuleProgram, variant
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate, one_device
 from partitioner.ir.errors import OptionError
@@ -21,7 +20,7 @@ from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.text.diff import diff
 from partitioner.report.text.show import show
-from partitioner.rewrites.settle import chosen
+from partitioner.rewrites.graph_writer import chosen
 from partitioner.search.request import Request
 from partitioner.search.spaces.explicit import first_problem
 from partitioner.solver import Infeasible, evaluate_choices

@@ -14,10 +14,9 @@ from helpers.modules import batch_losses
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.frontends.model import ModuleInput, open_model
 from partitioner.frontends.torch.building.graph import SEED
-from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
-from partitioner.frontends.torch.trace import trace_module
+from partitioner.frontends.torch.trace import trace_micro_batch, trace_module
 from partitioner.ir.errors import PartitionerError
 from partitioner.rewrites.same_in_parts import difference
 from partitioner.solver import Infeasible
@@ -202,7 +201,7 @@ def test_no_proof_is_wrong(part: int) -> None:
     for name in list(batch_losses.LOSSES)[part::4]:
         module, example = batch_losses.module(name), Example(batch_losses.batch(), {})
         whole = trace_module(module, example, ModuleOptions(training=True))
-        results = tuple(filter(None, whole.traced.results))
+        results = tuple(filter(None, whole.traced.call.results))
         for count in COUNTS:
             try:
                 cut = trace_micro_batch(module, example, ModuleOptions(training=True), count)

@@ -22,7 +22,7 @@ from partitioner.ir.ops import row_of
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.pipeline import PipelineScheduleError
 from partitioner.ir.plan import Plan, resolve
-from partitioner.rewrites.settle import chosen
+from partitioner.rewrites.graph_writer import chosen
 from partitioner.rewrites.staging import changing_nodes
 from partitioner.search.stages import cut_search
 from partitioner.solver import Infeasible

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import partitioner
-from partitioner.api.compiled.variants import variant
+from partitioner.api.compiled.module import variant
 from partitioner.api.verify.module import allowance
 from partitioner.backends.errors import BackendError
 from partitioner.foundations.files import ResultError

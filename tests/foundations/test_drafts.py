@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from partitioner.foundations.drafts import draft_file, draft_folder
-from partitioner.foundations.files import replace_directory, write_file
+from partitioner.foundations.files import draft_file, draft_folder, replace_directory, write_file
 
 _HOLD = """
 import sys, time
 from pathlib import Path
-from partitioner.foundations.drafts import draft_file, draft_folder
+from partitioner.foundations.files import draft_file, draft_folder
 with draft_folder(Path(sys.argv[1])) as folder, draft_file(Path(sys.argv[1])):
     (folder / "rank0.weights").write_bytes(b"half")
     print("ready", flush=True)

@@ -7,9 +7,9 @@ import pytest
 
 from helpers.modules.staged_models import Plain, Tied, Towers, seeded
 from helpers.plans.staged import equal_stages, staged_plan
-from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
+from partitioner.frontends.torch.trace import trace_micro_batch
 from partitioner.ir import phases as module
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.phases import Part, PhaseError, Phases, fixed_nodes, step_order

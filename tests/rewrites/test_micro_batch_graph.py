@@ -23,7 +23,6 @@ from partitioner.rewrites.micro_batch_graph import (
     MOST_MICRO_BATCHES,
     MicroBatch,
     batch_size,
-    even_counts,
     even_parts,
     micro_batch_graph,
     same_size,
@@ -301,7 +300,7 @@ def test_an_index_that_counts_samples_is_refused() -> None:
 def test_the_batch_has_equal_parts() -> None:
     graph = built(node("Exp", "x"), x=(7, 4))
     assert batch_size(graph) == 7
-    assert even_counts(graph) == (1, 7)
+    assert even_parts(batch_size(graph)) == (1, 7)
     check(graph, 7)
     message = r"^micro_batches=3: the batch of 7 \(dim 0 of 'x'\) has no 3 equal parts: give one "
     with pytest.raises(OptionError, match=message + "of 1, 7$"):

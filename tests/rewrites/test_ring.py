@@ -8,7 +8,7 @@ from helpers.op_rows.aten_calls import run_node
 from helpers.op_rows.rings import RESULTS, attention
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, LayoutError, folded_cut
-from partitioner.ir.loops.parts import Parts
+from partitioner.ir.loops.windows import Parts
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rule_of
 from partitioner.ir.rule import Rule

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from partitioner.frontends.torch.building.graph import SEED
-from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
-from partitioner.frontends.torch.trace import trace_module
+from partitioner.frontends.torch.trace import trace_micro_batch, trace_module
 from partitioner.ir.layout import MAX_SEGMENTS
 from partitioner.rewrites.same_in_parts import Difference, difference
 
@@ -98,7 +97,7 @@ def of(forward: Forward, *, training: bool = True, count: int = COUNT) -> Differ
     part = trace_micro_batch(module, example, options, count)
     whole = trace_module(module, example, options)
     assert part.micro is not None
-    results = tuple(filter(None, whole.traced.results))
+    results = tuple(filter(None, whole.traced.call.results))
     return difference(whole.graph, part.graph, part.micro.split, results, count, SEED)
 
 

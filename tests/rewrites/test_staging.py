@@ -5,9 +5,9 @@ from torch import Tensor, nn
 
 from helpers.modules.staged_models import Detached, Model, Plain, Tied, Towers, UNet, seeded
 from helpers.plans.staged import equal_stages
-from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
+from partitioner.frontends.torch.trace import trace_micro_batch
 from partitioner.ir.graph import Graph
 from partitioner.rewrites.staging import changing_nodes, stages_of_all
 

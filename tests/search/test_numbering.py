@@ -21,8 +21,8 @@ from partitioner.search.numbering import in_order_of_use, numbers_by_use
 from partitioner.search.outcome import Candidate, best_of
 from partitioner.search.request import Request
 from partitioner.solver import Solution
+from partitioner.solver.outcome import returns
 from partitioner.solver.progress import Progress
-from partitioner.solver.returns import returns
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.spaces import Family

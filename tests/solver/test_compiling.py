@@ -12,18 +12,16 @@ from typing import Any
 import numba
 import pytest
 
-from partitioner.solver import compiling, work
-from partitioner.solver.compiling import NOTICE, Compilation
+from partitioner.solver import work
 from partitioner.solver.pairwise import jit
-from partitioner.solver.work import Work
+from partitioner.solver.work import NOTICE, Compilation, Work
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The second that the machine's clock shows."""
     shown = [100.0]
-    for module in (compiling, work):
-        monkeypatch.setattr(module.time, "monotonic", lambda: shown[0])  # type: ignore[attr-defined]
+    monkeypatch.setattr(work.time, "monotonic", lambda: shown[0])
     return shown
 
 
@@ -75,7 +73,7 @@ def test_it_is_said_once_to_all_who_wait(compilation: Compilation) -> None:
 def test_threads_that_compile_at_once_are_counted_once(
     compilation: Compilation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "time", time)
+    monkeypatch.setattr(work, "time", time)
 
     def compile_one() -> None:
         compilation.begin()
@@ -93,7 +91,7 @@ def test_threads_that_compile_at_once_are_counted_once(
 
 #: Compiles the one function of the solver that calls no other, and says how and where.
 DRAW = """
-from partitioner.solver.compiling import COMPILATION
+from partitioner.solver.work import COMPILATION
 from partitioner.solver.pairwise.jit import draw, seeded
 with COMPILATION.told_to(print):
     draw(seeded(1), 10)

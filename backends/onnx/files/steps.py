@@ -11,8 +11,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
 from partitioner.backends.header import Header
-from partitioner.backends.onnx.files.header import DOMAIN
-from partitioner.backends.onnx.files.nodes import value_info
+from partitioner.backends.onnx.files.messages import DOMAIN, value_info
 from partitioner.backends.regions import is_whole
 from partitioner.ir.program import REDUCING, Comm
 from partitioner.ir.types import TensorType

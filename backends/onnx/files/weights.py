@@ -15,7 +15,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
 from partitioner.backends.errors import BackendError, why_unreadable
-from partitioner.backends.onnx.files.nodes import attribute_graphs, tensor_proto
+from partitioner.backends.onnx.files.messages import attribute_graphs, tensor_proto
 from partitioner.foundations.files import open_file
 from partitioner.ir.onnx_types import onnx_dtype
 from partitioner.ir.types import TensorType
@@ -70,7 +70,9 @@ class WeightFile:
         if array is None:
             self._add_zeros(type_.nbytes)
         else:
-            raw = _raw(name, type_, array)
+            raw: memoryview | bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            if type_.dtype in ("int4", "uint4"):  # packed in pairs
+                raw = tensor_proto(name, array, type_.dtype).raw_data
             self._file.seek(offset)
             self._file.write(raw)
             self._sha256.update(raw)
@@ -108,14 +110,9 @@ def _seal(digest: str) -> bytes:
 
 
 def check_digest(path: Path, data: bytes, model: ModelProto) -> None:
-    """Refuse a rank file that is not as it was written; all constants are read.
+    """Refuse a rank file that is not as it was written: `data`, or `model`; all constants are read.
 
     Files of earlier versions have no digest: their constants lie in the file of weights, at least.
-
-    Args:
-        path: The file.
-        data: Its contents.
-        model: The same as a message.
 
     Raises:
         BackendError: The file of weights is missing, cut off or no file, or a bit has changed.
@@ -156,11 +153,7 @@ def _add_file(digest: hashlib._Hash, path: Path, need: int) -> None:
 
 
 def _end(path: Path, tensor: TensorProto) -> int:
-    """The byte of the file of weights at which a constant ends.
-
-    Raises:
-        BackendError: It lies elsewhere.
-    """
+    """The byte of the file of weights at which a constant ends."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     numbers = entries.get("offset", ""), entries.get("length", "")
     if entries.get("location") != path.with_suffix(".weights").name or not all(
@@ -182,9 +175,3 @@ def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
             yield from attribute.tensors
             for body in attribute_graphs(attribute):
                 yield from _tensors(body)
-
-
-def _raw(name: str, type_: TensorType, array: np.ndarray) -> memoryview | bytes:
-    if type_.dtype in ("int4", "uint4"):  # packed in pairs
-        return tensor_proto(name, array, type_.dtype).raw_data
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -10,17 +10,20 @@ import torch
 from onnx import NodeProto
 
 from partitioner.backends.observed import Event, Role, Step
-from partitioner.backends.onnx.files.header import DOMAIN, ORIGIN_KEY
+from partitioner.backends.onnx.files.messages import DOMAIN, ORIGIN_KEY
 from partitioner.backends.onnx.files.steps import Cut, RankModel, Segment
-from partitioner.backends.onnx.running.executor import Action, Executor
-from partitioner.backends.onnx.running.executor import Role as Part
-from partitioner.backends.onnx.sessions.kernels import Kernel, kernel_runs, nodes_of_kernels
+from partitioner.backends.onnx.measuring.timing import Kernel, kernel_runs, nodes_of_kernels
+from partitioner.backends.onnx.running.executor import Executor
+from partitioner.backends.onnx.running.turns import Action
+from partitioner.backends.onnx.running.turns import Role as Part
 from partitioner.ir.types import DTYPE_BITS
 
 #: Prefix of the names of nodes that cut a part of a local tensor: the communication's position is
 #: behind (see `slices`).
 _SLICE = f"{DOMAIN}.slice"
 _ROLES = {Part.SEND: Role.SEND, Part.RECEIVE: Role.RECEIVE}
+
+_Work = tuple[tuple[str, ...], tuple[int, ...]]
 
 
 @dataclass
@@ -42,22 +45,21 @@ class LiveBytes:
 class Spans:
     """Observes an executor: when each action of a step began and ended."""
 
-    clock: Callable[[], float] = time.perf_counter
     actions: list[tuple[Action, float, float]] = field(default_factory=list)
     _last_s: float = 0.0
 
     def begin(self) -> float:
         """Begin a step now; returns the time."""
         self.actions = []
-        self._last_s = self.clock()
+        self._last_s = time.perf_counter()
         return self._last_s
 
     def __call__(self, action: Action, values: Mapping[str, torch.Tensor]) -> None:
         """See `executor.Observer`."""
         del values
-        now = self.clock()
+        now = time.perf_counter()
         self.actions.append((action, self._last_s, now))
-        self._last_s = self.clock()
+        self._last_s = time.perf_counter()
 
 
 @dataclass(frozen=True)
@@ -85,66 +87,47 @@ class Recorder:
             self.barrier()
             begin = spans.begin()
             self.serve()
-            timed.append((begin, spans.clock(), spans.actions))
+            timed.append((begin, time.perf_counter(), spans.actions))
         self.executor.observe = None
         runs = kernels_of(self.executor)
         names: dict[int, Mapping[str, _Work]] = {}
         for index in runs:
             graph = self.executor.sessions.graph_of(index)
             by_kernel = nodes_of_kernels(self.executor.model.segment(index).nodes, graph)
-            names[index] = {kernel: _Work.of(nodes) for kernel, nodes in by_kernel.items()}
+            names[index] = {kernel: _work_of(nodes) for kernel, nodes in by_kernel.items()}
+        model = self.executor.model
+
+        def events(number: int, actions: Iterable[tuple[Action, float, float]]) -> Iterator[Event]:
+            for action, begin, end in actions:
+                step = model.steps[action.index]
+                if isinstance(step, Cut):
+                    seqs, role = (step.comm.seq,), _ROLES[action.role]
+                    yield Event((), seqs, step.comm.kind.value, role, begin, end)
+                    continue
+                for kernel in runs[action.index][number]:
+                    nodes, comms = names[action.index].get(kernel.name, ((), ()))
+                    label = kernel.op if nodes or comms else f"{kernel.op} {kernel.name}"
+                    first, last = end + kernel.begin_s, end + kernel.end_s
+                    yield Event(nodes, comms, label, Role.COMPUTE, first, last)
+
         recorded = tuple(
-            Step(begin, end, tuple(self._events(number, actions, runs, names)))
+            Step(begin, end, tuple(events(number, actions)))
             for number, (begin, end, actions) in enumerate(timed, 1)
         )
-        model = self.executor.model
         return recorded, held_bytes(model, live.by_step, runs, shared=True).total
 
-    def _events(
-        self,
-        number: int,
-        actions: Iterable[tuple[Action, float, float]],
-        runs: Mapping[int, list[tuple[Kernel, ...]]],
-        names: Mapping[int, Mapping[str, _Work]],
-    ) -> Iterator[Event]:
-        for action, begin, end in actions:
-            step = self.executor.model.steps[action.index]
-            if isinstance(step, Cut):
-                seqs, role = (step.comm.seq,), _ROLES[action.role]
-                yield Event((), seqs, step.comm.kind.value, role, begin, end)
-                continue
-            for kernel in runs[action.index][number]:
-                work = names[action.index].get(kernel.name, _Work((), ()))
-                label = kernel.op if work.nodes or work.comms else f"{kernel.op} {kernel.name}"
-                yield Event(
-                    work.nodes,
-                    work.comms,
-                    label,
-                    Role.COMPUTE,
-                    end + kernel.begin_s,
-                    end + kernel.end_s,
-                )
 
-
-@dataclass(frozen=True)
-class _Work:
-    """The plan's nodes, and local communications, that a kernel computes."""
-
-    nodes: tuple[str, ...]
-    comms: tuple[int, ...]
-
-    @classmethod
-    def of(cls, nodes: Iterable[NodeProto]) -> _Work:
-        """The work of nodes of a rank file."""
-        names: dict[str, None] = {}
-        comms: dict[int, None] = {}
-        for node in nodes:
-            if node.name.startswith(_SLICE):
-                comms[int(node.name.removeprefix(_SLICE).partition(".")[0])] = None
-            else:
-                origin = (one.value for one in node.metadata_props if one.key == ORIGIN_KEY)
-                names[next(origin, node.name)] = None
-        return cls(tuple(names), tuple(comms))
+def _work_of(nodes: Iterable[NodeProto]) -> _Work:
+    """The plan's nodes, and local communications, that nodes of a rank file compute."""
+    names: dict[str, None] = {}
+    comms: dict[int, None] = {}
+    for node in nodes:
+        if node.name.startswith(_SLICE):
+            comms[int(node.name.removeprefix(_SLICE).partition(".")[0])] = None
+        else:
+            origin = (one.value for one in node.metadata_props if one.key == ORIGIN_KEY)
+            names[next(origin, node.name)] = None
+    return tuple(names), tuple(comms)
 
 
 def kernels_of(executor: Executor) -> Mapping[int, list[tuple[Kernel, ...]]]:
@@ -210,7 +193,7 @@ def held_bytes(
         for index, step in enumerate(model.steps)
         if isinstance(step, Cut)
     ]
-    stays = [nbytes for at, nbytes in idle.items() if _block(model, at) is None]
+    stays = [nbytes for at, nbytes in idle.items() if model.segment(at).block is None]
     segments = [step for step in model.steps if isinstance(step, Segment)]
     in_turn = {name for one in segments if one.block is not None for name in one.constants}
     in_turn -= {name for one in segments if one.block is None for name in one.constants}
@@ -219,11 +202,6 @@ def held_bytes(
         sessions=min(stays, default=0) if shared else sum(stays),
         peak=max(moments, default=0),
     )
-
-
-def _block(model: RankModel, index: int) -> int | None:
-    step = model.steps[index]
-    return step.block if isinstance(step, Segment) else None
 
 
 def _opened_bytes(model: RankModel, idle: Mapping[int, int]) -> Mapping[int, int]:
@@ -236,7 +214,8 @@ def _opened_bytes(model: RankModel, idle: Mapping[int, int]) -> Mapping[int, int
         step = model.segment(index)
         return max(idle.get(index, 0), sum(model.types[name].nbytes for name in step.constants))
 
-    blocks = [index for index in range(len(model.steps)) if _block(model, index) is not None]
+    steps = enumerate(model.steps)
+    blocks = [i for i, step in steps if isinstance(step, Segment) and step.block is not None]
     opened = {}
     for at in range(len(model.steps)) if blocks else ():
         ahead = next((i for i in blocks if i > at), None) if at >= blocks[0] else None

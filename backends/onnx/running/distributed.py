@@ -57,13 +57,7 @@ class _Message:
 
 
 class DistributedCommunicator:
-    """A rank's side of all communications: a `Communicator`.
-
-    Args:
-        model: The rank's file.
-        groups: Made with `rank_sets(model)`.
-        device: Where received values are wanted.
-    """
+    """A rank's side of all communications: a `Communicator`, with groups of `rank_sets`."""
 
     def __init__(self, model: RankModel, groups: Groups, device: torch.device) -> None:
         self._rank = model.rank
@@ -96,11 +90,12 @@ class DistributedCommunicator:
         for message in messages:
             self._messages[message.cut.comm.seq, message.number].append(message)
         self._queues = defaultdict(deque)
-        in_order = sorted(
-            messages,
-            key=lambda m: (self._sent_in(m), m.cut.comm.seq),
-        )
-        for message in in_order:
+
+        def sent_in(message: _Message) -> tuple[int, int]:
+            source, comm = message.transfer.source, message.cut.comm
+            return turns.turn(source, comm.phase, message.number), comm.seq
+
+        for message in sorted(messages, key=sent_in):
             self._queues[message.transfer.source].append(message)
         self._arriving.clear()
         self._filling.clear()
@@ -191,10 +186,6 @@ class DistributedCommunicator:
                     break
                 coming.add(source)
                 self._get_ready(queue.popleft())
-
-    def _sent_in(self, message: _Message) -> int:
-        source, phase = message.transfer.source, message.cut.comm.phase
-        return self._turns.turn(source, phase, message.number)
 
     def _get_ready(self, message: _Message) -> None:
         """Post the receive of the next data from a rank: ranks match data in the order sent."""

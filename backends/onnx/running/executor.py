@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import onnxruntime as ort
 import torch
 
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
 from partitioner.backends.onnx.files.load import constants_outside
 from partitioner.backends.onnx.files.steps import Cut, RankModel, Segment
-from partitioner.backends.onnx.running.turns import Turns
-from partitioner.backends.onnx.sessions.blocks import Sessions
+from partitioner.backends.onnx.running.turns import Action, Role, Turns
 from partitioner.backends.onnx.sessions.joined import Sums
-from partitioner.backends.onnx.sessions.segments import SessionConfig
+from partitioner.backends.onnx.sessions.segments import SessionConfig, Sessions
 from partitioner.backends.regions import write_region
 from partitioner.backends.tensors import combine, from_numpy, torch_dtype
 from partitioner.ir.exchange import Region
@@ -52,25 +51,6 @@ class Communicator(Protocol):
         """Wait until all data that was handed over has left."""
 
 
-class Role(IntEnum):
-    """A rank's roles in a step, in the order in which it does them."""
-
-    COMPUTE = 0
-    SEND = 1
-    RECEIVE = 2
-
-
-@dataclass(frozen=True, eq=False)
-class Action:
-    """A rank's part in one step, done in every pass; each is an object of its own."""
-
-    index: int  #: Of the step.
-    role: Role  #: Computing, sending or receiving.
-    phase: int  #: Pipeline phase it happens in.
-    reads: tuple[str, ...]  #: Values that must be there.
-    writes: tuple[str, ...]  #: Values that are there afterwards.
-
-
 @dataclass(frozen=True)
 class Waiting:
     """A rank needs the data of a cut in a pass now."""
@@ -83,8 +63,7 @@ class Waiting:
 class Done:
     """A request is done on a rank; `values` are outputs and those to keep, by local name.
 
-    Of a request in micro-batches, they are those of all of them, as `arrays.local_inputs` has
-    inputs.
+    In micro-batches, they are of all of them, as `arrays.local_inputs` has inputs.
     """
 
     request: int
@@ -111,13 +90,7 @@ Observer = Callable[[Action, Mapping[str, torch.Tensor]], None]
 
 
 class Executor:
-    """A rank with its sessions open.
-
-    Args:
-        model: The rank's file.
-        communicator: Its side of the communications.
-        config: How segments run.
-        observe: Called after each action of each pass with the values that live then.
+    """A rank with its sessions open; `observe` sees each action of each pass when it is done.
 
     Raises:
         BackendError: ONNX Runtime refuses a segment.
@@ -137,10 +110,9 @@ class Executor:
         self.actions = tuple(_actions(model.steps))
         segments = (a.index for a in self.actions if a.role is Role.COMPUTE)
         self.sessions = Sessions.of(model, config, segments)
-        self._constants = {
-            name: from_numpy(model.constant(name), type_.dtype).to(config.device)
-            for name, type_ in constants_outside(model).items()
-        }
+        self._constants = self.fed(
+            {name: model.constant(name) for name in constants_outside(model)}
+        )
         self._kept = frozenset((*(o.value for o in model.header.outputs), *model.keep))
         batch = model.header.batch
         self._parts = 1 if batch is None else batch.parts.count
@@ -159,10 +131,15 @@ class Executor:
         self._nowhere = torch.empty(1, device=config.device)  # of tensors without elements
         self._in_place = frozenset(_in_place(model.steps, self._kept))
 
-    def run(self, feeds: Sequence[Mapping[str, torch.Tensor]]) -> Iterator[Waiting | Done]:
-        """Run requests, given by their local inputs, which are contiguous and on the device.
+    def fed(self, arrays: Mapping[str, np.ndarray]) -> Values:
+        """Local values by name, on the device."""
+        return {
+            name: from_numpy(array, self.model.types[name].dtype).to(self.config.device)
+            for name, array in arrays.items()
+        }
 
-        Of a request in micro-batches, inputs are as `arrays.local_inputs` has them.
+    def run(self, feeds: Sequence[Mapping[str, torch.Tensor]]) -> Iterator[Waiting | Done]:
+        """Run requests, given by their local inputs: see `fed` and `arrays.local_inputs`.
 
         Yields:
             `Waiting` before each receive, `Done` after each request.
@@ -186,8 +163,11 @@ class Executor:
                 for name in frees[action]:
                     values.pop(name, None)
             if turn.done is not None:
-                made = results.pop(turn.done, {})
-                yield Done(turn.done, self._done(flying, turn.done, feeds, made))
+                numbers = range(turn.done * self._parts, (turn.done + 1) * self._parts)
+                passes = [self._values(flying, number, feeds) for number in numbers]
+                for number in numbers:
+                    del flying[number]
+                yield Done(turn.done, self._done(passes, results.pop(turn.done, {})))
         self.communicator.finish()
 
     def _values(
@@ -208,22 +188,9 @@ class Executor:
             flying[number] = {**self._constants, **once, **feed}
         return flying[number]
 
-    def _done(
-        self,
-        flying: dict[int, Values],
-        request: int,
-        feeds: Sequence[Mapping[str, torch.Tensor]],
-        made: Values,
-    ) -> Mapping[str, torch.Tensor]:
-        """The values of a request to return; the others are dropped.
-
-        `made` are those that its passes have put together.
-        """
-        batch, first = self.model.header.batch, request * self._parts
-        passes = [self._values(flying, first + index, feeds) for index in range(self._parts)]
-        for index in range(self._parts):
-            del flying[first + index]
-        if batch is None:
+    def _done(self, passes: Sequence[Values], made: Values) -> Mapping[str, torch.Tensor]:
+        """The values of a request to return, of its passes, which have put some together."""
+        if self.model.header.batch is None:
             return {name: passes[0][name] for name in self._kept}
         return made | {
             name: torch.stack([values[name] for values in passes[: self._times[name]]])
@@ -281,11 +248,10 @@ class Executor:
                 continue  # its size is not known
             place = targets.get(name)
             values[name] = self._empty(self.model.types[name]) if place is None else place
-        if (binding := self._bindings.get(index)) is not None:
-            self._run(binding, segment, values, places)
-            return
         with self.sessions.opened(index) as session:
-            binding = _Binding(session)
+            binding = self._bindings.get(index)
+            if binding is None:
+                binding = _Binding(session, session.io_binding(), self._nowhere.data_ptr())
             if segment.block is None:
                 self._bindings[index] = binding
             self._run(binding, segment, values, places)
@@ -297,58 +263,49 @@ class Executor:
         values: Values,
         places: Iterable[tuple[Sums, torch.Tensor]],
     ) -> None:
-        types = self.model.types
+        types, device, io = self.model.types, self.config.device, binding.io
         for name in segment.inputs:
-            self._bind(binding, binding.io.bind_input, name, types[name], values[name])
-        device = self.config.device
+            binding.place(io.bind_input, name, types[name], values[name])
         for name in segment.outputs:
             if name in self.model.bounded:
-                binding.io.bind_output(name, device.type, device.index or 0)
+                io.bind_output(name, device.type, device.index or 0)
             else:
-                self._bind(binding, binding.io.bind_output, name, types[name], values[name])
+                binding.place(io.bind_output, name, types[name], values[name])
         for sums, place in places:
             for name in sums.inner:
-                self._bind(binding, binding.io.bind_output, name, types[sums.image], place)
-        if self.config.device.type == "cuda":
-            torch.cuda.synchronize(self.config.device)
+                binding.place(io.bind_output, name, types[sums.image], place)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         try:
-            binding.session.run_with_iobinding(binding.io)
+            binding.session.run_with_iobinding(io)
         except Exception as error:
             raise BackendError(
                 f"rank {self.model.rank}: ONNX Runtime: {one_line(error)}"
             ) from error
         for index, name in enumerate(segment.outputs):
             if name in self.model.bounded:
-                array = binding.io.get_outputs()[index].numpy()
+                array = io.get_outputs()[index].numpy()
                 values[name] = from_numpy(array, types[name].dtype).to(device)
 
-    def _bind(
-        self,
-        binding: _Binding,
-        bind: Callable[..., None],
-        name: str,
-        type_: TensorType,
-        tensor: torch.Tensor,
-    ) -> None:
-        """Tell a session where a value lies, if that has changed since its last run."""
-        address = tensor.data_ptr() or self._nowhere.data_ptr()
-        if binding.addresses.get(name) != address:
-            device, element = tensor.device, onnx_dtype(type_.dtype)
-            bind(name, device.type, device.index or 0, element, type_.shape, address)
-            binding.addresses[name] = address
 
-
+@dataclass(frozen=True)
 class _Binding:
-    """A session with the memory of its inputs and outputs.
+    """A session with the memory of its inputs and outputs, whose addresses are by name."""
 
-    Args:
-        session: The session.
-    """
+    session: ort.InferenceSession
+    io: ort.IOBinding
+    nowhere: int  # the address of tensors without elements
+    addresses: dict[str, int] = field(default_factory=dict)
 
-    def __init__(self, session: ort.InferenceSession) -> None:
-        self.session = session
-        self.io = session.io_binding()
-        self.addresses: dict[str, int] = {}  #: By name.
+    def place(
+        self, bind: Callable[..., None], name: str, type_: TensorType, at: torch.Tensor
+    ) -> None:
+        """Tell the session where a value lies, if that has changed since its last run."""
+        address = at.data_ptr() or self.nowhere
+        if self.addresses.get(name) != address:
+            index, element = at.device.index or 0, onnx_dtype(type_.dtype)
+            bind(name, at.device.type, index, element, type_.shape, address)
+            self.addresses[name] = address
 
 
 def _actions(steps: Sequence[Segment | Cut]) -> Iterator[Action]:

@@ -21,7 +21,7 @@ from onnx import ModelProto
 from partitioner.backends.arrays import assemble, check_inputs, local_inputs
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.files.load import load_rank, read_directory
-from partitioner.backends.onnx.files.steps import Cut, RankModel
+from partitioner.backends.onnx.files.steps import Cut
 from partitioner.backends.onnx.running.executor import (
     Done,
     Executor,
@@ -32,7 +32,7 @@ from partitioner.backends.onnx.running.executor import (
 from partitioner.backends.onnx.running.turns import Turns
 from partitioner.backends.onnx.sessions.segments import SessionConfig
 from partitioner.backends.regions import read_region, region_shape, whole_region
-from partitioner.backends.tensors import from_numpy, to_numpy
+from partitioner.backends.tensors import to_numpy
 from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.program import CommKind
 
@@ -58,11 +58,7 @@ def run_lockstep(
     *,
     optimization: str = "basic",
 ) -> dict[str, np.ndarray]:
-    """Whole outputs of one request on all ranks; see `Simulator`.
-
-    Raises:
-        BackendError: A file or an input is wrong, ONNX Runtime fails, or the ranks deadlock.
-    """
+    """Whole outputs of one request on all ranks; see `Simulator`."""
     return dict(Simulator(source, optimization=optimization).run([inputs])[0].outputs)
 
 
@@ -88,6 +84,11 @@ class Simulator:
     ) -> None:
         default = SessionConfig(optimization=optimization, threads=torch.get_num_threads())
         self._mail: dict[_Key, torch.Tensor] = {}
+        files: Sequence[Path | ModelProto] = (
+            [source / f"rank{header.rank}.onnx" for header in read_directory(source)]
+            if isinstance(source, Path)
+            else source
+        )
         self.executors = tuple(
             Executor(
                 model,
@@ -95,7 +96,7 @@ class Simulator:
                 configs.get(model.rank, default),
                 observers.get(model.rank),
             )
-            for model in _load(source, keep)
+            for model in (load_rank(file, keep.get(rank, ())) for rank, file in enumerate(files))
         )
         self.headers = tuple(executor.model.header for executor in self.executors)
 
@@ -117,12 +118,20 @@ class Simulator:
     def _interleave(
         self, requests: Sequence[Mapping[str, np.ndarray]]
     ) -> Iterator[tuple[int, Done]]:
-        running = {e.model.rank: e.run(_feeds(e.model, requests)) for e in self.executors}
+        running = {
+            e.model.rank: e.run([e.fed(local_inputs(e.model.header, one)) for one in requests])
+            for e in self.executors
+        }
         waits: dict[int, Waiting] = {}
         while running:
             moved = False
             for rank in list(running):
-                while rank in running and (rank not in waits or self._ready(rank, waits[rank])):
+                while rank in running:
+                    if rank in waits:
+                        wait = waits[rank]
+                        arrivals = _arrivals(wait.cut, rank, wait.number)
+                        if not all(key in self._mail for _, key in arrivals):
+                            break
                     moved = True
                     waits.pop(rank, None)
                     event = next(running[rank], None)
@@ -138,9 +147,6 @@ class Simulator:
                     for rank, wait in sorted(waits.items())
                 )
                 raise BackendError(f"the ranks deadlock: {each}")
-
-    def _ready(self, rank: int, wait: Waiting) -> bool:
-        return all(key in self._mail for _, key in _arrivals(wait.cut, rank, wait.number))
 
     def _gather(self, values: Mapping[int, Mapping[str, torch.Tensor]]) -> Lockstep:
         parts, kept = {}, {}
@@ -164,30 +170,6 @@ def _one_torch_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _load(
-    source: Path | Sequence[ModelProto], keep: Mapping[int, Collection[str]]
-) -> Iterator[RankModel]:
-    files: Sequence[Path | ModelProto] = (
-        [source / f"rank{header.rank}.onnx" for header in read_directory(source)]
-        if isinstance(source, Path)
-        else source
-    )
-    for rank, file in enumerate(files):
-        yield load_rank(file, keep.get(rank, ()))
-
-
-def _feeds(
-    model: RankModel, requests: Sequence[Mapping[str, np.ndarray]]
-) -> list[Mapping[str, torch.Tensor]]:
-    return [
-        {
-            name: from_numpy(array, model.types[name].dtype)
-            for name, array in local_inputs(model.header, inputs).items()
-        }
-        for inputs in requests
-    ]
 
 
 class _Mailbox:

@@ -11,30 +11,38 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from enum import IntEnum
 
 from partitioner.backends.header import Batch
 from partitioner.ir.phases import RunOrder
 from partitioner.ir.program import Comm
 
 
-class Phased(Protocol):
-    """A part of a rank's steps."""
+class Role(IntEnum):
+    """A rank's roles in a step, in the order in which it does them."""
 
-    @property
-    def phase(self) -> int:
-        """The phase that it runs in."""
+    COMPUTE = 0
+    SEND = 1
+    RECEIVE = 2
 
 
-PhasedT = TypeVar("PhasedT", bound=Phased)
+@dataclass(frozen=True, eq=False)
+class Action:
+    """A rank's part in one step, done in every pass; each is an object of its own."""
+
+    index: int  #: Of the step.
+    role: Role  #: Computing, sending or receiving.
+    phase: int  #: Pipeline phase it happens in.
+    reads: tuple[str, ...]  #: Values that must be there.
+    writes: tuple[str, ...]  #: Values that are there afterwards.
 
 
 @dataclass(frozen=True)
-class Turn(Generic[PhasedT]):
+class Turn:
     """A turn of a rank."""
 
     #: What it runs, in order, each with the number of the pass.
-    actions: Sequence[tuple[PhasedT, int]]
+    actions: Sequence[tuple[Action, int]]
     #: The request that is done on the rank behind the turn; None if none is.
     done: int | None = None
 
@@ -59,7 +67,7 @@ class Turns:
         """Number of passes."""
         return self.requests
 
-    def of_rank(self, rank: int, actions: Sequence[PhasedT]) -> Iterator[Turn[PhasedT]]:
+    def of_rank(self, rank: int, actions: Sequence[Action]) -> Iterator[Turn]:
         """The turns of a rank, whose actions are in the order of steps."""
         last = max((action.phase for action in actions), default=0)
         for turn in range(self.turn(rank, last, self.requests - 1) + 1):
@@ -108,9 +116,9 @@ class MicroBatchTurns(Turns):
     def _count(self) -> int:
         return self.order.table.micro_batches
 
-    def of_rank(self, rank: int, actions: Sequence[PhasedT]) -> Iterator[Turn[PhasedT]]:
+    def of_rank(self, rank: int, actions: Sequence[Action]) -> Iterator[Turn]:
         """See `Turns`."""
-        by_phase: dict[int, list[PhasedT]] = defaultdict(list)
+        by_phase: dict[int, list[Action]] = defaultdict(list)
         for action in actions:
             by_phase[action.phase].append(action)
         runs = self.order.runs(rank)

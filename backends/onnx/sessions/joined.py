@@ -8,6 +8,12 @@ segment, and the images cross blocked.
 
 A piece reads and makes the values that its segment does, under their names. A blocked image has the
 type of the plain one, because its channels fill blocks.
+
+A sum and an activation are computed in the kernel of the convolution before, but only where all
+operands of the sum are blocked. A segment's input is not, unless another segment hands it over
+blocked. So a residual block at its begin falls apart, and with it all further ones, because the
+sum's result is not blocked either. A pooling over one element copies the input into the blocked
+layout.
 """
 
 from __future__ import annotations
@@ -17,18 +23,33 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+import networkx as nx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from partitioner.backends.onnx.files.header import DOMAIN
-from partitioner.backends.onnx.files.nodes import attribute_graphs, value_info
+from partitioner.backends.onnx.files.messages import DOMAIN, attribute_graphs, value_info
 from partitioner.backends.onnx.files.steps import RankModel, Segment
-from partitioner.backends.onnx.sessions.layouts import (
-    BLOCKS,
-    MAY_BE_BLOCKED,
-    is_image,
-    with_blocked_inputs,
-)
+from partitioner.ir.types import TensorType
 
+#: Operators of several operands that are blocked if all of these are.
+_JOINING = frozenset({"Add", "Sum", "Concat"})
+#: Operators whose results may be blocked.
+_BLOCKED = _JOINING | {"AveragePool", "BatchNormalization", "Conv", "MaxPool", "Relu"}
+#: Operators that may be computed on blocked operands.
+_MAY_BE_BLOCKED = _BLOCKED | {
+    "Clip",
+    "GlobalAveragePool",
+    "GlobalMaxPool",
+    "LeakyRelu",
+    "Mul",
+    "Resize",
+    "Sigmoid",
+    "Tanh",
+    "Upsample",
+}
+#: Prefix of the names of copies.
+_COPY = f"{DOMAIN}.blocked"
+#: Channels are in blocks of so many, which the processor decides.
+_BLOCKS = (8, 16)
 #: Position of the operand of a blocked convolution that it adds to its result.
 _SUMMAND = 3
 
@@ -84,12 +105,8 @@ def groups_of(
     Two segments are in one if an image passes from one to the other that no other step reads, whose
     channels fill blocks of either size, and that is made, and read, by an operator that may be
     blocked. A group has a convolution. Blocks and plain segments are in none, and segments with
-    nodes that have bodies neither: ONNX Runtime cannot read what it writes of those.
-
-    Args:
-        model: The rank.
-        steps: Indices of the segments that run, in order.
-        plain: Values that do not cross borders blocked.
+    nodes that have bodies neither: ONNX Runtime cannot read what it writes of those. Values in
+    `plain` do not cross borders blocked.
     """
     segments = {index: segment for index in steps if _may_join(segment := model.segment(index))}
     readers: dict[str, set[int]] = defaultdict(set)
@@ -103,11 +120,14 @@ def groups_of(
         for name in segment.outputs
         if name not in kept
         and readers[name] <= segments.keys()
-        and is_image(model.types[name], max(BLOCKS))
+        and _is_image(model.types[name], max(_BLOCKS))
         and _may_be_blocked(segment, name)
         and any(_may_be_blocked(segments[reader], name) for reader in readers[name])
     }
-    for indices in _connected(links.values()):
+    linked: nx.Graph[int] = nx.Graph()
+    for link in links.values():
+        nx.add_path(linked, link)
+    for indices in nx.connected_components(linked):
         if any(node.op_type == "Conv" for index in indices for node in segments[index].nodes):
             joined = {index: segments[index] for index in sorted(indices)}
             images = frozenset(name for name, link in links.items() if link <= indices)
@@ -124,18 +144,9 @@ def _may_join(segment: Segment) -> bool:
 def _may_be_blocked(segment: Segment, value: str) -> bool:
     """Test whether an operator of a segment may make or read a value in the blocked layout."""
     return any(
-        node.op_type in MAY_BE_BLOCKED and (value in node.output or value in node.input)
+        node.op_type in _MAY_BE_BLOCKED and (value in node.output or value in node.input)
         for node in segment.nodes
     )
-
-
-def _connected(links: Iterable[frozenset[int]]) -> list[frozenset[int]]:
-    groups: list[frozenset[int]] = []
-    for link in links:
-        touched = [group for group in groups if group & link]
-        groups = [group for group in groups if not group & link]
-        groups.append(link.union(*touched))
-    return groups
 
 
 @dataclass(frozen=True)
@@ -309,3 +320,37 @@ def _renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Iterator[N
         renamed.input[:] = [names.get(name, name) for name in node.input]
         renamed.output[:] = [names.get(name, name) for name in node.output]
         yield renamed
+
+
+def with_blocked_inputs(
+    nodes: Sequence[NodeProto],
+    inputs: Collection[str],
+    types: Mapping[str, TensorType],
+    blocked: Collection[str] = (),
+) -> Iterator[NodeProto]:
+    """The nodes of a segment, with copies of plain inputs that are joined with blocked values."""
+    makers = {name: node.op_type for node in nodes for name in node.output}
+    convolved = {name for node in nodes if node.op_type == "Conv" for name in node.output}
+    images = {name for name in inputs if convolved and _is_image(types[name], min(_BLOCKS))}
+    copied = {
+        name: f"{_COPY}.{name}"
+        for node in nodes
+        if node.op_type in _JOINING
+        and all(
+            name in images or name in blocked or makers.get(name) in _BLOCKED for name in node.input
+        )
+        for name in node.input
+        if name in images
+    }
+    for name, copy in copied.items():
+        yield helper.make_node("AveragePool", [name], [copy], name=copy, kernel_shape=[1, 1])
+    for node in nodes:
+        if node.op_type in _BLOCKED and not copied.keys().isdisjoint(node.input):
+            yield from _renamed([node], copied)
+        else:
+            yield node
+
+
+def _is_image(type_: TensorType, block: int) -> bool:
+    """Test whether a value is a batch of images whose channels fill blocks of so many."""
+    return type_.dtype == "float32" and len(type_.shape) == 4 and type_.shape[1] % block == 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
@@ -16,10 +18,15 @@ import torch
 from onnx import GraphProto, ModelProto, NodeProto
 
 from partitioner.backends.errors import BackendError, one_line
-from partitioner.backends.onnx.files.nodes import attribute_graphs, value_info
+from partitioner.backends.onnx.files.messages import attribute_graphs, value_info
 from partitioner.backends.onnx.files.steps import RankModel, Segment
-from partitioner.backends.onnx.sessions.joined import Group, Optimized, Sums, groups_of
-from partitioner.backends.onnx.sessions.layouts import with_blocked_inputs
+from partitioner.backends.onnx.sessions.joined import (
+    Group,
+    Optimized,
+    Sums,
+    groups_of,
+    with_blocked_inputs,
+)
 
 _LEVELS = {
     "disable": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -53,6 +60,92 @@ class SessionConfig:
             )
 
 
+@dataclass
+class Sessions:
+    """The sessions of the segments that run, by the index of their step.
+
+    Those of blocks are open in turn: while a block runs, a thread opens the session of the next
+    one, which reads its constants. A block's session is closed when it has run.
+    """
+
+    model: RankModel  #: The rank.
+    config: SessionConfig  #: How segments run.
+    resident: Mapping[int, ort.InferenceSession]  #: Sessions that stay open.
+    then: Mapping[int, int]  #: The block's step that runs after each block's.
+    #: Values of segments that may lie in one place; see `joined.Piece`.
+    sums: Mapping[int, tuple[Sums, ...]]
+    #: Files with the profiles of closed sessions, one of each run.
+    profiles: dict[int, list[Path]] = field(default_factory=dict)
+    #: The graphs of sessions as they run, where they are written.
+    optimized: dict[int, Path] = field(default_factory=dict)
+    _opening: dict[int, Future[ort.InferenceSession]] = field(default_factory=dict)
+    _thread: ThreadPoolExecutor | None = None
+
+    @classmethod
+    def of(cls, model: RankModel, config: SessionConfig, steps: Iterable[int]) -> Sessions:
+        """Open the sessions that stay open.
+
+        Raises:
+            BackendError: ONNX Runtime refuses a segment.
+        """
+        stay: list[int] = []
+        in_turn: list[int] = []
+        for index in steps:
+            (stay if model.segment(index).block is None else in_turn).append(index)
+        joined = open_joined(model, stay, config)
+        resident = {
+            index: joined[index][0]
+            if index in joined
+            else open_session(model, model.segment(index), config)
+            for index in stay
+        }
+        sums = {index: of_piece for index, (_, of_piece) in joined.items() if of_piece}
+        return cls(model, config, resident, dict(pairwise(in_turn)), sums)
+
+    @contextmanager
+    def opened(self, index: int) -> Iterator[ort.InferenceSession]:
+        """The session of a step, for one run.
+
+        Raises:
+            BackendError: ONNX Runtime refuses the segment.
+        """
+        if index in self.resident:
+            yield self.resident[index]
+            return
+        waiting = self._opening.pop(index, None)
+        for future in self._opening.values():  # of a run that failed
+            with suppress(Exception):
+                future.result()
+        self._opening.clear()
+        session = self._open(index) if waiting is None else waiting.result()
+        if (then := self.then.get(index)) is not None:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "partitioner-load")
+            self._opening[then] = self._thread.submit(self._open, then)
+        try:
+            yield session
+        finally:
+            if self.config.profile is not None:
+                self.profiles.setdefault(index, []).append(Path(session.end_profiling()))
+            if self.config.optimized is not None:
+                path = session.get_session_options().optimized_model_filepath
+                self.optimized.setdefault(index, Path(path))
+
+    def _open(self, index: int) -> ort.InferenceSession:
+        return open_session(self.model, self.model.segment(index), self.config)
+
+    def end_profiling(self) -> Mapping[int, list[Path]]:
+        """The profiles of all sessions: one file each, or one for each run of a block."""
+        files = {i: [Path(session.end_profiling())] for i, session in self.resident.items()}
+        return {**files, **self.profiles}
+
+    def graph_of(self, index: int) -> Path:
+        """The file of a session's graph as it runs; see `SessionConfig.optimized`."""
+        if index in self.optimized:
+            return self.optimized[index]
+        return Path(self.resident[index].get_session_options().optimized_model_filepath)
+
+
 #: A session of a segment that was optimized together with others, and its sums (`joined.Piece`).
 JoinedSession = tuple[ort.InferenceSession, tuple[Sums, ...]]
 
@@ -66,13 +159,7 @@ def open_joined(
     """Sessions of the segments that hand images to each other, by the index of their step.
 
     They are optimized together (see `joined`), where ONNX Runtime has blocked layouts: on the CPU,
-    with all optimizations.
-
-    Args:
-        model: The rank.
-        steps: Indices of the segments that run.
-        config: How they run.
-        plain: Values that do not cross borders blocked.
+    with all optimizations. Values in `plain` do not cross borders blocked.
 
     Raises:
         BackendError: ONNX Runtime does not take a segment.
@@ -94,16 +181,18 @@ def _open_group(
     The weights of the optimized graph lie in a file that is deleted when the sessions have mapped
     it. They are not in memory twice: the session that writes them is closed before others open.
     """
-    try:
-        folder = TemporaryDirectory(prefix="partitioner-", ignore_cleanup_errors=True)
-    except OSError as error:
-        _warn_of_plain_images(group, error)
-        return {}
-    with folder as name:
+    with ExitStack() as stack:
         try:
+            folder = TemporaryDirectory(prefix="partitioner-", ignore_cleanup_errors=True)
+            name = stack.enter_context(folder)
             optimized = _optimized(group, replace(config, optimized=Path(name)))
         except (BackendError, OSError) as error:
-            _warn_of_plain_images(group, error)
+            warnings.warn(
+                f"rank {group.model.rank}: {len(group.segments)} segments open one by one and run "
+                "slower, because ONNX Runtime could not optimize them together in the temporary "
+                f"folder {gettempdir()!r}: {one_line(error)}",
+                stacklevel=1,
+            )
             return {}
         if not optimized.plain:
             as_it_is = replace(config, optimization="disable")
@@ -114,15 +203,6 @@ def _open_group(
                 sessions[index] = session, piece.sums
             return sessions
     return open_joined(group.model, tuple(group.segments), config, plain | optimized.plain)
-
-
-def _warn_of_plain_images(group: Group, error: Exception) -> None:
-    warnings.warn(
-        f"rank {group.model.rank}: {len(group.segments)} segments open one by one and run slower, "
-        "because ONNX Runtime could not optimize them together in the temporary folder "
-        f"{gettempdir()!r}: {one_line(error)}",
-        stacklevel=2,
-    )
 
 
 def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> ort.InferenceSession:
@@ -140,7 +220,7 @@ def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> o
     graph.output.extend(map(model.output_info, segment.outputs))
     graph.initializer.extend(model.constants[name] for name in segment.constants)
     options = session_options(config, model.folder)
-    return _opened(model, model.around(graph), options, config, optimizers_off(segment.plain))
+    return _opened(model, model.around(graph), options, config, plain=segment.plain)
 
 
 def _has_blocked_layouts(config: SessionConfig) -> bool:
@@ -148,12 +228,7 @@ def _has_blocked_layouts(config: SessionConfig) -> bool:
 
 
 def _optimized(group: Group, config: SessionConfig) -> Optimized:
-    """The joined graph as ONNX Runtime runs it; its weights lie in `config.optimized`.
-
-    Raises:
-        BackendError: ONNX Runtime does not take it, or cannot write it there.
-        OSError: What it wrote cannot be read.
-    """
+    """The joined graph as ONNX Runtime runs it; its weights lie in `config.optimized`."""
     config = replace(config, shared_arena=False, profile=None)
     options = session_options(config, group.model.folder)
     options.add_session_config_entry("session.disable_prepacking", "1")  # it does not run
@@ -167,18 +242,14 @@ def _opened(
     proto: ModelProto,
     options: ort.SessionOptions,
     config: SessionConfig,
-    without: Sequence[str] = (),
+    *,
+    plain: bool = False,
 ) -> ort.InferenceSession:
-    """A session of a model of a rank, without some optimizers.
-
-    Raises:
-        BackendError: ONNX Runtime does not take it, or does not run it on the wanted device.
-    """
     providers: list[object] = ["CPUExecutionProvider"]
     if config.device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": config.device.index or 0}))
     try:
-        session = opened(proto, options, without, providers)
+        session = opened(proto, options, providers, plain=plain)
     except BackendError as error:
         raise BackendError(f"rank {model.rank}: ONNX Runtime: {error}") from error
     if config.device.type == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
@@ -189,33 +260,29 @@ def _opened(
 def opened(
     model: ModelProto,
     options: ort.SessionOptions,
-    without: Sequence[str] = (),
     providers: Sequence[object] = ("CPUExecutionProvider",),
+    *,
+    plain: bool = False,
 ) -> ort.InferenceSession:
-    """A session of a model, without some optimizers.
+    """A session of a model, without blocked layouts if `plain`.
 
     `EliminateDropout` drops a Dropout in training mode as well, where its probability is constant.
 
     Raises:
         BackendError: ONNX Runtime does not take it; says why, on one line.
     """
-    nodes = _nodes(model.graph)
+    nodes, without = _nodes(model.graph), ["NchwcTransformer"] if plain else []
     if any(node.op_type == "Dropout" and len(node.input) > 2 for node in nodes):
-        without = *without, "EliminateDropout"
+        without.append("EliminateDropout")
     try:
         return ort.InferenceSession(
             model.SerializeToString(),
             options,
             providers=[*providers],
-            disabled_optimizers=[*without],
+            disabled_optimizers=without,
         )
     except Exception as error:
         raise BackendError(one_line(error)) from error
-
-
-def optimizers_off(plain: bool) -> list[str]:
-    """Names of the optimizers that a session does without: that of blocked layouts, if `plain`."""
-    return ["NchwcTransformer"] if plain else []
 
 
 def _nodes(graph: GraphProto) -> Iterator[NodeProto]:

@@ -1,21 +1,28 @@
-"""The whole model in one ONNX Runtime session, to compare partitioned runs with."""
+"""The whole model in one ONNX Runtime session, to compare partitioned runs and rank files with."""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import torch
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper
 
 from partitioner.backends.arrays import check_dtype
 from partitioner.backends.errors import BackendError, one_line
+from partitioner.backends.onnx.files.messages import DOMAIN
 from partitioner.backends.onnx.sessions.segments import SessionConfig, opened, session_options
 from partitioner.ir.onnx_types import from_onnx_dtype
 from partitioner.ir.types import numpy_dtype
+
+#: Largest constant that stays one, in elements: sizes, axes and scales, which inference reads.
+_MAX_OPERAND = 1024
 
 
 def run_whole(
@@ -25,13 +32,7 @@ def run_whole(
     *,
     optimization: str = "basic",
 ) -> dict[str, np.ndarray]:
-    """Run a model without partitioning it.
-
-    Args:
-        model: The model.
-        folder: Where its external data lies; None without any.
-        inputs: Whole inputs by name (ml_dtypes for the types that NumPy lacks).
-        optimization: See `SessionConfig`.
+    """Run a model without partitioning it, whose external data lies in `folder`.
 
     Raises:
         BackendError: ONNX Runtime cannot load or run the model, or an input or output holds
@@ -54,12 +55,6 @@ def whole_runs(
     model: ModelProto, folder: Path | None, inputs: Mapping[str, np.ndarray], threads: int
 ) -> Callable[[], object]:
     """A function that runs the whole model once, with all optimizations, and was called once.
-
-    Args:
-        model: The model.
-        folder: Where its external data lies; None without any.
-        inputs: Whole inputs by name.
-        threads: Of one operator.
 
     Raises:
         BackendError: ONNX Runtime cannot load or run the model.
@@ -116,5 +111,74 @@ def bound_run(
 
 def _array(value: ort.OrtValue) -> np.ndarray:
     dtype, shape = numpy_dtype(from_onnx_dtype(value.element_type())), tuple(value.shape())
-    raw = ctypes.string_at(value.data_ptr(), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+    raw = ctypes.string_at(value.data_ptr(), math.prod(shape) * dtype.itemsize)
     return np.frombuffer(raw, dtype).reshape(shape)
+
+
+def check_loadable(folder: Path, ranks: int, whole: ModelProto) -> None:
+    """Check that stock ONNX Runtime loads the rank files of a model that it loads whole.
+
+    A session without weights tells: types, shapes, forms of operators and kernels are all checked
+    when it opens, and large constants are passed as inputs, so that none is read. Of files that
+    differ in nothing but their rank, one is opened. What ONNX Runtime does not load whole (a custom
+    operator) is not asked of its parts.
+
+    Raises:
+        BackendError: ONNX Runtime loads the whole model and not a rank file.
+    """
+    known: set[bytes] = set()
+    for rank in range(ranks):
+        name = f"rank{rank}.onnx"
+        model = onnx.load_model(folder / name, load_external_data=False)
+        form = _form(model)
+        if form in known:
+            continue
+        known.add(form)
+        reason = _refusal(model)
+        if reason and not _refusal(whole):
+            raise BackendError(
+                f"{name}: ONNX Runtime loads the whole model, but not this rank: {reason}; "
+                "this is a fault of partitioner: please report it with the model"
+            )
+        if reason:
+            return
+
+
+def _form(model: ModelProto) -> bytes:
+    form = ModelProto()
+    form.CopyFrom(model)
+    del form.metadata_props[:]
+    form.graph.name = ""
+    for tensor in form.graph.initializer:
+        del tensor.external_data[:]
+    for node in form.graph.node:
+        if node.domain == DOMAIN:
+            del node.attribute[:]
+    return hashlib.sha256(form.SerializeToString(deterministic=True)).digest()
+
+
+def _refusal(model: ModelProto) -> str:
+    """Why ONNX Runtime does not load a model, on one line; "" if it does."""
+    options = session_options(SessionConfig(optimization="disable"), None)
+    options.log_severity_level = 4
+    try:
+        opened(_without_weights(model), options)
+    except BackendError as error:
+        return str(error)
+    return ""
+
+
+def _without_weights(model: ModelProto) -> ModelProto:
+    light = ModelProto()
+    light.CopyFrom(model)
+    graph = light.graph
+    present = {value.name for value in graph.input}
+    for tensor in model.graph.initializer:
+        is_external = tensor.data_location == TensorProto.EXTERNAL
+        if not is_external and math.prod(tensor.dims) <= _MAX_OPERAND:
+            continue
+        if tensor.name not in present:
+            info = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            graph.input.append(info)
+        graph.initializer.remove(tensor)
+    return light

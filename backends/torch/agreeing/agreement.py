@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
-from partitioner.backends.group_lifetime import call_before_groups_end
+from partitioner.backends.process_group import call_before_groups_end
 from partitioner.backends.torch.agreeing.faults import Roll, cause, named, own_process
 from partitioner.backends.torch.agreeing.groups import new_group, resolved_group
 from partitioner.backends.torch.agreeing.sums import Sums, checksum, code, differing_within
@@ -70,17 +70,20 @@ class Agreement:
             if dist.get_backend(group) == "nccl":
                 self._device = torch.device("cuda", torch.cuda.current_device())
             self._whereabouts = Whereabouts.of(self.rank, self.ranks)
-            call_before_groups_end(partial(_let_go, weakref.ref(self)))
+            this = weakref.ref(self)
+
+            def let_go() -> None:  # of a message that would hold the group behind its end
+                if (one := this()) is not None:
+                    one._begun = None
+
+            call_before_groups_end(let_go)
             self.roll = Roll(tuple(self._texts(own_process())))
             look_out(self.rank, self.roll, id(dist.group.WORLD))
 
     def check(
         self, doing: str, problem: str = "", sums: Sequence[Sums] = (), *, asks: bool = False
     ) -> bool:
-        """Compare the activities that the ranks are about to begin, and the values that they take.
-
-        Returns, and raises, what the result of `begin` does.
-        """
+        """Wait for what `begin` begins; returns, and raises, what its result does."""
         return self.begin(doing, problem, sums, asks=asks)()
 
     def begin(
@@ -139,9 +142,15 @@ class Agreement:
             return news
         texts = self._texts(problem or doing)
         wrong = {rank: texts[rank] for rank, mark in enumerate(codes.tolist()) if mark == -1}
-        if wrong:
-            raise AgreedError(_joined(wrong, self.ranks))
-        raise AgreedError(_differ(dict(enumerate(texts))))
+        if not wrong:
+            raise AgreedError(_differ(dict(enumerate(texts))))
+        if len(wrong) == self.ranks and len({*texts}) == 1:
+            raise AgreedError(texts[0])
+        named_ones = (
+            text if re.match(r"ranks? \d", text) else f"rank {rank}: {text}"
+            for rank, text in wrong.items()
+        )
+        raise AgreedError("; ".join(dict.fromkeys(named_ones)))
 
     def checksum(self, tensor: Tensor) -> int:
         """Checksum of a tensor, to be compared; 0 where there is no other rank."""
@@ -182,11 +191,8 @@ class Agreement:
 
         Inside, ranks may meet in other calls of this object: the errors of those are all ranks'.
 
-        Args:
-            doing: As of `check`, which follows.
-
         Raises:
-            BackendError: As `check`; where all ranks fail alike, each raises its own error.
+            BackendError: As `check`, which follows; if all ranks fail alike, each raises its own.
         """
         error: Exception | None = None
         try:
@@ -210,11 +216,7 @@ class Agreement:
             raise agreed from error
 
     def first(self, make: Callable[[], str], doing: str) -> str:
-        """A text that rank 0 makes, on every rank.
-
-        Args:
-            make: Called on rank 0.
-            doing: As of `check`, which comes before.
+        """A text that rank 0 makes, on every rank; `doing` as of `check`, which comes before.
 
         Raises:
             PartitionerError: Rank 0's error, with the same text and of the same class on all ranks.
@@ -314,12 +316,6 @@ class Agreement:
             self._whereabouts.post("")
 
 
-def _let_go(agreement: weakref.ref[Agreement]) -> None:
-    """Free a message that a rank has not waited for: it would hold the group behind its end."""
-    if (one := agreement()) is not None:
-        one._begun = None
-
-
 def _alone(problem: str) -> bool:
     if problem:
         raise BackendError(problem)
@@ -332,18 +328,6 @@ def _differ(texts: Mapping[int, str]) -> str:
         by_text.setdefault(text, []).append(rank)
     said = "; ".join(f"{named(ranks)}: {text}" for text, ranks in by_text.items())
     return f"the ranks do not do the same: {said}"
-
-
-def _joined(problems: Mapping[int, str], ranks: int) -> str:
-    """The problems of ranks, which name the rank unless all ranks have the same."""
-    texts = dict.fromkeys(problems.values())
-    if len(problems) == ranks and len(texts) == 1:
-        return next(iter(texts))
-    named = (
-        text if re.match(r"ranks? \d", text) else f"rank {rank}: {text}"
-        for rank, text in problems.items()
-    )
-    return "; ".join(dict.fromkeys(named))
 
 
 def _error_classes(base: type[PartitionerError]) -> dict[str, type[PartitionerError]]:

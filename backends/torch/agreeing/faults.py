@@ -105,8 +105,7 @@ def explained(
 ) -> BackendError | None:
     """The error of a pass with the communication that failed; None if none did.
 
-    Args:
-        module: The pass's graph, or its compiled form.
+    `module` is the pass's graph, or its compiled form.
     """
     comms = _failed(error.__traceback__, module) if isinstance(module, fx.GraphModule) else ()
     if comms:

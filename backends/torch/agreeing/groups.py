@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.distributed.distributed_c10d import GroupName
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.group_lifetime import free_default_arguments
+from partitioner.backends.process_group import free_default_arguments
 from partitioner.backends.torch.operators.sent import group_name
-from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.program import Comm, CommKind, Compute, Programs
+from partitioner.ir.program import Comm, CommKind, Programs
 
 
 def check_world(ranks: int) -> int:
@@ -36,18 +34,15 @@ def check_world(ranks: int) -> int:
 
 def group_ranks(programs: Programs) -> list[tuple[int, ...]]:
     """The sets of ranks that communicate in any rank's program, in order."""
-    return sorted(
-        {ranks for program in programs.ranks for step in program.steps if (ranks := _group(step))}
-    )
-
-
-def _group(step: Compute | Comm) -> tuple[int, ...]:
-    """The ranks that communicate in a step; () of most nodes."""
-    if isinstance(step, Comm):
-        return () if step.kind is CommKind.SLICE else step.ranks
-    ranks = step.node.attrs.get("ranks", ())
-    assert isinstance(ranks, tuple)
-    return tuple(map(int, ranks))
+    found: set[tuple[int, ...]] = set()
+    for step in (step for program in programs.ranks for step in program.steps):
+        if isinstance(step, Comm):
+            found.add(() if step.kind is CommKind.SLICE else step.ranks)
+        else:
+            ranks = step.node.attrs.get("ranks", ())
+            assert isinstance(ranks, tuple)
+            found.add(tuple(map(int, ranks)))
+    return sorted(found - {()})
 
 
 #: Names of the groups that were made, by the group of all ranks.
@@ -57,14 +52,11 @@ Link = tuple[int, int, int, int]
 
 
 def register_named(groups: Iterable[tuple[int, ...]]) -> None:
-    """Make process groups under the names that graphs call them by.
+    """Make process groups under the names that graphs call them by, alike on every rank.
 
     Each is made once, by all ranks: those outside of it take part too. They live until
     `destroy_process_group`: nobody else may hold them, since their threads would still run while
     Python shuts down.
-
-    Args:
-        groups: Ranks of each; the same on every rank, in the same order.
     """
     for ranks in groups:
         _register(group_name(ranks), ranks)
@@ -99,10 +91,7 @@ def new_group(
 ) -> Any:
     """A process group with the timeout of the one of all ranks (PyTorch's default is 30 minutes).
 
-    Not to be held: see `register_named`.
-
-    Args:
-        least: The least timeout.
+    Not to be held: see `register_named`. Its timeout is at `least` that.
     """
     timeout = _timeout()
     if least is not None and timeout is not None:
@@ -124,18 +113,3 @@ def _timeout() -> timedelta | None:
             timeout: timedelta = options._timeout
             return timeout
     return None
-
-
-def torch_meshes(
-    meshes: Iterable[DeviceMesh], device: torch.device
-) -> Mapping[DeviceMesh, TorchMesh]:
-    """PyTorch's meshes of ours, made in one order on every rank."""
-    torch_mesh = {}
-    for mesh in sorted(set(meshes), key=lambda m: (m.devices, m.axes)):
-        shape = tuple(size for _, size in mesh.axes) or (1,)
-        ranks = torch.tensor(mesh.devices).reshape(shape)
-        made = TorchMesh(device.type, ranks, mesh_dim_names=mesh.names or ("one",))
-        # The groups are not to be held; PyTorch finds them by their names, too.
-        made._pg_registry = WeakValueDictionary(made._pg_registry)  # type: ignore[assignment]
-        torch_mesh[mesh] = made
-    return torch_mesh

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -41,11 +42,7 @@ class Sums:
     inner: Mapping[str, int] = field(default_factory=dict)
 
     def differing(self, rows: Sequence[Sequence[int]]) -> dict[tuple[int, str], list[int]]:
-        """Ranks that differ, by the first rank that must have the same value, and its name.
-
-        Args:
-            rows: Words of each rank.
-        """
+        """Ranks whose words differ, by the first rank that must have the same, and the name."""
         found: dict[tuple[int, str], list[int]] = {}
         for column, name in enumerate(self.words):
             firsts: dict[Hashable, int] = {}
@@ -63,24 +60,18 @@ class Sums:
         names: dict[tuple[int, tuple[int, ...]], list[str]] = {}
         for (first, name), ranks in differing.items():
             names.setdefault((first, tuple(ranks)), []).append(name)
-        return f"{'; '.join(self._lines(names))}: {self.advice}"
-
-    def _lines(self, names: Mapping[tuple[int, tuple[int, ...]], Sequence[str]]) -> Iterator[str]:
-        for (first, ranks), differing in names.items():
-            more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-            has = "has" if len(ranks) == 1 else "have"
-            yield f"{named(ranks)} {has} {self.differ} {differing[0]!r}{more} than rank {first}"
+        lines = []
+        for (first, others), unlike in names.items():
+            more = f" and {len(unlike) - 1} more" if len(unlike) > 1 else ""
+            has = f"{named(others)} {'has' if len(others) == 1 else 'have'} {self.differ}"
+            lines.append(f"{has} {unlike[0]!r}{more} than rank {first}")
+        return f"{'; '.join(lines)}: {self.advice}"
 
 
 def differing_within(
     differing: Mapping[tuple[int, str], Sequence[int]], tables: Sequence[Mapping[str, int]]
 ) -> dict[tuple[int, str], list[int]]:
-    """Narrow `Sums.differing` down to the values behind words.
-
-    Args:
-        differing: Ranks whose words differ.
-        tables: `Sums.inner` of each rank.
-    """
+    """Narrow `Sums.differing` down to the values behind words, by `Sums.inner` of each rank."""
     unlike: dict[tuple[int, str], list[int]] = {}
     for (first, _), others in differing.items():
         ranks = first, *others
@@ -90,3 +81,74 @@ def differing_within(
             if wrong := [rank for rank, word in words.items() if word != words[knows]]:
                 unlike[knows, name] = wrong
     return unlike
+
+
+# What ranks compare when they begin: weights, inputs, writes to parameters ------------------------
+
+
+#: What ranks should do that are called with other data.
+_GLOBAL_ADVICE = (
+    "with inputs='global' every rank is called with the same whole batch: seed the loaders alike, "
+    "without a DistributedSampler, or use module(inputs='local') for own parts "
+    "(module(check_inputs=0) compares no inputs)"
+)
+_LOCAL_ADVICE = (
+    "the plan gives them the same part: with inputs='local' seed the loaders of such ranks alike "
+    "(module(check_inputs=0) compares no inputs)"
+)
+
+#: What ranks should do that wrote otherwise to their parameters.
+_WRITTEN_ADVICE = (
+    "call optimizer.step(), and whatever else writes to parameters, equally often on every rank, "
+    "as their parts no longer are of one model"
+)
+
+
+def of_inputs(
+    known: Mapping[str, int], rank: int, keys: Mapping[str, Mapping[int, str]] | None
+) -> Sums:
+    """Checksums of a call's inputs by name; of none if they are not to be compared.
+
+    Args:
+        known: Checksums by input.
+        rank: This one.
+        keys: By input and rank, which part of the batch it is called with; None if every rank is
+            called with the whole batch.
+    """
+    if keys is None:
+        words = {"": code(repr(known).encode()) if known else 0}
+        return Sums(words, "other data in input", _GLOBAL_ADVICE, inner=known)
+    words = {name: known.get(name, 0) if rank in keys[name] else 0 for name in keys}
+    return Sums(words, "another part of input", _LOCAL_ADVICE, keys)
+
+
+def of_writes(counts: Mapping[str, int], trained: Mapping[int, Sequence[str]]) -> Sums:
+    """Checksum of how often a rank's trained parameters were written to.
+
+    Args:
+        counts: By name.
+        trained: By rank, the trained parameters that it holds.
+    """
+    word = code(array("q", counts.values()).tobytes()) if counts else 0
+    holders = {rank: tuple(names) for rank, names in trained.items()}
+    return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, {"": holders}, counts)
+
+
+def beginning(words: Mapping[str, int]) -> Sums:
+    """Checksums of the weights and constants that a rank begins with."""
+    return Sums(
+        words,
+        "other contents of",
+        "begin with the same weights and constants: call torch.manual_seed with the same seed on "
+        "every rank before the model is made, load the same file, or send rank 0's with "
+        "torch.distributed.broadcast before compile",
+    )
+
+
+def loading(words: Mapping[str, int]) -> Sums:
+    """Checksums of the whole weights that a rank loaded."""
+    return Sums(
+        words,
+        "loaded other contents of",
+        "call load_state_dict() on every rank, with the same tensors",
+    )

@@ -24,15 +24,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from partitioner.backends.process_group import Group
 from partitioner.backends.tensors import combine
 from partitioner.backends.torch.by_hand import wire
 from partitioner.backends.torch.by_hand.labels import REDUCTIONS, Label, unlike
-from partitioner.backends.torch.by_hand.linked import linked, needs_gradient, wait_at_end
 from partitioner.backends.torch.by_hand.wire import Call, open_call
 from partitioner.ir.errors import hints_keywords
 
@@ -66,7 +67,10 @@ def send(x: Tensor, dst: int, group: Group = None) -> Tensor:
     wire.put(call, x, peer).wait()
 
     def transposed(_: Tensors) -> Tensors:
-        return [_gradient(call.transposed(), peer)]
+        while call.number not in _EARLY:  # the gradients of other calls may arrive first
+            label, gradient = wire.get(call.transposed(), peer)
+            _EARLY[label.number] = gradient
+        return [_EARLY.pop(call.number)]
 
     return linked(transposed, [_zero(x.device)], [x], needs=needs_gradient(x))[0]
 
@@ -107,7 +111,9 @@ def recv(
 
     def transposed(gradients: Tensors) -> Tensors:
         if label.needs:
-            wait_at_end(wire.put(call.transposed(label.number), gradients[0], peer))
+            leaving = wire.put(call.transposed(label.number), gradients[0], peer)
+            # here ranks that wait for each other's gradients could not go on
+            torch.autograd.Variable._execution_engine.queue_callback(leaving.wait)
         return [torch.zeros_like(x) for x in delegates]
 
     return linked(transposed, [_moved(received, device)], delegates, needs=needs)[0]
@@ -288,7 +294,13 @@ def allreduce(x: Tensor, op: str = "sum", group: Group = None) -> Tensor:
     """
     call = open_call("allreduce", group)
     labels = wire.agree(call, [x], reduction=op)
-    _check_reduction(call, x, labels, op)
+    problem = unlike(labels)
+    if problem is None and op == "mean" and not labels[0].smooth:
+        problem = f"{labels[0]} has no mean of its own type: use op='sum'"
+    if problem is None and op in ("max", "min") and x.is_complex():
+        problem = f"{labels[0]} has no order: op is one of {', '.join(REDUCTIONS[:2])}"
+    if problem is not None:
+        raise call.error(problem)
     result = _reduced(call, x, labels, op).to(x.device)
     winners = x == result if op in ("max", "min") else None
 
@@ -337,14 +349,6 @@ def reduce_scatter(xs: Tensors, group: Group = None) -> Tensor:
 # Between a communication and its backward ---------------------------------------------------------
 
 
-def _gradient(call: Call, source: int) -> Tensor:
-    """The gradient of the tensor that `call` sent; those of other calls may arrive first."""
-    while call.number not in _EARLY:
-        label, gradient = wire.get(call, source)
-        _EARLY[label.number] = gradient
-    return _EARLY.pop(call.number)
-
-
 def _linked(
     call: Call,
     labels: Sequence[Label],
@@ -360,6 +364,54 @@ def _linked(
 def _zero(device: torch.device) -> Tensor:
     """The value of a delegate."""
     return torch.zeros((), dtype=torch.float32, device=device)
+
+
+#: Takes the gradients of the results and gives those of the operands, on any device.
+Transposed = Callable[[Tensors], Tensors]
+
+
+def tie(x: Tensor, others: Tensors) -> Tensor:
+    """`x`; its backward pass also reaches the others, with gradients of 0."""
+
+    def transposed(gradients: Tensors) -> Tensors:
+        return [gradients[0], *(torch.zeros_like(other) for other in others)]
+
+    needs = any(map(needs_gradient, (x, *others)))
+    return linked(transposed, [x.detach()], [x, *others], needs=needs)[0]
+
+
+class _Linked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, transposed: Transposed, results: Tensors, _anchor: Tensor, *operands: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.transposed, ctx.devices = transposed, [x.device for x in operands]
+        return tuple(x.detach() for x in results)  # no views of each other
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        moved = zip(ctx.transposed(gradients), ctx.devices, strict=True)
+        return None, None, None, *(gradient.to(device) for gradient, device in moved)
+
+
+def linked(
+    transposed: Transposed, results: Tensors, operands: Tensors, *, needs: bool
+) -> tuple[Tensor, ...]:
+    """The results, with `transposed` as their backward if any rank needs one."""
+    if not needs:
+        return tuple(results)
+    # Makes the results need a gradient on ranks without an operand that needs one.
+    anchor = torch.empty(0, requires_grad=True)
+    outputs: tuple[Tensor, ...] = _Linked.apply(  # type: ignore[no-untyped-call]
+        transposed, results, anchor, *operands
+    )
+    return outputs
+
+
+def needs_gradient(x: Tensor) -> bool:
+    """Test whether autograd would record an operation on the tensor."""
+    return x.requires_grad and torch.is_grad_enabled()
 
 
 # Communication without gradients -----------------------------------------------------------------
@@ -399,16 +451,6 @@ def _reduce_scatter(call: Call, parts: Tensors, labels: Sequence[Label]) -> Tens
     label = call.label([parts[call.rank]])
     terms = wire.swap(call, parts, [label] * call.size, wire.carrier(call.group, labels))
     return combine(terms, "sum")
-
-
-def _check_reduction(call: Call, x: Tensor, labels: Sequence[Label], op: str) -> None:
-    problem = unlike(labels)
-    if problem is None and op == "mean" and not labels[0].smooth:
-        problem = f"{labels[0]} has no mean of its own type: use op='sum'"
-    if problem is None and op in ("max", "min") and x.is_complex():
-        problem = f"{labels[0]} has no order: op is one of {', '.join(REDUCTIONS[:2])}"
-    if problem is not None:
-        raise call.error(problem)
 
 
 def _reduced(call: Call, x: Tensor, labels: Sequence[Label], op: str) -> Tensor:

@@ -124,8 +124,7 @@ def is_sendable(tensor: torch.Tensor) -> bool:
 def conflict(labels: Sequence[Label], wanted: int) -> str | None:
     """The reason why the labels of all ranks are not those of one call; None if they are.
 
-    Args:
-        wanted: Number of tensors from each rank that passes any.
+    `wanted` is the number of tensors from each rank that passes any.
     """
     root = labels[0].root
     from_root = NAMES[labels[0].name] in ("bcast", "scatter")

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
-from partitioner.backends.group_lifetime import free_default_arguments
-from partitioner.backends.process_group import Group
+from partitioner.backends.process_group import Group, free_default_arguments
 from partitioner.backends.tensors import REDUCIBLE, combine
 from partitioner.backends.torch.by_hand.labels import (
     DTYPES,
@@ -177,7 +176,10 @@ class Leaving:
 def put(call: Call, tensor: object, target: int) -> Leaving:
     """Start to send a tensor."""
     if not isinstance(tensor, Tensor) or not is_sendable(tensor):
-        raise call.error(f"{_described(tensor)} to rank {target}, where a dense tensor is wanted")
+        said = type(tensor).__name__
+        if isinstance(tensor, Tensor):
+            said = f"{tensor.dtype} tensor of layout {tensor.layout} with {tensor.dim()} dims"
+        raise call.error(f"{said} to rank {target}, where a dense tensor is wanted")
     label = call.label([tensor])
     data = _onto(tensor, carrier(call.group, [label]))
     ahead = torch.tensor(label.pack(), dtype=torch.int64, device=_label_device(call.group))
@@ -185,12 +187,6 @@ def put(call: Call, tensor: object, target: int) -> Leaving:
     with _failing(call, f"to rank {target}"):
         works = [dist.isend(buffer, group=call.group, group_dst=target) for buffer in buffers]
     return Leaving(call, target, works, buffers)
-
-
-def _described(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"{value.dtype} tensor of layout {value.layout} with {value.dim()} dims"
-    return type(value).__name__
 
 
 def get(call: Call, source: int) -> tuple[Label, Tensor]:
@@ -204,7 +200,14 @@ def get(call: Call, source: int) -> tuple[Label, Tensor]:
     if data.numel():
         with _failing(call, f"from rank {source}"):
             dist.recv(_bytes(data), group=call.group, group_src=source)
-    _check_pair(call, source, label)
+    if (label.name, label.backward) != (call.label().name, call.backward):
+        sent, awaited = (
+            "a gradient" if backward else "a tensor" for backward in (label.backward, call.backward)
+        )
+        raise call.error(
+            f"rank {source} sent {sent} {label}, and this rank waits for {awaited}: "
+            "the calls are not in the same order on both"
+        )
     return label, data
 
 
@@ -213,18 +216,6 @@ def _unpacked(call: Call, numbers: Tensor) -> Label:
         return Label.unpack(numbers.tolist())
     except BackendError as error:
         raise call.error(str(error)) from None
-
-
-def _check_pair(call: Call, source: int, label: Label) -> None:
-    if (label.name, label.backward) == (call.label().name, call.backward):
-        return
-    sent, awaited = (
-        "a gradient" if backward else "a tensor" for backward in (label.backward, call.backward)
-    )
-    raise call.error(
-        f"rank {source} sent {sent} {label}, and this rank waits for {awaited}: "
-        "the calls are not in the same order on both"
-    )
 
 
 # Among all ranks ---------------------------------------------------------------------------------
@@ -242,7 +233,6 @@ def agree(
 
     Args:
         wanted: Number of tensors from each rank that passes any.
-        root: `src` or `dst`; -1 without.
 
     Raises:
         BackendError: The labels are not those of one call; raised on all ranks.
@@ -275,13 +265,11 @@ def swap_labels(call: Call, tensors: Sequence[Tensor]) -> list[Label]:
 def swap(
     call: Call, tensors: Sequence[Tensor], labels: Sequence[Label], device: torch.device
 ) -> list[Tensor]:
-    """Send a tensor to each rank and receive one from each.
-
-    Args:
-        labels: Of the tensors that arrive, by sender.
-        device: Device that they are sent from and received on.
-    """
-    leaving = [_padded(_bytes(_onto(x, device))) for x in tensors]
+    """Send a tensor to each rank and receive one from each; `labels` are of those that arrive."""
+    leaving = []
+    for data in (_bytes(_onto(x, device)) for x in tensors):
+        missing = _padded_size(data.numel()) - data.numel()
+        leaving.append(torch.cat((data, data.new_zeros(missing))) if missing else data)
     sizes = [_padded_size(_nbytes(label)) for label in labels]
     arriving = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
     with _failing(call, call.others):
@@ -303,11 +291,6 @@ def _padded_size(nbytes: int) -> int:
     return max(1, -(-nbytes // _ALIGN)) * _ALIGN
 
 
-def _padded(data: Tensor) -> Tensor:
-    missing = _padded_size(data.numel()) - data.numel()
-    return torch.cat((data, data.new_zeros(missing))) if missing else data
-
-
 def all_gather(call: Call, tensor: Tensor, labels: Sequence[Label]) -> Sequence[Tensor]:
     """Every rank's tensor, by rank."""
     device = carrier(call.group, labels)
@@ -327,8 +310,7 @@ def all_reduce(
 ) -> Tensor:
     """The tensors of all ranks reduced by "sum", "max" or "min".
 
-    Args:
-        target: Rank that gets the result, which means nothing on the others; None for all.
+    On other ranks than `target`, if there is one, the result means nothing.
     """
     data = _onto(tensor, carrier(call.group, labels))
     numbers = torch.view_as_real(data) if data.is_complex() else data

@@ -9,14 +9,23 @@ them.
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Collection
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import Optimizer, _global_optimizer_pre_hooks
+from torch.optim.optimizer import (
+    GlobalOptimizerPostHook,
+    GlobalOptimizerPreHook,
+    Optimizer,
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from partitioner.backends.torch.dtensors.rank_tensor import RankTensor, is_cut_alike
 
@@ -36,6 +45,19 @@ _State: TypeAlias = dict[str, Any]
 _BEHIND = "_optimizer_step_code"
 #: Attributes of an optimizer that its double has of its own.
 _CONTENTS = frozenset({"param_groups", "state"})
+#: What is called before steps, and changes no group of parameters.
+_OWN_HOOKS: WeakSet[GlobalOptimizerPreHook] = WeakSet()
+
+
+def on_steps(owner: object, before: GlobalOptimizerPreHook, after: GlobalOptimizerPostHook) -> None:
+    """Call functions before and after the step of any optimizer, as PyTorch's hooks, with `owner`.
+
+    Steps compute with parts beside these hooks: `before` changes no group of parameters.
+    """
+    _OWN_HOOKS.add(before)
+    handles = register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)
+    for handle in handles:
+        weakref.finalize(owner, handle.remove).atexit = False
 
 
 def over_parts(
@@ -43,7 +65,6 @@ def over_parts(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     ours: Collection[int],
-    hooks: Collection[Any],
 ) -> Arguments | None:
     """Arguments that make an optimizer's step compute with parts; None if it stays as it is.
 
@@ -57,13 +78,21 @@ def over_parts(
         args: Of the step, by position: the optimizer first.
         kwargs: Of the step, by name.
         ours: Ids of the parameters of a rank's module.
-        hooks: Those for all optimizers that do not change groups of parameters.
     """
+    if args[0] is not optimizer:
+        return None  # a step of a double, for another rank's module
     vars(optimizer).pop(_BEHIND, None)  # of a step that failed
-    is_plain_call = len(args) == 1 and args[0] is optimizer and not kwargs
-    options = {name: value for name, value in vars(optimizer).items() if name not in _CONTENTS}
-    if not is_plain_call or not _may_have_double(optimizer, hooks):
+    known_hooks = set(map(id, _OWN_HOOKS))  # others' may have no hash
+    if (
+        len(args) > 1
+        or kwargs
+        or type(optimizer) not in _ELEMENTWISE
+        or torch.compiler.is_compiling()
+        or optimizer._optimizer_step_pre_hooks
+        or any(id(hook) not in known_hooks for hook in _global_optimizer_pre_hooks.values())
+    ):
         return None
+    options = {name: value for name, value in vars(optimizer).items() if name not in _CONTENTS}
     parts: dict[Tensor, Tensor] = {}
     state: defaultdict[Tensor, _State] = defaultdict(dict)
     for group in optimizer.param_groups:
@@ -103,17 +132,6 @@ def over_parts(
 
     vars(optimizer)[_BEHIND] = taken_back
     return (double,), kwargs
-
-
-def _may_have_double(optimizer: Optimizer, hooks: Collection[Any]) -> bool:
-    """Test whether a step is elementwise, and no hook but `hooks` is called before it."""
-    known = set(map(id, hooks))  # others' may have no hash
-    return (
-        type(optimizer) in _ELEMENTWISE
-        and not torch.compiler.is_compiling()
-        and not optimizer._optimizer_step_pre_hooks
-        and all(id(hook) in known for hook in _global_optimizer_pre_hooks.values())
-    )
 
 
 def take_back(optimizer: Optimizer, args: tuple[Any, ...]) -> None:

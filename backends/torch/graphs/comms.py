@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from partitioner.backends.regions import region_shape
+from partitioner.backends.regions import boxes, is_whole, region_shape
 from partitioner.backends.tensors import torch_dtype
-from partitioner.backends.torch.graphs.pieces import join, take
 from partitioner.backends.torch.operators.sent import group_name
 from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.program import Comm, CommKind
@@ -67,7 +66,10 @@ class RankComm:
         """Add the nodes that start it; None if the rank gets no result."""
         kind = self.comm.kind
         if kind is CommKind.SLICE:
-            return self._slice()
+            parts = [t for t in self.comm.transfers if t.target == self.rank]
+            return lambda: join(
+                self.graph, [(t.write, self._part(t)) for t in parts], self.target_shape
+            )
         if kind is CommKind.ALL_REDUCE:
             return self._all_reduce()
         if kind is CommKind.REDUCE_SCATTER:
@@ -75,12 +77,6 @@ class RankComm:
         if kind is CommKind.ALL_GATHER and self.comm.is_even:
             return self._all_gather()
         return self._exchange()
-
-    def _slice(self) -> Arrival:
-        parts = [t for t in self.comm.transfers if t.target == self.rank]
-        return lambda: join(
-            self.graph, [(t.write, self._part(t)) for t in parts], self.target_shape
-        )
 
     def _all_reduce(self) -> Arrival:
         operand = self._summable(self._dense(self._sent))
@@ -301,3 +297,49 @@ def _fill_rows(regions: Sequence[Region], shape: Shape) -> bool:
             return False
         end += rows[0][1]
     return end == shape[0]
+
+
+def take(graph: fx.Graph, tensor: fx.Node, region: Region, shape: tuple[int, ...]) -> fx.Node:
+    """The region of a tensor of this shape, as views and, where it has gaps, a copy."""
+    for dim, intervals in enumerate(region):
+        if is_whole((intervals,), (shape[dim],)):
+            continue
+        slices = [
+            graph.call_function(aten.slice.Tensor, (tensor, dim, start, start + length))
+            for start, length in intervals or ((0, 0),)
+        ]
+        tensor = (
+            slices[0] if len(slices) == 1 else graph.call_function(aten.cat.default, (slices, dim))
+        )
+    return tensor
+
+
+def join(
+    graph: fx.Graph, parts: Sequence[tuple[Region, fx.Node]], shape: tuple[int, ...]
+) -> fx.Node:
+    """The tensor of this shape whose regions are the parts, which tile it."""
+    if len(parts) == 1 and is_whole(parts[0][0], shape):
+        return parts[0][1]
+    split = {
+        dim
+        for region, _ in parts
+        for dim, intervals in enumerate(region)
+        if not is_whole((intervals,), (shape[dim],))
+    }
+    dim = next(iter(split)) if len(split) == 1 else None
+    if dim is not None and all(len(region[dim]) == 1 for region, _ in parts):  # without gaps
+        ordered = sorted(parts, key=lambda part: part[0][dim][0][0])
+        return graph.call_function(aten.cat.default, ([part for _, part in ordered], dim))
+    regions = tuple(region for region, _ in parts)
+    tensors = [part for _, part in parts]
+    return graph.call_function(assemble, (tensors, regions, shape))
+
+
+def assemble(parts: Sequence[Tensor], regions: Sequence[Region], shape: tuple[int, ...]) -> Tensor:
+    """A tensor of this shape with each part written to its region."""
+    whole = parts[0].new_empty(shape)
+    for part, region in zip(parts, regions, strict=True):
+        dense = part.reshape(region_shape(region))
+        for index, packed in boxes(region):
+            whole[index] = dense[packed]
+    return whole

@@ -6,11 +6,16 @@ operand that nothing else reads, a write to a stored value that the program does
 needed: with gloo, `all_gather_into_tensor` calls `allgather_coalesced`, which spoils the heap if
 several are on their way (PyTorch 2.13, `tests/benchmarks/gathers.py`). Fewer calls do the rest: of
 views, of both gradients of a layer norm, of copies into one memory, and of sums of gradients.
+
+A rank runs such a pass without autograd (`direct`), up to its first communication at once
+(`gated`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from operator import getitem
 from typing import Any, cast
 
@@ -18,11 +23,13 @@ import torch
 from torch import Tensor, fx
 from torch.fx.graph import _BoxedCodeGen
 
-from partitioner.backends.torch.graphs.calls import add_argument
+from partitioner.backends.torch.graphs.calls import add_argument, overload
 from partitioner.backends.torch.graphs.emit import IN_PLACE
 from partitioner.backends.torch.graphs.notes import OPERATOR, note_tasks, noted_tasks
-from partitioner.backends.torch.graphs.writes import WRITES
 from partitioner.backends.torch.operators.normalization import layer_norm_backward
+from partitioner.backends.torch.operators.registry import KERNELS
+from partitioner.backends.torch.operators.sent import SENDING
+from partitioner.backends.torch.operators.vocabulary import write_part
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -37,8 +44,31 @@ _PASSING_ON = frozenset(
         c10d.all_reduce_.default,
     }
 )
+#: The namespace of the operators of communications.
+_COMMUNICATIONS = "_c10d_functional"
 #: Number of the operands that both gradients of a layer norm read.
 _NORM_OPERANDS = 5
+
+
+def _slice_write(data: Tensor, source: Tensor, *place: Any, **named: Any) -> Tensor:
+    aten.slice.Tensor(data, *place, **named).copy_(source)
+    return data
+
+
+def _select_write(data: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    data.select(dim, index).copy_(source)
+    return data
+
+
+#: By operator that writes rows to a copy of its first operand: writes to that one, and returns it.
+WRITES: Mapping[Any, Callable[..., Tensor]] = {
+    aten.index_copy.default: aten.index_copy_.default,
+    aten.index_put.default: aten.index_put_.default,
+    aten._unsafe_index_put.default: aten.index_put_.default,
+    aten.select_scatter.default: _select_write,
+    aten.slice_scatter.default: _slice_write,
+    operators.index_write_part.default: write_part,
+}
 
 
 def eager(
@@ -143,26 +173,21 @@ def join_norms(graph: fx.Graph) -> None:
         if data is None:
             continue
         first, scale = min(data, weights, key=order.__getitem__), data.args[_NORM_OPERANDS]
-        if isinstance(scale, fx.Node) and order[scale] < order[first]:
-            _join_norm(graph, first, data, weights)
+        if not isinstance(scale, fx.Node) or order[scale] >= order[first]:
+            continue
+        with graph.inserting_before(first):
+            call = graph.call_function(layer_norm_grads, data.args)
+            results = [graph.call_function(getitem, (call, index)) for index in range(2)]
+        note_tasks((call, *results), (*noted_tasks(data), *noted_tasks(weights)))
+        for node, result in zip((data, weights), results, strict=True):
+            node.replace_all_uses_with(result)
+            graph.erase_node(node)
 
 
 def _operands(node: fx.Node) -> tuple[Any, ...]:
     grad_out, x, sizes, mean, rstd = node.args[:_NORM_OPERANDS]
     assert isinstance(sizes, Sequence)
     return grad_out, x, tuple(sizes), mean, rstd
-
-
-def _join_norm(graph: fx.Graph, first: fx.Node, data: fx.Node, weights: fx.Node) -> None:
-    with graph.inserting_before(first):
-        call = graph.call_function(layer_norm_grads, data.args)
-        data_gradient, weight_gradients = (
-            graph.call_function(getitem, (call, index)) for index in range(2)
-        )
-    note_tasks((call, data_gradient, weight_gradients), (*noted_tasks(data), *noted_tasks(weights)))
-    for node, result in ((data, data_gradient), (weights, weight_gradients)):
-        node.replace_all_uses_with(result)
-        graph.erase_node(node)
 
 
 def layer_norm_grads(
@@ -191,21 +216,26 @@ def pack_at_once(graph: fx.Graph) -> None:
         lines = node.args[0] if node.target is aten.cat.default else ()
         if len(lines) < 2 or node.args[1:] not in ((), (0,)) or node.kwargs:
             continue
-        if not all(_is_line(line) and [*line.users] == [node] for line in lines):
+        if not all(
+            line.target is aten.reshape.default
+            and line.args[1] == [-1]
+            and not line.kwargs
+            and [*line.users] == [node]
+            for line in lines
+        ):
             continue
         node.meta[OPERATOR], node.target = node.target, packed
         node.args = ([_source_of(line) for line in lines],)
         for line in dict.fromkeys(lines):
-            _erase_line(graph, line)
+            source = line.all_input_nodes[0]
+            graph.erase_node(line)
+            if source.op == "call_method" and not source.users:
+                graph.erase_node(source)
 
 
 def packed(tensors: list[Tensor]) -> Tensor:
     """The elements of several tensors in a new one of one dim."""
     return torch._C._nn.flatten_dense_tensors(tensors)
-
-
-def _is_line(node: fx.Node) -> bool:
-    return node.target is aten.reshape.default and node.args[1] == [-1] and not node.kwargs
 
 
 def _source_of(line: fx.Node) -> fx.Node:
@@ -215,16 +245,7 @@ def _source_of(line: fx.Node) -> fx.Node:
     return source.all_input_nodes[0] if is_dense and not source.kwargs else source
 
 
-def _erase_line(graph: fx.Graph, line: fx.Node) -> None:
-    source = line.all_input_nodes[0]
-    graph.erase_node(line)
-    if source.op == "call_method" and not source.users:
-        graph.erase_node(source)
-
-
 # Sums over micro-batches --------------------------------------------------------------------------
-
-
 # A pass takes the sum of a result behind its other arguments, None before the first micro-batch,
 # and returns the sum in its place. So a gradient is added while the processor has it in its caches,
 # and is not held to the end of the pass.
@@ -301,3 +322,108 @@ _ADDING: dict[Any, Callable[..., Tensor]] = {
     aten.bmm.default: add_products,
     aten.embedding_dense_backward.default: add_rows,
 }
+
+
+# Without autograd, and up to the first communication at once --------------------------------------
+
+
+#: Operators for each of which PyTorch has a function of the same name that calls it with the same
+#: arguments in the same order. Not all that there are: those of which models call many on small
+#: tensors.
+_OF_SAME_NAME = (
+    *("add.Tensor", "addmm", "bmm", "cat", "clone", "div.Tensor", "embedding", "exp", "log"),
+    *("masked_fill.Scalar", "mean.dim", "mm", "mul.Tensor", "native_layer_norm", "neg", "permute"),
+    *("relu", "reshape", "rsqrt", "select.int", "sigmoid", "sub.Tensor", "sum.dim_IntList", "t"),
+    *("tanh", "transpose.int", "unsqueeze"),
+)
+#: PyTorch's functions by operator.
+FUNCTIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
+    **{overload(f"aten::{op}"): getattr(torch, op.partition(".")[0]) for op in _OF_SAME_NAME},
+    aten.gelu.default: torch._C._nn.gelu,
+    aten.silu.default: torch._C._nn.silu,
+}
+
+
+@dataclass
+class Gate:
+    """A place in a pass where the rank waits, when it comes there first."""
+
+    wait: Callable[[], None] | None = None  #: Waits; None if there is nothing to wait for.
+
+    def enter(self) -> None:
+        """Wait, if nothing has since `wait` was set."""
+        wait, self.wait = self.wait, None
+        if wait is not None:
+            wait()
+
+    def leave(self, error: BaseException) -> None:
+        """End a pass that failed.
+
+        The other ranks wait for one with an error. One that is interrupted waits in its next pass.
+        """
+        if not isinstance(error, Exception):
+            self.wait = None
+        self.enter()
+
+
+def gated(module: fx.GraphModule, gate: Gate) -> fx.GraphModule:
+    """The pass, which is changed: it enters the gate before others may notice that it runs.
+
+    That is before it communicates, or writes to anything that it is given.
+
+    Args:
+        module: A pass as `eager` makes it.
+        gate: The gate.
+    """
+    graph = module.graph
+    first = next(node for node in graph.nodes if not _is_private(node))
+    with graph.inserting_before(first):
+        graph.call_function(gate.enter)
+    module.recompile()
+    return module
+
+
+def _is_private(node: fx.Node) -> bool:
+    """Test whether a node only computes a value of its own."""
+    if node.op in ("placeholder", "get_attr") or node.target in ("contiguous", getitem, packed):
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    is_local = node.target.namespace in ("aten", "partitioner") and node.target not in SENDING
+    return is_local and not node.target._schema.is_mutable
+
+
+def direct(module: fx.GraphModule) -> fx.GraphModule:
+    """The pass, which is changed: it must run under `torch.no_grad`.
+
+    PyTorch (2.13) has an autograd function in Python for each functional collective, and for each
+    operator that was registered with a gradient: without gradients these only pass a call on. It
+    looks up the schema of an operator anew at each call of it by name, which takes longer than the
+    function of the same operator (`FUNCTIONS`).
+
+    Args:
+        module: A pass as `eager` makes it.
+    """
+    for node in module.graph.nodes:
+        target = node.target
+        call = KERNELS.get(target) or FUNCTIONS.get(target)
+        if target is aten.slice.Tensor and len(node.args) == 4 and node.args[1] == 0:
+            tensor, _, start, end = node.args
+            call, node.args = getitem, (tensor, slice(start, end))
+        elif target is gathered or (
+            isinstance(target, torch._ops.OpOverload) and target.namespace == _COMMUNICATIONS
+        ):
+            call = _below_autograd(target)
+        if call is not None:
+            node.meta[OPERATOR], node.target = target, call
+    module.recompile()
+    return module
+
+
+@cache
+def _below_autograd(operator: Callable[..., Any]) -> Callable[..., Any]:
+    def communicate(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args)
+
+    return communicate

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import dtype_word
-from partitioner.backends.torch.dtensors.local_steps import Arguments, over_parts, take_back
-from partitioner.backends.torch.guards.global_hooks import global_hooks
+from partitioner.backends.torch.dtensors.local_steps import (
+    Arguments,
+    on_steps,
+    over_parts,
+    take_back,
+)
 from partitioner.backends.torch.state.whole import Stored
 
-#: The hooks of `count_steps`, which change no group of parameters.
-_STEP_HOOKS: WeakSet[Callable[..., object]] = WeakSet()
 #: Optimizers with operators that are not computed of parts of a tensor.
 _WHOLE_ONLY = (
     *(torch.optim.Rprop, torch.optim.Adafactor, torch.optim.SparseAdam, torch.optim.LBFGS),
@@ -62,14 +58,7 @@ class Contents:
         tensors: Mapping[str, Tensor],
         rests: Iterable[Tensor],
     ) -> Contents:
-        """The contents of a module as it is.
-
-        Args:
-            module: The rank's module.
-            stored: The parameters and buffers of the whole model.
-            tensors: Those of the rank, by first name.
-            rests: What the plan keeps between steps besides them.
-        """
+        """The contents of a module as it is; the plan keeps `rests` between steps besides."""
         parts = tuple(module.modules())[1:]
         held = [entry for entry in stored if entry.names[0] in tensors]
         kept = {rest.untyped_storage()._cdata for rest in rests}
@@ -101,8 +90,7 @@ class Contents:
         """
         for name in global_hooks():
             raise BackendError(f"{name} is a hook of all modules, not of these: {_HOOKS_ADVICE}")
-        is_same = self._are_plain_parts(module.training) and self._are_same_objects(module)
-        if is_same and self._are_same_tensors():
+        if self._is_as_it_was(module):
             return
         parts = dict(module.named_modules())
         _check_parts(module, parts)
@@ -111,20 +99,14 @@ class Contents:
             if tensor is not None:
                 self._check_tensor(module, entry, tensor, parts)
 
-    def _are_plain_parts(self, mode: bool) -> bool:
-        """Test whether all submodules are in the mode of the module, and have no hooks."""
-        for part in self.parts:  # a loop: every call of a module comes here
+    def _is_as_it_was(self, module: nn.Module) -> bool:
+        mode = module.training
+        for part in self.parts:  # loops: every call of a module comes here
             if _has_hooks(part) or not (part.training is mode or _is_in(mode, part)):
                 return False
-        return True
-
-    def _are_same_objects(self, module: nn.Module) -> bool:
         for held, known in zip(_contents((module, *self.parts)), self.objects, strict=True):
             if tuple(held) != tuple(known) or not all(map(is_, held.values(), known.values())):
                 return False
-        return True
-
-    def _are_same_tensors(self) -> bool:
         facts = [
             (x.shape, x.dtype, _storage_of(x)._cdata if name in self.at_rest else 0)
             for name, x in self.tensors.items()
@@ -243,14 +225,13 @@ def count_steps(
     *,
     holds_all: bool,
 ) -> None:
-    """Count each optimizer's step as a write to the parameters that have gradients.
+    """Count each optimizer's step as a write to the parameters that have gradients, with `owner`.
 
     PyTorch counts no writes of steps with `foreach=True` or `fused=True` to DTensors, nor those of
     steps over parts (see `local_steps`). Optimizers that fail on parts of tensors, and those that
     lack options, are refused by name when they step.
 
     Args:
-        owner: Steps are counted while it lives.
         tensors: The rank's parameters and buffers.
         elsewhere: Parameters that it lists and does not hold; no step trains them.
         holds_all: Whether it has a shard of every parameter of the model.
@@ -281,14 +262,11 @@ def count_steps(
         if not has_parts:
             return None
         if not isinstance(optimizer, _WHOLE_ONLY):
-            return over_parts(optimizer, args, kwargs, ours, _STEP_HOOKS)
+            return over_parts(optimizer, args, kwargs, ours)
         _check_are_whole(optimizer, ours)
         return None
 
-    _STEP_HOOKS.add(steps)
-    handles = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)
-    for handle in handles:
-        weakref.finalize(owner, handle.remove).atexit = False
+    on_steps(owner, steps, stepped)
 
 
 def _check_are_whole(optimizer: Optimizer, ours: Collection[int]) -> None:
@@ -326,3 +304,18 @@ def check_inputs(values: Iterable[Any]) -> None:
                 "an input requires a gradient: only parameters get one; detach() it, or make what "
                 "computes it a part of the module"
             )
+
+
+#: Where PyTorch keeps them.
+_TABLES = (
+    *("_global_forward_hooks", "_global_forward_pre_hooks"),
+    *("_global_backward_hooks", "_global_backward_pre_hooks"),
+)
+
+
+def global_hooks() -> Iterator[str]:
+    """The names of the hooks of all modules that are not PyTorch's own."""
+    for table in _TABLES:
+        for hook in vars(nn.modules.module)[table].values():
+            if not str(getattr(hook, "__module__", "")).startswith("torch."):
+                yield getattr(hook, "__qualname__", repr(hook))

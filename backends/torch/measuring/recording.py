@@ -6,9 +6,13 @@ marks the time. What the host does beside the calls of a task counts for the tas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
@@ -19,18 +23,31 @@ from partitioner.backends.process_group import (
     Group,
     clock_offset,
     gpu_name,
+    timed,
     timed_steps,
 )
+from partitioner.backends.torch.agreeing.faults import Roll
 from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
+from partitioner.backends.torch.graphs.eager import direct
+from partitioner.backends.torch.graphs.messages import Message
 from partitioner.backends.torch.graphs.notes import OPERATOR, noted_tasks
-from partitioner.backends.torch.measuring.clocks import Clock
-from partitioner.backends.torch.measuring.optimizers import OPTIMIZERS
-from partitioner.backends.torch.measuring.timing import NAME, stored_part, watch_steps
+from partitioner.backends.torch.graphs.phases import RankPhases, of_each
+from partitioner.backends.torch.measuring.clocks import Clock, clock_of
+from partitioner.backends.torch.measuring.timing import NAME, OPTIMIZERS, stored_part, watch_steps
+from partitioner.backends.torch.running.step_values import (
+    Posts,
+    Run,
+    StepPlan,
+    StepStart,
+    StepValues,
+    Values,
+    run_phases,
+)
 from partitioner.backends.torch.state.shards import part_of
+from partitioner.backends.waiting import STEPS
 from partitioner.ir.exchange import Region
 
 c10d = torch.ops._c10d_functional
-Values = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -47,9 +64,7 @@ class Span:
 def marked(module: fx.GraphModule, clock: Clock) -> tuple[fx.GraphModule, tuple[Span, ...]]:
     """A pass that marks the time before each task and after the last, and the spans between marks.
 
-    Args:
-        module: A pass as `eager` makes it; its graph is changed.
-        clock: Marks.
+    The pass is one that `eager` makes; its graph is changed.
     """
     spans: list[Span] = []
     for node, span in _spans(module.graph):
@@ -75,7 +90,11 @@ def _spans(graph: fx.Graph) -> Iterator[tuple[fx.Node, Span]]:
             if tasks:
                 nodes = tuple(task for task in tasks if isinstance(task, str))
                 comms = tuple(task for task in tasks if isinstance(task, int))
-                label = labels.setdefault(tasks, _name(node))
+                target = node.meta.get(OPERATOR, node.target)
+                name = target if isinstance(target, str) else getattr(target, "__name__", "")
+                if isinstance(target, torch._ops.OpOverload):
+                    name = str(target.overloadpacket)
+                label = labels.setdefault(tasks, name or str(target))
                 if node.target is c10d.wait_tensor.default:
                     arrived.add(comms)
                 apart = Role.RECEIVE if comms in arrived else Role.SEND
@@ -83,14 +102,6 @@ def _spans(graph: fx.Graph) -> Iterator[tuple[fx.Node, Span]]:
             yield node, span
         elif node.op == "output":
             yield node, span
-
-
-def _name(node: fx.Node) -> str:
-    """``aten.mm``, ``contiguous``."""
-    target = node.meta.get(OPERATOR, node.target)
-    if isinstance(target, torch._ops.OpOverload):
-        return str(target.overloadpacket)
-    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 
 
 class Update(NamedTuple):
@@ -105,12 +116,9 @@ class Update(NamedTuple):
 
 
 class Training:
-    """The parameters of a rank and their optimizer.
+    """The parameters of a rank and their optimizer, one of `timing.OPTIMIZERS`.
 
-    Args:
-        optimizer: One of `optimizers.OPTIMIZERS`.
-        updates: The parameters.
-        values: Local values; the parameters write to their memory.
+    The parameters write to the memory of `values`, the local ones.
     """
 
     def __init__(
@@ -159,72 +167,8 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def held_bytes(
-    values: Mapping[str, Tensor], modules: Iterable[nn.Module], training: Training | None
-) -> int:
-    """Bytes of local values, of what graphs hold, and of parameters and their optimizer's state."""
-    tensors = [*values.values(), *(() if training is None else training.tensors)]
-    for module in modules:
-        tensors += [*module.buffers(), *module.parameters()]
-    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
-    return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
-
-
-def recorded(
-    plain: Callable[[], object],
-    marks: Callable[[], Sequence[Span | None]],
-    clock: Clock,
-    held: Callable[[], int],
-    device: torch.device,
-    steps: int,
-    threads: int,
-    group: Group = None,
-) -> RankLog:
-    """The record of steps of a rank, after one to warm up; all ranks must call it.
-
-    Args:
-        plain: Runs a step.
-        marks: Runs a step that marks the time, and gives the spans that each mark but the last
-            begins; None for what is of no task.
-        clock: It is marked.
-        held: Bytes that lie on the device before a step.
-        device: The device.
-        steps: Number of steps.
-        threads: Threads of an operator.
-        group: The ranks; None for all.
-    """
-    plain()
-    offset_s = clock_offset(group)
-    logged = tuple(_step(marks, clock, group) for _ in range(steps))
-    unrecorded_s = timed_steps(lambda _: plain(), steps, group)
-    peak_bytes = _most_bytes(plain, held(), device)
-    log = RankLog(NAME, threads, logged, tuple(unrecorded_s), peak_bytes, gpu_name(device))
-    return log.shifted(offset_s)
-
-
-def _step(marks: Callable[[], Sequence[Span | None]], clock: Clock, group: Group) -> Step:
-    torch.distributed.barrier(group=group)
-    begin = clock.begin()
-    spans = marks()
-    clock.mark()
-    *times, end = clock.marks()
-    return Step(begin, end, tuple(_events(spans, [*times, end])))
-
-
-def _events(spans: Sequence[Span | None], marks: Sequence[float]) -> Iterator[Event]:
-    """The events between marks, one more than spans; None is what lies between two passes."""
-    for span, begin, end in zip(spans, marks[:-1], marks[1:], strict=True):
-        if span is not None and (span.nodes or span.comms):
-            what = span.nodes, span.comms, span.label, span.role
-            yield Event(*what, begin, end, span.micro_batch)
-
-
 def _most_bytes(run: Callable[[], object], held: int, device: torch.device) -> int:
-    """The most bytes that lie on a device while something runs.
-
-    Args:
-        held: Bytes that lie there before.
-    """
+    """The most bytes that lie on a device while something runs, over those that are held before."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         run()
@@ -246,3 +190,188 @@ def _most_bytes(run: Callable[[], object], held: int, device: torch.device) -> i
         now += nbytes
         most = max(most, now)
     return held + most
+
+
+#: Label of the events of a message.
+MESSAGE = "message"
+#: Modules by micro-batch and phase.
+Modules: TypeAlias = Sequence[Mapping[int, fx.GraphModule]]
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Runs the phases of a rank and then its optimizer, as one step."""
+
+    phases: Sequence[RankPhases]  #: Those of each micro-batch.
+    runs: Sequence[tuple[int, int]]  #: Those that it runs, with their micro-batches, in order.
+    start: StepStart  #: The values that a step begins with.
+    device: torch.device  #: Where they lie.
+    roll: Roll  #: The processes of all ranks.
+    training: Training | None = None  #: Its parameters and optimizer; None for inference.
+
+    def timed(self, steps: int, shown: Mapping[str, str]) -> tuple[list[Values], float]:
+        """Run so many steps, at least 1, after one to warm up; all ranks must call it.
+
+        Args:
+            shown: Local names of the results to return, by name.
+
+        Returns:
+            Results of each micro-batch of the last step, and the slowest rank's seconds.
+        """
+        plan = self._plan(shown)
+
+        def run(number: int) -> list[Values]:
+            for _ in range(number):
+                results = self._run(plan, self._plain, shown=shown)
+            return results
+
+        return timed(run, steps)
+
+    def record(self, steps: int, threads: int, group: Group = None) -> RankLog:
+        """Record so many steps, after one to warm up; all ranks must call it.
+
+        All micro-batches must be of one size.
+        """
+        (phases,) = {id(one): one for one in self.phases}.values()
+        clock = clock_of(self.device)
+        marking = {phase: marked(phases.eager(phase), clock) for phase in phases.graphs}
+        spans = {phase: self._of_messages(phase, of) for phase, (_, of) in marking.items()}
+        modules = {phase: direct(module) for phase, (module, _) in marking.items()}
+        plan = self._plan({})
+
+        def plain(_: int = 1) -> None:
+            self._run(plan, self._plain)
+
+        plain()
+        offset_s = clock_offset(group)
+        logged = tuple(self._step(plan, modules, spans, clock, group) for _ in range(steps))
+        unrecorded_s = tuple(timed_steps(plain, steps, group))
+        peak_bytes = _most_bytes(plain, self._held(), self.device)
+        gpu = gpu_name(self.device)
+        return RankLog(NAME, threads, logged, unrecorded_s, peak_bytes, gpu).shifted(offset_s)
+
+    @cached_property
+    def _plain(self) -> Modules:
+        return of_each(
+            self.phases, lambda one: {phase: direct(one.eager(phase)) for phase in one.graphs}
+        )
+
+    def _plan(self, shown: Mapping[str, str]) -> StepPlan:
+        """The runs of a step, behind which gradients are read, and what is shown.
+
+        Results are held to the end where the caller gets them no earlier.
+        """
+        keep = {*shown.values()}
+        if self.training is not None:
+            keep.update(one.gradient for one in self.training.updates)
+        if not self.phases[0].order.turns:
+            keep |= self.phases[0].delivered
+        return StepPlan(self.phases, self.runs, self.start.written, keep, adds=True)
+
+    def _of_messages(self, phase: int, spans: Sequence[Span]) -> tuple[Span, ...]:
+        """The spans of a phase; what packs and unpacks a message is of the message."""
+        graph = self.phases[0].graphs[phase]
+        message_of = {part.number: m for m in (*graph.sends, *graph.receives) for part in m.parts}
+        leaving = {part.number for message in graph.sends for part in message.parts}
+        joined = []
+        for span in spans:
+            messages = [message_of[number] for number in span.comms if number in message_of]
+            if messages:
+                role = Role.SEND if leaving.issuperset(span.comms) else Role.RECEIVE
+                span = Span((), _comms(messages[0]), MESSAGE, role)
+            joined.append(span)
+        return tuple(joined)
+
+    def _step(
+        self,
+        plan: StepPlan,
+        modules: Mapping[int, fx.GraphModule],
+        spans: Mapping[int, Sequence[Span]],
+        clock: Clock,
+        group: Group,
+    ) -> Step:
+        """Run a step that marks the time, with the events between its marks."""
+        begun: list[Span | None] = []  # at each mark; None: what lies between two passes
+
+        def note(span: Span | None) -> None:
+            clock.mark()
+            begun.append(span)
+
+        @contextmanager
+        def around(message: Message, micro_batch: int, receives: bool) -> Iterator[None]:
+            role = Role.RECEIVE if receives else Role.SEND
+            note(Span((), _comms(message), MESSAGE, role, micro_batch))
+            yield
+            note(None)
+
+        def before_update() -> None:
+            assert self.training is not None
+            note(self.training.span)
+
+        def ran(run: Run) -> None:  # its module has marked
+            begun.extend(replace(span, micro_batch=run.micro_batch) for span in spans[run.phase])
+            begun.append(None)
+
+        torch.distributed.barrier(group=group)
+        begin = clock.begin()
+        self._run(plan, [modules] * len(plan.phases), around, ran, before_update)
+        clock.mark()
+        times = clock.marks()
+        events = (
+            Event(span.nodes, span.comms, span.label, span.role, start, end, span.micro_batch)
+            for span, (start, end) in zip(begun, pairwise(times), strict=True)
+            if span is not None and (span.nodes or span.comms)
+        )
+        return Step(begin, times[-1], tuple(events))
+
+    def _run(
+        self,
+        plan: StepPlan,
+        modules: Modules,
+        around: Callable[..., Any] | None = None,
+        ran: Callable[[Run], None] = lambda _: None,
+        before_update: Callable[[], None] = lambda: None,
+        shown: Mapping[str, str] = MappingProxyType({}),
+    ) -> list[Values]:
+        """Run the phases and the optimizer; returns what is `shown` of each micro-batch."""
+        stored = dict(self.start.stored)
+        if self.training is not None:
+            stored |= self.training.values()
+        held = StepValues(plan, replace(self.start, stored=stored).values)
+        where = plan.phases, self.device, self.roll
+        posts = Posts(*where) if around is None else Posts(*where, around)
+
+        def run_phase(run: Run, arguments: list[Tensor | None]) -> Sequence[Tensor]:
+            results: Sequence[Tensor] = modules[run.micro_batch][run.phase](arguments)
+            ran(run)
+            return results
+
+        with torch.no_grad():
+            run_phases(held, posts, run_phase, lambda _: True)
+        results = [
+            {name: held.result(local, micro_batch) for name, local in shown.items()}
+            for micro_batch in range(len(plan.phases))
+        ]
+        if self.training is not None:
+            gradients = {one.gradient: held.total(one.gradient) for one in self.training.updates}
+            del held
+            before_update()
+            self.training.step(gradients)
+        STEPS.begin()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return results
+
+    def _held(self) -> int:
+        """Bytes of values, graphs, parameters and their optimizer's state, before a step."""
+        own = self.start
+        tensors = [t for of in (own.stored, *own.micro_batches) for t in of.values()]
+        tensors += () if self.training is None else self.training.tensors
+        for graph in self.phases[0].graphs.values():
+            tensors += [*graph.module.buffers(), *graph.module.parameters()]
+        storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
+        return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+
+
+def _comms(message: Message) -> tuple[int, ...]:
+    return tuple(sorted(part.number for part in message.parts))

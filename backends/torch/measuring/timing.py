@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -20,15 +20,25 @@ from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
-from partitioner.backends.torch.graphs.eager import eager
+from partitioner.backends.torch.graphs.eager import direct, eager
 from partitioner.backends.torch.graphs.phases import emit_phases
 from partitioner.backends.torch.guards.changes import count_steps
-from partitioner.backends.torch.measuring.optimizers import OPTIMIZERS
-from partitioner.backends.torch.running.direct import direct
 from partitioner.backends.torch.running.host_memory import keep_freed_memory
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops.aten.state import UPDATE
 from partitioner.ir.program import Programs
+
+#: By the names that `compile` knows. Their rate is 0: an update costs the same, and the steps that
+#: are timed do not depend on the ones before.
+OPTIMIZERS: Mapping[str, Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = {
+    "adamw": partial(torch.optim.AdamW, lr=0.0),
+    "adam": partial(torch.optim.Adam, lr=0.0),
+    "sgd": partial(torch.optim.SGD, lr=0.0),
+    "momentum": partial(torch.optim.SGD, lr=0.0, momentum=0.9),
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.0),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.0),
+}
+
 
 NAME = f"torch {torch.__version__}"
 #: Most parameters of one measured step, and elements of them all, by type of device: a step has

@@ -3,12 +3,9 @@
 from partitioner.backends.torch.operators import (  # noqa: F401 - imported to be registered
     attention,
     bags,
-    caches,
-    convolution,
     dropout,
     experts,
     normalization,
-    pooling,
-    upsampling,
+    spatial,
     vocabulary,
 )

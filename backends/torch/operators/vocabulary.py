@@ -172,26 +172,15 @@ def cross_entropy_grad(
     call = widened(maximum), grad_sum.unsqueeze(dim), places.unsqueeze(dim), inner
     slopes = torch.empty_like(logits)
     for rows in _row_blocks(logits) if _is_in_blocks(logits) else (slice(None),):
-        _write_slopes(slopes[rows], logits[rows], *(tensor[rows] for tensor in call))
+        highest, of_sum, at, added = (tensor[rows] for tensor in call)
+        is_wide = slopes.dtype == torch.promote_types(logits.dtype, highest.dtype)
+        out = slopes[rows] if is_wide else None  # computed at least in float32
+        computed = torch.sub(widened(logits[rows]), highest, out=out).exp_().mul_(of_sum)
+        if logits.shape[dim]:
+            computed.scatter_add_(dim, at, added)
+        if out is None:
+            slopes[rows].copy_(computed)
     return slopes
-
-
-def _write_slopes(
-    slopes: Tensor,
-    logits: Tensor,
-    highest: Tensor,
-    grad_sum: Tensor,
-    places: Tensor,
-    inner: Tensor,
-) -> None:
-    """Write the gradient of logits, computed at least in float32; the others have one class."""
-    dim = _class_dim(logits)
-    wide = slopes if slopes.dtype == torch.promote_types(logits.dtype, highest.dtype) else None
-    computed = torch.sub(widened(logits), highest, out=wide).exp_().mul_(grad_sum)
-    if logits.shape[dim]:
-        computed.scatter_add_(dim, places, inner)
-    if wide is None:
-        slopes.copy_(computed)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG001
@@ -207,3 +196,54 @@ def _gradient(ctx: Any, grad_sum: Tensor, grad_target: Tensor) -> tuple[Tensor |
 
 
 gradient("cross_entropy_parts", _gradient, _save)
+
+
+@operator(
+    "index_write_part(Tensor data, Tensor index, Tensor source, int dim, bool from_end, int size, "
+    "int[] starts, int[] lengths) -> Tensor",
+    lambda data, *_: torch.empty_like(data),
+)
+def index_write_part(data: Tensor, *rows: Any) -> Tensor:
+    """The part with rows of the source at those positions that lie in it, as `write_part` does."""
+    return write_part(data.clone(), *rows)
+
+
+def write_part(
+    data: Tensor,
+    index: Tensor,
+    source: Tensor,
+    dim: int,
+    from_end: bool,
+    size: int,
+    starts: Sequence[int],
+    lengths: Sequence[int],
+) -> Tensor:
+    """Write rows of the source to a part, at those positions that lie in it; returns the part.
+
+    No position waits for the device: one outside the part writes again what the last one inside
+    writes or, if none is inside, what is there.
+
+    Args:
+        data: The part, which is written to.
+        index: Positions in the whole dim.
+        source: The rows; they broadcast to one for each position.
+        dim: The dim that is written.
+        from_end: Whether negative positions count from the end; they are out of range otherwise.
+        size: Size of the whole dim.
+        starts: First position of each piece of the part.
+        lengths: Positions of each piece.
+    """
+    wanted = (torch.where(index < 0, index + size, index) if from_end else index).long()
+    check_ids(wanted, size, "index of a write")
+    shape = [*data.shape]
+    if not shape[dim] or not index.numel():
+        return data
+    shape[dim] = index.numel()
+    places, inside = local_places(wanted, starts, lengths)
+    order = torch.arange(index.numel(), device=index.device)
+    last = torch.where(inside, order, 0).amax()
+    chosen = torch.where(inside, order, last)
+    places = places[chosen]
+    there = data.index_select(dim, places)
+    rows = source.expand(shape).index_select(dim, chosen)
+    return data.index_copy_(dim, places, torch.where(inside.any(), rows, there))

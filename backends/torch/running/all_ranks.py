@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import combine, torch_dtype
-from partitioner.backends.torch.files.rank_files import with_written_phases
+from partitioner.backends.torch.files.rank_files import written_phases
 from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH, MicroBatches
 from partitioner.backends.torch.graphs.notes import noted_values
 from partitioner.backends.torch.graphs.phases import RankPhases, Rest, emit_all_phases, step_runs
@@ -61,7 +61,6 @@ class AllRanks:
     Args:
         programs: Their programs.
         graph: The model of one micro-batch.
-        micro: The micro-batches.
         tangent: Graph input for the gradient of the loss; "" if it is given as other inputs are.
         seed: Graph input that seeds random draws; "" if there are none.
         written: The stored value that each output of the graph writes for the next micro-batch.
@@ -87,7 +86,8 @@ class AllRanks:
         self.rest = rest
         self._tangent, self._seed, self._written = tangent, seed, written or {}
         cpu = torch.device("cpu")
-        self._all = [
+        #: The phases of each rank and micro-batch.
+        self.phases = [
             emit_all_phases(programs, rank, graph, cpu, rest, micro.count)
             for rank in range(len(programs.ranks))
         ]
@@ -95,12 +95,7 @@ class AllRanks:
     @property
     def ranks(self) -> list[RankPhases]:
         """The phases of each rank, of the first micro-batch."""
-        return [phases[0] for phases in self._all]
-
-    @property
-    def last_ranks(self) -> list[RankPhases]:
-        """The phases of each rank, of a last micro-batch that is smaller; none without one."""
-        return [] if self.rest is None else [phases[-1] for phases in self._all]
+        return [phases[0] for phases in self.phases]
 
     def runs(self, rank: int) -> tuple[tuple[int, int], ...]:
         """(phase, micro-batch) of all that a rank runs in a step, in order."""
@@ -112,17 +107,12 @@ class AllRanks:
         Raises:
             BackendError: A file cannot be read, or takes or gives other values.
         """
-        read = []
-        for phases in self._all:
-            read.append([with_written_phases(folder, phases[0])] * len(phases))
-            if self.rest is not None:
-                read[-1][-1] = with_written_phases(folder, phases[-1], last=True)
-        return self.with_phases(read)
+        return self.with_phases([written_phases(folder, phases) for phases in self.phases])
 
     def with_phases(self, phases: Sequence[Sequence[RankPhases]]) -> AllRanks:
         """The same ranks with other graphs, of each rank and micro-batch."""
         other = copy.copy(self)
-        other._all = [list(of_rank) for of_rank in phases]
+        other.phases = [list(of_rank) for of_rank in phases]
         return other
 
     def of(self, programs: Programs, graph: Graph, rest: Rest | None) -> AllRanks:
@@ -136,11 +126,11 @@ class AllRanks:
         stored: Mapping[str, Tensor],
         keep: Mapping[int, Collection[str]] | None = None,
     ) -> Step:
-        """Run a step of all micro-batches.
+        """Run a step of all micro-batches with whole inputs, parameters and buffers.
 
         Args:
-            inputs: Whole inputs.
-            stored: Whole parameters and buffers by value of the graph.
+            inputs: By name.
+            stored: By value of the graph.
             keep: Local values to return beside the outputs, by rank; those of the last micro-batch.
 
         Raises:
@@ -156,7 +146,7 @@ class AllRanks:
             StepValues(
                 StepPlan(phases, self._turns, start.written, phases[0].delivered), start.values
             )
-            for phases, start in zip(self._all, self.start(inputs, stored), strict=True)
+            for phases, start in zip(self.phases, self.start(inputs, stored), strict=True)
         ]
         for turn in self._turns:
             self._run(values, turn, observe)
@@ -170,18 +160,14 @@ class AllRanks:
 
     def start(self, inputs: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> list[StepStart]:
         """The local values that each rank begins a step with; args as of `step`."""
-        micro_batches = list(self._inputs(inputs))
-        return [self._start(rank, micro_batches, stored) for rank in self._all]
-
-    def _inputs(self, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """Whole inputs of each micro-batch, with a seed of its own and its share of the loss."""
-        for index, part in enumerate(self.micro.parts(inputs)):
+        micro_batches = self.micro.parts(inputs)
+        for index, part in enumerate(micro_batches):  # a seed of its own, its share of the loss
             if self._seed in part:
                 part[self._seed] = part[self._seed] + index
             if self._tangent:
                 dtype = torch_dtype(self.graph.types[self._tangent].dtype)
                 part[self._tangent] = torch.full((), self.micro.shares[index], dtype=dtype)
-            yield part
+        return [self._start(rank, micro_batches, stored) for rank in self.phases]
 
     def _start(
         self,
@@ -222,7 +208,7 @@ class AllRanks:
         for rank, of in enumerate(values):
             runs.update((rank, run) for run in of.plan.runs if (run.phase, run.micro_batch) == turn)
         phase, micro_batch = turn
-        modules = {r: self._all[r][micro_batch].graphs[phase].module for r in runs}
+        modules = {r: self.phases[r][micro_batch].graphs[phase].module for r in runs}
         arguments = {rank: values[rank].arguments(run) for rank, run in runs.items()}
         with torch.no_grad(), torch.autocast("cpu", enabled=False):  # the graphs have their casts
             results = run_lockstep(modules, arguments, observe)
@@ -248,7 +234,7 @@ class AllRanks:
     ) -> Iterator[tuple[str, Tensor]]:
         """Outputs of a micro-batch, or of the whole step for None, joined of all ranks'."""
         by_output: dict[str, list[tuple[int, Output]]] = {}
-        for phases in self._all:
+        for phases in self.phases:
             for output in phases[micro_batch or 0].outputs:
                 if output.whole in names:
                     by_output.setdefault(output.whole, []).append((phases[0].rank, output))
@@ -276,10 +262,7 @@ def run_lockstep(
     arguments: Mapping[int, Sequence[Tensor | None]],
     observe: Observe = lambda _rank, _node, _result: None,
 ) -> dict[int, Sequence[Tensor]]:
-    """Results of a pass, by rank.
-
-    Args:
-        observe: Is shown the result of every node.
+    """Results of a pass, by rank; `observe` is shown the result of every node.
 
     Raises:
         BackendError: The ranks wait for each other for ever.

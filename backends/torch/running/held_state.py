@@ -1,4 +1,4 @@
-"""Parameters and buffers of a model: where they lie, and a rank's parts of them."""
+"""Parameters and buffers of a model: where they lie, a rank's parts of them, and their state."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from partitioner.backends.regions import box_view
 from partitioner.backends.torch.agreeing.agreement import Agreement
+from partitioner.backends.torch.agreeing.faults import telling
 from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
-from partitioner.backends.torch.state.shards import part_of, region_on, region_within
+from partitioner.backends.torch.state.own_state import KEY, OwnState
+from partitioner.backends.torch.state.shards import (
+    gathered_value,
+    part_of,
+    region_on,
+    region_within,
+)
 from partitioner.backends.torch.state.whole import Stored, Whole
 from partitioner.ir.exchange import Region
 from partitioner.ir.layout import Placement, Sharding
@@ -95,10 +102,7 @@ class HeldState:
         return {name: self.tensors[name] for name in self.places.trained[self.rank]}
 
     def shards_now(self) -> Mapping[str, Tensor]:
-        """Return the shards as they lie.
-
-        The same tensors at each call, as long as parameters and buffers lie where they lay.
-        """
+        """Return the shards as they lie: the same tensors until what they are of lies elsewhere."""
         for name, tensor in self.tensors.items():
             part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
             if not part.is_set_to(self.shards[name]):
@@ -106,11 +110,7 @@ class HeldState:
         return self.shards
 
     def writes_to(self, shards: Mapping[str, Tensor]) -> dict[str, tuple[int, int] | None]:
-        """PyTorch's counts of writes to tensors and their shards; None of those that lie elsewhere.
-
-        Args:
-            shards: As they lay, by first name.
-        """
+        """PyTorch's counts of writes to tensors and `shards`; None of those elsewhere by now."""
         return {
             name: (self.tensors[name]._version, shard._version)
             if local_part(self.tensors[name]).is_set_to(shard)
@@ -141,7 +141,6 @@ def part_and_rest(
     """Copy a rank's part of a whole value, and what it keeps of it between steps.
 
     Args:
-        whole: The value.
         place: Where it lies while a step runs.
         home: Where it lies between steps.
 
@@ -170,25 +169,78 @@ def distributed(
     shape: Sequence[int],
     agreement: Agreement | None,
 ) -> RankTensor:
-    """Make a distributed tensor of a whole value from this rank's part.
-
-    Args:
-        part: The part.
-        place: Where the value lies.
-        meshes: PyTorch's mesh of each of ours.
-        shape: Sizes of the whole value.
-        agreement: As of `RankTensor`.
-    """
+    """Make a distributed tensor of a value of this `shape` from this rank's part."""
     outline = torch.empty(shape, device="meta")
     meta = TensorMeta(outline.shape, outline.stride(), part.dtype)
-    spec = DTensorSpec(meshes[place.mesh], tuple(_placements(place)), meta)
-    return RankTensor.of(part, spec, agreement)
-
-
-def _placements(place: Placement) -> list[Shard | Replicate]:
-    """DTensor's placement on each axis."""
     placements: list[Shard | Replicate] = []
     for axis in place.mesh.names or ("one",):
         dims = [dim for dim, layout in enumerate(place.sharding.dims) if axis in layout.axes]
         placements.append(Shard(dims[0]) if dims else Replicate())
-    return placements
+    spec = DTensorSpec(meshes[place.mesh], tuple(placements), meta)
+    return RankTensor.of(part, spec, agreement)
+
+
+def own_states(whole: Whole) -> Mapping[str, OwnState]:
+    """List what submodules save beside parameters and buffers, by each of their paths."""
+    of = whole.submodules
+    return {path: of[part.first].state if part.first else part.state for path, part in of.items()}
+
+
+def full_state(
+    whole: Whole, held: HeldState, agreement: Agreement, device: torch.device
+) -> dict[str, Any]:
+    """Gather the whole model's state on every rank, under its names; all ranks must call it.
+
+    Raises:
+        CommunicationError: A rank is gone, or does not call it in time.
+    """
+    state: dict[str, Any] = {}
+    for entry in whole.stored:
+        first = entry.names[0]
+        shard, holders = held.tensors.get(first), held.places.by_name[first].mesh.devices
+        with telling(f"gathering {first}", held.rank, agreement.roll):
+            value = gathered_value(shard, holders, entry.shape, entry.dtype, device)
+        state |= {name: value for name in entry.names if name not in entry.hidden}
+    for path, own in own_states(whole).items():
+        if own.extra:
+            state[f"{path}.{KEY}".lstrip(".")] = own.extra[0]
+    return state
+
+
+def take_parts(held: HeldState, state: dict[str, Any], prefix: str) -> dict[str, Tensor]:
+    """Put this rank's shards in the place of whole tensors in a state that is loaded.
+
+    DTensors in the state that lie on other ranks than the module's become whole: all ranks must
+    load it.
+
+    Returns:
+        The whole tensors by first name.
+    """
+    wholes: dict[str, Tensor] = {}
+    for entry in held.places.stored:
+        first, names = entry.names[0], [prefix + name for name in entry.names]
+        given = {name: state.get(name) for name in names}
+        for value in given.values():
+            if isinstance(value, Tensor) and not isinstance(value, DTensor):
+                wholes[first] = value
+        tensor = held.tensors.get(first)
+        holders = held.places.by_name[first].mesh.devices
+        is_whole = not held.places.are_parts[entry.parameter]
+        for name, value in given.items():
+            if isinstance(value, DTensor) and (
+                is_whole or value.device_mesh.size() != len(holders)
+            ):
+                state[name] = value.full_tensor()
+        for name in names if tensor is None else ():
+            state.pop(name, None)  # other ranks hold it
+        if not isinstance(tensor, RankTensor):
+            continue
+        region = region_on(held.places.by_name[first], held.rank)
+        for name in names:
+            value = state.get(name)
+            if value is None or isinstance(value, DTensor) or value.shape != tensor.shape:
+                continue  # PyTorch's own message names both sizes
+            part = part_of(value.detach(), region)
+            state[name] = tensor.like(part.to(tensor.device))
+    state |= {prefix + name: tensor for name, tensor in held.elsewhere.items()}
+    return wholes

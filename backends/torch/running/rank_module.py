@@ -23,38 +23,49 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.agreeing.agreement import AgreedError, Agreement
 from partitioner.backends.torch.agreeing.faults import named, telling
-from partitioner.backends.torch.agreeing.sums import Sums, checksum
+from partitioner.backends.torch.agreeing.sums import (
+    Sums,
+    beginning,
+    checksum,
+    loading,
+    of_inputs,
+    of_writes,
+)
 from partitioner.backends.torch.guards.changes import Contents, check_inputs, count_steps
 from partitioner.backends.torch.guards.originals import check_call, note_loaded
-from partitioner.backends.torch.running.comparisons import Comparisons, beginning, loading
-from partitioner.backends.torch.running.filling import (
+from partitioner.backends.torch.running.held_state import (
+    HeldState,
+    StatePlaces,
+    full_state,
+    local_part,
+    own_states,
+    take_parts,
+    versions,
+)
+from partitioner.backends.torch.running.host_memory import keep_freed_memory
+from partitioner.backends.torch.running.rank_passes import RankPasses, local_regions
+from partitioner.backends.torch.running.step import Evaluated, RankCall, TrainingStep
+from partitioner.backends.torch.running.submodules import (
+    CONSTANTS,
     Source,
     add_submodules,
     constant_words,
     fill,
     list_another,
     mark_parts_elsewhere,
+    refuse_constant,
+    refuse_sharing,
     torch_meshes_of,
 )
-from partitioner.backends.torch.running.held_state import (
-    HeldState,
-    StatePlaces,
-    local_part,
-    versions,
-)
-from partitioner.backends.torch.running.host_memory import keep_freed_memory
-from partitioner.backends.torch.running.rank_passes import RankPasses, local_regions
-from partitioner.backends.torch.running.saved_state import full_state, own_states, take_parts
-from partitioner.backends.torch.running.step import Evaluated, RankCall, TrainingStep
-from partitioner.backends.torch.running.submodules import CONSTANTS, refuse_constant, refuse_sharing
 from partitioner.backends.torch.state.initialise import Initialiser
 from partitioner.backends.torch.state.own_state import KEY, OwnState, before_loading, check_saving
-from partitioner.backends.torch.state.shards import is_first_holder, total_norm
+from partitioner.backends.torch.state.shards import total_norm
 from partitioner.backends.torch.state.whole import Submodule, Whole
 from partitioner.backends.waiting import STEPS
 from partitioner.ir.errors import PartitionerError
@@ -113,18 +124,25 @@ class RankModule(nn.Module):
         self._device = device
         self._variants = variants
         self._agreement = agreement
-        problem = _problem(inputs, compared)
-        agreement.check(f"module(inputs={inputs!r}, seed={seed}, {_origin(source)})", problem)
-        input_keys = None
+        problem = ""
+        if inputs not in ("global", "local"):
+            problem = f"inputs is {inputs!r}, not 'global' or 'local'"
+        elif compared is not None and compared < 0:
+            problem = f"check_inputs is {compared}, not a number of calls, or None for all"
+        weights = "the model's weights"
+        if isinstance(source, Initialiser):
+            weights = f"init_seed={source.seed}"
+        agreement.check(f"module(inputs={inputs!r}, seed={seed}, {weights})", problem)
+        #: By input and rank, its part of the batch; None if each is called with the whole batch.
+        self._input_keys: Mapping[str, Mapping[int, str]] | None = None
         if self._local_inputs:
             regions = sorted(local_regions(whole).items())
-            input_keys = {
+            self._input_keys = {
                 name: {rank: repr(region) for rank, region in by_rank.items()}
                 for name, by_rank in regions
             }
         self._places = StatePlaces.of(whole, agreement.ranks)
-        self._comparisons = Comparisons.of(self.rank, self._places, input_keys)
-        agreement.words = self._comparisons.words
+        agreement.words = 1 + (1 if self._input_keys is None else len(self._input_keys))
         self._whole = whole
         self._traced = whole.signature.traced
         self._described: dict[Hashable, str] = {}  # calls in words, by sizes and types
@@ -139,11 +157,13 @@ class RankModule(nn.Module):
         self._check_names(whole)
         add_submodules(self, whole)
         with agreement.together("module()"):
-            filled = fill(self, whole, self._places, source, agreement, device, meshes)
-            words = filled.words | constant_words(whole, source, agreement)
-        agreement.compare(beginning(words))
-        self._tensors, self._at_rest = filled.tensors, filled.at_rest
-        self._loaded = {name: int(name in self._tensors) for name in filled.words}  # checksums or 1
+            tensors, rests, words = fill(
+                self, whole, self._places, source, agreement, device, meshes
+            )
+            agreed = words | constant_words(whole, source, agreement)
+        agreement.compare(beginning(agreed))
+        self._tensors, self._at_rest = tensors, rests
+        self._loaded = {name: int(name in self._tensors) for name in words}  # checksums or 1
         self._is_loaded = False  # since the ranks compared them
         self._elsewhere = list_another(self, self._places, agreement, device, meshes)
         mark_parts_elsewhere(self, whole, self._tensors)
@@ -312,8 +332,11 @@ class RankModule(nn.Module):
         self._agreement.check("clip_grad_norm_()", problem)
         grads = {name: tensor.grad for name, tensor in self._tensors.items()}
         local = {name: local_part(grad) for name, grad in grads.items() if grad is not None}
-        places = self._places.by_name
-        counted = [g for name, g in local.items() if is_first_holder(places[name], self.rank)]
+        counted = []  # those of which no lower rank holds the same region
+        for name, grad in local.items():
+            parts = dict(self._places.by_name[name].parts())
+            same = (other for other, region in parts.items() if region == parts[self.rank])
+            counted += [grad] if self.rank == min(same) else []
         with telling("adding up a norm", self.rank, self._agreement.roll):
             norm = total_norm(counted, norm_type, self._device)
         if error_if_nonfinite and not bool(norm.isfinite()):
@@ -328,7 +351,10 @@ class RankModule(nn.Module):
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call,untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the rank's forward graph; the arguments are the module's own."""
-        backend = _compiling()
+        # that of a torch.compile(module); None in other calls
+        backend: Any = get_eval_frame_callback() or None
+        while hasattr(backend, "_torchdynamo_orig_backend"):
+            backend = backend._torchdynamo_orig_backend
         if backend is not None and self._compiled is None:
             self.compile(backend=backend)
         return self._call(args, kwargs)
@@ -341,7 +367,7 @@ class RankModule(nn.Module):
         # DTensors cannot be made in inference mode
         with torch.inference_mode(False), torch.set_grad_enabled(grads):
             call = self._begin(training, args, kwargs)
-            if call.passes.differentiates and grads:
+            if call.passes.order.table.trains and grads:
                 for parameter in self._elsewhere.values():
                     parameter.requires_grad_(True)  # which an optimizer's step takes away
                 held = {**self._tensors, **self._elsewhere}
@@ -354,18 +380,14 @@ class RankModule(nn.Module):
                 own = set(map(id, call.shards.values()))
                 results = call.forward()[0]
                 results = tuple(x.detach() if id(x) in own else x for x in results)
-                if grads and self._would_differentiate(args, kwargs):
+                given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+                given += self._tensors.values() if self._whole.training else ()
+                if grads and any(tensor.requires_grad for tensor in given):
                     flags = self._differentiable(call.passes, results)
                     shown = [*zip(results, flags, strict=True)]
                     said = _NO_TRAINING_MODE if self._whole.training else _FOR_INFERENCE
                     results = Evaluated.apply(self._agreement, said, shown, self._anchor)  # type: ignore[no-untyped-call]
             return call.passes.structured(results)
-
-    def _would_differentiate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Test whether a call of the whole model would give results that require a gradient."""
-        own = self._tensors.values() if self._whole.training else ()
-        given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor))
-        return any(tensor.requires_grad for tensor in (*own, *given))
 
     def _differentiable(self, passes: RankPasses, results: Sequence[Tensor]) -> list[bool]:
         """Tell of each result of a call without a backward pass if it would require a gradient.
@@ -422,7 +444,10 @@ class RankModule(nn.Module):
         doing = f"{word} step {self.steps} with seed {self._seed} on {key or 'its part'}"
         sums: Sequence[Sums] = ()
         if not problem:
-            sums = self._input_sums(word, args, kwargs), self._written_sums()
+            trained = self._held.trained
+            counts = map(sub, versions(trained.values()), self._written)  # since the last call
+            writes = of_writes(dict(zip(trained, counts, strict=True)), self._places.trained)
+            sums = self._input_sums(word, args, kwargs), writes
         agree = self._agreement.begin(doing, problem, sums, asks=self._is_loaded)
         if problem or self._is_loaded or self._variant_name(word, key) not in self._passes:
             self._agree(agree)
@@ -474,13 +499,7 @@ class RankModule(nn.Module):
         if is_compared and self._agreement.ranks > 1:
             tensors = self._whole.signature.tensors(args, kwargs)
             known = {name: checksum(tensor) for name, tensor in tensors.items()}
-        return self._comparisons.inputs(known)
-
-    def _written_sums(self) -> Sums:
-        """Checksum of how often the rank's trained parameters were written to since the last."""
-        trained = self._held.trained
-        counts = map(sub, versions(trained.values()), self._written)
-        return self._comparisons.writes(dict(zip(trained, counts, strict=True)))
+        return of_inputs(known, self.rank, self._input_keys)
 
     def _variant_name(self, word: str, key: str) -> str:
         """Where the graphs of a call are found; "" for those of the trace."""
@@ -519,9 +538,7 @@ class RankModule(nn.Module):
 
 
 #: Attributes that copies of a module share.
-_SHARED = (
-    *("_agreement", "_comparisons", "_described", "_passes", "_places", "_variants", "_whole"),
-)
+_SHARED = ("_agreement", "_described", "_passes", "_places", "_variants", "_whole")
 #: Why results have no backward pass.
 _NO_TRAINING_MODE = (
     "backward() of a call in evaluation mode: a step has gradients after module.train() "
@@ -530,33 +547,9 @@ _NO_TRAINING_MODE = (
 _FOR_INFERENCE = "backward() of a program for inference: compile with training=True"
 
 
-def _problem(inputs: str, compared: int | None) -> str:
-    """The reason why these options of a module have no meaning; "" if they have one."""
-    if inputs not in ("global", "local"):
-        return f"inputs is {inputs!r}, not 'global' or 'local'"
-    if compared is not None and compared < 0:
-        return f"check_inputs is {compared}, not a number of calls, or None for all"
-    return ""
-
-
-def _origin(source: Source) -> str:
-    """Where weights come from, in words."""
-    return f"init_seed={source.seed}" if isinstance(source, Initialiser) else "the model's weights"
-
-
 def _agreed() -> bool:
     """The end of an agreement that the rank has waited for; no rank asks."""
     return False
-
-
-def _compiling() -> Any:
-    """The backend, if this is a call of a ``torch.compile(module)``; None in other calls."""
-    from torch._C._dynamo.eval_frame import get_eval_frame_callback
-
-    backend: Any = get_eval_frame_callback() or None
-    while hasattr(backend, "_torchdynamo_orig_backend"):
-        backend = backend._torchdynamo_orig_backend
-    return backend
 
 
 def _refuse(*_: Any) -> None:

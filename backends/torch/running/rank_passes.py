@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.regions import region_shape, whole_region
@@ -18,10 +18,17 @@ from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.agreeing.faults import Roll, explained
 from partitioner.backends.torch.agreeing.groups import group_ranks, register_links, register_named
-from partitioner.backends.torch.graphs.phases import RankPhases, emit_all_phases, step_runs
-from partitioner.backends.torch.running.direct import Gate, direct, gated
-from partitioner.backends.torch.running.phase_steps import Posts, links_of, run_phases
-from partitioner.backends.torch.running.step_values import Run, StepPlan, StepStart, StepValues
+from partitioner.backends.torch.graphs.eager import Gate, direct, gated
+from partitioner.backends.torch.graphs.phases import RankPhases, emit_all_phases, of_each, step_runs
+from partitioner.backends.torch.running.step_values import (
+    Posts,
+    Run,
+    StepPlan,
+    StepStart,
+    StepValues,
+    links_of,
+    run_phases,
+)
 from partitioner.backends.torch.state.buffers import apart
 from partitioner.backends.torch.state.shards import part_of, whole_of
 from partitioner.backends.torch.state.whole import Whole
@@ -57,12 +64,14 @@ class RankPasses:
         places: Mapping[str, Placement],
         roll: Roll,
     ) -> None:
-        whole.check_places(places)
+        for name, place in whole.places.items():
+            if places.get(name) != place:
+                raise BackendError(f"{name} is stored as {places.get(name)}, not as {place}")
         self.whole = whole
         self.rank = rank
         self.device = device
         self._roll = roll
-        self._order, self._micro = whole.programs.order, whole.micro
+        self.order, self._micro = whole.programs.order, whole.micro
         links = []
         for programs in (whole.programs, *([] if whole.rest is None else [whole.rest.programs])):
             register_named(group_ranks(programs))
@@ -78,9 +87,9 @@ class RankPasses:
             keeps=True,
         )
         self.graphs = self._all[0]
-        runs = step_runs(self._order, rank, whole.rest)
-        early = [run for run in runs if not self._order.is_late(run[0])]
-        late = [run for run in runs if self._order.is_late(run[0])]
+        runs = step_runs(self.order, rank, whole.rest)
+        early = [run for run in runs if not self.order.is_late(run[0])]
+        late = [run for run in runs if self.order.is_late(run[0])]
         self._outputs = {output.whole: output.value for output in self.graphs.outputs}
         self._shown = tuple(dict.fromkeys(filter(None, whole.signature.results)))
         homes = whole.programs.homes
@@ -110,10 +119,10 @@ class RankPasses:
         self._gate = Gate()
         # with messages to post, the rank waits before any pass
         first = next((run.phase for run in self._early[True].runs if not links), None)
-        self._runs = self._last_runs = self._passes_of(self.graphs, first)
-        self._gated = None if first is None else self._runs[first]
-        if whole.rest is not None:
-            self._last_runs = self._passes_of(self._all[-1])
+        self._runs = of_each(  # by micro-batch and phase
+            self._all, lambda one: self._passes_of(one, first if one is self.graphs else None)
+        )
+        self._gated = None if first is None else self._runs[0][first]
         self._is_half = any(type_.dtype == "float16" for type_ in whole.graph.types.values())
         self._scale = 1.0  # the gradient of the loss that steps run for, a power of two
 
@@ -126,31 +135,19 @@ class RankPasses:
             passes[phase] = direct(gated(module, self._gate) if phase == first else module)
         return passes
 
-    @property
-    def differentiates(self) -> bool:
-        """Tell whether there is a backward pass."""
-        return self._order.table.trains
-
-    @property
-    def communicates_going_back(self) -> bool:
-        """Tell whether ranks may send something in `backward`."""
-        return self._order.turns
-
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the graphs with `torch.compile`, with its arguments."""
 
-        def compiled(phases: RankPhases) -> dict[int, Pass]:
-            modules = {phase: graph.module for phase, graph in phases.graphs.items()}
-            return {
-                phase: partial(_unboxed, torch.compile(module, *args, **kwargs))
-                for phase, module in modules.items()
-            }
+        def compiled(module: fx.GraphModule) -> Pass:
+            run = torch.compile(module, *args, **kwargs)
+            return lambda arguments: run(*arguments)
 
         self._gated = None
         self._early = {backward: plan.without_adding for backward, plan in self._early.items()}
-        self._runs = self._last_runs = compiled(self.graphs)
-        if self.whole.rest is not None:
-            self._last_runs = compiled(self._all[-1])
+        self._runs = of_each(
+            self._all,
+            lambda one: {phase: compiled(graph.module) for phase, graph in one.graphs.items()},
+        )
 
     # Inputs ----------------------------------------------------------------------------------
 
@@ -162,10 +159,7 @@ class RankPasses:
     def start(
         self, inputs: Mapping[str, Any], seed: Mapping[str, Tensor], *, local: bool
     ) -> list[Values]:
-        """Inputs of each micro-batch by local name.
-
-        They are made from whole ones or, if `local`, from the rank's own parts.
-        """
+        """Inputs of each micro-batch by local name, from whole ones or, if `local`, own parts."""
         started = self.local(inputs) if local else self._parts(self._micro.parts(inputs))
         seeds = [
             {name: one + m if m else one for name, one in seed.items()}
@@ -243,12 +237,16 @@ class RankPasses:
             The module's results, and what `backward` takes.
         """
         plan, stored = self._early[backward], self.whole.local_shards(shards)
-        if plan.runs and self._pass(plan.runs[0]) is self._gated:
+        begins = [self._runs[run.micro_batch][run.phase] for run in plan.runs[:1]]
+        if self._gated is not None and begins == [self._gated]:
             self._gate.wait = agreed
         else:
             agreed()
-        if not self._order.turns:
-            self._differentiate(inputs)
+        for name in () if self.order.turns else self._tangents:  # their shares of the gradient
+            dtype = torch_dtype(self.graphs.types[name].dtype)
+            for one, share in zip(inputs, self._micro.shares, strict=True):
+                gradient = share * self._scale
+                one[name] = torch.full((), gradient, dtype=dtype, device=self.device)
         values = StepValues(plan, StepStart(stored, inputs, self._written).values)
         try:
             self._run_all(values, backward=backward)
@@ -261,34 +259,21 @@ class RankPasses:
                 for m in range(self._micro.count)
             ]
         )
-        kept = self._kept(values) if backward else {}
+        kept: Values = {}
+        if backward and self.order.turns:
+            kept = values.taken(self._read_late)
+        elif backward:
+            kept = {name: values.total(local) for name, local in self._gradients}
+            kept[_SCALE] = torch.tensor(self._scale, dtype=torch.float64)
         values.store(stored, results, kept)
         return tuple(results.values()), kept
-
-    def _differentiate(self, inputs: list[Values]) -> None:
-        """Give each micro-batch its share of the gradient of the loss that steps run for."""
-        for name in self._tangents:
-            dtype = torch_dtype(self.graphs.types[name].dtype)
-            for values, share in zip(inputs, self._micro.shares, strict=True):
-                gradient = share * self._scale
-                values[name] = torch.full((), gradient, dtype=dtype, device=self.device)
-
-    def _kept(self, values: StepValues) -> Values:
-        """What `backward` takes: what its passes read or, if they have run, the gradients."""
-        if self._order.turns:
-            return values.taken(self._read_late)
-        gradients = {name: values.total(local) for name, local in self._gradients}
-        return {**gradients, _SCALE: torch.tensor(self._scale, dtype=torch.float64)}
 
     def backward(self, values: Values, tangent: Tensor) -> Mapping[str, Tensor]:
         """This rank's shards of gradients by first name, for a gradient of the loss.
 
-        Args:
-            values: What the forward pass kept; taken out, so that each is freed after its last
-                reader.
-            tangent: The gradient of the loss.
+        What the forward pass kept is taken out of `values`: each is freed after its last reader.
         """
-        if not self._order.turns:
+        if not self.order.turns:
             return self._scaled(values, float(tangent))
         values.update(dict.fromkeys(self._tangents, tangent))
         held = StepValues(self._late, [values])
@@ -323,12 +308,8 @@ class RankPasses:
         with torch.no_grad(), without_autocast(self.device.type):
             run_phases(values, posts, self._run, wanted)
 
-    def _pass(self, run: Run) -> Pass:
-        is_last = run.micro_batch == self._micro.count - 1
-        return (self._last_runs if is_last else self._runs)[run.phase]
-
     def _run(self, run: Run, arguments: list[Tensor | None]) -> Sequence[Tensor]:
-        one = self._pass(run)
+        one = self._runs[run.micro_batch][run.phase]
         try:
             return one(arguments)
         except BackendError:
@@ -339,12 +320,6 @@ class RankPasses:
             if failure is None:
                 raise
             raise failure from error
-
-
-def _unboxed(
-    compiled: Callable[..., Sequence[Tensor]], arguments: list[Tensor | None]
-) -> Sequence[Tensor]:
-    return compiled(*arguments)
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:

@@ -99,7 +99,7 @@ class TrainingStep(torch.autograd.Function):
         doing = f"backward() of training step {ctx.step}"
         doing = f"{doing} by {float(tangent):g}" if is_scaled else doing
         agree = ctx.agreement.begin(doing, problem)
-        if problem or is_scaled or ctx.passes.communicates_going_back:
+        if problem or is_scaled or ctx.passes.order.turns:
             agree()
         ctx.kept = ctx.shards = None
         return *[None] * 4, *_gradients(ctx.passes, held, kept, tangent, ctx.names)
@@ -115,10 +115,10 @@ class Evaluated(torch.autograd.Function):
     def forward(
         ctx: Any, agreement: Agreement, said: str, shown: Sequence[tuple[Tensor, bool]], _: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return the results; those with a flag require gradients.
+        """Return the results, those with a flag with a gradient.
 
         Args:
-            agreement: Messages between the ranks.
+            ctx: PyTorch's.
             said: Why there is no backward pass.
             shown: Results with their flags.
         """
@@ -141,6 +141,9 @@ def _gradients(
     """Gradients of parameters, in order; None for one that has none.
 
     None has memory of another, as PyTorch adds to them, and clips them, in place.
+
+    Raises:
+        BackendError: The plan gives this rank no part of a gradient that is of its parameter's.
     """
     gradients = passes.backward(kept, tangent)
     parts: dict[str, Tensor] = {}
@@ -149,8 +152,17 @@ def _gradients(
         if gradient is None:
             continue
         shard = held.shards[name]
-        if gradient.shape != shard.shape:
-            gradient = _own_part(passes, held, name, gradient)
+        if gradient.shape != shard.shape:  # a part of it is of the part here: a view, if it can be
+            (value,) = (e.gradient for e in passes.whole.stored if e.names[0] == name)
+            place = passes.whole.programs.homes[value].placement
+            region = region_within(held.places.by_name[name], place, held.rank)
+            if region is None:
+                raise BackendError(
+                    f"rank {held.rank}: the optimizer's state of {name} is of no part of the "
+                    "gradient that it holds: compile with parallel='zero2'"
+                )
+            view = view_within(gradient, region)
+            gradient = part_of(gradient, region) if view is None else view
         # fused optimizers read both in one order
         is_alike = gradient.stride() == shard.stride()
         parts[name] = gradient if is_alike else torch.empty_like(shard).copy_(gradient)
@@ -161,21 +173,3 @@ def _gradients(
             continue
         tensor, part = held.tensors[name], parts.get(name)
         yield tensor.like(part) if part is not None and isinstance(tensor, RankTensor) else part
-
-
-def _own_part(passes: RankPasses, held: HeldState, name: str, gradient: Tensor) -> Tensor:
-    """The part of a gradient that is of this rank's part of a parameter: a view, if it can be.
-
-    Raises:
-        BackendError: The plan gives this rank no such part.
-    """
-    (value,) = (e.gradient for e in passes.whole.stored if e.names[0] == name)
-    place = passes.whole.programs.homes[value].placement
-    region = region_within(held.places.by_name[name], place, held.rank)
-    if region is None:
-        raise BackendError(
-            f"rank {held.rank}: the optimizer's state of {name} is of no part of the gradient "
-            "that it holds: compile with parallel='zero2'"
-        )
-    view = view_within(gradient, region)
-    return part_of(gradient, region) if view is None else view

@@ -1,21 +1,29 @@
-"""The local values of one rank in a step.
+"""One step of a rank: its phases run in their order, and messages pass between.
 
 What each phase of each micro-batch reads, and what is read of its results, is known before the step
-runs (`StepPlan`): a step only moves values.
+runs (`StepPlan`): a step only moves values. Messages are received one phase ahead and sent beside
+what follows. Each pair of phases has a process group of its own for each pair of ranks, since NCCL
+carries what is sent between two ranks of a group in one order.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from partitioner.backends.torch.agreeing.faults import Roll, telling
+from partitioner.backends.torch.agreeing.groups import Link, resolved_link
 from partitioner.backends.torch.graphs.messages import Message
 from partitioner.backends.torch.graphs.phases import RankPhases
 from partitioner.backends.torch.state.buffers import memory_of, without_views, write_buffers
+from partitioner.ir.program import Programs
 
 Values = dict[str, Tensor]
 
@@ -114,10 +122,13 @@ class StepPlan:
             tuple(
                 (place, name)
                 for place, name in results
-                if self._is_read(name, micro_batch, position)
+                if self._last.get((micro_batch, name), -1) > position
                 or (name in self._keep and name not in of.summed)
             ),
-            tuple((place, name, self._sharers(name)) for place, name in results)
+            tuple(
+                (place, name, tuple(m for m in later if self._is_read(name, m, -1)))
+                for place, name in results
+            )
             if is_once and not micro_batch
             else (),
             tuple(summed),
@@ -127,26 +138,19 @@ class StepPlan:
                 if name in messages
             ),
             tuple(
-                (place, self._written[name], self._readers(self._written[name], later, position))
+                (
+                    place,
+                    self._written[name],
+                    tuple(m for m in later if self._is_read(self._written[name], m, position)),
+                )
                 for place, name in results
                 if name in self._written
             ),
         )
 
     def _is_read(self, name: str, micro_batch: int, position: int) -> bool:
-        """Tell whether a run behind a position reads a value of a micro-batch."""
-        return self._last.get((micro_batch, name), -1) > position
-
-    def _readers(self, name: str, micro_batches: Collection[int], position: int) -> tuple[int, ...]:
-        """List the micro-batches whose runs behind a position read a value."""
-        return tuple(
-            m for m in micro_batches if name in self._keep or self._is_read(name, m, position)
-        )
-
-    def _sharers(self, name: str) -> tuple[int, ...]:
-        """List the micro-batches that take a result of the whole step from the first one."""
-        others = range(1, len(self.phases))
-        return tuple(m for m in others if name in self._keep or (m, name) in self._last)
+        """Tell whether a value of a micro-batch is read behind a position."""
+        return name in self._keep or self._last.get((micro_batch, name), -1) > position
 
 
 class StepValues:
@@ -192,26 +196,18 @@ class StepValues:
         for place, name, others in run.shared:
             for micro_batch in others:
                 self._values[micro_batch].setdefault(name, results[place])
-        if run.summed:
-            self._sum(run, results)
+        addable = self._addable(run, results) if run.summed else ()
+        for place, name in run.summed:
+            result = results[place]
+            if name not in self._sums:  # it begins in the memory of its first result, if it may
+                self._sums[name] = result if place in addable else result.clone()
+            elif result is not self._sums[name]:  # else the phase added to it
+                self._sums[name].add_(result)
         for place, buffer, readers in run.writes:
             self._next[buffer] = results[place]
             for micro_batch in readers:
                 self._values[micro_batch][buffer] = results[place]
         return [(message, results[place]) for place, message in run.sends]
-
-    def _sum(self, run: Run, results: Sequence[Tensor]) -> None:
-        """Add results to their sums.
-
-        A sum begins in the memory of its first result if that may be added to.
-        """
-        addable = self._addable(run, results)
-        for place, name in run.summed:
-            result = results[place]
-            if name not in self._sums:
-                self._sums[name] = result if place in addable else result.clone()
-            elif result is not self._sums[name]:  # else the phase added to it
-                self._sums[name].add_(result)
 
     def _addable(self, run: Run, results: Sequence[Tensor]) -> set[int]:
         """Places of the first results of sums whose memory is theirs alone: it may be added to.
@@ -250,9 +246,7 @@ class StepValues:
     def store(self, stored: Mapping[str, Tensor], *others: Values) -> None:
         """Write the next contents of buffers over the stored ones, as far as there are any.
 
-        Args:
-            stored: Buffers by local name.
-            others: Values that are read later: those that are views of buffers become copies.
+        Of the other values, which are read later, views of buffers become copies.
         """
         contents = {name: x for name, x in self._next.items() if name in stored}
         if not contents:
@@ -261,3 +255,121 @@ class StepValues:
         for values in others:
             values.update({name: without_views(x, written) for name, x in values.items()})
         write_buffers(stored, contents)
+
+
+#: Runs a phase on its arguments and sums, which it may take out of their list.
+RunPhase = Callable[[Run, list[Tensor | None]], Sequence[Tensor]]
+#: What surrounds the waiting for a message of a micro-batch (True), or its sending.
+Around = Callable[[Message, int, bool], AbstractContextManager[object]]
+
+
+def run_phases(
+    values: StepValues, posts: Posts, run: RunPhase, wanted: Callable[[int], bool]
+) -> None:
+    """Run the phases of a step by `run`.
+
+    Nothing is sent to phases that no rank runs: those that are not `wanted`.
+    """
+    runs = values.plan.runs
+    for position, one in enumerate(runs):
+        for ahead in runs[position : position + 2]:
+            posts.post(ahead.phase, ahead.micro_batch)
+        for message, tensor in posts.arrived(one.phase, one.micro_batch):
+            values.receive(message, one.micro_batch, tensor)
+        results = run(one, values.arguments(one))
+        for message, tensor in values.finish(one, results):
+            if not wanted(message.phases[1]):
+                continue
+            if message.target == posts.rank:
+                values.receive(message, one.micro_batch, tensor)
+            else:
+                posts.send(message, one.micro_batch, tensor)
+        del results
+    posts.wait()
+
+
+class Posts:
+    """Messages that are on their way to and from a rank.
+
+    Args:
+        phases: The rank's phases, of each micro-batch.
+        device: The device that it computes on.
+        around: Surrounds what it does.
+    """
+
+    def __init__(
+        self,
+        phases: Sequence[RankPhases],
+        device: torch.device,
+        roll: Roll,
+        around: Around = lambda *_: nullcontext(),
+    ) -> None:
+        self.rank = phases[0].rank
+        self._phases = phases
+        self._device = device
+        self._roll = roll
+        self._around = around
+        self._posted: dict[tuple[int, int], list[tuple[Message, Tensor, Any]]] = {}
+        self._sent: list[tuple[Message, Tensor, Any]] = []
+
+    def post(self, phase: int, micro_batch: int) -> None:
+        """Get ready to receive what a phase is called with, once."""
+        if (phase, micro_batch) in self._posted:
+            return
+        posted = self._posted[phase, micro_batch] = []
+        for message in self._phases[micro_batch].graphs[phase].receives:
+            if message.source == self.rank:
+                continue
+            buffer = torch.empty(message.numel, dtype=message.dtype, device=self._device)
+            link = resolved_link(_link(message))
+            posted.append((message, buffer, dist.irecv(buffer, message.source, link, micro_batch)))
+
+    def arrived(self, phase: int, micro_batch: int) -> list[tuple[Message, Tensor]]:
+        """The messages that a phase is called with; waits for them."""
+        arrived = []
+        for message, buffer, work in self._posted.pop((phase, micro_batch)):
+            with (
+                telling(f"receiving from rank {message.source}", self.rank, self._roll),
+                self._around(message, micro_batch, True),
+            ):
+                work.wait()
+            arrived.append((message, buffer))
+        return arrived
+
+    def send(self, message: Message, micro_batch: int, tensor: Tensor) -> None:
+        """Start to send; what has left is freed."""
+        self._sent = [entry for entry in self._sent if not entry[2].is_completed()]
+        dense = tensor.contiguous()
+        link = resolved_link(_link(message))
+        with (
+            telling(f"sending to rank {message.target}", self.rank, self._roll),
+            self._around(message, micro_batch, False),
+        ):
+            self._sent.append(
+                (message, dense, dist.isend(dense, message.target, link, micro_batch))
+            )
+
+    def wait(self) -> None:
+        """Wait until all has left."""
+        for message, _, work in self._sent:
+            with telling(f"sending to rank {message.target}", self.rank, self._roll):
+                work.wait()
+        self._sent = []
+
+
+def _link(message: Message) -> Link:
+    return (*message.phases, message.source, message.target)
+
+
+def links_of(programs: Programs) -> list[Link]:
+    """The pairs of phases and ranks between which messages pass, in order."""
+    return sorted(
+        {
+            (comm.phase, comm.target_phase, transfer.source, transfer.target)
+            for program in programs.ranks
+            for comm in program.comms
+            if comm.phase != comm.target_phase
+            for transfer in comm.transfers
+            if transfer.source != transfer.target
+        }
+    )

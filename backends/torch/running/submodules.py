@@ -1,16 +1,25 @@
-"""Submodules of a rank's module: they hold parts of parameters and buffers, and do not run."""
+"""Submodules of a rank's module, which do not run, and the parts of values that fill them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
+from operator import getitem
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.tensors import from_numpy
+from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.guards.changes import TRACED_MODE
-from partitioner.backends.torch.state.whole import Submodule
+from partitioner.backends.torch.running.held_state import StatePlaces, distributed, part_and_rest
+from partitioner.backends.torch.state.initialise import Initialiser
+from partitioner.backends.torch.state.whole import Submodule, Whole
+from partitioner.ir.mesh import DeviceMesh
 
 #: Kinds of modules whose submodules are read by position or key.
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -171,3 +180,142 @@ def refuse_sharing() -> NoReturn:
         "share_memory() of a rank's module: its parts belong to this process; to share weights, "
         "load its state_dict() into the module that was compiled, and share that"
     )
+
+
+#: Returns the whole contents of a parameter or buffer by name.
+Source = Callable[[str], Tensor]
+
+
+def torch_meshes_of(places: StatePlaces, device: torch.device) -> Mapping[DeviceMesh, TorchMesh]:
+    """Make PyTorch's meshes of the parameters and buffers that are DTensors."""
+    listed = places.listed_elsewhere
+    cut = [entry.names[0] for entry in places.stored if places.are_parts[entry.parameter]]
+    names = cut if listed is None else [*cut, listed.names[0]]
+    torch_mesh = {}
+    # in one order on every rank
+    for mesh in sorted({places.by_name[n].mesh for n in names}, key=lambda m: (m.devices, m.axes)):
+        shape = tuple(size for _, size in mesh.axes) or (1,)
+        ranks = torch.tensor(mesh.devices).reshape(shape)
+        made = TorchMesh(device.type, ranks, mesh_dim_names=mesh.names or ("one",))
+        # The groups are not to be held; PyTorch finds them by their names, too.
+        made._pg_registry = WeakValueDictionary(made._pg_registry)  # type: ignore[assignment]
+        torch_mesh[mesh] = made
+    return torch_mesh
+
+
+def add_submodules(module: nn.Module, whole: Whole) -> None:
+    """Add all submodules, in the model's order: PyTorch lists them so."""
+    for path, submodule in whole.submodules.items():
+        if not path:
+            continue
+        *owner, leaf = path.split(".")
+        if submodule.first:
+            part = submodule_at(module, submodule.first.split("."))
+        else:
+            part = RankSubmodule.of(submodule)
+            own = submodule.state
+            if own.extra:
+                vars(part)["get_extra_state"] = partial(getitem, own.extra, 0)
+                vars(part)["set_extra_state"] = partial(own.check_extra, path)
+        submodule_at(module, owner).add_module(leaf, part)
+
+
+def fill(
+    module: nn.Module,
+    whole: Whole,
+    places: StatePlaces,
+    source: Source,
+    agreement: Agreement,
+    device: torch.device,
+    meshes: Mapping[DeviceMesh, Any],
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, int]]:
+    """Register this rank's parts of parameters and buffers, under their names.
+
+    Returns:
+        The rank's parameters and buffers by first name; what it keeps between steps besides them,
+        by value of the graph; and checksums of whole parameters and buffers by first name, 0 for
+        those that would have to be initialised for that alone.
+    """
+    tensors: dict[str, Tensor] = {}
+    rests: dict[str, Tensor] = {}
+    words: dict[str, int] = {}
+    for entry in whole.stored:
+        first = entry.names[0]
+        if not places.holds(agreement.rank, entry):
+            is_made = isinstance(source, Initialiser)
+            words[first] = 0 if is_made else agreement.checksum(source(first))
+            continue
+        value, place = source(first), places.by_name[first]
+        words[first] = agreement.checksum(value)
+        home = whole.programs.homes.get(entry.rest)
+        rest_place = place if home is None else home.placement
+        part, at_rest = part_and_rest(value, place, rest_place, agreement.rank, device)
+        if at_rest is not None:
+            rests[entry.rest] = at_rest
+        if places.are_parts[entry.parameter]:
+            asked = None if places.all_hold_all else agreement
+            part = distributed(part, place, meshes, entry.shape, asked)
+        tensor = nn.Parameter(part, requires_grad=entry.trained) if entry.parameter else part
+        tensors[first] = tensor
+        for name in entry.names:
+            *path, leaf = name.split(".")
+            owner = submodule_at(module, path)
+            if isinstance(tensor, nn.Parameter):
+                owner.register_parameter(leaf, tensor)
+            else:
+                owner.register_buffer(leaf, tensor, persistent=name not in entry.hidden)
+    return tensors, rests, words
+
+
+def list_another(
+    module: nn.Module,
+    places: StatePlaces,
+    agreement: Agreement,
+    device: torch.device,
+    meshes: Mapping[DeviceMesh, Any],
+) -> dict[str, nn.Parameter]:
+    """List a parameter of other ranks if this one trains none; returns it by its first name.
+
+    It has the whole size and no elements here, and gets no gradient, so that optimizers keep no
+    state of it: what PyTorch keeps whole, such as Adam's number of steps, would be saved in place
+    of its holder's.
+    """
+    entry = places.listed_elsewhere
+    if entry is None or places.trained[agreement.rank]:
+        return {}
+    nothing = torch.empty(0, dtype=entry.dtype, device=device)
+    place = places.by_name[entry.names[0]]
+    whole = distributed(nothing, place, meshes, entry.shape, agreement)
+    tensor = nn.Parameter(whole, requires_grad=entry.trained)
+    *path, leaf = entry.names[0].split(".")
+    submodule_at(module, path).register_parameter(leaf, tensor)
+    return {entry.names[0]: tensor}
+
+
+def mark_parts_elsewhere(module: nn.Module, whole: Whole, tensors: Container[str]) -> None:
+    """Mark the submodules of whose own tensors that are computed with this rank holds none.
+
+    They are of no kind here: code that goes by kinds leaves them to the ranks that hold them.
+    `tensors` are the first names of what the rank holds.
+    """
+    is_held: dict[str, bool] = {}  # by path
+    used = whole.places
+    for entry in whole.stored:
+        if entry.names[0] in used:
+            for path in {name.rpartition(".")[0] for name in entry.names} - {""}:
+                is_held[path] = is_held.get(path, False) or entry.names[0] in tensors
+    for path, is_here in is_held.items():
+        vars(submodule_at(module, path.split(".")))[ELSEWHERE] = not is_here
+
+
+def constant_words(whole: Whole, source: Source, agreement: Agreement) -> dict[str, int]:
+    """Checksums of the graph's constants; 0 for those that would be initialised for others."""
+    constants = whole.graph.constants
+    read = {part.whole for part in whole.programs.ranks[agreement.rank].constants.values()}
+    known = read if isinstance(source, Initialiser) else constants.keys()
+    return {
+        name: agreement.checksum(from_numpy(constant.load(), constant.type.dtype))
+        if name in known and agreement.ranks > 1
+        else 0
+        for name, constant in sorted(constants.items())
+    }

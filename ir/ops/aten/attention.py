@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
-from partitioner.ir.graph import Attr
-from partitioner.ir.layout import Interval, Segments
-from partitioner.ir.loops.parts import Parts, owned
-from partitioner.ir.ops.local import same_node
-from partitioner.ir.ops.rules.attention import SCORE, Attention, group_of
-from partitioner.ir.ops.rules.dims import broadcast, compound
+from partitioner.ir.layout import Interval
+from partitioner.ir.loops.windows import Parts, owned
+from partitioner.ir.ops.local import other_node, same_node
+from partitioner.ir.ops.rules.attention import Attention, group_of
 from partitioner.ir.ops.signature import Dims, pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
 
-def _attention_of(view: OpView, first: int) -> tuple[Attention, list[Dims]]:
+def _attention_of(view: OpView, first: int, *, masked: str = "k") -> tuple[Attention, list[Dims]]:
     """The attention whose query is operand `first`, and the dims of query, key, value and mask."""
     query, key, value = (view.shape(first + index) for index in range(3))
     node = Attention(
@@ -35,7 +32,7 @@ def _attention_of(view: OpView, first: int) -> tuple[Attention, list[Dims]]:
         total=key[2],
         values=value[3],
         ordered=False,
-        masked="k",
+        masked=masked,
         causal=bool(view.attr("is_causal", 0)),
     )
     mask = node.mask(view.type(first + 3))
@@ -43,7 +40,6 @@ def _attention_of(view: OpView, first: int) -> tuple[Attention, list[Dims]]:
 
 
 def _attention(view: OpView) -> Rule:
-    """``b (h r) q d, b h k d, b h k v -> b (h r) q v, b (h r) q``."""
     node, operands = _attention_of(view, 0)
     return node.rule(view, operands, [node.split["result"], node.split["logsumexp"]])
 
@@ -66,13 +62,10 @@ def _local_rows(view: OpView, local: LocalView, first: int) -> LocalOp:
     rows = local.regions[first][2]
     if not view.attr("is_causal", 0) or rows == ((0, view.shape(first)[2]),):
         return LocalOp((view.node,))
-    attrs: dict[str, Attr] = {
-        **{name: value for name, value in view.node.attrs.items() if name != "is_causal"},
-        "rows": tuple(itertools.chain(*rows)),
-        "columns": (0, view.shape(first + 1)[2]),
-    }
+    attrs = {name: value for name, value in view.node.attrs.items() if name != "is_causal"}
+    columns = 0, view.shape(first + 1)[2]
     op = "partitioner::attention_part" + ("_backward" if first else "")
-    return LocalOp((replace(view.node, op=op, attrs=attrs),))
+    return other_node(view, op, **attrs, rows=tuple(itertools.chain(*rows)), columns=columns)
 
 
 def _pieces(view: OpView) -> Sequence[Sequence[Interval]]:
@@ -88,10 +81,8 @@ def _step(view: OpView, first: int) -> Rule:
     The query is operand `first`; gradients have the result's gradient before it, and the result
     and its log-sum-exp behind.
     """
-    query, key, value = (view.shape(first + index) for index in range(3))
     pieces, step = _pieces(view), view.int_attr("step", 0)
     count = len(pieces)
-    group = group_of(query[1], key[1])
     sizes = [sum(size for _, size in part) for part in pieces]
     owners = [part for part, intervals in enumerate(pieces) for _ in intervals]
     ordered = sorted(
@@ -100,39 +91,33 @@ def _step(view: OpView, first: int) -> Rule:
     rows = Parts(owned([size for (_, size), _ in ordered], [part for _, part in ordered], count))
     turned = [sizes[(i + step) % count] for i in range(count)]
     keys = rows if step == 0 else Parts(owned(turned, range(count), count))
-    node = Attention(key[1], group, query[2], query[3], key[2], key[2], value[3], ordered=False)
-    heads, kv = compound(**node.heads), compound(h=key[1])
-    query_dims, key_dims, value_dims = f"b {heads} w d", f"b {kv} w d", f"b {kv} w v"
-    result, logsumexp = f"b {heads} w v", f"b {heads} w"
-    operands: list[Dims] = [query_dims, key_dims, value_dims]
-    mask = view.type(first + 3)
-    mask_dims = None if mask is None else broadcast(mask.shape, ["b", heads, "w", "m"])
-    along_keys, along_values = 1, 1
-    by_keys: tuple[int, ...] = (1, 2)
+    node, operands = _attention_of(view, first, masked="m")
+    results: list[Dims] = [node.split["result"], node.split["logsumexp"]]
     if first:
-        operands, results = [result, *operands, mask_dims, result, logsumexp], [*operands]
-        along_keys, along_values = 3, 2
-        by_keys = (2, 3, 8, 9)
-    else:
-        operands, results = [*operands, mask_dims], [result, logsumexp]
+        operands, results = [results[0], *operands, *results], operands[:3]
     windows = {
-        (index, "w"): keys if index in by_keys else rows
+        (index, "w"): rows if "q" in dims else keys
         for index, dims in enumerate((*operands, *results))
-        if dims is not None and "w" in dims
+        if dims is not None and ("q" in dims or "k" in dims)
     }
-    met = (query[2] + 1) / 2 if view.attr("is_causal", False) else query[2]
-    flops = met * (2.0 * (along_keys * query[3] + along_values * value[3]) + SCORE)
     return view.rule(
-        operands,
-        results,
-        sizes={**node.heads, "w": count, "d": query[3], "v": value[3]},
+        [_by_part(dims) for dims in operands],
+        [_by_part(dims) for dims in results],
+        sizes={**node.heads, "w": count, "d": node.channels, "v": node.values},
         windows=windows,
         whole="d v m",
         summed="r" if first else "",
         sums=[0] if first else [],
-        points=["b", *(name for name, size in node.heads.items() if size > 1), "w"],
-        flops=flops * query[2] / count**2,
+        points=[*node.points[:-1], "w"],
+        flops=node.flops((3, 2) if first else (1, 1)) * node.queries / count**2,
     )
+
+
+def _by_part(dims: Dims) -> Dims:
+    """Dims of a tensor, its rows or keys as parts of a ring."""
+    if isinstance(dims, str):
+        return dims.replace(" q", " w").replace(" k", " w")
+    return dims and ["w" if name == "q" else name for name in dims]
 
 
 def _local_step(view: OpView, local: LocalView, first: int) -> LocalOp:
@@ -149,20 +134,12 @@ def _local_step(view: OpView, local: LocalView, first: int) -> LocalOp:
 def _turn(view: OpView) -> Rule:
     """Each part of the result is one part of the operand: ``b h w d -> b h w d``."""
     count = view.int_attr("parts", 1)
-    held, made = (Parts(_runs(view.ints(name) or (), count)) for name in ("held", "made"))
+    held, made = (
+        Parts(tuple(sizes[i : i + count] for i in range(0, len(sizes), count)))
+        for sizes in (view.ints("held") or (), view.ints("made") or ())
+    )
     windows = {(0, "w"): held, (1, "w"): made}
     return view.rule("b h w d", "b h w d", sizes={"w": count}, windows=windows)
-
-
-def _runs(sizes: Sequence[int], count: int) -> Segments:
-    return tuple(tuple(sizes[i : i + count]) for i in range(0, len(sizes), count))
-
-
-def _local_turn(view: OpView, local: LocalView) -> LocalOp:
-    """Where a device has a part, the part itself."""
-    if local.sizes["w"] != 1:
-        return LocalOp((view.node,))
-    return LocalOp((replace(view.node, op="partitioner::alias", attrs={}),))
 
 
 ROWS: Mapping[str, OpRow] = {
@@ -182,6 +159,13 @@ ROWS: Mapping[str, OpRow] = {
         partial(_step, first=1), partial(_local_step, first=1), attention=True, where=True
     ),
     # Keys and values that are on their way while the step before runs.
-    "partitioner::turn": OpRow(_turn, _local_turn, moved=lambda *_: 0, ahead=True),
+    "partitioner::turn": OpRow(
+        _turn,
+        lambda view, local: (  # where a device has a part, the part itself
+            other_node(view, "partitioner::alias") if local.sizes["w"] == 1 else same_node(view)
+        ),
+        moved=lambda *_: 0,
+        ahead=True,
+    ),
     "partitioner::attention_mask_backward": OpRow(partial(_backward, of_mask=True), attention=True),
 }

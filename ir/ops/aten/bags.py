@@ -1,4 +1,4 @@
-"""Bags of rows of a table, which `frontends.torch.patterns.bags` puts in place of PyTorch's.
+"""Bags of rows of a table, which `frontends.torch.patterns.composites` puts in place of PyTorch's.
 
 Rows v of the table and indices n are sums of the result, or a maximum over v; bags b are cut in
 results, and the gradients of the table are sums over them. Offsets are whole on every device: where

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from partitioner.ir.graph import Attr, Node
 from partitioner.ir.layout import Interval
@@ -106,18 +107,13 @@ def _grad_weight(view: OpView) -> Rule:
     )
 
 
-def _local_forward(view: OpView, local: LocalView) -> LocalOp:
+def _local(view: OpView, local: LocalView, *, gradient: bool = False) -> LocalOp:
+    """The result, or the data's gradient, which slides as the other kind of convolution does."""
     slides = _slides(view, view.shape(1))
-    if _is_transposed(view):
+    if _is_transposed(view) != gradient:
         return _spread(view, local, slides)
-    return _gathered(view, local, slides, 0, local.out_regions)
-
-
-def _local_grad_input(view: OpView, local: LocalView) -> LocalOp:
-    slides = _slides(view, view.shape(1))
-    if _is_transposed(view):
-        return _gathered(view, local, slides, 0, local.out_regions, input_size=local.out_shapes[0])
-    return _spread(view, local, slides)
+    size = {"input_size": local.out_shapes[0]} if gradient else {}
+    return _gathered(view, local, slides, 0, local.out_regions, **size)
 
 
 def _local_grad_weight(view: OpView, local: LocalView) -> LocalOp:
@@ -139,10 +135,7 @@ def _gathered(
     positions: Sequence[Sequence[Sequence[Interval]]],
     **attrs: Attr,
 ) -> LocalOp:
-    """The node on its operand `index`, padded: each position reads a window of it.
-
-    The spatial dims of the region in `positions` are the positions.
-    """
+    """The node on its operand `index`, padded: each of the `positions` reads a window of it."""
     attrs = {**_groups(local), **attrs}
     node = replace(view.node, attrs={**view.node.attrs, **attrs})
     if not local.regions:
@@ -254,7 +247,7 @@ def cropped(node: Node, result: TensorType, shape: Shape, crops: Pads) -> LocalO
 
 
 ROWS: Mapping[str, OpRow] = {
-    FORWARD: OpRow(_forward, _local_forward),
-    "partitioner::convolution_grad_input": OpRow(_grad_input, _local_grad_input),
+    FORWARD: OpRow(_forward, _local),
+    "partitioner::convolution_grad_input": OpRow(_grad_input, partial(_local, gradient=True)),
     "partitioner::convolution_grad_weight": OpRow(_grad_weight, _local_grad_weight),
 }

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from partitioner.ir.graph import Attr, Node
-from partitioner.ir.ops.local import local_shape
+from partitioner.ir.ops.local import local_shape, other_node
 from partitioner.ir.ops.rules.elementwise import elementwise
 from partitioner.ir.ops.signature import pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
@@ -32,6 +32,11 @@ def _written(_: tuple[int, ...], outs: tuple[int, ...]) -> int:
     return outs[0]
 
 
+def _nothing(*_: tuple[int, ...]) -> int:
+    """Bytes moved where nothing is read or written."""
+    return 0
+
+
 def _like(sums: list[int] | None = None, *, written: bool = True) -> OpRow:
     """Row of a tensor of the first operand's shape; its elements may be left unwritten."""
     rule = partial(elementwise, flops=0.0, sums=sums or ())
@@ -41,8 +46,7 @@ def _like(sums: list[int] | None = None, *, written: bool = True) -> OpRow:
 def _local_strided(view: OpView, local: LocalView) -> LocalOp:
     """An empty part has strides of its own: those of the whole do not fit it."""
     attrs = {key: value for key, value in view.node.attrs.items() if key != "stride"}
-    attrs["size"] = local.out_shapes[0]
-    return LocalOp((replace(view.node, op="aten::new_empty", attrs=attrs),))
+    return other_node(view, "aten::new_empty", **{**attrs, "size": local.out_shapes[0]})
 
 
 def _arange(view: OpView) -> Rule:
@@ -55,13 +59,10 @@ def _local_arange(view: OpView, local: LocalView) -> LocalOp:
     """Joins the device's pieces of the range."""
     node, dtype = view.node, view.out_type.dtype
     start, step = view.int_attr("start", 0), view.int_attr("step", 1)
-    pieces = local.out_regions[0][0] or ((0, 0),)
-    if len(pieces) == 1:
-        parts: tuple[str, ...] = node.outputs
-    else:
-        parts = tuple(f"{node.name}.{index}.part" for index in range(len(pieces)))
-    nodes = []
-    for name, (first, length) in zip(parts, pieces, strict=True):
+    nodes, types = [], {}
+    for index, (first, length) in enumerate(local.out_regions[0][0] or ((0, 0),)):
+        name = f"{node.name}.{index}.part"
+        types[name] = TensorType.of(dtype, (length,))
         attrs: dict[str, Attr] = {
             "start": start + step * first,
             "end": start + step * (first + length),
@@ -69,17 +70,11 @@ def _local_arange(view: OpView, local: LocalView) -> LocalOp:
             "dtype": dtype,
         }
         nodes.append(Node(name, "aten::arange.start_step", (), (name,), attrs))
-    if len(pieces) == 1:
-        return LocalOp((replace(nodes[0], name=node.name),))
-    joint = Node(node.name, "aten::cat", parts, node.outputs, {"tensors": len(parts), "dim": 0})
-    sizes = (length for _, length in pieces)
-    types = {n: TensorType.of(dtype, (size,)) for n, size in zip(parts, sizes, strict=True)}
+    if len(nodes) == 1:
+        return LocalOp((replace(nodes[0], name=node.name, outputs=node.outputs),))
+    attrs = {"tensors": len(nodes), "dim": 0}
+    joint = Node(node.name, "aten::cat", (*types,), node.outputs, attrs)
     return LocalOp((*nodes, joint), types=types)
-
-
-def _nothing(*_: tuple[int, ...]) -> int:
-    """Bytes moved where nothing is read or written."""
-    return 0
 
 
 ROWS: Mapping[str, OpRow] = {

@@ -8,9 +8,13 @@ one vector holds is cut: each device writes what lies in its part, as to a cache
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
-from partitioner.ir.ops.aten.writes import write_part
+import numpy as np
+
+from partitioner.ir.graph import Attr
+from partitioner.ir.ops.local import interval_attrs
 from partitioner.ir.ops.rules.dims import broadcast, names, replaced
 from partitioner.ir.ops.rules.indexing import gather_elements, moved_rows, scatter_elements
 from partitioner.ir.ops.rules.reduction import top_k
@@ -126,6 +130,37 @@ def _sort(view: OpView) -> Rule:
     if not view.shape():
         raise OpaqueError("a single number is sorted")
     return top_k(view, view.dim("dim", -1), "v")
+
+
+def write_part(
+    view: OpView,
+    local: LocalView,
+    dim: int,
+    index: int | np.ndarray,
+    source: str = "",
+    *,
+    from_end: bool = False,
+) -> LocalOp:
+    """The node for a device, which is told its part of the written dim unless it has all of it.
+
+    `index` is the operand that holds the written positions, or these; negative ones count from the
+    end if so told (`from_end`), and are out of range otherwise. The last operand is written by
+    default.
+    """
+    size = view.shape()[dim]
+    if local.shapes[0][dim] == size:
+        return LocalOp((view.node,))
+    constants: dict[str, np.ndarray] = {}
+    if isinstance(index, int):
+        positions = view.node.inputs[index]
+    else:
+        positions = f"{view.node.name}.at"
+        constants[positions] = index.astype(np.int64)
+    part = interval_attrs(local.regions[0][dim])
+    attrs: dict[str, Attr] = {"dim": dim, "from_end": from_end, "size": size, **part}
+    inputs = view.node.inputs[0], positions, source or view.node.inputs[-1]
+    op = "partitioner::index_write_part"
+    return LocalOp((replace(view.node, op=op, inputs=inputs, attrs=attrs),), constants)
 
 
 ROWS: Mapping[str, OpRow] = {

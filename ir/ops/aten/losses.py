@@ -10,11 +10,9 @@ knows. (The front end decomposes cross entropy, so that its mean may be cut.)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 
-from partitioner.ir.graph import Attr
-from partitioner.ir.ops.local import in_whole, interval_attrs, same_node
+from partitioner.ir.ops.local import in_whole, interval_attrs, other_node, same_node
 from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
 from partitioner.ir.ops.rules.indexing import moved_rows
@@ -71,9 +69,9 @@ def _nll_backward(view: OpView) -> Rule:
 def _local_embedding(view: OpView, local: LocalView) -> LocalOp:
     size = view.shape()[0]
     if local.sizes["v"] == size:
-        return LocalOp((view.node,))
-    attrs: dict[str, Attr] = {"size": size, **interval_attrs(local.regions[0][0])}
-    return LocalOp((replace(view.node, op="partitioner::embedding_part", attrs=attrs),))
+        return same_node(view)
+    part = interval_attrs(local.regions[0][0])
+    return other_node(view, "partitioner::embedding_part", size=size, **part)
 
 
 def _embedding_backward(view: OpView) -> Rule:
@@ -91,12 +89,10 @@ def _embedding_backward(view: OpView) -> Rule:
 
 def _local_embedding_backward(view: OpView, local: LocalView) -> LocalOp:
     if local.sizes["v"] == view.out_shape[0]:
-        return LocalOp((view.node,))
-    attrs: dict[str, Attr] = {
-        "padding_idx": view.int_attr("padding_idx", -1),
-        **interval_attrs(local.out_regions[0][0]),
-    }
-    return LocalOp((replace(view.node, op="partitioner::embedding_part_backward", attrs=attrs),))
+        return same_node(view)
+    padding, part = view.int_attr("padding_idx", -1), interval_attrs(local.out_regions[0][0])
+    op = "partitioner::embedding_part_backward"
+    return other_node(view, op, padding_idx=padding, **part)
 
 
 def _class_dim(view: OpView, logits: int) -> int:

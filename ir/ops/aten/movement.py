@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 
 from partitioner.ir.graph import Attr, Node
-from partitioner.ir.ops.aten.writes import write_part
-from partitioner.ir.ops.local import local_shape, same_node
+from partitioner.ir.ops.aten.indexing import write_part
+from partitioner.ir.ops.local import local_shape, other_node, same_node
 from partitioner.ir.ops.rules.dims import broadcast, joined, names, replaced
 from partitioner.ir.ops.rules.joining import concat, local_concat, run_of, slices, split
 from partitioner.ir.ops.rules.reduction import along
@@ -28,16 +28,6 @@ from partitioner.ir.ops.rules.reshape import (
 from partitioner.ir.ops.signature import Names, OpaqueError, Options, Shape, pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
-
-
-def _local_view(view: OpView, local: LocalView) -> LocalOp:
-    """The new shape is the local result's.
-
-    A part of a tensor may lie in other strides than the whole (it was cut out of a larger one,
-    or moved), and `view` is only for strides that fit: `reshape` copies where they do not.
-    """
-    shape = local.out_shapes[0]
-    return LocalOp((replace(view.node, op="aten::reshape", attrs={"shape": shape}),))
 
 
 def _permute(view: OpView) -> Rule:
@@ -61,12 +51,6 @@ def _squeezed_dims(view: OpView) -> frozenset[int]:
     return frozenset(i % len(shape) for i in named if shape and shape[i] == 1)
 
 
-def _local_squeeze(view: OpView, _: LocalView) -> LocalOp:
-    """The dims are named, since a local dim may have become 1."""
-    lost = tuple(sorted(_squeezed_dims(view)))
-    return LocalOp((replace(view.node, op="aten::squeeze.dims", attrs={"dim": lost}),))
-
-
 def _dims_of_whole(view: OpView, attr: str, *, backward: bool) -> tuple[list[str], int]:
     """Dims of the tensor that a view is taken of, the result of a gradient; and the dim `attr`."""
     rank = len(view.out_shape) if backward else view.rank()
@@ -88,8 +72,7 @@ def _select(view: OpView, *, backward: bool = False) -> Rule:
 
 
 def _select_scatter(view: OpView) -> Rule:
-    """The second operand replaces one element of a dim, where the device has it."""
-    dims, dim = names("d", view.rank()), view.dim("dim", 0)
+    dims, dim = _dims_of_whole(view, "dim", backward=False)
     around = replaced(dims, dim, "x")
     return view.rule([around, replaced(dims, dim)], [around], sums=[0, 1])
 
@@ -127,18 +110,6 @@ def _unfold(view: OpView, *, backward: bool = False) -> Rule:
     return _taken(view, dims, windows, {dims[dim], "n", "w"}, backward=backward)
 
 
-def _local_repeat(view: OpView, local: LocalView) -> LocalOp:
-    """Repeats may be cut too: each device makes its share of the copies of its part."""
-    counts = len(view.ints("repeats") or ())
-    return same_node(view, repeats=tuple(local.sizes[f"r{i}"] for i in range(counts)))
-
-
-def _moved_along(view: OpView) -> Rule:
-    """Dims along which elements move are whole: all, if a roll names none."""
-    every = range(view.rank() if view.attr("shifts") else 0)
-    return along(view, view.ints("dims") or every, sums=[0])
-
-
 def _stack(view: OpView) -> Rule:
     """Each operand is an element of a new dim, which is whole."""
     dims, count = names("d", view.rank()), len(view.types)
@@ -160,8 +131,7 @@ def _local_split(view: OpView, local: LocalView) -> LocalOp:
     """Local sizes are given, as equal parts may have unequal pieces."""
     sizes = _split_sizes(view)
     pieces = tuple(local.sizes.get(f"a{i}", size) for i, size in enumerate(sizes))
-    attrs: dict[str, Attr] = {"split_sizes": pieces, "dim": view.dim("dim", 0)}
-    return LocalOp((replace(view.node, op="aten::split_with_sizes", attrs=attrs),))
+    return other_node(view, "aten::split_with_sizes", split_sizes=pieces, dim=view.dim("dim", 0))
 
 
 def _sliced(view: OpView, shape: Shape, *sums: int) -> tuple[list[str], list[str], Options]:
@@ -175,15 +145,10 @@ def _sliced(view: OpView, shape: Shape, *sums: int) -> tuple[list[str], list[str
     return slices(len(shape), {dim: run}, numbered=False, sums=sums)
 
 
-def _slice(view: OpView) -> Rule:
-    around, taken, options = _sliced(view, view.shape(), 0)
-    return view.rule([around], [taken], **options)
-
-
-def _slice_backward(view: OpView) -> Rule:
-    """The gradient is 0 outside the slice."""
-    around, taken, options = _sliced(view, view.out_shape, 0)
-    return view.rule([taken], [around], **options)
+def _slice(view: OpView, *, backward: bool = False) -> Rule:
+    """A slice, or its gradient, which is 0 outside of it."""
+    around, taken, options = _sliced(view, view.out_shape if backward else view.shape(), 0)
+    return view.rule([taken if backward else around], [around if backward else taken], **options)
 
 
 def _slice_scatter(view: OpView) -> Rule:
@@ -208,12 +173,9 @@ def _local_slice_scatter(view: OpView, local: LocalView) -> LocalOp:
     if not _writes_few(view):
         return _local_slice(view, local)
     dim = view.dim("dim", 0)
-    size = view.shape()[dim]
-    if local.shapes[0][dim] == size:
-        return LocalOp((view.node,))
     start, end = view.attr("start"), view.attr("end")
     bounds = slice(start if isinstance(start, int) else None, end if isinstance(end, int) else None)
-    begin, stop, _ = bounds.indices(size)
+    begin, stop, _ = bounds.indices(view.shape()[dim])
     places = np.arange(begin, stop, view.int_attr("step", 1))
     return write_part(view, local, dim, places)
 
@@ -263,22 +225,35 @@ def _local_pad(view: OpView, local: LocalView) -> LocalOp:
 
 
 _same = pattern("d.. -> d..", sums=[0])
-_reshape = partial(reshape, sums=[0])
 _triangle = partial(along, whole=(-2, -1), sums=[0])
 
 ROWS: Mapping[str, OpRow] = {
     **{f"aten::{op}": OpRow(_same, view=True) for op in ("alias", "detach")},
-    **{f"aten::{op}": OpRow(_moved_along) for op in ("flip", "roll")},
+    "aten::flip": OpRow(lambda view: along(view, view.ints("dims") or (), sums=[0])),
+    "aten::roll": OpRow(
+        lambda view: along(view, view.ints("dims") or range(view.rank()), sums=[0])
+    ),
     **{f"aten::{op}": OpRow(_permute, view=True) for op in ("permute", "t", "transpose.int")},
     **{f"aten::{op}": OpRow(_triangle) for op in ("tril", "triu")},
     **{
         f"aten::{op}": OpRow(
-            lambda view: squeeze(view, _squeezed_dims(view), sums=[0]), _local_squeeze, view=True
+            lambda view: squeeze(view, _squeezed_dims(view), sums=[0]),
+            # dims are named, since a local one may have become 1
+            lambda view, _: other_node(
+                view, "aten::squeeze.dims", dim=tuple(sorted(_squeezed_dims(view)))
+            ),
+            view=True,
         )
         for op in ("squeeze", "squeeze.dim", "squeeze.dims")
     },
+    # A part of a tensor may lie in other strides than the whole (it was cut out of a larger one, or
+    # moved), and `view` is only for strides that fit: `reshape` copies where they do not.
     **{
-        f"aten::{op}": OpRow(_reshape, _local_view, view=True)
+        f"aten::{op}": OpRow(
+            partial(reshape, sums=[0]),
+            lambda view, local: other_node(view, "aten::reshape", shape=local.out_shapes[0]),
+            view=True,
+        )
         for op in ("_unsafe_view", "reshape", "view")
     },
     **{
@@ -301,7 +276,10 @@ ROWS: Mapping[str, OpRow] = {
     "aten::expand": OpRow(partial(expand, sums=[0]), local_shape("size"), view=True, uniform=True),
     "aten::repeat": OpRow(
         lambda view: repeat(view, dict(enumerate(view.ints("repeats") or ())), sums=[0]),
-        _local_repeat,
+        lambda view, local: same_node(  # each device makes its share of the copies of its part
+            view,
+            repeats=tuple(local.sizes[f"r{i}"] for i in range(len(view.ints("repeats") or ()))),
+        ),
     ),
     "aten::select.int": OpRow(_select, view=True),
     "aten::select_backward": OpRow(partial(_select, backward=True), local_shape("input_sizes")),
@@ -309,7 +287,7 @@ ROWS: Mapping[str, OpRow] = {
         _select_scatter, _local_select_scatter, overwrites=True, where=True
     ),
     "aten::slice.Tensor": OpRow(_slice, _local_slice, view=True),
-    "aten::slice_backward": OpRow(_slice_backward, _local_slice),
+    "aten::slice_backward": OpRow(partial(_slice, backward=True), _local_slice),
     "aten::slice_scatter": OpRow(_slice_scatter, _local_slice_scatter, overwrites=True, where=True),
     "aten::stack": OpRow(_stack),
     "aten::unbind.int": OpRow(_select, view=True),

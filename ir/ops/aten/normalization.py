@@ -1,10 +1,8 @@
 """Normalizations and their gradients: the normalised dims are whole, all others are cut.
 
-Gradients of weights and biases are sums over the dims that are not normalised; means and
-deviations are operands, so that the normalised dims may be cut as well. Batch norm in training is
-several operators (see `partitioner.backends.torch.operators.normalization`), of which only those
-that give sums reduce the batch; factor t, of size 2, is a sum and a sum of squares. Group norm of
-images likewise: its sums reduce space.
+Gradients of weights and biases are sums over the dims that are not normalised. Batch norm in
+training, and group norm of images, are several operators, of which only those that give sums reduce
+the batch, or space; factor t, of size 2, is a sum and a sum of squares.
 """
 
 from __future__ import annotations
@@ -78,26 +76,25 @@ def _by_group(text: str, count: str = "", **options: Any) -> Callable[[OpView], 
     return rule
 
 
-def _local_images(view: OpView, local: LocalView) -> LocalOp:
-    """`native_group_norm` takes the sizes of its operand as arguments."""
-    groups = local.sizes.get("g", 1)
-    return same_node(view, N=local.shapes[0][0], C=local.shapes[0][1], group=groups)
-
-
-def _batch_apply(view: OpView) -> Rule:
-    """Data, mean, variance, weight, bias -> result; linear without mean and bias."""
-    linear = [0] if view.type(1) is None and view.type(4) is None else []
-    return view.rule("n c s.., c, c, c, c", "n c s..", linear=linear, flops=4)
-
-
 ROWS: Mapping[str, OpRow] = {
     "aten::_fused_rms_norm": OpRow(partial(_layer_norm, flops=UNCENTRED)),
     "aten::_native_batch_norm_legit_no_training": OpRow(batch_norm),
     "aten::native_group_norm": OpRow(
-        lambda view: group_norm(view, view.int_attr("group", 1)), _local_images
+        lambda view: group_norm(view, view.int_attr("group", 1)),
+        lambda view, local: same_node(  # sizes of the operand are arguments
+            view, N=local.shapes[0][0], C=local.shapes[0][1], group=local.sizes.get("g", 1)
+        ),
     ),
     "aten::native_layer_norm": OpRow(partial(_layer_norm, flops=CENTRED)),
-    "partitioner::batch_norm_apply": OpRow(_batch_apply),
+    # Data, mean, variance, weight, bias -> result.
+    "partitioner::batch_norm_apply": OpRow(
+        lambda view: view.rule(
+            "n c s.., c, c, c, c",
+            "n c s..",
+            linear=[0] if view.type(1) is None and view.type(4) is None else [],
+            flops=4,
+        )
+    ),
     # Gradient, data, mean, inverse deviation, weight, sums -> the data's gradient.
     "partitioner::batch_norm_grad_input": OpRow(
         pattern(

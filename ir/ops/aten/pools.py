@@ -19,6 +19,7 @@ from partitioner.ir.layout import Interval
 from partitioner.ir.loops.windows import Window
 from partitioner.ir.ops.aten.convolution import cropped, padded, planes, setting
 from partitioner.ir.ops.aten.reduction import end_of_range
+from partitioner.ir.ops.local import other_node
 from partitioner.ir.ops.rules import sliding
 from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.sliding import Slide
@@ -94,15 +95,16 @@ def _local_max(view: OpView, local: LocalView, space: int) -> LocalOp:
         befores, afters = zip(*pads, strict=True)
         origin = view.ints("starts") or (0,) * space
         inside = _intervals(local.regions[0], space)
-        attrs: dict[str, Attr] = {
-            "kernel_size": tuple(slide.kernel for slide in slides),
-            "stride": tuple(slide.stride for slide in slides),
-            "dilation": tuple(slide.dilation for slide in slides),
-            "pads": (*befores, *afters),
-            "starts": tuple(o + start for o, (start, _) in zip(origin, inside, strict=True)),
-            "whole": view.ints("whole") or view.shape()[-space:],
-        }
-        return LocalOp((replace(view.node, op="partitioner::max_pool_part", attrs=attrs),))
+        return other_node(
+            view,
+            "partitioner::max_pool_part",
+            kernel_size=tuple(slide.kernel for slide in slides),
+            stride=tuple(slide.stride for slide in slides),
+            dilation=tuple(slide.dilation for slide in slides),
+            pads=(*befores, *afters),
+            starts=tuple(o + start for o, (start, _) in zip(origin, inside, strict=True)),
+            whole=view.ints("whole") or view.shape()[-space:],
+        )
     node = replace(view.node, attrs={**view.node.attrs, "ceil_mode": False})
     return padded(view, node, 0, local, pads, value=end_of_range(view.out_type.dtype))
 

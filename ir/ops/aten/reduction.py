@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from partitioner.ir.graph import Attr, Node
+from partitioner.ir.ops.local import other_node
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
 from partitioner.ir.ops.rules.reduction import along, reduce
 from partitioner.ir.ops.signature import Shape
@@ -65,12 +66,13 @@ def _local_mean(view: OpView, local: LocalView) -> LocalOp:
     if part == total:
         return LocalOp((node,))
     if part == 0:
-        attrs: dict[str, Attr] = {
-            "dim": tuple(sorted(_reduced_dims(view))),
-            "keepdim": bool(view.attr("keepdim", False)),
-            "dtype": view.out_type.dtype,
-        }
-        return LocalOp((replace(node, op="aten::sum.dim_IntList", attrs=attrs),))
+        return other_node(
+            view,
+            "aten::sum.dim_IntList",
+            dim=tuple(sorted(_reduced_dims(view))),
+            keepdim=bool(view.attr("keepdim", False)),
+            dtype=view.out_type.dtype,
+        )
     mean, share = f"{node.name}.mean", part / total
     return LocalOp(
         (

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import replace
 
 from partitioner.ir.exchange import Region, nested
-from partitioner.ir.ops.local import interval_attrs
+from partitioner.ir.ops.local import interval_attrs, other_node, same_node
 from partitioner.ir.ops.signature import pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 
@@ -38,16 +37,16 @@ RANDOM = 8.0
 def _local_dropout(view: OpView, local: LocalView) -> LocalOp:
     """Give the local operator the offset of its part in the whole tensor."""
     if local.shapes[0] == view.shape():
-        return LocalOp((view.node,))
+        return same_node(view)
     attrs = {"shape": view.shape(), **view.node.attrs, **_where(view, local.regions[0])}
-    return LocalOp((replace(view.node, op="partitioner::dropout_part", attrs=attrs),))
+    return other_node(view, "partitioner::dropout_part", **attrs)
 
 
 def _local_uniform(view: OpView, local: LocalView) -> LocalOp:
     if local.out_shapes[0] == view.out_shape:
-        return LocalOp((view.node,))
+        return same_node(view)
     attrs = {**view.node.attrs, **_where(view, local.out_regions[0])}
-    return LocalOp((replace(view.node, op="partitioner::uniform_part", attrs=attrs),))
+    return other_node(view, "partitioner::uniform_part", **attrs)
 
 
 def _where(view: OpView, region: Region) -> dict[str, tuple[int, ...]]:

@@ -21,9 +21,6 @@ from partitioner.ir.ops.rules.sliding import Zoom
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
-#: Elements that one of an upsampled result is made of along a dim, by mode.
-TAPS: Mapping[str, int] = {"nearest": 1, "linear": 2, "cubic": 4}
-
 #: Mode and number of spatial dims of PyTorch's operators.
 UPSAMPLING: Mapping[str, tuple[str, int]] = {
     "_upsample_bicubic2d_aa": ("cubic", 2),
@@ -63,7 +60,8 @@ def _upsample(view: OpView, mode: str, space: int, *, backward: bool = False) ->
     The larger tensor is the result, of a gradient the operand. A copy costs no FLOPs. Dims that
     grow by a whole number are cut with a halo.
     """
-    points = TAPS[mode] ** space
+    mode, space = mode or _mode(view), space or view.rank() - 2
+    points = sliding.TAPS[mode] ** space
     zooms, rank = _zooms(view, mode, space, backward=backward), view.rank()
     first, last = planes(view, space), planes(view, space, "o")
     shape, windows = view.shape(), dict[tuple[int, str], Window]()
@@ -112,6 +110,7 @@ def _local_upsample(
     view: OpView, local: LocalView, mode: str, space: int, *, backward: bool = False
 ) -> LocalOp:
     """The device's part of what its data give or, of a gradient, of that of what they reach."""
+    mode, space = mode or _mode(view), space or view.rank() - 2
     zooms = _zooms(view, mode, space, backward=backward) if local.regions else {}
     shape, crops = list(local.out_shapes[0]), [(0, 0)] * space
     for dim, zoom in zooms.items():
@@ -126,14 +125,6 @@ def _local_upsample(
         attrs["output_size"] = tuple((local.shapes[0] if backward else shape)[-space:])
     node = replace(view.node, attrs={**view.node.attrs, **attrs})
     return cropped(node, view.out_type.with_shape(shape), local.out_shapes[0], crops)
-
-
-def _any_upsample(view: OpView, *, backward: bool = False) -> Rule:
-    return _upsample(view, _mode(view), view.rank() - 2, backward=backward)
-
-
-def _any_local_upsample(view: OpView, local: LocalView, *, backward: bool = False) -> LocalOp:
-    return _local_upsample(view, local, _mode(view), view.rank() - 2, backward=backward)
 
 
 def _mode(view: OpView) -> str:
@@ -192,7 +183,8 @@ def _adaptive_pools(space: int) -> dict[str, OpRow]:
     return {f"aten::{op}": OpRow(rule) for op, rule in rules.items()}
 
 
-def _upsampling(mode: str, space: int, *, backward: bool = False) -> OpRow:
+def _upsampling(mode: str = "", space: int = 0, *, backward: bool = False) -> OpRow:
+    """Row of upsampling; its mode is an attribute if none is given."""
     how: Mapping[str, Any] = {"mode": mode, "space": space, "backward": backward}
     return OpRow(partial(_upsample, **how), partial(_local_upsample, **how))
 
@@ -200,10 +192,10 @@ def _upsampling(mode: str, space: int, *, backward: bool = False) -> OpRow:
 ROWS: Mapping[str, OpRow] = {
     **_adaptive_pools(2),
     **_adaptive_pools(3),
-    **{f"aten::{op}": _upsampling(*mode) for op, mode in UPSAMPLING.items()},
-    **{f"aten::{op}.vec": _upsampling(*mode) for op, mode in UPSAMPLING.items()},
     **{
-        f"aten::{op}_backward": _upsampling(*mode, backward=True) for op, mode in UPSAMPLING.items()
+        f"aten::{op}{form}": _upsampling(*mode, backward=form == "_backward")
+        for op, mode in UPSAMPLING.items()
+        for form in ("", ".vec", "_backward")
     },
     "aten::channel_shuffle": OpRow(_channel_shuffle, local_groups("groups")),
     "aten::col2im": OpRow(partial(_columns, operand="n.. (c k) l", result="n.. c h w", flops=1)),
@@ -221,8 +213,6 @@ ROWS: Mapping[str, OpRow] = {
     "aten::pixel_unshuffle": OpRow(
         partial(_pixels, operand=_WIDE, result=_DEEP, factor="downscale_factor")
     ),
-    "partitioner::upsample": OpRow(_any_upsample, _any_local_upsample),
-    "partitioner::upsample_backward": OpRow(
-        partial(_any_upsample, backward=True), partial(_any_local_upsample, backward=True)
-    ),
+    "partitioner::upsample": _upsampling(),
+    "partitioner::upsample_backward": _upsampling(backward=True),
 }

@@ -201,10 +201,8 @@ def _microsoft_rotary(view: OpView) -> Rule:
 def _rotated(view: OpView, heads: int, others: list[Dims], *, ordered: bool = False) -> Rule:
     """``b heads position channel`` or ``b position (heads channel)``: channels are whole.
 
-    Args:
-        heads: Number of heads of a 3-D operand.
-        others: Dims of the operands after the first.
-        ordered: Positions are counted from the first: they are whole.
+    `heads` are those of a 3-D operand, `others` the dims of the operands after the first. Positions
+    that are counted from the first (`ordered`) are whole.
     """
     x, sizes = "b h s d", dict[str, int]()
     if view.rank() == 3:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from partitioner.ir.graph import Attr, Node
+from partitioner.ir.graph import Attr, Constant, Node
 from partitioner.ir.layout import Interval
+from partitioner.ir.ops.local import same_node
 from partitioner.ir.ops.rules.dims import names, replaced
 from partitioner.ir.ops.rules.indexing import gather_elements, moved_rows, scatter_elements
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
@@ -47,25 +48,42 @@ class _Writer:
     """Nodes that a device runs in place of one, with their constants and types."""
 
     view: OpView
+    local: LocalView
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     types: dict[str, TensorType] = field(default_factory=dict)
 
-    def call(
+    def add(
         self,
         op: str,
-        *inputs: str,
-        dtype: str,
-        shape: Sequence[int],
+        *reads: str,
+        shape: Sequence[int] | None = None,
         made: str = "",
         attrs: Mapping[str, Attr] | None = None,
     ) -> str:
-        """Add a node; returns its result, a temporary unless it is `made`."""
+        """Add a node; returns its result, a temporary unless it is `made`.
+
+        Its shape is that of the broadcast operands if none is given.
+        """
         name = f"{self.view.node.name}.{len(self.nodes)}.part"
-        self.nodes.append(Node(name, op, inputs, (made or name,), attrs or {}))
+        self.nodes.append(Node(name, op, reads, (made or name,), attrs or {}))
         if not made:
-            self.types[name] = TensorType.of(dtype, shape)
+            dtype = self.type(reads[-1] if op == "Where" else reads[0]).dtype
+            if shape is None:
+                shape = np.broadcast_shapes(*(self.type(value).shape for value in reads))
+            self.types[name] = TensorType.of("bool" if op == "Less" else dtype, shape)
         return made or name
+
+    def type(self, value: str) -> TensorType:
+        """The type of a constant, a temporary, or an operand of the device."""
+        if value in self.constants:
+            return Constant.of(self.constants[value]).type
+        if value in self.types:
+            return self.types[value]
+        index = max(i for i, read in enumerate(self.view.node.inputs) if read == value)
+        operand = self.view.types[index]
+        assert operand is not None
+        return operand.with_shape(self.local.shapes[index])
 
     def constant(self, array: np.ndarray) -> str:
         """A new constant, or that of the same contents."""
@@ -76,28 +94,29 @@ class _Writer:
         self.constants[name] = array
         return name
 
-    def number(self, number: int) -> str:
-        """An int64."""
-        return self.constant(np.array(number, np.int64))
+    def number(self, number: int, like: str = "") -> str:
+        """A number of the element type of a value, or an int64."""
+        return self.constant(np.array(number, self.type(like).dtype if like else np.int64))
 
     def numbers(self, *numbers: int) -> str:
         """A vector of int64."""
         return self.constant(np.array(numbers, np.int64))
 
-    def from_number(self, x: str, start: int, type_: TensorType) -> str:
-        """Compare integers of this type with `start`: True from there on."""
-        least = self.constant(np.array(start, type_.dtype))
-        below = self.call("Less", x, least, dtype="bool", shape=type_.shape)
-        return self.call("Not", below, dtype="bool", shape=type_.shape)
+    def reshaped(self, x: str, shape: Sequence[int]) -> str:
+        """The elements in another shape."""
+        return self.add("Reshape", x, self.numbers(*shape), shape=shape)
 
-    def in_run(self, x: str, start: int, end: int, type_: TensorType) -> str:
-        """Compare integers of this type with a run: True from `start` to before `end`."""
-        low, above = self.from_number(x, start, type_), self.constant(np.array(end, type_.dtype))
-        high = self.call("Less", x, above, dtype="bool", shape=type_.shape)
-        return self.call("And", low, high, dtype="bool", shape=type_.shape)
+    def from_number(self, x: str, start: int) -> str:
+        """Compare integers with `start`: True from there on."""
+        return self.add("Not", self.add("Less", x, self.number(start, x)))
+
+    def in_run(self, x: str, start: int, end: int) -> str:
+        """Compare integers with a run: True from `start` to before `end`."""
+        low = self.from_number(x, start)
+        return self.add("And", low, self.add("Less", x, self.number(end, x)))
 
     def places(
-        self, ids: str, intervals: Sequence[Interval], size: int, outside: int, type_: TensorType
+        self, ids: str, intervals: Sequence[Interval], size: int, outside: int
     ) -> tuple[str, str]:
         """Where ids of a dim lie in a device's part, and whether they do.
 
@@ -107,52 +126,39 @@ class _Writer:
             outside: The place of ids that lie elsewhere. An id outside the whole dim gets `size`,
                 which the operator refuses.
         """
-        dtype, shape = type_.dtype, type_.shape
-
-        def call(op: str, *inputs: str, dtype: str = dtype) -> str:
-            return self.call(op, *inputs, dtype=dtype, shape=shape)
-
-        def number(value: int) -> str:
-            return self.constant(np.array(value, dtype))
-
-        def in_run(start: int, end: int) -> str:
-            return self.in_run(wanted, start, end, type_)
-
-        counted = call("Add", ids, number(size))  # of an index that counts from the end
-        wanted = call("Where", call("Less", ids, number(0), dtype="bool"), counted, ids)
-        place, inside, before = number(outside), "", 0
+        counted = self.add("Add", ids, self.number(size, ids))  # of one that counts from the end
+        wanted = self.add("Where", self.add("Less", ids, self.number(0, ids)), counted, ids)
+        place, inside, before = self.number(outside, ids), "", 0
         for start, length in intervals:
-            here = in_run(start, start + length)
-            place = call("Where", here, call("Sub", wanted, number(start - before)), place)
-            inside = call("Or", inside, here, dtype="bool") if inside else here
+            here = self.in_run(wanted, start, start + length)
+            moved = self.add("Sub", wanted, self.number(start - before, ids))
+            place = self.add("Where", here, moved, place)
+            inside = self.add("Or", inside, here) if inside else here
             before += length
-        return call("Where", in_run(0, size), place, number(size)), inside
+        known = self.in_run(wanted, 0, size)
+        return self.add("Where", known, place, self.number(size, ids)), inside
 
-    def local(self) -> LocalOp:
+    def done(self) -> LocalOp:
         """The nodes."""
         return LocalOp(tuple(self.nodes), self.constants, self.types)
 
 
 def _local_gather(view: OpView, local: LocalView) -> LocalOp:
     """A device looks up what it has, and gives zeros for the rest."""
-    dim, size = view.dim("axis", 0), view.shape()[view.dim("axis", 0)]
-    (table, ids), (result,), part = view.node.inputs, view.node.outputs, local.shapes[0][dim]
+    dim, out = view.dim("axis", 0), local.out_shapes[0]
+    size, part = view.shape()[dim], local.shapes[0][dim]
+    (table, ids), (result,), write = view.node.inputs, view.node.outputs, _Writer(view, local)
     if part == size:
-        return LocalOp((view.node,))
-    index_type, shape = view.types[1], local.shapes[1]
-    assert index_type is not None
-    write, dtype, out = _Writer(view), view.out_type.dtype, local.out_shapes[0]
+        return same_node(view)
     zero = write.constant(np.zeros((), view.out_type.dtype))
     if not part:
-        write.call("Expand", zero, write.numbers(*out), dtype=dtype, shape=out, made=result)
-        return write.local()
-    intervals = local.regions[0][dim]
-    place, inside = write.places(ids, intervals, size, 0, index_type.with_shape(shape))
-    rows = write.call("Gather", table, place, dtype=dtype, shape=out, attrs=view.node.attrs)
-    dims = *shape, *(1 for _ in local.shapes[0][dim + 1 :])
-    mask = write.call("Reshape", inside, write.numbers(*dims), dtype="bool", shape=dims)
-    write.call("Where", mask, rows, zero, dtype=dtype, shape=out, made=result)
-    return write.local()
+        write.add("Expand", zero, write.numbers(*out), made=result)
+        return write.done()
+    place, inside = write.places(ids, local.regions[0][dim], size, 0)
+    rows = write.add("Gather", table, place, shape=out, attrs=view.node.attrs)
+    mask = write.reshaped(inside, [*local.shapes[1], *(1 for _ in local.shapes[0][dim + 1 :])])
+    write.add("Where", mask, rows, zero, made=result)
+    return write.done()
 
 
 def _gather_nd(view: OpView) -> Rule:
@@ -180,37 +186,32 @@ def _local_scatter_nd(view: OpView, local: LocalView) -> LocalOp:
     whole, part, index = view.shape(), local.shapes[0], local.shapes[1]
     cut = [dim for dim in range(index[-1]) if part[dim] != whole[dim]]
     if not cut:
-        return LocalOp((view.node,))
-    write, column = _Writer(view), (*index[:-1], 1)
-    columns = []
+        return same_node(view)
+    write, columns, last = _Writer(view, local), [], {"axis": -1}
     for dim in range(index[-1]):
-        number, of_column = write.numbers(dim), TensorType.of("int64", column)
-        one = write.call(
-            "Gather", view.node.inputs[1], number, dtype="int64", shape=column, attrs={"axis": -1}
-        )
+        ids, column = view.node.inputs[1], (*index[:-1], 1)
+        one = write.add("Gather", ids, write.numbers(dim), shape=column, attrs=last)
         if dim in cut:
-            one, _ = write.places(one, local.regions[0][dim], whole[dim], part[dim], of_column)
+            one, _ = write.places(one, local.regions[0][dim], whole[dim], part[dim])
         columns.append(one)
-    places = write.call("Concat", *columns, dtype="int64", shape=index, attrs={"axis": -1})
-    return _written(write, local, cut, places)
+    return _written(write, cut, write.add("Concat", *columns, shape=index, attrs=last))
 
 
-def _written(write: _Writer, local: LocalView, cut: Sequence[int], places: str) -> LocalOp:
+def _written(write: _Writer, cut: Sequence[int], places: str) -> LocalOp:
     """The node on its part with one more position in each cut dim, which is left out then."""
-    node, dtype, sizes = write.view.node, write.view.out_type.dtype, [*local.shapes[0]]
-    data, zero = node.inputs[0], write.constant(np.zeros((), dtype))
+    node, part = write.view.node, write.local.shapes[0]
+    data, sizes = node.inputs[0], [*part]
+    zero = write.constant(np.zeros((), write.view.out_type.dtype))
     for dim in cut:
         slab = [*sizes[:dim], 1, *sizes[dim + 1 :]]
-        spare = write.call("Expand", zero, write.numbers(*slab), dtype=dtype, shape=slab)
+        spare = write.add("Expand", zero, write.numbers(*slab), shape=slab)
         sizes[dim] += 1
-        data = write.call("Concat", data, spare, dtype=dtype, shape=sizes, attrs={"axis": dim})
-    inputs = data, places, *node.inputs[2:]
-    all_of_it = write.call(node.op, *inputs, dtype=dtype, shape=sizes, attrs=node.attrs)
-    ends = write.numbers(*(local.shapes[0][dim] for dim in cut))
+        data = write.add("Concat", data, spare, shape=sizes, attrs={"axis": dim})
+    whole = write.add(node.op, data, places, *node.inputs[2:], shape=sizes, attrs=node.attrs)
+    ends = write.numbers(*(part[dim] for dim in cut))
     bounds = write.numbers(*(0 for _ in cut)), ends, write.numbers(*cut)
-    shape, (made,) = local.out_shapes[0], node.outputs
-    write.call("Slice", all_of_it, *bounds, dtype=dtype, shape=shape, made=made)
-    return write.local()
+    write.add("Slice", whole, *bounds, made=node.outputs[0])
+    return write.done()
 
 
 def _tensor_scatter(view: OpView) -> Rule:
@@ -226,52 +227,40 @@ def _local_tensor_scatter(view: OpView, local: LocalView) -> LocalOp:
     dim, shape = view.dim("axis", -2), local.shapes[0]
     size, count, batch = view.shape()[dim], local.shapes[1][dim], shape[0]
     if shape[dim] == size:
-        return LocalOp((view.node,))
-    write, dtype, grid = _Writer(view), view.out_type.dtype, (batch, shape[dim])
-    (made,), (cache, update, *first) = view.node.outputs, view.node.inputs
+        return same_node(view)
+    write, cache, (rows, *first) = _Writer(view, local), view.node.inputs[0], view.node.inputs[1:]
     runs = [np.arange(start, start + length) for start, length in local.regions[0][dim]]
     own = np.concatenate(runs)[None] if runs else np.zeros((1, 0), np.int64)
     since = write.constant(own.astype(np.int64))
-    is_circular = view.attr("mode") in (b"circular", "circular")
-
     if first and first[0]:
-        begin, of = first[0], (batch,)
-        starts = TensorType.of("int64", of)
         # a lookup refuses a run that begins before the cache or, unless it goes round, ends behind
+        begin, is_circular = first[0], view.attr("mode") in (b"circular", "circular")
+        last = size - count + 1
+        right = write.from_number(begin, 0) if is_circular else write.in_run(begin, 0, last)
+        place = write.add("Where", right, write.number(0), write.number(1))
+        zero = write.add("Gather", write.numbers(0), place, shape=(batch,))
+        begin = write.add("Add", begin, zero)
+        begin = write.add("Unsqueeze", begin, write.numbers(1), shape=(batch, 1))
+        since = write.add("Sub", since, begin)
         if is_circular:
-            right = write.from_number(begin, 0, starts)
-        else:
-            right = write.in_run(begin, 0, size - count + 1, starts)
-        bounds = write.number(0), write.number(1)
-        place = write.call("Where", right, *bounds, dtype="int64", shape=of)
-        zero = write.call("Gather", write.numbers(0), place, dtype="int64", shape=of)
-        begin = write.call("Add", begin, zero, dtype="int64", shape=of)
-        begin = write.call("Unsqueeze", begin, write.numbers(1), dtype="int64", shape=(batch, 1))
-        since = write.call("Sub", since, begin, dtype="int64", shape=grid)
-        if is_circular:
-            since = write.call("Mod", since, write.number(size), dtype="int64", shape=grid)
+            since = write.add("Mod", since, write.number(size))
     else:
-        since = write.call("Expand", since, write.numbers(*grid), dtype="int64", shape=grid)
-    inside = write.in_run(since, 0, count, TensorType.of("int64", grid))
+        grid = batch, shape[dim]
+        since = write.add("Expand", since, write.numbers(*grid), shape=grid)
+    inside = write.in_run(since, 0, count)
     beside = [n if i in (0, dim) else 1 for i, n in enumerate(shape)]
-    mask = write.call("Reshape", inside, write.numbers(*beside), dtype="bool", shape=beside)
-    rows = update
+    mask = write.reshaped(inside, beside)
     if count > 1:
-        zero = write.number(0)
-        place = write.call("Where", inside, since, zero, dtype="int64", shape=grid)
-        place = write.call("Reshape", place, write.numbers(*beside), dtype="int64", shape=beside)
-        place = write.call("Expand", place, write.numbers(*shape), dtype="int64", shape=shape)
-        rows = write.call(
-            "GatherElements", update, place, dtype=dtype, shape=shape, attrs={"axis": dim}
-        )
-    write.call("Where", mask, rows, cache, dtype=dtype, shape=shape, made=made)
-    return write.local()
+        place = write.reshaped(write.add("Where", inside, since, write.number(0)), beside)
+        place = write.add("Expand", place, write.numbers(*shape), shape=shape)
+        rows = write.add("GatherElements", rows, place, shape=shape, attrs={"axis": dim})
+    write.add("Where", mask, rows, cache, made=view.node.outputs[0])
+    return write.done()
 
 
 def _one_hot(view: OpView) -> Rule:
     """``i0 i1 -> i0 hot i1``: the new dim is whole, as each device needs its values."""
-    index = names("i", view.rank())
-    dim = view.dim("axis", -1, len(index) + 1)
+    index, dim = names("i", view.rank()), view.dim("axis", -1, view.rank() + 1)
     return view.rule([index], [[*index[:dim], "hot", *index[dim:]]], whole={"hot"})
 
 
@@ -289,14 +278,13 @@ def _scatter_elements(view: OpView) -> Rule:
 
 def _local_scatter_elements(view: OpView, local: LocalView) -> LocalOp:
     """Scatter into part of a dim: as `_local_scatter_nd`."""
-    dim, index = view.dim("axis", 0), view.type(1)
+    dim = view.dim("axis", 0)
     size, part = view.shape()[dim], local.shapes[0][dim]
     if part == size:
-        return LocalOp((view.node,))
-    assert index is not None
-    write, ids = _Writer(view), index.with_shape(local.shapes[1])
-    places, _ = write.places(view.node.inputs[1], local.regions[0][dim], size, part, ids)
-    return _written(write, local, [dim], places)
+        return same_node(view)
+    write = _Writer(view, local)
+    places, _ = write.places(view.node.inputs[1], local.regions[0][dim], size, part)
+    return _written(write, [dim], places)
 
 
 ROWS: Mapping[str, OpRow] = {

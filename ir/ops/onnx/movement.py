@@ -73,17 +73,6 @@ def _unsqueeze(view: OpView) -> Rule:
     return unsqueeze(view, {axis % len(view.out_shape) for axis in axes})
 
 
-def _tile(view: OpView) -> Rule:
-    before, after = view.shape(), view.out_shape
-    return repeat(view, {dim: after[dim] // before[dim] for dim in sorted(changed_dims(view))})
-
-
-def _local_tile(view: OpView, local: LocalView) -> LocalOp:
-    """Repeats may be cut too: each device makes its share of the copies of its part."""
-    repeats = [local.sizes.get(f"r{i}", 1) for i in range(view.rank())]
-    return with_constant(view, 1, np.array(repeats, np.int64))
-
-
 def _pads(view: OpView) -> dict[int, Slide]:
     """Padded (or, by negative pads, cropped) dims, as windows of one point."""
     pads, rank = view.ints("pads", 1), view.rank()
@@ -126,11 +115,6 @@ def _local_center_crop_pad(view: OpView, local: LocalView) -> LocalOp:
     out = local.out_shapes[0]
     axes = view.ints("axes") or range(len(out))
     return with_constant(view, 1, np.array([out[axis] for axis in axes], np.int64))
-
-
-def _depth_to_space(view: OpView) -> Rule:
-    depth = "(c p q)" if view.attr("mode", "DCR") == "CRD" else "(p q c)"
-    return _blocks(view, f"n {depth} h w", "n c (h p) (w q)")
 
 
 def _blocks(view: OpView, before: str, after: str) -> Rule:
@@ -215,7 +199,13 @@ ROWS: Mapping[str, OpRow] = {
     "Concat": OpRow(
         lambda view: concat(view, view.dim("axis", 1, len(view.out_shape))), local_concat
     ),
-    "DepthToSpace": OpRow(_depth_to_space),
+    "DepthToSpace": OpRow(
+        lambda view: _blocks(
+            view,
+            "n (c p q) h w" if view.attr("mode", "DCR") == "CRD" else "n (p q c) h w",
+            "n c (h p) (w q)",
+        )
+    ),
     "Expand": OpRow(expand, local_shape_operand(1)),
     "Flatten": OpRow(_flatten, view=True),
     "Pad": OpRow(_pad, _local_pad),
@@ -225,7 +215,14 @@ ROWS: Mapping[str, OpRow] = {
     "SpaceToDepth": OpRow(lambda view: _blocks(view, "n c (h p) (w q)", "n (p q c) h w")),
     "Split": OpRow(_split, _local_split),
     "Squeeze": OpRow(lambda view: squeeze(view, _squeezed_dims(view)), _local_squeeze, view=True),
-    "Tile": OpRow(_tile, _local_tile),
+    "Tile": OpRow(
+        lambda view: repeat(
+            view, {d: view.out_shape[d] // view.shape()[d] for d in sorted(changed_dims(view))}
+        ),
+        lambda view, local: with_constant(  # a device makes its share of the copies of its part
+            view, 1, np.array([local.sizes.get(f"r{i}", 1) for i in range(view.rank())], np.int64)
+        ),
+    ),
     "Transpose": OpRow(
         lambda view: permute(view, view.ints("perm") or reversed(range(view.rank())))
     ),

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from partitioner.ir.graph import Node
+from partitioner.ir.graph import Attr, Node
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
 from partitioner.ir.ops.rules.reduction import along, reduce, top_k
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
@@ -52,12 +52,6 @@ def _reduce(view: OpView) -> Rule:
     return reduce(view, reduced_dims(view), how, keep=keep, flops=flops)
 
 
-def _local_mean(view: OpView, local: LocalView) -> LocalOp:
-    """Where a reduced dim is cut, a device adds its part's mean times its share of the elements."""
-    keepdims = view.int_attr("keepdims", 1)
-    return weighted_mean(view, local, reduced_dims(view), keepdims=keepdims)
-
-
 def weighted_mean(
     view: OpView, local: LocalView, reduced: Iterable[int], *, keepdims: int
 ) -> LocalOp:
@@ -87,11 +81,11 @@ def weighted_mean(
 def _empty_sum(view: OpView, dims: list[int], keepdims: int) -> LocalOp:
     """ReduceSum of a part without elements, in the form of the graph's opset."""
     node, axes = view.node, f"{view.node.name}.axes"
-    add = Node(node.name, "ReduceSum", node.inputs[:1], node.outputs, {"keepdims": keepdims})
-    if view.opset < SUM_AXES_INPUT:
-        return LocalOp((replace(add, attrs={"keepdims": keepdims, "axes": tuple(dims)}),))
-    named = replace(add, inputs=(node.inputs[0], axes))
-    return LocalOp((named,), {axes: np.array(dims, np.int64)})
+    add = Node(node.name, "ReduceSum", (node.inputs[0], axes), node.outputs, {"keepdims": keepdims})
+    if view.opset >= SUM_AXES_INPUT:
+        return LocalOp((add,), {axes: np.array(dims, np.int64)})
+    attrs: dict[str, Attr] = {"keepdims": keepdims, "axes": tuple(dims)}
+    return LocalOp((replace(add, inputs=node.inputs[:1], attrs=attrs),))
 
 
 def softmax_dims(view: OpView) -> tuple[int, ...]:
@@ -106,7 +100,13 @@ def _softmax(view: OpView, flops: float) -> Rule:
 
 
 ROWS: Mapping[str, OpRow] = {
-    **{op: OpRow(_reduce, _local_mean if op == "ReduceMean" else None) for op in REDUCTIONS},
+    **dict.fromkeys(REDUCTIONS, OpRow(_reduce)),
+    "ReduceMean": OpRow(
+        _reduce,
+        lambda view, local: weighted_mean(
+            view, local, reduced_dims(view), keepdims=view.int_attr("keepdims", 1)
+        ),
+    ),
     **{
         op: OpRow(  # indices in the whole dim
             lambda view: reduce(

@@ -28,17 +28,10 @@ from partitioner.ir.ops.signature import OpaqueError
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
-#: Points that one sample reads along a dim.
-TAPS = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
-
 SIZES = 3  #: Index of Resize's operand "sizes".
 
 #: First opset in which Resize has its modes as attributes.
 RESIZE_MODES = 11
-
-
-def _conv_dims(view: OpView, weights: int = 1, *, transposed: bool = False) -> ConvDims:
-    return ConvDims.of(view.shape(weights), view.positive("group", 1), transposed=transposed)
 
 
 def _slides(view: OpView, kernel: Sequence[int], *, dilated: bool = True) -> list[Slide]:
@@ -94,33 +87,29 @@ def _back_slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
     ]
 
 
-def _conv(view: OpView, *, transposed: bool = False) -> Rule:
-    dims = _conv_dims(view, transposed=transposed)
-    slides = (_back_slides if transposed else _slides)(view, view.shape(1)[2:])
-    return conv(view, dims, [dims.data, dims.weights, dims.channel], slides, bias=2)
+def _conv(
+    view: OpView, operands: str = "x w b", *, rounded: bool = False, transposed: bool = False
+) -> Rule:
+    """Operands are data x, weights w, bias b, an image y like the result, or settings.
+
+    Those are one for the tensor or one for each output channel. Where the sum is rounded, or an
+    activation follows, it is needed over all input channels.
+    """
+    names = operands.split()
+    weights = view.shape(names.index("w"))
+    dims = ConvDims.of(weights, view.positive("group", 1), transposed=transposed)
+    tensors = {"x": dims.data, "w": dims.weights, "b": dims.channel, "y": dims.result}
+    listed = [tensors.get(name) or _setting(view, i, dims) for i, name in enumerate(names)]
+    slides = (_back_slides if transposed else _slides)(view, weights[2:])
+    bias = names.index("b") if "b" in names and not rounded else None
+    return conv(view, dims, listed, slides, bias=bias, rounded=rounded)
 
 
-def _fused_conv(view: OpView) -> Rule:
-    """An activation, and a sum with an image before it, need the whole sum over input channels."""
-    dims = _conv_dims(view)
-    operands = [dims.data, dims.weights, dims.channel, dims.result][: len(view.types)]
-    return conv(view, dims, operands, _slides(view, view.shape(1)[2:]), rounded=True)
-
-
-def _conv_integer(view: OpView) -> Rule:
-    """Zero points are one for the tensor or one for each output channel."""
-    dims = _conv_dims(view)
-    settings = [_per_channel(view, index, dims) for index in (2, 3)]
-    operands = [dims.data, dims.weights, *settings]
-    return conv(view, dims, operands, _slides(view, view.shape(1)[2:]))
-
-
-def _qlinear_conv(view: OpView) -> Rule:
-    """The sum is quantised again."""
-    dims = _conv_dims(view, 3)
-    settings = [_per_channel(view, index, dims) for index in (1, 2, 4, 5, 6, 7)]
-    operands = [dims.data, *settings[:2], dims.weights, *settings[2:], dims.channel]
-    return conv(view, dims, operands, _slides(view, view.shape(3)[2:]), rounded=True)
+def _setting(view: OpView, index: int, dims: ConvDims) -> list[str] | None:
+    setting = view.type(index)
+    if setting is None:
+        return None
+    return dims.channel if setting.numel > 1 else ["1"] * setting.rank
 
 
 def _local_conv(view: OpView, local: LocalView, weights: int = 1) -> LocalOp:
@@ -168,21 +157,7 @@ def _local_pads(view: OpView, local: LocalView, slides: Sequence[Slide]) -> dict
     return attrs
 
 
-def _per_channel(view: OpView, index: int, dims: ConvDims) -> list[str] | None:
-    setting = view.type(index)
-    if setting is None:
-        return None
-    return dims.channel if setting.numel > 1 else ["1"] * setting.rank
-
-
-def _lrn(view: OpView) -> Rule:
-    """The window runs over channels: these are whole, everything else is cut."""
-    flops = 2.0 * view.int_attr("size", 1) + 10  # a window of squares, then a power
-    return view.rule("n c s..", "n c s..", whole="c", flops=flops)
-
-
 def _pool(view: OpView) -> Rule:
-    """``n c s.. -> n c s..``, one FLOP a point of the window."""
     if len(view.node.writes) > 1:
         raise OpaqueError("result Indices counts through the whole tensor")
     kernel, dims = view.ints("kernel_shape") or (), names("s", view.rank() - 2)
@@ -194,10 +169,6 @@ def _pool(view: OpView) -> Rule:
         raise OpaqueError(f"ONNX Runtime pools to {counts}, and not to {view.out_shape[2:]}")
     slid = sliding.windows(slides, view.shape(), view.out_shape, dims)
     return view.rule("n c s..", "n c s..", windows=slid, flops=float(math.prod(kernel)))
-
-
-def _local_pool(view: OpView, local: LocalView) -> LocalOp:
-    return same_node(view, **_local_pads(view, local, _pool_slides(view)) if local.regions else {})
 
 
 def _pool_slides(view: OpView) -> list[Slide]:
@@ -241,7 +212,7 @@ def _resize(view: OpView) -> Rule:
         changed |= {dim for dim, scale in zip(dims, scales, strict=True) if scale != 1}
     elif view.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
         changed |= set(dims)  # the scale of a dim follows from the others' sizes
-    taps = TAPS.get(str(view.attr("mode", "nearest")), 1) ** len(changed)
+    taps = sliding.TAPS.get(str(view.attr("mode", "nearest")), 1) ** len(changed)
     slid = {dim: zoom.window(view.shape()[dim]) for dim, zoom in _zooms(view).items()}
     return resize(view, changed, slid, flops=2.0 * taps if taps > 1 else 0.0)
 
@@ -286,7 +257,6 @@ def _scales(view: OpView) -> list[float] | None:
 
 
 def _resized_dims(view: OpView) -> list[int]:
-    """The dims that scales or sizes are given for, in their order."""
     axes = view.ints("axes")
     return list(range(view.rank())) if axes is None else [axis % view.rank() for axis in axes]
 
@@ -326,7 +296,7 @@ def _sized(view: OpView, shape: Sequence[int]) -> LocalOp:
 def _grid_sample(view: OpView) -> Rule:
     """Images are whole, the sampled positions are cut."""
     space = view.rank() - 2
-    taps = TAPS.get(str(view.attr("mode", "linear")), 1) ** space
+    taps = sliding.TAPS.get(str(view.attr("mode", "linear")), 1) ** space
     return view.rule(
         "n c x.., n o.. d",
         "n c o..",
@@ -337,11 +307,19 @@ def _grid_sample(view: OpView) -> Rule:
 
 
 ROWS: Mapping[str, OpRow] = {
-    **{op: OpRow(_pool, _local_pool) for op in ("AveragePool", "LpPool", "MaxPool")},
+    **{
+        op: OpRow(
+            _pool,
+            lambda view, local: same_node(
+                view, **_local_pads(view, local, _pool_slides(view)) if local.regions else {}
+            ),
+        )
+        for op in ("AveragePool", "LpPool", "MaxPool")
+    },
     **{op: OpRow(_regions) for op in ("MaxRoiPool", "RoiAlign")},
     **{op: OpRow(_resize, _local_resize) for op in ("Resize", "Upsample")},
     "Conv": OpRow(_conv, _local_conv),
-    "ConvInteger": OpRow(_conv_integer, _local_conv),
+    "ConvInteger": OpRow(partial(_conv, operands="x w . ."), _local_conv),
     "ConvTranspose": OpRow(partial(_conv, transposed=True), _local_conv_transpose),
     "GlobalAveragePool": OpRow(
         partial(_global_pool, how="sum"),
@@ -350,7 +328,15 @@ ROWS: Mapping[str, OpRow] = {
     "GlobalLpPool": OpRow(_global_pool),
     "GlobalMaxPool": OpRow(partial(_global_pool, how="max")),
     "GridSample": OpRow(_grid_sample),
-    "LRN": OpRow(_lrn),
-    "com.microsoft::FusedConv": OpRow(_fused_conv, _local_conv),
-    "QLinearConv": OpRow(_qlinear_conv, partial(_local_conv, weights=3)),
+    "LRN": OpRow(  # a window of squares over channels, then a power
+        lambda view: view.rule(
+            "n c s..", "n c s..", whole="c", flops=2.0 * view.int_attr("size", 1) + 10
+        )
+    ),
+    "com.microsoft::FusedConv": OpRow(
+        partial(_conv, operands="x w b y", rounded=True), _local_conv
+    ),
+    "QLinearConv": OpRow(
+        partial(_conv, operands="x . . w . . . . b", rounded=True), partial(_local_conv, weights=3)
+    ),
 }

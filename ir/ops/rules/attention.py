@@ -58,6 +58,16 @@ class Attention:
         """Keys that a query meets, on average."""
         return (self.total + 1) / 2 if self.rises else self.total
 
+    def flops(self, products: tuple[int, int] = (1, 1)) -> float:
+        """FLOPs of a query row: a softmax, and so many `products` along keys and along values."""
+        along_keys, along_values = products
+        return self.met * (2.0 * (along_keys * self.channels + along_values * self.values) + SCORE)
+
+    @property
+    def points(self) -> list[str]:
+        """The loops of query rows."""
+        return ["b", *(name for name, size in self.heads.items() if size > 1), "q"]
+
     @property
     def heads(self) -> Mapping[str, int]:
         """Sizes of the factors of query heads."""
@@ -112,12 +122,10 @@ class Attention:
         summed: Names = (),
         sums: Iterable[int] = (),
     ) -> Rule:
-        """Rule of a node with these operands and results.
+        """Rule of a node with these operands and results; `products` are as of `flops`.
 
-        Keys and channels are whole, as softmax and dot products need them. A query row costs one
-        softmax a key and so many `products` along the channels of keys and of values.
+        Keys and channels are whole, as softmax and dot products need them.
         """
-        along_keys, along_values = products
         return signature.rule(
             operands,
             results,
@@ -134,8 +142,7 @@ class Attention:
             reduce=reduce,
             summed=summed,
             rising="q" if self.rises else "",
-            points=["b", *(name for name, size in self.heads.items() if size > 1), "q"],
-            flops=self.met
-            * (2.0 * (along_keys * self.channels + along_values * self.values) + SCORE),
+            points=self.points,
+            flops=self.flops(products),
             sums=sums,
         )

@@ -19,11 +19,9 @@ def contraction(
     sums: Iterable[int] = (),
     flops: float = 2,
 ) -> Rule:
-    """Rule of a product of operands.
+    """Rule of a product of operands; factors that are not among the dims of the result are summed.
 
-    Args:
-        result: Dims of the result; factors that are not among them are summed.
-        rounded: The sum is rounded, or an activation follows: those factors are whole.
+    They are whole if the sum is `rounded`, or an activation follows.
     """
     summed = {name for dims in operands for name in dims or ()}.difference(result)
     return signature.rule(

@@ -60,12 +60,9 @@ def conv(
     rounded: bool = False,
     linear: Iterable[int] = (),
 ) -> Rule:
-    """Rule of a convolution; input channels are summed.
+    """Rule of a convolution with operands of these dims, the data first; input channels are summed.
 
-    Args:
-        operands: Dims of the node's operands, of which the first is the data.
-        bias: Index of the operand that is a bias.
-        rounded: The sum is rounded, so that input channels are whole.
+    They are whole if the sum is `rounded`. `bias` is the index of the operand that is one.
     """
     shapes = signature.shape(), signature.out_shape
     windows = sliding.windows(slides, *shapes, dims.data, transposed=dims.transposed)

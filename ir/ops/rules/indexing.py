@@ -20,11 +20,7 @@ def moved_rows(ins: tuple[int, ...], outs: tuple[int, ...]) -> int:
 
 
 def gather_elements(signature: Signature, dim: int, sums: Iterable[int] = ()) -> Rule:
-    """``d0 + rest0, v; d0 i -> d0 i``.
-
-    Raises:
-        OpaqueError: The data or the index has no dims.
-    """
+    """``d0 + rest0, v; d0 i -> d0 i``; OpaqueError if the data or the index has no dims."""
     data, index, sizes = _covered(signature, dim)
     return signature.rule(
         [data, index], [index], sizes=sizes, whole="v", dropped=sizes, points=index, sums=sums
@@ -39,13 +35,10 @@ def scatter_elements(
     cuts_written: bool = False,
     sums: Iterable[int] = (),
 ) -> Rule:
-    """``d0 + rest0, v; d0 i; d0 i -> d0 + rest0, v``.
+    """``d0 + rest0, v; d0 i; d0 i -> d0 + rest0, v``: data, index, source if no number is written.
 
-    Args:
-        signature: Signature of data, index and, unless a number is written, source.
-        adds: Elements are added up, each device's to a partial result; otherwise each device
-            writes all of them.
-        cuts_written: A device may have a part of the indexed dim, and writes what lies in it.
+    Elements are added up if so told (`adds`), each device's to a partial result; otherwise each
+    device writes all of them or, if it `cuts_written`, what lies in its part of the indexed dim.
 
     Raises:
         OpaqueError: The data or the index has no dims, or only a part of the source is written.

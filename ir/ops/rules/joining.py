@@ -79,11 +79,9 @@ def slices(
 ) -> tuple[list[str], list[str], Options]:
     """Dims of a tensor and of a slice of it, and the rule's options for them.
 
-    A run of a dim is ``d`` of ``pre + d + post``; a dim that is sliced otherwise is whole.
-
-    Args:
-        runs: The runs that are taken, by sliced dim; None where the slice is no run.
-        numbered: Names of factors end with the dim; otherwise only one dim may be sliced.
+    A run of a dim (`runs`, by sliced dim) is ``d`` of ``pre + d + post``; a dim that is sliced
+    otherwise (None) is whole. Names of factors end with the dim if `numbered`; otherwise only one
+    dim may be sliced.
     """
     around, taken = names("d", rank), names("d", rank)
     sizes: dict[str, int] = {}

@@ -25,8 +25,7 @@ def grouped(signature: Signature, groups: int) -> tuple[str, str, dict[str, int]
 def group_norm(signature: Signature, groups: int, *, scale_a_group: bool = False) -> Rule:
     """Data, scale, bias -> result, mean, inverse deviation; groups are cut.
 
-    Args:
-        scale_a_group: Scale and bias have an element a group; otherwise one a channel.
+    Scale and bias have an element a channel, or a group (`scale_a_group`).
     """
     channel, group, sizes = grouped(signature, groups)
     scale = group if scale_a_group else channel

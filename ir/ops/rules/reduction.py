@@ -21,12 +21,8 @@ def reduce(
 ) -> Rule:
     """Rule of a reduction over dims, which are whole if partial results cannot be combined.
 
-    Args:
-        signature: Signature of the node; all results have the same dims.
-        reduced: Dims that are reduced, counted from the first.
-        how: Reduction that combines partial results; "" if none does (a root or log of a sum).
-        keep: Reduced dims stay, of size 1.
-        flops: FLOPs an operand element.
+    All results have the same dims. `how` combines partial results: "" if nothing does (a root or
+    log of a sum). `flops` are FLOPs an operand element.
     """
     dims, lost = names("d", signature.rank()), sorted(reduced)
     result = ["1" if i in lost else name for i, name in enumerate(dims) if keep or i not in lost]
@@ -50,9 +46,7 @@ def along(
 ) -> Rule:
     """Rule of an op along dims, such as a softmax: these are whole, and the result has all dims.
 
-    Args:
-        whole: The dims, counted from either end.
-        operands: Number of operands that have the result's dims.
+    The dims count from either end; so many `operands` have the result's dims.
     """
     dims = names("d", signature.rank())
     along_dims = {dims[i] for i in whole if dims}

@@ -164,10 +164,7 @@ def resize(
     slid: Mapping[int, Window] | None = None,
     flops: float = 0.0,
 ) -> Rule:
-    """Changed dims are whole but for those that windows slide over; others pass.
-
-    `flops` are FLOPs a result element.
-    """
+    """Changed dims are whole but for those that windows slide over; `flops` a result element."""
     windows = {(0, f"d{i}"): window for i, window in (slid or {}).items()}
     kept = [i not in changed or (0, f"d{i}") in windows for i in range(signature.rank())]
     before = [f"d{i}" if keeps else f"x{i}" for i, keeps in enumerate(kept)]

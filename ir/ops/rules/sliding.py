@@ -94,6 +94,8 @@ class Zoom:
         return Window(size, self.factor, halo, self.factor + 2 * halo)
 
 
+#: Elements that one of a resampled result is made of along a dim, by mode.
+TAPS: Mapping[str, int] = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
 #: Elements before and after its own that one of an upsampled result reads, by mode.
 REACH: Mapping[str, int] = {"nearest": 0, "linear": 1, "cubic": 2}
 #: Upsampling by more is not cut: up to here, PyTorch's division by the factor in single precision

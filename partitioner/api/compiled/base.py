@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from partitioner.api.compiled.folder import EXAMPLES, is_written
-from partitioner.api.compiled.graph_file import GraphFile
-from partitioner.api.compiled.rank_files import RankFiles
+from partitioner.api.compiled.folder import EXAMPLES, GraphFile, RankFiles, is_written
 from partitioner.api.lowering import lower
 from partitioner.api.verify.compare import Verification
 from partitioner.backends.arrays import save_named_arrays
@@ -36,7 +34,7 @@ from partitioner.foundations.files import (
     write_file,
 )
 from partitioner.foundations.no_gc import no_collection
-from partitioner.frontends.inputs import InputRange, drawn_inputs
+from partitioner.frontends.inputs import drawn_inputs
 from partitioner.ir.errors import hints_keywords
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
@@ -50,6 +48,8 @@ from partitioner.search.limits import MOST_EXPLICIT
 
 if TYPE_CHECKING:
     import networkx as nx
+
+    from partitioner.backends.launch import LocalRun
 
 
 class ProfiledRun(Comparison[PlannedT_co]):
@@ -74,11 +74,11 @@ class Ranks(ABC):
         """Compare all ranks with the whole model on whole inputs, by default random valid ones."""
 
     @abstractmethod
-    def at(self, optimization: Optimization) -> Self:
-        """The ranks at another level of ONNX Runtime's optimizations.
+    def at(self, optimization: Optimization | None) -> Self:
+        """The ranks at a level of ONNX Runtime's optimizations, None for their own.
 
         Raises:
-            OptionError: They are of a module.
+            OptionError: They are of a module, or there is no such level.
         """
 
     @abstractmethod
@@ -90,18 +90,32 @@ class Ranks(ABC):
         """Free what a run left open and files of its own; the next run makes them anew."""
 
     @abstractmethod
-    def run_seconds(self, folder: Path, count: int) -> float:
+    def run_written(
+        self,
+        folder: Path,
+        inputs: Mapping[str, np.ndarray] | None,
+        requests: int = 1,
+        *,
+        seed: int = 0,
+        recorded: int = 0,
+        device: str = "cpu",
+    ) -> LocalRun:
         """Run the files that `write` left in a folder, one process of this machine a rank.
 
         Args:
-            count: Number of requests in flight or, in training, of steps, at least 1; one more
-                goes before them.
+            inputs: Whole inputs, or arguments of the module, by name; None draws valid random ones.
+            requests: Number of requests in flight or, of a module, of requests or steps one after
+                the other, at least 1; one more goes before them.
+            seed: Seed of the drawn inputs and, of a module, of dropout.
+            recorded: Steps that are recorded before; 0 for none.
+            device: Type of the device that each rank of a module runs on, "cpu" or "cuda".
 
         Returns:
-            Seconds of all of them together on the slowest rank.
+            The results of the last request or step, and what was measured.
 
         Raises:
-            BackendError: A rank failed.
+            BackendError: An input is wrong, steps are to be recorded whose last micro-batch is
+                smaller, or a rank failed.
             VerificationError: The module's weights or example inputs are fake.
         """
 
@@ -143,18 +157,13 @@ class Model(ABC):
         return self.described.delivered
 
     @property
-    def ranges(self) -> Mapping[str, InputRange]:
-        """The values that each input of a request may hold, by name."""
-        return self.described.ranges
-
-    @property
     def input_types(self) -> Mapping[str, TensorType]:
         """Types of the whole inputs of a request, by name."""
         return {name: self.graph.types[name] for name in self.graph.inputs}
 
     def random_inputs(self, seed: int) -> Mapping[str, np.ndarray]:
         """Valid random inputs of a request, by name."""
-        return drawn_inputs(self.ranges, seed)
+        return drawn_inputs(self.described.ranges, seed)
 
     def example_inputs(self) -> Mapping[str, np.ndarray]:
         """Whole inputs, of which random ones are the elements in another order; none without."""
@@ -165,19 +174,11 @@ class Model(ABC):
         """Write `request.json` into `folder`, which will be moved to `final`."""
 
     @abstractmethod
-    def emit(self, programs: Programs, plan: Plan) -> Ranks:
-        """The ranks of a plan.
+    def ranks(self, programs: Programs, plan: Plan, read_from: Path | None = None) -> Ranks:
+        """The ranks of a plan, or as the files of a folder hold them, which are of these programs.
 
         Raises:
-            BackendError: A rank's program cannot be emitted.
-        """
-
-    @abstractmethod
-    def read(self, programs: Programs, folder: Path) -> Ranks:
-        """The ranks as the files of a folder hold them; the files are of these programs.
-
-        Raises:
-            BackendError: A rank file is wrong.
+            BackendError: A rank's program cannot be emitted, or a rank file is wrong.
         """
 
 
@@ -256,7 +257,7 @@ class Compiled(Planned):
             ResultError: As `schedule`.
             BackendError: A program cannot be emitted.
         """
-        return self.model.emit(self.programs, self.plan)
+        return self.model.ranks(self.programs, self.plan)
 
     def run(
         self, inputs: Mapping[str, np.ndarray], *, optimization: Optimization | None = None
@@ -280,10 +281,7 @@ class Compiled(Planned):
             BackendError: An input is missing, unknown, or of the wrong shape or type, or an
                 input or output is of 4-bit elements.
         """
-        return self._ranks_at(optimization).run(inputs)
-
-    def _ranks_at(self, optimization: Optimization | None) -> Ranks:
-        return self.ranks if optimization is None else self.ranks.at(optimization)
+        return self.ranks.at(optimization).run(inputs)
 
     def close(self) -> None:
         """Free the ranks that runs have opened, and their temporary files.
@@ -327,7 +325,7 @@ class Compiled(Planned):
                 numbers without a seed, or the module's weights or example inputs are fake.
             BackendError: A rank fails, or inputs are not the model's.
         """
-        return self._ranks_at(optimization).verify(seed, inputs)
+        return self.ranks.at(optimization).verify(seed, inputs)
 
     def verify_written(
         self,
@@ -346,8 +344,8 @@ class Compiled(Planned):
             VerificationError: As `verify`.
         """
         self.model.files(folder).check(self.plan, self.graph)
-        ranks = self.model.read(self.programs, folder)
-        return (ranks if optimization is None else ranks.at(optimization)).verify(seed, inputs)
+        ranks = self.model.ranks(self.programs, self.plan, folder)
+        return ranks.at(optimization).verify(seed, inputs)
 
     def save(
         self,
@@ -502,11 +500,10 @@ class Compiled(Planned):
         Raises:
             BackendError: An input is wrong, or a rank failed.
         """
-        arrays = self.model.random_inputs(seed) if inputs is None else inputs
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             folder = Path(name)
             self.ranks.write(folder)
-            run = self.model.files(folder).run(arrays, requests, steps)
+            run = self.ranks.run_written(folder, inputs, requests, seed=seed, recorded=steps)
         return self.compared(run.logs, run.seconds, requests)
 
     def compared(

@@ -1,6 +1,6 @@
-"""The JSON files of a saved compilation, which are checked as they are read.
+"""The files of a saved compilation: JSON, which is checked as it is read, and those of ranks.
 
-This module loads neither front end nor solver.
+This module loads no framework and no solver.
 """
 
 from __future__ import annotations
@@ -8,19 +8,32 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from partitioner.foundations.files import ResultError, read_text
+import numpy as np
+
+from partitioner.backends.header import Header
+from partitioner.backends.optimization import DEFAULT, Optimization
+from partitioner.foundations.files import DirectoryError, ResultError, read_text
 from partitioner.foundations.json_types import fits
+from partitioner.frontends.inputs import InputRange
 from partitioner.frontends.torch.options import AtRest
+from partitioner.ir.graph import Graph
+from partitioner.ir.graph_data import GraphDataError, graph_data, graph_of, type_data, type_of
 from partitioner.ir.nodes.loads import Loads
 from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, PlanError, trial_of
 from partitioner.report.schema import Alone, Space
 
+if TYPE_CHECKING:
+    from partitioner.backends.launch import LocalRun
+
 SOURCE_VERSION = 1
+#: Name of the file of the plan's graph, which is looked at without a model.
+GRAPH_FILE, GRAPH_VERSION = "graph.json", 1
 #: Name of the file of a module's example inputs, by name of the graph's inputs.
 EXAMPLES = "inputs.npz"
 _WRITTEN = re.compile(
@@ -79,11 +92,7 @@ def _write(folder: Path, data: Mapping[str, Any]) -> None:
 
 
 def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
-    """`request.json` of a saved compilation.
-
-    Raises:
-        ResultError: It is missing, of another version or kind, or a field is wrong.
-    """
+    """`request.json`; a ResultError if it is missing, of another version or kind, or malformed."""
     data = read_object(folder, "request.json")
     if data.get("version") != SOURCE_VERSION:
         raise ResultError(
@@ -91,7 +100,17 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
         )
     kind = data.get("kind", "onnx")
     if kind == "onnx":
-        return _onnx_request(folder, data)
+        _check_fields(folder, "request.json", data, _REQUEST)
+        try:
+            model = folder / data["model"]
+            model = model.parent.resolve() / model.name
+            model.is_file()  # raises if no file can have this name
+        except (OSError, ValueError) as error:
+            raise ResultError(
+                f"{folder}: request.json has model = {_shown(data['model'])}: {error}"
+            ) from None
+        shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
+        return OnnxRequest(model, data["graph_digest"], data["dims"], shapes)
     if kind != "module":
         raise ResultError(f"{folder}: request.json has kind = {_shown(kind)}")
     data = {"at_rest": "", "loads": [], **data}  # older folders have no such fields
@@ -108,20 +127,6 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
     )
 
 
-def _onnx_request(folder: Path, data: Mapping[str, Any]) -> OnnxRequest:
-    _check_fields(folder, "request.json", data, _REQUEST)
-    try:
-        model = folder / data["model"]
-        model = model.parent.resolve() / model.name
-        model.is_file()  # raises if no file can have this name
-    except (OSError, ValueError) as error:
-        raise ResultError(
-            f"{folder}: request.json has model = {_shown(data['model'])}: {error}"
-        ) from None
-    shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
-    return OnnxRequest(model, data["graph_digest"], data["dims"], shapes)
-
-
 def _path(folder: Path, name: str) -> Path | None:
     """An absolute path; None for ""."""
     if not name:
@@ -134,13 +139,68 @@ def _path(folder: Path, name: str) -> Path | None:
     return path
 
 
-def load_plan(folder: Path) -> Plan:
-    """`plan.json` of a saved compilation, not resolved against its model.
+@dataclass(frozen=True)
+class GraphFile:
+    """`graph.json`: the plan's graph, see `Model`; contents of weights are left out."""
 
-    Raises:
-        ResultError: It cannot be read.
-        PlanError: It is malformed.
-    """
+    name: str
+    graph: Graph
+    delivered: frozenset[str]
+    ranges: Mapping[str, InputRange]
+
+    def write(self, folder: Path) -> None:
+        """Write the file."""
+        data = {
+            "version": GRAPH_VERSION,
+            "name": self.name,
+            "delivered": sorted(self.delivered),
+            "ranges": {
+                name: [type_data(of.type), None if of.span is None else list(of.span)]
+                for name, of in self.ranges.items()
+            },
+            "graph": graph_data(self.graph),
+        }
+        (folder / GRAPH_FILE).write_text(json.dumps(data, separators=(",", ":")) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path, digest: str) -> GraphFile:
+        """The file of a graph of this digest; a ResultError if it is missing or wrong."""
+        data = read_object(folder, GRAPH_FILE)
+        if data.get("version") != GRAPH_VERSION:
+            raise ResultError(
+                f"{folder}: {GRAPH_FILE} is version {data.get('version')!r}, not {GRAPH_VERSION}"
+            )
+        try:
+            graph = graph_of(data["graph"])
+            stored = cls(
+                str(data["name"]), graph, frozenset(data["delivered"]), _ranges(data["ranges"])
+            )
+        except GraphDataError as error:
+            raise ResultError(f"{folder}: {GRAPH_FILE}: {error}") from None
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ResultError(f"{folder}: {GRAPH_FILE} is malformed: {error!r}") from None
+        if graph.digest != digest or not stored.delivered <= set(graph.types):
+            raise ResultError(
+                f"{folder}: {GRAPH_FILE} is not of the graph that request.json is of: it was "
+                "changed since; partition again"
+            )
+        return stored
+
+
+def _ranges(data: Mapping[str, Any]) -> dict[str, InputRange]:
+    ranges = {}
+    for name, (type_, span) in data.items():
+        if span is not None:
+            low, high = span
+            if type(low) is not int or type(high) is not int or low >= high:
+                raise ValueError(f"range {span} of {name!r}")
+            span = low, high
+        ranges[name] = InputRange(type_of(type_), span)
+    return ranges
+
+
+def load_plan(folder: Path) -> Plan:
+    """`plan.json`, not resolved against its model; a ResultError or PlanError if it is wrong."""
     try:
         return Plan.from_json(_read(folder, "plan.json"))
     except PlanError as error:
@@ -148,11 +208,7 @@ def load_plan(folder: Path) -> Plan:
 
 
 def load_summary(folder: Path) -> dict[str, Any]:
-    """`summary.json` of a saved compilation: the facts that ``--json`` prints, and stages' seconds.
-
-    Raises:
-        ResultError: It is missing, or a field is wrong.
-    """
+    """`summary.json`: what ``--json`` prints, and stages' seconds; a ResultError if it is wrong."""
     data = read_object(folder, "summary.json")
     _check_fields(folder, "summary.json", data, _SUMMARY)
     if "trials" in data:
@@ -174,11 +230,7 @@ def _read(folder: Path, name: str) -> str:
 
 
 def read_object(folder: Path, name: str) -> dict[str, Any]:
-    """The JSON object in a file of a saved compilation.
-
-    Raises:
-        ResultError: It cannot be read, or is something else.
-    """
+    """The JSON object in a file of a saved compilation, else a ResultError."""
     text = _read(folder, name)
     try:
         data = json.loads(text)
@@ -209,10 +261,6 @@ def _are_trials(value: Any) -> bool:
         return isinstance(value, list) and all(map(trial_of, value))
     except (KeyError, TypeError, ValueError):
         return False
-
-
-def _are_all_ranges(value: Any) -> bool:
-    return fits(value, dict[str, list[int]]) and all(len(ends) % 2 == 0 for ends in value.values())
 
 
 def _are_loads(value: Any) -> bool:
@@ -251,7 +299,9 @@ _SUMMARY: Mapping[str, Any] = {
     **dict.fromkeys(("nodes", "cut_nodes", "replicated_nodes"), int),
     **dict.fromkeys(("cut_over", "replicated_on"), list[str]),
     "pinned": bool,
-    "bound_by": _are_all_ranges,
+    "bound_by": lambda value: (
+        fits(value, dict[str, list[int]]) and all(len(ends) % 2 == 0 for ends in value.values())
+    ),
     "cost_sources": dict[str, float],
     "cost_error": float,
     "load_s": list[float],
@@ -260,3 +310,129 @@ _SUMMARY: Mapping[str, Any] = {
     "notes": list[str],
     "fewer_devices": dict[str, float] | None,
 }
+
+
+@dataclass(frozen=True)
+class RankFiles(ABC):
+    """The rank files in the folder of a saved compilation."""
+
+    folder: Path
+    #: Type of the device that each rank of a module runs on, "cpu" or "cuda"; ranks of ONNX models
+    #: choose theirs.
+    device: str = "cpu"
+    #: Level of ONNX Runtime's optimizations, of ranks of ONNX models.
+    optimization: Optimization = DEFAULT
+    suffix: ClassVar[str]
+
+    @abstractmethod
+    def headers(self) -> Sequence[Header]:
+        """The header of each file, in order of rank.
+
+        Raises:
+            BackendError: A file is missing or wrong, or they disagree.
+        """
+
+    @property
+    @abstractmethod
+    def needs_model(self) -> bool:
+        """Tell whether files run only with values of the model: weights in training, buffers."""
+
+    @abstractmethod
+    def run(self, inputs: Mapping[str, np.ndarray], requests: int, steps: int = 0) -> LocalRun:
+        """Run the files on this machine, one process a rank.
+
+        Args:
+            inputs: Whole inputs by name.
+            requests: Number of requests of a run without recording.
+            steps: Steps of one request each that are recorded before; 0 for none.
+
+        Raises:
+            BackendError: An input is wrong, or a rank failed.
+        """
+
+    def check(self, plan: Plan, graph: Graph | None = None) -> None:
+        """Refuse files that are not of the plan and, if the model's graph is given, of its weights.
+
+        Raises:
+            DirectoryError: There are no rank files, they are of another plan, or they hold other
+                weights; the message names the file and a remedy.
+            BackendError: A rank file is missing or wrong, or the files disagree.
+        """
+        if not (self.folder / f"rank0{self.suffix}").is_file():
+            raise DirectoryError(
+                f"{self.folder} holds a plan only; partition again without --plan-only"
+            )
+        for header in self.headers():
+            name = f"rank{header.rank}{self.suffix}"
+            check_plan(self.folder, header, name, plan)
+            if graph is not None and header.origin.weights != graph.weights_digest:
+                raise DirectoryError(
+                    f"{self.folder}: {name} holds other weights than the model; give the model "
+                    "with the weights that were partitioned, or partition it again"
+                )
+
+
+class OnnxFiles(RankFiles):
+    """``rank0.onnx``, ..."""
+
+    suffix = ".onnx"
+    needs_model = False
+
+    def headers(self) -> Sequence[Header]:
+        """See `RankFiles.headers`."""
+        from partitioner.backends.onnx.files.load import read_directory
+
+        return read_directory(self.folder)
+
+    def run(self, inputs: Mapping[str, np.ndarray], requests: int, steps: int = 0) -> LocalRun:
+        """See `RankFiles.run`."""
+        from partitioner.backends.onnx.local import run_local
+
+        return run_local(self.folder, inputs, requests, steps=steps, optimization=self.optimization)
+
+
+class ModuleFiles(RankFiles):
+    """``rank0.pt2``, ..."""
+
+    suffix = ".pt2"
+
+    def headers(self) -> Sequence[Header]:
+        """See `RankFiles.headers`."""
+        from partitioner.backends.torch.files.rank_files import read_rank_files
+
+        return [file.header for file in read_rank_files(self.folder)]
+
+    @property
+    def needs_model(self) -> bool:
+        """See `RankFiles.needs_model`."""
+        from partitioner.backends.torch.files.rank_files import read_rank_files
+        from partitioner.backends.torch.local import needs_values
+
+        return needs_values(read_rank_files(self.folder))
+
+    def run(self, inputs: Mapping[str, np.ndarray], requests: int, steps: int = 0) -> LocalRun:
+        """See `RankFiles.run`; requests are run one after the other."""
+        from partitioner.backends.torch.local import run_module_files
+
+        return run_module_files(self.folder, inputs, requests, steps=steps, device=self.device)
+
+
+def check_plan(folder: Path, header: Header, name: str, plan: Plan) -> None:
+    """Refuse, as a DirectoryError with a remedy, a rank file that is not of the folder's plan."""
+    if header.origin.plan != plan.digest:
+        raise DirectoryError(
+            f"{folder}: {name} is not of its plan.json, which was edited; write it "
+            f"anew: partition MODEL --constraints {folder / 'plan.json'} "
+            f"-o {folder} --force (and the options of before)"
+        )
+
+
+def rank_files(folder: Path) -> RankFiles:
+    """The rank files of a folder, which need not exist."""
+    return ModuleFiles(folder) if has_module_file(folder, 0) else OnnxFiles(folder)
+
+
+def has_module_file(folder: Path, rank: int) -> bool:
+    """Test whether a rank's file in a folder is of a PyTorch module."""
+    # A path that is too long is no file to os.path; the reader refuses it with a message.
+    return os.path.isfile(folder / f"rank{rank}.pt2")  # noqa: PTH113

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +16,16 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from partitioner.api.compiled.base import Compiled, Model, ProfiledRun
-from partitioner.api.compiled.folder import ModuleRequest, load_plan
-from partitioner.api.compiled.graph_file import GraphFile
-from partitioner.api.compiled.module_ranks import ModuleRanks, rest_of
-from partitioner.api.compiled.rank_files import ModuleFiles
+from partitioner.api.compiled.folder import GraphFile, ModuleFiles, ModuleRequest
+from partitioner.api.compiled.module_ranks import (
+    ModuleRanks,
+    rest_of,
+    stored_of,
+    submodules_of,
+    weights_of,
+    with_contents,
+)
+from partitioner.api.compiled.taken_over import taken_over
 from partitioner.api.verify.module import check_contents, has_no_contents, random_arguments
 from partitioner.backends.errors import BackendError
 from partitioner.backends.observed import STEPS
@@ -27,19 +34,24 @@ from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH
 from partitioner.backends.torch.graphs.signature import Signature
 from partitioner.backends.torch.running.all_ranks import Step
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.foundations.files import ResultError
 from partitioner.frontends.inputs import input_ranges
 from partitioner.frontends.torch.building.graph import ModuleGraph
-from partitioner.frontends.torch.source import ModuleSource
-from partitioner.frontends.torch.trace import TracedModule
+from partitioner.frontends.torch.source import Example, ModuleSource
+from partitioner.frontends.torch.trace import TracedModule, trace_micro_batch, trace_module
 from partitioner.ir.errors import OptionError, hints_keywords
+from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.plan import Plan
+from partitioner.ir.plan import NodePlan, Plan
 from partitioner.ir.program import Programs
 from partitioner.ir.types import TensorType
+from partitioner.search.find_plan import find_plan
+from partitioner.search.request import Budget, Request
+from partitioner.strategies.constraints import Constraints
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.running.filling import Source
-    from partitioner.backends.torch.running.rank_module import RankModule
+    from partitioner.backends.torch.running.rank_module import RankModule, Share
+    from partitioner.backends.torch.running.submodules import Source
     from partitioner.backends.torch.state.initialise import Init
     from partitioner.backends.torch.state.whole import Stored, Whole
 
@@ -57,7 +69,7 @@ class ModuleModel(Model):
     def described(self) -> GraphFile:
         """See `Model.described`; every rank returns the module's results whole."""
         graph = self.module.graph
-        results = frozenset(value for value in self.module.traced.results if value)
+        results = frozenset(value for value in self.module.traced.call.results if value)
         return GraphFile(self.source.name or graph.name, graph, results, input_ranges(graph))
 
     @property
@@ -97,14 +109,9 @@ class ModuleModel(Model):
             options.loads,
         ).write(folder, final)
 
-    def emit(self, programs: Programs, plan: Plan) -> ModuleRanks:
-        """See `Model.emit`."""
-        return ModuleRanks(self.module, programs, plan, rest=rest_of(self.module, plan))
-
-    def read(self, programs: Programs, folder: Path) -> ModuleRanks:
-        """See `Model.read`."""
-        rest = rest_of(self.module, load_plan(folder))
-        return ModuleRanks(self.module, programs, read_from=folder, rest=rest)
+    def ranks(self, programs: Programs, plan: Plan, read_from: Path | None = None) -> ModuleRanks:
+        """See `Model.ranks`."""
+        return ModuleRanks(self.module, programs, plan, read_from, rest_of(self.module, plan))
 
 
 @hints_keywords
@@ -117,7 +124,7 @@ class ModuleProgram(Compiled):
     @cached_property
     def ranks(self) -> ModuleRanks:
         """The programs, emitted; see `Compiled.ranks`."""
-        return self.model.emit(self.programs, self.plan)
+        return self.model.ranks(self.programs, self.plan)
 
     @property
     def training(self) -> bool:
@@ -291,9 +298,6 @@ class ModuleProgram(Compiled):
                 program has ranks; the weights are fake, or cannot be initialised; the ranks have
                 other options, weights or constants.
         """
-        from partitioner.api.compiled.module_state import weights_of
-        from partitioner.api.compiled.ranks import adopted
-        from partitioner.api.compiled.variants import Variants
         from partitioner.backends.torch.agreeing.agreement import Agreement
         from partitioner.backends.torch.agreeing.groups import check_world
         from partitioner.backends.torch.guards.originals import check_weights, watch
@@ -306,9 +310,24 @@ class ModuleProgram(Compiled):
             source = weights_of(self.model.module, self.stored, init_seed, init)
             if init_seed is None and init is None:
                 check_weights(self.whole, "module()", self.traced.captured)
-        module, plan = adopted(agreement, self.model.module, self.plan)
+        module, plan = self.model.module, self.plan
+        text = agreement.first(plan.to_json, "module()")
+        if text != plan.to_json():  # plans of searches that a time limit ended may differ
+            plan = Plan.from_json(text)
+            module = module.of(plan.nodes)
+        with agreement.together("module()"):
+            check_same_graph(agreement.rank, module.graph.digest, plan.graph_digest)
         program = self if plan is self.plan else self.over(module, plan)
-        variants = Variants(program, source)
+        known: list[ModuleProgram] = []
+
+        def variant_of(
+            training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any], share: Share
+        ) -> Whole:
+            """A variant as a rank needs it; later ones take over its plan."""
+            made = variant(program, args, kwargs, training=training, share=share, like=known)
+            known.append(made)
+            return made.on_ranks(source)
+
         whole = program.on_ranks(source)
         if device is not None:
             own = torch.device(device)
@@ -317,7 +336,7 @@ class ModuleProgram(Compiled):
         else:
             own = torch.device("cpu")
         rank_module = RankModule(
-            whole, source, own, inputs, seed, check_inputs, variants, agreement
+            whole, source, own, inputs, seed, check_inputs, variant_of, agreement
         )
         tensors = self.traced.captured.tensors
         parameters = {name: x for name, x in tensors.items() if isinstance(x, nn.Parameter)}
@@ -331,7 +350,6 @@ class ModuleProgram(Compiled):
         Args:
             source: Whole contents of parameters and buffers; those of fake constants come from it.
         """
-        from partitioner.api.compiled.module_state import submodules_of, with_contents
         from partitioner.backends.torch.state.whole import Whole
 
         rest, traced = self.ranks.rest, self.traced
@@ -370,6 +388,150 @@ class ModuleProgram(Compiled):
     @cached_property
     def stored(self) -> tuple[Stored, ...]:
         """The parameters and buffers that the ranks hold, by the first of their names."""
-        from partitioner.api.compiled.module_state import stored_of
-
         return stored_of(self.model.module)
+
+
+def check_same_graph(rank: int, digest: str, expected: str) -> None:
+    """Refuse, as a BackendError, another graph on a rank than on rank 0."""
+    if digest != expected:
+        raise BackendError(f"rank {rank} traced another graph than rank 0: compile the same model")
+
+
+def variant(
+    program: ModuleProgram,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    training: bool,
+    share: Share,
+    like: Sequence[ModuleProgram] = (),
+) -> ModuleProgram:
+    """The program of another call of a compiled module: of evaluation, or of another batch size.
+
+    It is traced anew. If its graph has the same nodes as an earlier program's, it takes over that
+    program's plan; else a plan is searched in which all stored values stay where they are. So it is
+    with steps of training whose sizes make another graph: PyTorch traces a sequence of one step
+    with other views, and a recurrent layer once for each step. Not so in micro-batches: stages
+    share them.
+
+    Args:
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+        training: Whether the call is a training step. If not, the module is in evaluation mode or,
+            if the program is not for training, in the mode that it was compiled in.
+        share: Runs the search on one rank and returns its text on all.
+        like: Earlier variants whose plans may be taken over.
+
+    Raises:
+        PartitionerError: The module cannot be traced with these arguments, or no plan fits them
+            with the stored values where they are; in micro-batches, its graph has other nodes than
+            the program's.
+    """
+    compiled = program.model.module
+    compiled.check_unchanged(modes=False)
+    compiled.signature.check_floats(args, kwargs)
+    options = replace(compiled.options, training=training)
+    evaluation = program.training and not training
+    keep = frozenset(entry.names[0] for entry in program.stored)
+    micro = None if evaluation else compiled.micro
+    example = Example(args, kwargs)
+    with compiled.traced.captured.autocast.region(), _mode(compiled, evaluation=evaluation):
+        traced = (
+            trace_module(compiled.module, example, options, keep)
+            if micro is None
+            else trace_micro_batch(compiled.module, example, options, micro.count, keep, fewer=True)
+        )
+    module = replace(traced, snapshot=compiled.snapshot)
+    known = compiled.traced.stored
+    for name in [name for name in module.traced.stored if name in known]:
+        new = module.graph.types[module.traced.stored[name]]
+        if new != (old := program.graph.types[known[name]]):
+            raise ResultError(f"{name} is {new} with these arguments, {old} in the program")
+    if training or micro is not None:
+        earlier = (program, *(one for one in like if one.training == training))
+        forms = ((one, module.of(one.plan.nodes)) for one in earlier)
+        alike = next(
+            (
+                (one, form)
+                for one, form in forms
+                if one.graph.by_name.keys() == form.graph.by_name.keys()
+            ),
+            None,
+        )
+        if alike is None and micro is None:
+            plan = Plan.from_json(share(lambda: _searched(program, module).to_json()))
+        else:
+            of, module = alike or (program, module.of(program.plan.nodes))
+            plan, pipeline = of.plan, of.plan.pipeline
+            if pipeline is not None and micro is not None:
+                count = traced.micro.count if traced.micro else 1
+                plan = replace(plan, pipeline=replace(pipeline, micro_batches=count))
+            plan = taken_over(plan, of.graph, module.graph)
+    else:
+        plain = tuple(one for one in like if not one.training)
+        earlier = plain if program.training else (program, *plain)
+        plan = _first_that_fits(earlier, module.graph) or Plan.from_json(
+            share(lambda: _searched(program, module).to_json())
+        )
+    return program.over(module, plan)
+
+
+def _first_that_fits(programs: Iterable[ModuleProgram], graph: Graph) -> Plan | None:
+    """The plan of the first program whose plan fits a graph, taken over; None if none fits."""
+    for program in programs:
+        try:
+            return taken_over(program.plan, program.graph, graph)
+        except ResultError:
+            continue
+    return None
+
+
+def _searched(program: ModuleProgram, module: TracedModule) -> Plan:
+    """The best plan that keeps the stored values where the program has them."""
+    graph, base = module.graph, program.plan
+    if base.pipeline is not None:  # for whole batches, stages on the same devices are one group
+        groups = tuple(dict.fromkeys(base.groups))
+        nodes = {
+            name: replace(node, group=groups.index(base.groups[node.group]))
+            for name, node in base.nodes.items()
+        }
+        base = replace(base, groups=groups, nodes=nodes, pipeline=None)
+    stored, pinned = program.model.module.traced.stored, {}
+    for name, value in module.traced.stored.items():
+        node = graph.producers[value].name
+        if name in stored:
+            producer = program.graph.producers[stored[name]]
+            pinned[node] = base.nodes[producer.name]
+        elif program.spare in base.groups:
+            pinned[node] = NodePlan(base.groups.index(program.spare), {})
+        else:
+            raise ResultError(
+                f"this call reads {name}, which a step of the program does not, and which lies on "
+                "all devices; the plan computes nothing there: use it in training or compile for it"
+            )
+    rests = program.model.module.traced.rests
+    for name, value in module.traced.rests.items():
+        if name in rests:
+            producer = program.graph.producers[rests[name]]
+            pinned[graph.producers[value].name] = base.nodes[producer.name]
+    kept = Plan(graph.digest, base.cluster, base.groups, pinned)
+    most = max(base.groups, key=DeviceMesh.size)  # the space has the plan's device groups
+    strategy, mesh = "inter" if most.size() == 1 else "auto", dict[str, int]()
+    if len(program.cluster) in (1, most.size()):
+        strategy, mesh = "intra", dict(most.axes)
+    request = Request(strategy=strategy, mesh=mesh or None, constraints=Constraints(plan=kept))
+    return find_plan(graph, program.cluster, request, Budget.of(request)).plan
+
+
+@contextmanager
+def _mode(compiled: TracedModule, *, evaluation: bool) -> Iterator[None]:
+    """Put the module in evaluation mode, or in the mode it was compiled in; and back at the end."""
+    modules = dict(compiled.module.named_modules())
+    before = {name: module.training for name, module in modules.items()}
+    try:
+        for name, module in modules.items():
+            module.training = compiled.snapshot.modes.get(name, True) and not evaluation
+        yield
+    finally:
+        for name, module in modules.items():
+            module.training = before[name]

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
-from partitioner.api.compiled.module import ModuleModel, ModuleProgram
-from partitioner.api.compiled.ranks import agreement_on, plan_together
-from partitioner.api.compiled.target_counts import unlike_counts
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from partitioner.api.compiled.module import ModuleModel, ModuleProgram, check_same_graph
+from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreeing.agreement import Agreement
+from partitioner.backends.torch.running.all_ranks import AllRanks
 from partitioner.backends.torch.tried import untried
 from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.model import ModuleInput
 from partitioner.frontends.torch.trace import TracedModule
-from partitioner.ir.graph import Graph
+from partitioner.ir.graph import Graph, needed
 from partitioner.ir.plan import Plan
 from partitioner.report.findings.notes import delivery_notes, moved_notes, profile_notes
 from partitioner.rewrites.block_graph import block_graph
+from partitioner.rewrites.graph_writer import GraphWriter
 from partitioner.rewrites.same_in_parts import Difference, difference
 from partitioner.search.outcome import Candidate, Outcome
 from partitioner.search.request import Request
@@ -46,7 +53,13 @@ class ModuleGraphs:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks on the release of PyTorch, and on where seconds come from."""
-        measured = profile_notes(self.cluster, _backend, training=self.opened.training)
+
+        def backend() -> str:
+            from partitioner.backends.torch.measuring.timing import NAME
+
+            return NAME
+
+        measured = profile_notes(self.cluster, backend, training=self.opened.training)
         return (*filter(None, [untried()]), *measured)
 
     @cached_property
@@ -135,11 +148,11 @@ class ModuleGraphs:
             whole.graph,
             part.graph,
             part.micro.split,
-            tuple(filter(None, whole.traced.results)),
+            tuple(filter(None, whole.traced.call.results)),
             count,
-            whole.traced.seed,
+            whole.traced.call.seed,
         )
-        if found.counted and (value := unlike_counts(part, found.counted)):
+        if found.counted and (value := _unlike_counts(part, found.counted)):
             node = part.graph.producers[value].name
             counts = f"{node} counts unlike numbers of targets in the micro-batches of the example"
             return replace(found, reasons=(*found.reasons, counts), redrawn=False)
@@ -158,27 +171,64 @@ class ModuleGraphs:
         return ModuleProgram.of(model, self.cluster, candidate.plan, candidate.evaluation, {})
 
     def planned(self, search: Callable[[], tuple[Outcome, Mapping[str, Any]]]) -> ModuleProgram:
-        """The program of the plan that a search finds; that of rank 0, if ranks plan together."""
-        agreement = agreement_on(len(self.cluster))
-        first = self._first(agreement)
-        module, plan, evaluation, summary = plan_together(
-            agreement, first, self.cluster, self.request, search, self._trace_of
-        )
-        model = ModuleModel(module, self.opened.source)
+        """The program of the plan that a search finds; that of rank 0, if ranks plan together.
+
+        Raises:
+            PartitionerError: The search's error, on every rank.
+            BackendError: The ranks compile different models, or with different options.
+        """
         devices = len(self.cluster)
+        is_up = dist.is_available() and dist.is_initialized() and dist.get_world_size() == devices
+        agreement = Agreement(devices if is_up else 1, searches=True)
+        with agreement.together("compile()"):
+            if not self.request.is_pipelined:
+                first = self.traced
+            else:
+                count = self.request.micro_batch_count or 1
+                self.batch_size(count)  # refuses one that cannot be cut
+                first = self._part(count)
+        module, plan, evaluation, summary = self._plan_of(agreement, first, search)
+        model = ModuleModel(module, self.opened.source)
         gathers = delivery_notes(model.graph, plan, evaluation, model.delivered, devices)
         notes = [*summary["notes"], *gathers, *moved_notes(model.graph, plan)]
         summary, seconds = {**summary, "notes": notes}, self.clock.seconds
         return ModuleProgram.of(model, self.cluster, plan, evaluation, summary, seconds)
 
-    def _first(self, agreement: Agreement) -> TracedModule:
-        """The trace that ranks compare before rank 0 searches."""
+    def _plan_of(
+        self,
+        agreement: Agreement,
+        module: TracedModule,
+        search: Callable[[], tuple[Outcome, Mapping[str, Any]]],
+    ) -> tuple[TracedModule, Plan, Evaluation, Mapping[str, Any]]:
+        """Rank 0's plan: this rank's trace of its graph, the plan, its figures and its facts.
+
+        The request is compared but for its constraints, and so is the first trace.
+        """
+        planned: list[tuple[TracedModule, Plan, Evaluation, Mapping[str, Any]]] = []
+
+        def make() -> str:
+            outcome, summary = search()
+            traced = self._trace_of(outcome.plan).on(outcome.graph)
+            planned.append((traced, outcome.plan, outcome.evaluation, summary))
+            return json.dumps([outcome.plan.to_json(), summary]) if agreement.ranks > 1 else ""
+
+        if agreement.ranks == 1:
+            make()
+            return planned[0]
+        given = {one.name: getattr(self.request, one.name) for one in fields(self.request)}
+        said = [f"{name}={value!r}" for name, value in given.items() if name != "constraints"]
+        doing = f"compile({', '.join(said)}) on {self.cluster.name}"
+        digest = agreement.first(lambda: module.graph.digest, doing)
+        with agreement.together(doing):
+            check_same_graph(agreement.rank, module.graph.digest, digest)
+        text, summary = json.loads(agreement.first(make, "compile()"))
         with agreement.together("compile()"):
-            if not self.request.is_pipelined:
-                return self.traced
-            count = self.request.micro_batch_count or 1
-            self.batch_size(count)  # refuses one that cannot be cut
-            return self._part(count)
+            if planned:
+                return planned[0]
+            plan = Plan.from_json(text)
+            traced = self._trace_of(plan)
+            check_same_graph(agreement.rank, traced.graph.digest, plan.graph_digest)
+            return traced, plan, evaluate(traced.graph, plan, self.cluster), summary
 
     def _trace_of(self, plan: Plan) -> TracedModule:
         if plan.blocks:
@@ -197,7 +247,30 @@ def _first_graph(module: TracedModule, request: Request) -> TracedModule:
     return same if same.graph.digest == plan.graph_digest else module
 
 
-def _backend() -> str:
-    from partitioner.backends.torch.measuring.timing import NAME
+def _unlike_counts(module: TracedModule, values: Sequence[str]) -> str | None:
+    """The first of these scalars that differs between micro-batches of the example inputs.
 
-    return NAME
+    A mean over the targets that are not ignored divides by such a value. What does not follow
+    from the inputs alone is not compared; nothing is if the example inputs have no contents.
+    """
+    inputs = dict(zip(module.signature.inputs, module.signature.example, strict=True))
+    given = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+    if any(isinstance(value, FakeTensor) or value.is_meta for value in given.values()):
+        return None
+    assert module.micro is not None
+    parts = module.micro.parts(given)
+    for value in values:
+        writer = GraphWriter(source=module.graph, nodes=needed(module.graph.nodes, (value,)))
+        read = {each for node in writer.nodes for each in node.reads}
+        names = tuple(name for name in module.graph.inputs if name in read)
+        counting = writer.graph((), inputs=names, outputs=(value,))
+        if not {*counting.inputs} <= given.keys():
+            continue
+        ranks = AllRanks(uncut_programs(counting, deliver_all=True), counting)
+        reads, counts = counting.inputs, set()
+        for part in parts:
+            results = ranks.step({name: part[name].cpu() for name in reads}, {}).results
+            counts.add(float(results[value]))
+        if len(counts) > 1:
+            return value
+    return None

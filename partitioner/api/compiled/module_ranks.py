@@ -1,18 +1,21 @@
-"""The ranks of a compiled PyTorch module: emitted or read, run, verified and written."""
+"""The ranks of a compiled PyTorch module: run, verified, written; the module's state for them."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
+from torch import nn
 
 from partitioner.api.compiled.base import Ranks, origin
-from partitioner.api.compiled.rank_files import ModuleFiles
+from partitioner.api.compiled.folder import ModuleFiles
+from partitioner.api.compiled.taken_over import taken_over
 from partitioner.api.lowering import lower
 from partitioner.api.verify.compare import Verification, check_memory
 from partitioner.api.verify.module import check_contents, random_arguments, verify_module
@@ -23,11 +26,17 @@ from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH
 from partitioner.backends.torch.graphs.phases import Rest, emit_phases
 from partitioner.backends.torch.running.all_ranks import AllRanks, Step
+from partitioner.backends.torch.state.initialise import Init, Initialiser, without_contents
+from partitioner.backends.torch.state.own_state import OwnState
+from partitioner.backends.torch.state.whole import Stored, Submodule
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.foundations.no_gc import only_new_objects_collected
+from partitioner.frontends.torch.building.calls import constant_loader
+from partitioner.frontends.torch.building.graph import ModuleGraph
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.errors import OptionError
+from partitioner.ir.graph import Graph
 from partitioner.ir.phases import have_equal_fixed_nodes
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
@@ -35,22 +44,20 @@ from partitioner.ir.program import Programs
 if TYPE_CHECKING:
     from partitioner.backends.torch.local import StepFiles
     from partitioner.backends.torch.measuring.recording import Update
+    from partitioner.backends.torch.running.submodules import Source
+
+#: Types of plain values.
+_PLAIN = int, float, complex, str, tuple, torch.dtype, type(None)
 
 
 def rest_of(module: TracedModule, plan: Plan) -> Rest | None:
-    """The last micro-batch of a plan's step on the ranks, if it is smaller than the others.
-
-    Raises:
-        ResultError: The plan does not fit it.
-    """
-    from partitioner.api.compiled.variants import taken_over
-
+    """The last, smaller micro-batch of a plan's step, if any; a ResultError if it does not fit."""
     if module.rest is None:
         return None
     rest = module.rest.of(plan.nodes)
     moved = taken_over(plan, module.graph, rest.graph)
     cluster = Cluster.from_data(plan.cluster)
-    results = frozenset(filter(None, rest.traced.results))
+    results = frozenset(filter(None, rest.traced.call.results))
     tasks = schedule(
         rest.graph,
         resolve(rest.graph, moved),
@@ -71,9 +78,8 @@ class ModuleRanks(Ranks):
 
     module: TracedModule
     programs: Programs
-    plan: Plan | None = None  #: The plan of the programs; None if the ranks were read from files.
-    #: Folder of the files that were read; None if the ranks were emitted.
-    read_from: Path | None = None
+    plan: Plan  #: The plan of the programs.
+    read_from: Path | None = None  #: Folder of files that are there; None if they are emitted.
     rest: Rest | None = None  #: The last micro-batch of a step, if it is smaller.
     _made: dict[tuple[int, ...], AllRanks] = field(default_factory=dict, repr=False)
 
@@ -123,11 +129,7 @@ class ModuleRanks(Ranks):
         return {name: to_numpy(value, types[name].dtype) for name, value in results.items()}
 
     def _call(self, inputs: Mapping[str, np.ndarray]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of the module from arrays by the names of the graph's inputs.
-
-        Raises:
-            BackendError: One is missing or unknown.
-        """
+        """The module's arguments by names of the graph's inputs; a BackendError for others."""
         signature = self.module.signature
         tensors = {
             name: from_numpy(array, signature.types[name].dtype)
@@ -150,8 +152,10 @@ class ModuleRanks(Ranks):
         with self.module.traced.captured.autocast.region():
             return verify_module(self.module, self.all_ranks, seed, given)
 
-    def at(self, optimization: Optimization) -> NoReturn:
+    def at(self, optimization: Optimization | None) -> Self:
         """See `Ranks.at`."""
+        if optimization is None:
+            return self
         raise OptionError(
             f"optimization is {optimization!r}: that is of ONNX Runtime, the plan is of a module"
         )
@@ -165,7 +169,6 @@ class ModuleRanks(Ranks):
         from partitioner.backends.torch.files.rank_files import write_phases
         from partitioner.backends.torch.guards.originals import check_weights
 
-        assert self.plan is not None
         if not self.module.options.training:  # else no weights are written
             check_weights(self.module.module, "save()")
         graph, cpu = self.module.graph, torch.device("cpu")
@@ -181,10 +184,6 @@ class ModuleRanks(Ranks):
                     del last
                 gc.collect()  # graphs refer to themselves
 
-    def run_seconds(self, folder: Path, count: int) -> float:
-        """See `Ranks.run_seconds`; a step is a forward and a backward pass and the optimizer's."""
-        return self.run_written(folder, None, count).seconds
-
     def run_written(
         self,
         folder: Path,
@@ -195,23 +194,7 @@ class ModuleRanks(Ranks):
         recorded: int = 0,
         device: str = "cpu",
     ) -> LocalRun:
-        """Run the files that `write` left in a folder, one process of this machine a rank.
-
-        Args:
-            inputs: Whole arguments of the module by name; None draws valid random ones.
-            requests: Number of requests or, in training, of steps; one more goes before them.
-            seed: Seed of the drawn inputs and of dropout.
-            recorded: Steps that are recorded before; 0 for none.
-            device: Type of the device that each rank runs on, "cpu" or "cuda".
-
-        Returns:
-            The module's results in the last step, and what was measured.
-
-        Raises:
-            BackendError: An input is wrong, steps are to be recorded whose last micro-batch is
-                smaller, or a rank failed.
-            VerificationError: The module's weights or example inputs are fake.
-        """
+        """See `Ranks.run_written`; a step has both passes, and the optimizer's with a rate of 0."""
         from partitioner.backends.torch.local import run_module_files, run_steps
 
         if recorded:
@@ -239,7 +222,7 @@ class ModuleRanks(Ranks):
         """The files in a folder with what they need for a step with these whole inputs."""
         from partitioner.backends.torch.agreeing.groups import group_ranks
         from partitioner.backends.torch.local import RankSteps, StepFiles
-        from partitioner.backends.torch.running.phase_steps import links_of
+        from partitioner.backends.torch.running.step_values import links_of
 
         all_ranks, optimizer = self.all_ranks, self.module.options.optimizer
         starts = all_ranks.start(inputs, self.module.stored_values())
@@ -253,9 +236,8 @@ class ModuleRanks(Ranks):
                 starts[rank],
                 {} if rank else {o.whole: o.value for o in outputs if o.whole in shown},
                 self._updates(rank),
-                all_ranks.last_ranks[rank] if self.rest is not None else None,
             )
-            for rank, phases in enumerate(all_ranks.ranks)
+            for rank, phases in enumerate(all_ranks.phases)
         ]
         return StepFiles(
             folder.resolve(),
@@ -266,12 +248,9 @@ class ModuleRanks(Ranks):
         )
 
     def check_even(self) -> None:
-        """Refuse a last micro-batch that is smaller, of which no record is made.
+        """Refuse, as a BackendError, a smaller last micro-batch, of which no record is made.
 
         A record compares each task with its prediction, that of a whole micro-batch.
-
-        Raises:
-            BackendError: There is one.
         """
         if self.rest is not None:
             raise BackendError(
@@ -299,3 +278,105 @@ class ModuleRanks(Ranks):
                     part = region_within(home.placement, whole, rank)
                 updates.append(Update(node, home.name, results[gradient], is_cut, part))
         return updates
+
+
+def stored_of(module: TracedModule) -> tuple[Stored, ...]:
+    """List the parameters and buffers that the ranks hold, by the first of their names."""
+    captured, traced, training = module.traced.captured, module.traced, module.options.training
+    names: dict[str, list[str]] = {}
+    for name, first in captured.ties.items():
+        names.setdefault(first, []).append(name)
+    return tuple(
+        Stored(
+            traced.stored.get(of, ""),
+            tuple(names[of]),
+            trained=of in traced.gradients,
+            frozen=not captured.tensors[of].requires_grad,
+            parameter=isinstance(captured.tensors[of], nn.Parameter),
+            shape=tuple(captured.tensors[of].shape),
+            dtype=captured.tensors[of].dtype,
+            gradient=traced.gradients.get(of, ""),
+            written=traced.written.get(of, ""),
+            hidden=frozenset(names[of]) - captured.persistent,
+            rest=traced.rests.get(of, ""),
+        )
+        for of in names
+        if of in traced.stored or (training and of in captured.persistent)
+    )
+
+
+def weights_of(
+    module: TracedModule, stored: Sequence[Stored], init_seed: int | None, init: Init | None
+) -> Source:
+    """The source of the ranks' weights; a BackendError if they are fake and nothing makes them."""
+    if init_seed is not None or init is not None:
+        return Initialiser(module.module, init_seed or 0, init)
+    tensors = module.traced.captured.tensors
+    fake = [e.names[0] for e in stored if without_contents(tensors[e.names[0]])]
+    fake += [name for name in module.traced.fixed if without_contents(tensors[name])]
+    if fake:
+        raise BackendError(
+            f"{fake[0]} and {len(fake) - 1} more have no contents, the module's weights are "
+            "fake: give init_seed=, or compile the module with its weights"
+        )
+    return tensors.__getitem__
+
+
+def with_contents(graph: Graph, traced: ModuleGraph, source: Source) -> Graph:
+    """Return a graph whose fake constants have their contents from a source."""
+    tensors = traced.captured.tensors
+    fake = {v: name for name, v in traced.fixed.items() if without_contents(tensors[name])}
+    if not fake:
+        return graph
+
+    def contents(name: str) -> np.ndarray:
+        return constant_loader(source(name), name)()
+
+    constants = {
+        value: replace(constant, load=partial(contents, fake[value])) if value in fake else constant
+        for value, constant in graph.constants.items()
+    }
+    return replace(graph, constants=constants)
+
+
+def submodules_of(module: TracedModule) -> Mapping[str, Submodule]:
+    """The submodules of the module by path, in its order, and the module itself."""
+    snapshot = module.snapshot
+    settings, modes = snapshot.settings, snapshot.modes
+    constants = {path: {n for n in one if n.isidentifier()} for path, one in settings.items()}
+    for name in module.traced.fixed:
+        path, _, leaf = name.rpartition(".")
+        constants.setdefault(path, set()).add(leaf)
+    submodules: dict[str, Submodule] = {}
+    first: dict[int, str] = {}
+    for path, part in module.module.named_modules(remove_duplicate=False):
+        if first.setdefault(id(part), path) != path:
+            submodules[path] = Submodule(first=first[id(part)])
+            continue
+        tensors = {**vars(part)["_parameters"], **vars(part)["_buffers"]}
+        absent = frozenset(name for name, tensor in tensors.items() if tensor is None)
+        names, mode = frozenset(constants.get(path, ())), modes.get(path, True)
+        values = _plain_values(part, settings.get(path, {}))
+        if not path:  # attributes that are no tensors and no plain values, as a config
+            values |= {
+                name: value
+                for name, value in vars(part).items()
+                if not name.startswith("_") and not isinstance(value, (*_PLAIN, torch.Tensor))
+            }
+        state = OwnState.of(part) if module.options.training else OwnState()
+        submodules[path] = Submodule(type(part), names, absent, mode, values=values, state=state)
+    return submodules
+
+
+def _plain_values(part: nn.Module, settings: Mapping[str, object]) -> dict[str, object]:
+    """Numbers, texts and tuples of them that attributes of a submodule hold.
+
+    Args:
+        settings: Those that the trace left as they were, by attribute and place in it.
+    """
+    values = {name: value for name, value in settings.items() if name.isidentifier()}
+    for name in {path.partition("[")[0] for path in settings} - values.keys():
+        value = vars(part).get(name)
+        if isinstance(value, tuple) and all(isinstance(one, int | float | str) for one in value):
+            values[name] = value
+    return {name: value for name, value in values.items() if isinstance(value, _PLAIN)}

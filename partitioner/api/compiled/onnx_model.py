@@ -1,4 +1,4 @@
-"""Compiled ONNX models, whose rank files are ONNX files."""
+"""Compiled ONNX models, whose rank files are ONNX files, and the graphs that are planned."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from partitioner.api.compiled.base import Model, Ranks, origin
-from partitioner.api.compiled.folder import OnnxRequest
-from partitioner.api.compiled.graph_file import GraphFile
-from partitioner.api.compiled.rank_files import OnnxFiles
+from partitioner.api.compiled.base import Compiled, Model, Ranks, origin
+from partitioner.api.compiled.folder import GraphFile, OnnxFiles, OnnxRequest
 from partitioner.api.verify.compare import Verification
 from partitioner.api.verify.onnx_model import verify
 from partitioner.backends.errors import BackendError
+from partitioner.backends.launch import LocalRun
 from partitioner.backends.optimization import DEFAULT, OPTIMIZATIONS, Optimization
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.frontends.inputs import input_ranges
+from partitioner.frontends.model import OnnxInput
 from partitioner.frontends.onnx.load import Traced
 from partitioner.frontends.onnx.rewriting.fold import draws
 from partitioner.ir.checks import is_a
@@ -32,8 +34,18 @@ from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
 from partitioner.ir.types import TensorType
+from partitioner.report.findings.notes import border_notes, profile_notes
 from partitioner.rewrites.block_graph import block_graph
-from partitioner.rewrites.micro_batch_graph import MicroBatch, micro_batch_graph
+from partitioner.rewrites.micro_batch_graph import (
+    MicroBatch,
+    batch_size,
+    even_parts,
+    micro_batch_graph,
+)
+from partitioner.rewrites.same_in_parts import Difference
+from partitioner.search.outcome import Candidate, Outcome
+from partitioner.search.request import Request
+from partitioner.search.ways.stage_clock import StageClock
 
 if TYPE_CHECKING:
     import onnx
@@ -49,9 +61,9 @@ class OnnxModel(Model):
     """An ONNX model."""
 
     traced: Traced
-    #: Its path, absolute; None for a model in memory, which is saved with the plan.
-    file: Path | None
-    proto: onnx.ModelProto | None  #: The model in memory; None if it has a file.
+    #: Its path, absolute (a link to the file stays one: its external data is beside it), or the
+    #: model in memory, which is saved with the plan.
+    source: Path | onnx.ModelProto
     dims: Mapping[str, int]  #: Sizes of symbolic dims, by symbol.
     shapes: Mapping[str, tuple[int, ...]]  #: Shapes of inputs, by name.
     #: The part of a request that is planned, if it runs in micro-batches.
@@ -59,20 +71,6 @@ class OnnxModel(Model):
     cut: Graph | None = None  #: The graph that runs in blocks, if any of it does.
     files = OnnxFiles
     delivers_all = False
-
-    @classmethod
-    def of(
-        cls,
-        model: str | Path | onnx.ModelProto,
-        traced: Traced,
-        dims: Mapping[str, int],
-        shapes: Mapping[str, tuple[int, ...]],
-    ) -> OnnxModel:
-        """A model from a path or from memory, with its trace."""
-        if isinstance(model, str | Path):
-            path = Path(model)  # a link to the file stays one: its external data is beside it
-            return cls(traced, path.parent.resolve() / path.name, None, dims, shapes)
-        return cls(traced, None, model, dims, shapes)
 
     @property
     def forms(self) -> tuple[Self, ...]:
@@ -84,11 +82,7 @@ class OnnxModel(Model):
         return next((form for form in self.forms if form.graph.digest == digest), self)
 
     def in_micro_batches(self, count: int) -> Self:
-        """The model whose requests run in so many micro-batches.
-
-        Raises:
-            OptionError: As `micro_batch_graph`, or the model draws random numbers.
-        """
+        """The model whose requests run in so many micro-batches; an OptionError if it cannot."""
         for node in self.traced.graph.nodes:
             if draws(node.op):
                 raise OptionError(
@@ -98,50 +92,133 @@ class OnnxModel(Model):
         return replace(self, part=micro_batch_graph(self.traced.graph, count))
 
     def in_blocks(self, blocks: Blocks) -> Self:
-        """The model of which these stretches run in blocks.
-
-        Raises:
-            OptionError: A stretch cannot run so.
-        """
+        """The model of which these stretches run in blocks; an OptionError if one cannot."""
         return replace(self, cut=block_graph(self.traced.graph, blocks)) if blocks else self
 
     @cached_property
     def described(self) -> GraphFile:
         """See `Model.described`; ranks deliver their parts, and inputs are of the whole batch."""
         graph = self.cut or (self.traced.graph if self.part is None else self.part.graph)
-        name = graph.name if self.file is None else self.file.stem
+        name = graph.name if self.path is None else self.path.stem
         return GraphFile(name, graph, frozenset(), input_ranges(self.traced.graph))
 
     @property
     def path(self) -> Path | None:
-        """The model's file; None for a model in memory."""
-        return self.file
+        """See `Model.path`."""
+        return self.source if isinstance(self.source, Path) else None
 
     def write_request(self, folder: Path, final: Path) -> None:
         """Write `request.json`, and the model beside it if it has no file."""
-        file = self.file
-        if file is None:
-            assert self.proto is not None
-            (folder / "model.onnx").write_bytes(self.proto.SerializeToString())
-        OnnxRequest(
-            final.resolve() / "model.onnx" if file is None else file,
-            self.graph.digest,
-            self.dims,
-            self.shapes,
-        ).write(folder, final)
+        model = self.source
+        if not isinstance(model, Path):
+            (folder / "model.onnx").write_bytes(model.SerializeToString())
+            model = final.resolve() / "model.onnx"
+        OnnxRequest(model, self.graph.digest, self.dims, self.shapes).write(folder, final)
 
-    def emit(self, programs: Programs, plan: Plan) -> OnnxRanks:
-        """See `Model.emit`; the files are written on first use."""
-        return OnnxRanks(self, programs, plan)
-
-    def read(self, programs: Programs, folder: Path) -> OnnxRanks:
-        """See `Model.read`."""
-        return OnnxRanks(self, programs, read_from=folder)
+    def ranks(self, programs: Programs, plan: Plan, read_from: Path | None = None) -> OnnxRanks:
+        """See `Model.ranks`; the files are written on first use."""
+        return OnnxRanks(self, programs, plan, read_from)
 
     @property
     def input_types(self) -> Mapping[str, TensorType]:
         """See `Model.input_types`: of the whole batch."""
         return {name: self.traced.graph.types[name] for name in self.traced.graph.inputs}
+
+
+@dataclass(frozen=True)
+class OnnxGraphs:
+    """See `ModelGraphs`: micro-batches are cut from the graph, proven to compute the same."""
+
+    opened: OnnxInput
+    cluster: Cluster
+    request: Request
+    clock: StageClock  #: Times what is read and made.
+    _parts: dict[int, OnnxModel] = field(default_factory=dict)
+    pins_reach_forms = True
+    offered = None  #: Inference computes nothing again.
+
+    @cached_property
+    def model(self) -> OnnxModel:
+        """The model that runs as a whole, in the form of the plan that is kept, if one is."""
+        opened = self.opened
+        with self.clock("reading the model"):
+            source = opened.model
+            if isinstance(source, str | Path):
+                source = Path(source).parent.resolve() / Path(source).name
+            model = OnnxModel(opened.traced, source, opened.dims, opened.shapes)
+        kept = self.request.constraints.plan
+        return model if kept is None else model.of_form(kept.graph_digest)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks of the front end, and on where seconds come from."""
+
+        def backend() -> str:
+            from partitioner.backends.onnx.measuring.timing import NAME
+
+            return NAME
+
+        measured = profile_notes(self.cluster, backend, measures_gpus=False)
+        return (*self.model.traced.notes, *measured, *border_notes(self.cluster))
+
+    @cached_property
+    def forms(self) -> tuple[Graph, ...]:
+        """See `ModelGraphs.forms`; of a plan in blocks that is kept, the graph of all blocks."""
+        kept = self.request.constraints.plan
+        if kept is not None and kept.blocks:
+            return (self.model.in_blocks(kept.blocks).graph,)
+        return tuple(form.graph for form in self.model.forms)
+
+    @property
+    def uncut(self) -> Graph:
+        """See `ModelGraphs.uncut`."""
+        return self.model.graph
+
+    whole = uncut
+
+    def batch_size(self, count: int = 1) -> int:  # noqa: ARG002 - any number is cut or refused later
+        """See `ModelGraphs.batch_size`."""
+        return batch_size(self.model.graph)
+
+    def even_counts(self) -> tuple[int, ...]:
+        """See `ModelGraphs.even_counts`."""
+        return even_parts(batch_size(self.model.graph))
+
+    def in_micro_batches(self, count: int) -> Graph:
+        """The model whose requests run in so many micro-batches; an OptionError if it cannot."""
+        return self._part(count).graph
+
+    def offered_in(self, count: int) -> None:
+        """See `ModelGraphs.offered_in`."""
+
+    def changes(self, count: int) -> Difference:
+        """See `ModelGraphs.changes`: there are no micro-batches but those that change nothing."""
+        self._part(count)
+        return Difference(())
+
+    def _part(self, count: int) -> OnnxModel:
+        if count not in self._parts:
+            with self.clock("cutting the batch"):
+                self._parts[count] = self.model.in_micro_batches(count)
+        return self._parts[count]
+
+    def planned(self, search: Callable[[], tuple[Outcome, Mapping[str, Any]]]) -> Compiled:
+        """The program of the plan that a search finds."""
+        outcome, summary = search()
+        return self.compiled(outcome, summary)
+
+    def compiled(
+        self, planned: Candidate | Outcome, summary: Mapping[str, Any] = MappingProxyType({})
+    ) -> Compiled:
+        """The program of a plan."""
+        plan = planned.plan
+        model = (
+            self.model.in_blocks(plan.blocks)
+            if plan.micro_batches is None
+            else self._part(plan.micro_batches)
+        ).of_form(planned.graph.digest)
+        figures, seconds = planned.evaluation, self.clock.seconds
+        return Compiled.of(model, self.cluster, plan, figures, summary, seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,9 +231,8 @@ class OnnxRanks(Ranks):
 
     model: OnnxModel
     programs: Programs
-    plan: Plan | None = None  #: The plan of the programs; None if the ranks were read from files.
-    #: Folder of the files that were read; None if the ranks were emitted.
-    read_from: Path | None = None
+    plan: Plan  #: The plan of the programs.
+    read_from: Path | None = None  #: Folder of files that are there; None if they are emitted.
     optimization: Optimization = DEFAULT  #: Level of ONNX Runtime's optimizations.
     _open: dict[_State, Simulator] = field(default_factory=dict, repr=False)  # at most one
     _at: dict[str, OnnxRanks] = field(default_factory=dict, repr=False)
@@ -168,14 +244,14 @@ class OnnxRanks(Ranks):
         fields = self.model, self.programs, self.plan, self.read_from, self.optimization
         return type(self), fields
 
-    def at(self, optimization: Optimization) -> OnnxRanks:
+    def at(self, optimization: Optimization | None) -> OnnxRanks:
         """See `Ranks.at`; the files are the same."""
+        if optimization is None or optimization == self.optimization:
+            return self
         if optimization not in OPTIMIZATIONS:
             raise OptionError(
                 f"optimization {optimization!r} is not one of {', '.join(OPTIMIZATIONS)}"
             )
-        if optimization == self.optimization:
-            return self
         if optimization not in self._at:
             self._at[optimization] = OnnxRanks(
                 self.model, self.programs, self.plan, self.folder, optimization
@@ -194,9 +270,8 @@ class OnnxRanks(Ranks):
 
     def _emit(self, folder: Path) -> None:
         from partitioner.backends.onnx.files.emit import emit
-        from partitioner.backends.onnx.sessions.loadable import check_loadable
+        from partitioner.backends.onnx.sessions.whole import check_loadable
 
-        assert self.plan is not None
         graph, part = self.model.graph, self.model.part
         parts = None if part is None else part.parts
         emit(self.programs, graph, folder, origin(self.plan, graph), parts)
@@ -210,30 +285,34 @@ class OnnxRanks(Ranks):
         for path in sorted(self.folder.iterdir()):
             shutil.copy(path, folder)
 
-    def run_seconds(self, folder: Path, count: int) -> float:
-        """See `Ranks.run_seconds`."""
-        from partitioner.backends.onnx.local import run_local
-
-        return run_local(folder, self.model.random_inputs(seed=0), count).seconds
+    def run_written(
+        self,
+        folder: Path,
+        inputs: Mapping[str, np.ndarray] | None,
+        requests: int = 1,
+        *,
+        seed: int = 0,
+        recorded: int = 0,
+        device: str = "cpu",
+    ) -> LocalRun:
+        """See `Ranks.run_written`."""
+        arrays = self.model.random_inputs(seed) if inputs is None else inputs
+        return OnnxFiles(folder, device).run(arrays, requests, recorded)
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See `Ranks.run`."""
+        from partitioner.backends.onnx.running.simulator import Simulator
+
         if not is_a(inputs, Mapping):
             names = ", ".join(map(repr, self.model.traced.graph.inputs))
             raise BackendError(f"inputs is {typed(inputs)}, not a dict of arrays by name ({names})")
         with self._lock:
-            return dict(self._simulator().run([dict(inputs)])[0].outputs)
-
-    def _simulator(self) -> Simulator:
-        """All ranks with their sessions open, as the files are now."""
-        from partitioner.backends.onnx.running.simulator import Simulator
-
-        found = ((path.name, path.stat()) for path in sorted(self.folder.iterdir()))
-        state = tuple((name, of.st_ino, of.st_size, of.st_mtime_ns) for name, of in found)
-        if state not in self._open:
-            self._open.clear()
-            self._open[state] = Simulator(self.folder, optimization=self.optimization)
-        return self._open[state]
+            found = ((path.name, path.stat()) for path in sorted(self.folder.iterdir()))
+            state = tuple((name, of.st_ino, of.st_size, of.st_mtime_ns) for name, of in found)
+            if state not in self._open:
+                self._open.clear()
+                self._open[state] = Simulator(self.folder, optimization=self.optimization)
+            return dict(self._open[state].run([dict(inputs)])[0].outputs)
 
     def close(self) -> None:
         """See `Ranks.close`."""

@@ -8,33 +8,35 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import numpy as np
 
-from partitioner.api.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled, Model
 from partitioner.api.compiled.folder import (
+    GRAPH_FILE,
+    GraphFile,
+    ModuleFiles,
     ModuleRequest,
+    OnnxFiles,
     OnnxRequest,
+    RankFiles,
     load_plan,
     load_request,
     load_summary,
 )
-from partitioner.api.compiled.graph_file import FILE as GRAPH_FILE
 from partitioner.api.compiled.onnx_model import OnnxModel
-from partitioner.api.compiled.stored import StoredModel
 from partitioner.backends.torch.tried import naming_untried
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.cost_model.evaluate import evaluate
 from partitioner.foundations.files import ResultError, read_text
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
 from partitioner.ir.errors import OptionError, PartitionerError, hints_keywords
-from partitioner.ir.graph import Graph
-from partitioner.ir.plan import Certificate, Plan
+from partitioner.ir.plan import Plan
 from partitioner.report.measured import FILE, Measured
 from partitioner.rewrites.block_graph import block_graph
 from partitioner.rewrites.stretch_layout import BlockError
@@ -47,8 +49,7 @@ if TYPE_CHECKING:
 
 #: Largest relative difference of a plan's recomputed cost from the stored one: rounding.
 COST_TOLERANCE = 1e-9
-
-
+Kind = TypeVar("Kind", bound=Compiled)
 #: Errors of calculations with values that no model has.
 _NO_SENSE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
@@ -56,6 +57,34 @@ _NO_SENSE = (
 )
 #: How a module is named: ``package.module:function``.
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+@dataclass(frozen=True)
+class _StoredModel(Model):
+    """A model of which the graph alone is there: its plan can be shown, and not emitted."""
+
+    folder: Path  #: Folder of the saved compilation.
+    request: OnnxRequest | ModuleRequest
+    stored: GraphFile
+    files: type[RankFiles]
+    delivers_all: bool
+
+    @property
+    def described(self) -> GraphFile:
+        return self.stored
+
+    @property
+    def path(self) -> Path | None:
+        request = self.request
+        return request.file if isinstance(request, ModuleRequest) else request.model
+
+    def write_request(self, folder: Path, final: Path) -> None:
+        self.request.write(folder, final)
+
+    def ranks(self, *_: object, **__: object) -> NoReturn:
+        raise ResultError(
+            f"{self.folder}: its plan was read without its model: partitioner.load reads both"
+        )
 
 
 @overload
@@ -120,11 +149,10 @@ def load(
         from partitioner.api.compiled.module import ModuleProgram
 
         traced = _load_module(folder, request, module, example_inputs, model)
-        return ModuleProgram.of(traced, **_stored_plan(folder, traced.graph))
+        return _planned(ModuleProgram, traced, folder)
     if module is not None:
         raise ResultError(f"{folder} is of an ONNX model, which it finds itself: give no module")
-    onnx_model = _load_onnx(folder, request, model)
-    return Compiled.of(onnx_model, **_stored_plan(folder, onnx_model.graph))
+    return _planned(Compiled, _load_onnx(folder, request, model), folder)
 
 
 def load_named(
@@ -138,18 +166,14 @@ def look(directory: str | Path) -> Compiled:
     """Read a saved compilation to look at its plan; neither model nor module is opened.
 
     Raises:
-        ResultError: The folder is no saved compilation, or was saved by an earlier version and is
-            of a module.
+        ResultError: The folder is no saved compilation, or of an earlier version and a module.
         PlanError: The plan was edited and no longer fits its graph.
         CostError: Its cluster is malformed, or lacks a device that the plan uses.
     """
     folder = Path(directory)
-    request = load_request(folder)
-    if _is_of_earlier_version(folder):
-        return _look_at_model(folder, request)
-    model = StoredModel.of(folder, request)
+    model = _read_model(folder)
     with _foreign_data(folder):
-        return Compiled.of(model, **_stored_plan(folder, model.graph))
+        return _planned(Compiled, model, folder)
 
 
 def draw_inputs(folder: Path, seed: int) -> Mapping[str, np.ndarray]:
@@ -160,26 +184,25 @@ def draw_inputs(folder: Path, seed: int) -> Mapping[str, np.ndarray]:
             the valid inputs, is gone or has changed.
         FrontendError: The model cannot be read.
     """
-    request = load_request(folder)
-    if _is_of_earlier_version(folder):
-        return _look_at_model(folder, request).model.random_inputs(seed)
-    model = StoredModel.of(folder, request)
+    model = _read_model(folder)
     with _foreign_data(folder):
         return model.random_inputs(seed)
 
 
-def _is_of_earlier_version(folder: Path) -> bool:
-    return not os.path.lexists(folder / GRAPH_FILE)
-
-
-def _look_at_model(folder: Path, request: OnnxRequest | ModuleRequest) -> Compiled:
-    """Read a compilation that was saved without its graph; its model is data."""
+def _read_model(folder: Path) -> Model:
+    """The model by its graph; of a compilation that was saved without it, the model, as data."""
+    request = load_request(folder)
+    if os.path.lexists(folder / GRAPH_FILE):
+        is_module = isinstance(request, ModuleRequest)
+        stored = GraphFile.read(folder, request.graph_digest)
+        files = ModuleFiles if is_module else OnnxFiles
+        return _StoredModel(folder, request, stored, files, is_module)
     if isinstance(request, ModuleRequest) and request.file is None:
         raise ResultError(
             f"{folder} was saved by an earlier version, without {GRAPH_FILE}: partition it again, "
             "or load it with its module (partitioner.load(..., module=...)) and save it"
         )
-    return load(folder)
+    return load(folder).model
 
 
 @contextmanager
@@ -205,7 +228,7 @@ def _load_onnx(folder: Path, request: OnnxRequest, named: str | Path | None = No
     elif not model.is_file():
         raise ResultError(_gone(folder, model))
     traced = load_onnx(model, request.dims, request.shapes, plan_only=True)
-    onnx_model = OnnxModel(traced, model, None, request.dims, request.shapes)
+    onnx_model = OnnxModel(traced, model, request.dims, request.shapes)
     onnx_model = onnx_model.of_form(request.graph_digest)
     plan = load_plan(folder)
     have = "or the blocks of its plan have" if plan.blocks else "has"
@@ -231,8 +254,7 @@ def _load_module(
     named: str | Path | None = None,
 ) -> ModuleModel:
     from partitioner.api.compiled.module import ModuleModel
-    from partitioner.frontends.torch.micro_batches import trace_micro_batch
-    from partitioner.frontends.torch.trace import trace_module
+    from partitioner.frontends.torch.trace import trace_micro_batch, trace_module
 
     if example_inputs is not None and (module is None or isinstance(module, str)):
         raise OptionError("example_inputs are of a module: give both or neither")
@@ -340,47 +362,25 @@ def _measured(folder: Path, plan: Plan) -> tuple[Measured | None, str]:
     return measured, ""
 
 
-def _stored_plan(folder: Path, graph: Graph) -> dict[str, Any]:
-    """A folder's plan with its figures on the graph, as arguments of `Compiled.of`.
-
-    Raises:
-        ResultError: A file is missing or wrong.
-        PlanError: The plan does not fit the graph.
-        CostError: Its cluster is malformed, or lacks a device that the plan uses.
-    """
+def _planned(kind: type[Kind], model: Model, folder: Path) -> Kind:
+    """A model with a folder's plan and its figures; see `load`."""
     plan = load_plan(folder)
     cluster = Cluster.from_data(plan.cluster)
-    evaluation = evaluate(graph, plan, cluster)
+    evaluation = evaluate(model.graph, plan, cluster)
     summary = load_summary(folder)
-    stale = tuple(_stale(folder, plan.certificate, evaluation, cluster))
-    measured, why_left_out = _measured(folder, plan)
-    return {
-        "cluster": cluster,
-        "plan": replace(plan, certificate=None) if stale else plan,
-        "evaluation": evaluation,
-        "summary": summary,
-        "seconds": summary["seconds"],
-        "warnings": (*stale, *filter(None, [why_left_out])),
-        "measured": measured,
-    }
-
-
-def _stale(
-    folder: Path, cert: Certificate | None, evaluation: Evaluation, cluster: Cluster
-) -> Iterator[str]:
-    """A warning if the plan's cost is not the one that its certificate states.
-
-    Of more than `MOST_EXPLICIT` devices the certificate's cost is an upper estimate.
-    """
-    if cert is None:
-        return
-    cost = evaluation.cost(cert.objective)
-    estimated = len(cluster) > MOST_EXPLICIT and cert.bound <= cost <= cert.cost
-    if not estimated and not math.isclose(cost, cert.cost, rel_tol=COST_TOLERANCE):
+    stale, cert = "", plan.certificate
+    cost = 0.0 if cert is None else evaluation.cost(cert.objective)
+    # of more than `MOST_EXPLICIT` devices the certificate's cost is an upper estimate
+    estimated = cert and len(cluster) > MOST_EXPLICIT and cert.bound <= cost <= cert.cost
+    if cert and not estimated and not math.isclose(cost, cert.cost, rel_tol=COST_TOLERANCE):
         files = {str(one.file) for spec in cluster.devices if (one := spec.profile) is not None}
-        measured = f", or {' and '.join(sorted(files))} has other measurements now" if files else ""
-        yield (
+        other = f", or {' and '.join(sorted(files))} has other measurements now" if files else ""
+        stale = (
             f"{folder}: the certificate in plan.json is left out: it says {cert.objective} cost "
             f"{cert.cost:.6g}, but the plan costs {cost:.6g}; it was edited, or made by another "
-            f"version{measured}"
+            f"version{other}"
         )
+    measured, why_left_out = _measured(folder, plan)
+    plan = replace(plan, certificate=None) if stale else plan
+    warnings, seconds = tuple(filter(None, [stale, why_left_out])), summary["seconds"]
+    return kind.of(model, cluster, plan, evaluation, summary, seconds, warnings, measured)

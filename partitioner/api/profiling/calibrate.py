@@ -26,7 +26,6 @@ from partitioner.cost_model.profiles.forms import form_of, stores_parts
 from partitioner.foundations import units
 from partitioner.foundations.files import ResultError
 from partitioner.ir.errors import hints_keywords
-from partitioner.ir.plan import PlacedNode
 from partitioner.report.measured import FILE, Measured
 
 #: Shortest kernel that becomes an entry: ONNX Runtime's profile counts whole microseconds.
@@ -118,7 +117,8 @@ def calibrate(program: str | Path | Compiled, profile: str | Path | None = None)
 
 
 def _forms(result: Compiled, measured: Measured) -> Iterator[tuple[Entry, MeasuredTask]]:
-    """The kernels that computed one node alone, each with the entry that it is of."""
+    """The kernels that computed one node alone, each with its entry without figures."""
+    graph, in_parts = result.graph, stores_parts(result.placed)
     placed = {one.node.name: one for one in result.placed}
     schedule = result.run_schedule
     times = {task.name: schedule.times(task) for task in schedule.tasks if task.placed is not None}
@@ -131,7 +131,21 @@ def _forms(result: Compiled, measured: Measured) -> Iterator[tuple[Entry, Measur
                 continue
             if kernels[node.node.name] == 1 and not is_free(node):
                 seconds = task.seconds / times[node.node.name]  # in stages, of a micro-batch
-                entry = _entry(result, node, rank, measured, processes)
+                point = dict(node.mesh.coords())[rank]
+                form = form_of(graph, node, partial(shape_at, point), in_parts=in_parts)
+                entry = Entry(
+                    form=form.key,
+                    op=form.family,
+                    dtype=compute_dtype(graph, node),
+                    flops=local_flops(graph, node, point),
+                    moved_bytes=local_moved_bytes(graph, node, point),
+                    seconds=0.0,
+                    spread=0.0,
+                    repeats=0,
+                    backend=measured.backend,
+                    measured_at=measured.measured_at,
+                    processes=processes,
+                )
                 yield entry, replace(task, seconds=seconds)
 
 
@@ -139,25 +153,3 @@ def _busy(result: Compiled, measured: Measured) -> int:
     """Number of processes that were busy at once: one, or all (see `Cluster.beside`)."""
     devices = {device for one in result.placed for device in one.mesh.devices}
     return 1 if len(devices) == 1 else len(measured.ranks)
-
-
-def _entry(
-    result: Compiled, placed: PlacedNode, rank: int, measured: Measured, processes: int
-) -> Entry:
-    """The entry of a node's part on a rank, without figures."""
-    graph, point = result.graph, dict(placed.mesh.coords())[rank]
-    in_parts = stores_parts(result.placed)
-    form = form_of(graph, placed, partial(shape_at, point), in_parts=in_parts)
-    return Entry(
-        form=form.key,
-        op=form.family,
-        dtype=compute_dtype(graph, placed),
-        flops=local_flops(graph, placed, point),
-        moved_bytes=local_moved_bytes(graph, placed, point),
-        seconds=0.0,
-        spread=0.0,
-        repeats=0,
-        backend=measured.backend,
-        measured_at=measured.measured_at,
-        processes=processes,
-    )

@@ -1,4 +1,4 @@
-"""The local operators that a search could choose, each as a program of its own."""
+"""The operators to measure: those that a search could choose, as programs, and yardsticks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,13 @@ from partitioner.strategies.spaces import families
 
 #: A form is cold if so much of what it moves was made long before.
 _COLD_SHARE = 1 / 3
+#: Bytes that copies move, half of them written: from a cache's to those of a large model's tensor.
+MOVED_BYTES = tuple(2**power for power in (16, 20, 22, 24, 26, 28))
+#: The largest copy moves at most this share of a device's memory.
+_MEMORY_SHARE = 1 / 16
+#: Rows, sums and columns of products: square ones, and a vector by a matrix.
+PRODUCTS = ((128, 128, 128), (512, 512, 512), (1024, 1024, 1024), (1, 2048, 2048))
+_OPSET = 17
 
 
 @dataclass(frozen=True)
@@ -64,9 +72,7 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """The distinct forms of all strategies on a cluster, those that matter most first.
 
-    Args:
-        strategy: "auto", "intra" or "inter".
-        mesh: Axis sizes of intra plans; None for all that are searched.
+    `mesh` has the axis sizes of intra plans; None for all that are searched.
     """
     rules, fuses = Rules.of(graph), executor_of(graph).fuses
     spaces = families(strategy, len(cluster), mesh)
@@ -114,8 +120,12 @@ def _of_strategy(
     """The forms of a placed node's parts; of rows that devices send each other, no other forms."""
     if placed.sent:
         return
-    if is_free(placed):
-        yield from _of_call(graph, placed, cluster)
+    if is_free(placed):  # a view, which may be a call: it counts as a launch until it is measured
+        call, device = call_form(placed.node), placed.mesh.devices[0]
+        if call is not None and not placed.absent:
+            launch_s = cluster.devices[device].launch_s
+            dtype, is_whole = compute_dtype(graph, placed), not placed.mesh.axes
+            yield Candidate(call, placed, device, dtype, 0.0, 0, launch_s, is_whole)
         return
     seconds = node_seconds(graph, placed, cluster)
     # of a plan that stores all parameters whole, and of one that stores parts
@@ -133,15 +143,6 @@ def _of_strategy(
             not placed.mesh.axes and not in_parts,
             behind,
         )
-
-
-def _of_call(graph: Graph, placed: PlacedNode, cluster: Cluster) -> Iterator[Candidate]:
-    """The form of a view, if it is a call: it counts as a launch before it is measured."""
-    form, device = call_form(placed.node), placed.mesh.devices[0]
-    if form is not None and not placed.absent:
-        launch_s = cluster.devices[device].launch_s
-        dtype, is_whole = compute_dtype(graph, placed), not placed.mesh.axes
-        yield Candidate(form, placed, device, dtype, 0.0, 0, launch_s, is_whole)
 
 
 def is_made_shortly_before(graph: Graph, node: Node, value: str) -> bool:
@@ -204,32 +205,19 @@ def is_cold(graph: Graph, candidate: Candidate) -> bool:
     return cold_bytes >= _COLD_SHARE * candidate.moved_bytes
 
 
-def local_graph(graph: Graph, candidate: Candidate, cluster: Cluster) -> Graph:
+def local_graph(
+    graph: Graph, candidate: Candidate, cluster: Cluster, *, is_before: bool = False
+) -> Graph:
     """A candidate's part as a graph of its own, with random weights.
 
-    The nodes that it stands behind are in the graph.
+    Args:
+        is_before: Whether it has the nodes that the candidate stands behind alone, not its own too.
 
     Raises:
         PartitionerError: The part cannot be lowered.
     """
-    return _local_graph(graph, (*candidate.behind, candidate.placed), candidate, cluster)
-
-
-def graph_before(graph: Graph, candidate: Candidate, cluster: Cluster) -> Graph | None:
-    """`local_graph` without the candidate's own node; None if it stands behind no other.
-
-    Raises:
-        PartitionerError: The part cannot be lowered.
-    """
-    if not candidate.behind:
-        return None
-    return _local_graph(graph, candidate.behind, candidate, cluster)
-
-
-def _local_graph(
-    graph: Graph, placed: Sequence[PlacedNode], candidate: Candidate, cluster: Cluster
-) -> Graph:
-    types = graph.types
+    placed = candidate.behind if is_before else (*candidate.behind, candidate.placed)
+    types, in_parts = graph.types, dict(candidate.form.attrs).get("in_parts")
     all_reads = dict.fromkeys(value for one in placed for value in one.node.reads)
     all_writes = dict.fromkeys(value for one in placed for value in one.node.writes)
     weights = {value for value in all_reads if value in graph.constants}
@@ -250,6 +238,8 @@ def _local_graph(
     lowered = lower(alone, schedule(alone, placed, cluster), len(cluster))
     program = lowered.ranks[candidate.device]
     nodes = tuple(step.node for step in program.steps if isinstance(step, Compute))
+    if in_parts is not None:  # nodes that write to stored values are told
+        nodes = tuple(replace(one, attrs={**one.attrs, "in_parts": in_parts}) for one in nodes)
     made = dict.fromkeys(value for one in nodes for value in one.writes)
     reads = dict.fromkeys(value for one in nodes for value in one.reads if value not in made)
     constants = {value: Constant.of(array) for value, array in program.literals.items()}
@@ -266,17 +256,11 @@ def _local_graph(
         graph.name,
         tuple(value for value in reads if value not in constants),
         tuple(value for value in made if not any(value in one.reads for one in nodes)),
-        tuple(_as_stored(one, candidate.form) for one in nodes),
+        nodes,
         names,
         {value: constants[value] for value in reads if value in constants},
         graph.opsets,
     )
-
-
-def _as_stored(node: Node, form: Form) -> Node:
-    """A node that writes to a stored value, told whether the plan stores any in parts."""
-    is_cut = dict(form.attrs).get("in_parts")
-    return node if is_cut is None else replace(node, attrs={**node.attrs, "in_parts": is_cut})
 
 
 def _part(constant: Constant, part: Part) -> Constant:
@@ -288,3 +272,45 @@ def _part(constant: Constant, part: Part) -> Constant:
 def _drawn(tensor_type: TensorType) -> np.ndarray:
     array = np.random.default_rng(0).standard_normal(tensor_type.shape, np.float32)
     return array.astype(numpy_dtype(tensor_type.dtype))
+
+
+def yardsticks(memory_bytes: float, *, is_module: bool) -> Graph:
+    """Operators that are measured on every device, whatever the model, as a graph.
+
+    An estimate compares an operator with what the device attains at its size. A model whose tensors
+    fit the caches shows nothing of memory, nor one of convolutions of small products: copies and
+    products by size do, each with inputs of its own.
+
+    Args:
+        memory_bytes: Of a device.
+        is_module: Whether PyTorch runs them, not ONNX Runtime.
+    """
+    copy, product, attrs = "Relu", "MatMul", dict[str, Any]()
+    if is_module:
+        copy, product = "aten::clone", "aten::mm"
+        attrs = {"memory_format": "contiguous_format"}
+    types: dict[str, TensorType] = {}
+    nodes: list[Node] = []
+
+    def add(op: str, shapes: Sequence[tuple[int, ...]], **attrs: Any) -> None:
+        name = f"yardstick {len(nodes)}"
+        *operands, result = names = [f"{name} {index}" for index in range(len(shapes))]
+        types.update(zip(names, (TensorType.of("float32", one) for one in shapes), strict=True))
+        nodes.append(Node(name, op, tuple(operands), (result,), attrs))
+
+    for nbytes in MOVED_BYTES:
+        if nbytes <= memory_bytes * _MEMORY_SHARE:
+            shape = nbytes // 8 // 1024, 1024
+            add(copy, (shape, shape), **attrs)
+    for m, k, n in PRODUCTS:
+        add(product, ((m, k), (k, n), (m, n)))
+    made = {value for node in nodes for value in node.outputs}
+    return Graph(
+        "yardsticks",
+        tuple(value for value in types if value not in made),
+        tuple(value for value in types if value in made),
+        tuple(nodes),
+        types,
+        {},
+        {"aten": 1} if is_module else {"": _OPSET},
+    )

@@ -32,6 +32,10 @@ class Timing(NamedTuple):
         return cls(median, (high - low) / 2 / median if median else 0.0, len(runs))
 
 
+#: Which of some wishes any of the processes has that measure the same programs at once.
+Anyone = Callable[[Sequence[bool]], Sequence[bool]]
+
+
 def nothing() -> None:
     """Do nothing."""
 
@@ -40,7 +44,7 @@ def timed_runs(
     programs: Sequence[Callable[[], object]],
     clock: Callable[[], float] = time.perf_counter,
     end_s: float = float("inf"),
-    anyone: Callable[[Sequence[bool]], Sequence[bool]] = list,
+    anyone: Anyone = list,
     before_turn: Callable[[], object] = nothing,
     before_runs: Sequence[Callable[[], object]] = (),
     stopwatch: Callable[[Callable[[], object]], float] | None = None,
@@ -53,8 +57,7 @@ def timed_runs(
         programs: Functions that run one each.
         end_s: Time of `clock` at which all end, after the fewest runs. Programs whose fewest runs
             do not fit are left out, the last ones first, and have no runs; the first one is run.
-        anyone: Which of some wishes any of the processes has that measure the same programs at
-            once; called equally often on each.
+        anyone: Called equally often on each process.
         before_turn: Called before each turn, untimed.
         before_runs: Of each program, called before each of its runs, untimed; none if empty.
         stopwatch: Runs a function and gives its seconds; default: those of `clock`.
@@ -83,7 +86,11 @@ def timed_runs(
             break
         take_turn(index, 0.0)
         ended_s.append(clock())
-    left_out = anyone(_left_out(ended_s, len(programs), end_s))
+    # by their first turn, some programs do not come to the fewest runs before the end
+    others = _LEAST_REPEATS - 1
+    fits = [ended_s[-1] + others * (one_s - ended_s[0]) <= end_s for one_s in ended_s[1:]]
+    fits += [False] * (len(programs) - len(fits))
+    left_out = anyone([index > 0 and not fit for index, fit in enumerate(fits)])
     for index, is_left_out in enumerate(left_out):
         if is_left_out:
             runs[index].clear()
@@ -99,19 +106,6 @@ def timed_runs(
         goes_on = anyone([not is_enough for is_enough in enough])
         open_ones = [index for index, wish in zip(open_ones, goes_on, strict=True) if wish]
     return runs
-
-
-def _left_out(ended_s: Sequence[float], programs: int, end_s: float) -> list[bool]:
-    """Pick the programs that do not come to the fewest runs before `end_s`, by their first turn.
-
-    Args:
-        ended_s: When the turn began, and when the first run of each program ended, as far as they
-            were run.
-    """
-    begin_s, now_s = ended_s[0], ended_s[-1]
-    turn_ends = [now_s + (_LEAST_REPEATS - 1) * (one_s - begin_s) for one_s in ended_s[1:]]
-    fits = [one_s <= end_s for one_s in turn_ends] + [False] * (programs - len(turn_ends))
-    return [index > 0 and not fit for index, fit in enumerate(fits)]
 
 
 def _is_enough(runs: Sequence[float], spent_s: float, is_late: bool) -> bool:

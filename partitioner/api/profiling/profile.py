@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import tempfile
 import time
 from collections import deque
@@ -15,23 +16,28 @@ from typing_extensions import Unpack
 
 from partitioner.api.option_table import ProfileOptions
 from partitioner.api.options import open_with, processes, takes, target_cluster
-from partitioner.api.profiling.borders import border_seconds
 from partitioner.api.profiling.candidates import (
     Candidate,
     candidates,
-    graph_before,
     is_cold,
     is_made_shortly_before,
     is_read_long_after,
     local_graph,
+    yardsticks,
 )
-from partitioner.api.profiling.links import groups_of, measure_here, measure_together, unknown_links
+from partitioner.api.profiling.links import (
+    Wanted,
+    groups_of,
+    measure_here,
+    measure_together,
+    unknown_links,
+)
 from partitioner.api.profiling.profiled import Profiled
-from partitioner.api.profiling.whole import whole_seconds
-from partitioner.api.profiling.work import RUNNER, Item, Program, Work, leave_work, read_status
-from partitioner.api.profiling.yardsticks import yardsticks
-from partitioner.api.verify.first_difference import uncut_programs
+from partitioner.api.profiling.rank import WORK, Item, Work, read_status
+from partitioner.api.profiling.sessions import border_seconds, whole_seconds
 from partitioner.backends.launch import run_job
+from partitioner.backends.onnx.measuring import timing as onnx_timing
+from partitioner.backends.torch.measuring import timing as torch_timing
 from partitioner.cost_model.cluster.resolve import (
     cpu_fingerprint,
     device_type,
@@ -55,8 +61,6 @@ from partitioner.strategies.spaces import check_space
 if TYPE_CHECKING:
     import onnx
     from torch import nn
-
-    from partitioner.api.profiling.gloo import Wanted
 
 _TIME_LIMIT_S = 120.0
 #: Seconds that are kept for the communications while some are unknown, and their most of the time
@@ -127,7 +131,7 @@ def profile(
     graph = _graph(opened, options.get("micro_batches"))
     say("collecting the operators")
     wanted = candidates(graph, cluster, strategy, mesh)
-    backend = _backend(is_module=is_module)
+    backend = torch_timing.NAME if is_module else onnx_timing.NAME
     new = [one for one in wanted if any(_is_new(one, known, backend))]
     sticks = yardsticks(cluster.devices[0].memory_bytes, is_module=is_module)
     in_wanted = {one.form.key for one in wanted}
@@ -244,9 +248,7 @@ def _graph(opened: OnnxInput | ModuleInput, micro_batches: int | None) -> Graph:
     """The graph to measure: of the whole batch, or of one micro-batch.
 
     Raises:
-        OptionError: Less than one micro-batch is asked for, or an ONNX model has no such ones.
-        BackendError: The batch cannot be cut into as many.
-        FrontendError: The module cannot be traced.
+        PartitionerError: The batch cannot be cut into as many, or the module cannot be traced.
     """
     if micro_batches is None:
         return opened.graph
@@ -271,12 +273,9 @@ def _profile_of(cluster: Cluster) -> Profile:
 
 
 def _runs_on(cluster: Cluster, known: Profile) -> str:
-    """PyTorch's type of the devices of this machine that are measured, "cpu" or "cuda".
+    """PyTorch's type of this machine's devices, to measure on; a CostError if it has others.
 
     The name of a processor in a cluster file is the user's; that of a GPU is the machine's.
-
-    Raises:
-        CostError: The devices are GPUs, and not this machine's, or a machine has more of them.
     """
     here = device_type(known.device)
     if here is None and is_of_gpu(known.device):
@@ -306,17 +305,6 @@ def _is_new(candidate: Candidate, known: Profile, backend: str) -> tuple[bool, b
 
     together = lacks(known.processes)
     return together, candidate.is_whole and known.processes > 1 and lacks(1)
-
-
-def _backend(*, is_module: bool) -> str:
-    """The name of the backend that will run the model, with its version."""
-    if is_module:
-        from partitioner.backends.torch.measuring import timing as torch_timing
-
-        return torch_timing.NAME
-    from partitioner.backends.onnx.measuring import timing as onnx_timing
-
-    return onnx_timing.NAME
 
 
 @dataclass
@@ -373,47 +361,43 @@ class _Session:
         left, latest_s = deque(wanted), end_s - _START_S
         while left and time.perf_counter() < latest_s:
             self.say(f"preparing {len(left)} forms")
-            items = self._items(left, _until(latest_s, _PREPARING_SHARE))
+            items, prepared_s = list[Item](), _until(latest_s, _PREPARING_SHARE)
+            while left:
+                item = self._item(*left.popleft())
+                items += [] if item is None else [item]
+                if time.perf_counter() >= prepared_s:
+                    break
             if items and time.perf_counter() < latest_s:
                 self._run(items, end_s)
-
-    def _items(self, left: deque[tuple[Graph, Candidate]], end_s: float) -> list[Item]:
-        """The first of the candidates, which are taken away, as programs: at most until `end_s`."""
-        items = []
-        while left:
-            item = self._item(*left.popleft())
-            items += [] if item is None else [item]
-            if time.perf_counter() >= end_s:
-                break
-        return items
 
     def _run(self, items: Sequence[Item], end_s: float) -> None:
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             folder, profile = Path(name), self.profile
             where = profile.file, profile.device, profile.threads
-            leave_work(folder, Work(self.backend, *where, items, end_s))
+            work = Work(self.backend, *where, items, end_s)
+            (folder / WORK).write_bytes(pickle.dumps(work))
             self.say(f"measuring {len(items)} forms on {profile.processes} processes")
             told = 0
 
             def watch() -> None:
                 nonlocal told
-                measured = len(read_status(folder).measured)
+                measured = len(read_status(folder)[0])
                 if measured - told >= max(1, len(items) // _PROGRESS_LINES):
                     told = measured
                     self.say(f"measured {measured} of {len(items)} forms")
 
-            job = {"runner": RUNNER, "device": self.runs_on}
+            job = {"runner": "partitioner.api.profiling.rank", "device": self.runs_on}
             run_job(folder, profile.processes, job, watch=watch)
-            done = read_status(folder)
-        self.measured |= done.measured
-        for op, why in done.failed.items():
+            done, failed = read_status(folder)
+        self.measured |= done
+        for op, why in failed.items():
             self.failed.setdefault(op, why)
 
     def _item(self, graph: Graph, candidate: Candidate) -> Item | None:
         try:
-            alone = local_graph(graph, candidate, self.cluster)
-            program = Program(uncut_programs(alone), alone)
-            before = graph_before(graph, candidate, self.cluster)
+            alone, before = local_graph(graph, candidate, self.cluster), None
+            if candidate.behind:
+                before = local_graph(graph, candidate, self.cluster, is_before=True)
         except PartitionerError as error:
             self.failed.setdefault(candidate.form.op, str(error))
             return None
@@ -430,8 +414,7 @@ class _Session:
             "",
         )
         is_new = _is_new(candidate, self.profile, self.backend)
-        less = None if before is None else Program(uncut_programs(before), before)
-        whole = {value: value.partition("@")[0] for value in program.graph.inputs}
+        whole = {value: value.partition("@")[0] for value in alone.inputs}
         recent = tuple(
             value
             for value, name in whole.items()
@@ -442,4 +425,4 @@ class _Session:
         node = candidate.placed.node
         is_kept = any(is_read_long_after(graph, node, value) for value in node.writes)
         temperature = is_cold(graph, candidate), is_kept
-        return Item(program, less, entry, *is_new, recent, *temperature, known)
+        return Item(alone, before, entry, *is_new, recent, *temperature, known)

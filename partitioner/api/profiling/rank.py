@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import pickle
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from partitioner.api.profiling.device import Device
-from partitioner.api.profiling.measure import Timing, nothing, timed_runs
-from partitioner.api.profiling.work import Item, Program, Status, Work, leave_status, read_work
+from partitioner.api.profiling.measure import Anyone, Timing, nothing, timed_runs
+from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.onnx.measuring import timing as onnx_timing
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.torch.measuring import timing as torch_timing
+from partitioner.backends.torch.measuring.clocks import Clock, clock_of, timed_run
 from partitioner.cost_model.profiles.database import write_entries
 from partitioner.cost_model.profiles.entries import Entry
 from partitioner.cost_model.profiles.forms import Order
@@ -30,6 +34,8 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Programs
 
+#: Files in the folder of a job of `run_job` whose runner is this module.
+WORK, _STATUS = "work.pickle", "status.json"
 #: What a form takes at least: one that another's kernel computes may take nothing.
 _LEAST_S = 1e-7
 #: Programs that take turns: few enough to hold in memory, with their weights.
@@ -39,27 +45,91 @@ _AT_A_TIME = 8
 _RUN_S, _MOST_COPIES = 1e-3, 64
 #: Seconds of a run with empty caches to which reading its code from memory adds little.
 _LONG_RUN_S = 1e-2
+#: Bytes of a cache's line.
+_LINE_BYTES = 64
+#: Bytes, by type of device, of what drives all else out of caches of up to half as many: those of
+#: two cores, and the L2 caches of GPUs (50 MB on an H100, 126 MB on a B200). The processes that
+#: share a larger last cache of a processor write as many bytes as it has together.
+_OTHER_BYTES = {"cpu": 2**26, "cuda": 2**28}
+#: What Linux tells of the caches of the first processor, and units of their sizes.
+_CACHES, _UNITS = Path("/sys/devices/system/cpu/cpu0/cache"), {"K": 2**10, "M": 2**20, "G": 2**30}
 _Prepare = Callable[[Programs, Graph, Mapping[str, np.ndarray], int, str], Prepared]
 _BACKENDS: Mapping[str, _Prepare] = {one.NAME: one.prepared for one in (onnx_timing, torch_timing)}
 
 
+@dataclass(frozen=True)
+class Item:
+    """A form to measure."""
+
+    graph: Graph  #: The operators as a graph of their own, with its constants.
+    #: The graph without the form, where that stands behind other operators: what both take
+    #: differs by the form. None if the graph is the form alone.
+    before: Graph | None
+    entry: Entry  #: What becomes its entry, without figures.
+    together: bool  #: Whether all processes measure it at once.
+    alone: bool  #: Whether one process measures it while the others wait.
+    #: Inputs of the graph that a model makes shortly before, so that they lie in caches.
+    recent: tuple[str, ...]
+    #: Whether much of what it reads was made long before, or of what it writes lies there long
+    #: after, so that it lies in memory.
+    is_cold: bool
+    #: Whether a model keeps its results long after, so that each run writes to memory that was not
+    #: touched shortly before.
+    is_kept: bool
+    #: `memory_order` of the inputs of the graph that have another than that of their dims.
+    orders: Mapping[str, Order]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The measurements to make, in order."""
+
+    backend: str  #: Name of the backend, with its version.
+    file: Path  #: The profile.
+    device: str  #: Fingerprint of the device.
+    threads: int  #: Threads of one operator.
+    items: Sequence[Item]
+    #: Time of `time.perf_counter`, one clock for all processes of a machine, at which the
+    #: measurements end.
+    end_s: float
+
+
+#: Items with their programs.
+Ready = list[tuple[Item, Prepared]]
+
+
+def read_status(folder: Path) -> tuple[frozenset[str], Mapping[str, str]]:
+    """The progress of the processes of a job.
+
+    Returns:
+        Keys of the forms that are in the profile now, in all ways that were asked for, and a reason
+        for each operator that a process could not run.
+    """
+    try:
+        measured, failed = json.loads((folder / _STATUS).read_text())
+    except FileNotFoundError:
+        return frozenset(), {}
+    return frozenset(measured), failed
+
+
 def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`."""
-    work = read_work(folder)
+    work: Work = pickle.loads((folder / WORK).read_bytes())  # noqa: S301 (our own file)
     device = Device.of(job["device"])
-    end_s = work.end_s
     measured: set[str] = set()
     failed: dict[str, str] = {}
     for some in _batches(work.items):
-        if _anyone([time.perf_counter() >= end_s])[0]:
+        if _anyone([time.perf_counter() >= work.end_s])[0]:
             return
-        entries = _measured(rank, work, device, some, end_s, failed)
+        entries = _measured(rank, work, device, some, failed)
         if rank == 0:
             write_entries(work.file, work.device, work.threads, entries)
             counts = Counter(entry.form for entry in entries)
             wanted = {item.entry.form: item.together + item.alone for item in some}
             measured.update(form for form, count in wanted.items() if counts[form] == count)
-            leave_status(folder, Status(frozenset(measured), failed))
+            draft = folder / f"{_STATUS}.new"  # in one step
+            draft.write_text(json.dumps([sorted(measured), failed]))
+            draft.replace(folder / _STATUS)
 
 
 def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
@@ -81,36 +151,27 @@ def _anyone(wishes: Sequence[bool]) -> list[bool]:
 
 
 def _measured(
-    rank: int,
-    work: Work,
-    device: Device,
-    items: Sequence[Item],
-    end_s: float,
-    failed: dict[str, str],
+    rank: int, work: Work, device: Device, items: Sequence[Item], failed: dict[str, str]
 ) -> list[Entry]:
-    """Entries of items that all processes can run until `end_s`; the others are in `failed`."""
+    """Entries of items that all processes can run in time; the others are in `failed`."""
     entries: list[Entry] = []
     ranks = dist.get_world_size()
     together = [item for item in items if item.together]
     ready = _prepared(work, device, together, failed, _anyone)
-    entries += _timed(device, ready, ranks, _anyone, end_s)
-    if rank == 0 and time.perf_counter() < end_s:
+    entries += _timed(device, ready, ranks, _anyone, work.end_s)
+    if rank == 0 and time.perf_counter() < work.end_s:
         # A program that counts its own seconds would give those of the runs before, too.
         again = [(item, one) for item, one in ready if item.alone and one.own_seconds is None]
         known = {id(item) for item, _ in again}
         others = [item for item in items if item.alone and id(item) not in known]
         ready = [*again, *_prepared(work, device, others, failed, list)]
-        entries += _timed(device, ready, 1, list, end_s)
+        entries += _timed(device, ready, 1, list, work.end_s)
     dist.barrier()
     return entries
 
 
 def _timed(
-    device: Device,
-    ready: Sequence[tuple[Item, Prepared]],
-    processes: int,
-    anyone: Callable[[Sequence[bool]], Sequence[bool]],
-    end_s: float,
+    device: Device, ready: Ready, processes: int, anyone: Anyone, end_s: float
 ) -> Iterator[Entry]:
     """Entries of the programs that fit before `end_s`, in turns on so many processes."""
     is_cold = any(item.is_cold for item, _ in ready)
@@ -126,16 +187,15 @@ def _timed(
     )
     for (item, one), own in zip(ready, runs, strict=True):
         if own:
-            yield _entry(item, one, own, processes)
+            seconds = own if one.own_seconds is None else one.own_seconds()
+            took = Timing.of([max(_LEAST_S, each / one.copies) for each in seconds])
+            figures, now = took._asdict(), units.now()
+            yield replace(item.entry, **figures, measured_at=now, processes=processes)
 
 
 def _prepared(
-    work: Work,
-    device: Device,
-    items: Sequence[Item],
-    failed: dict[str, str],
-    anyone: Callable[[Sequence[bool]], Sequence[bool]],
-) -> list[tuple[Item, Prepared]]:
+    work: Work, device: Device, items: Sequence[Item], failed: dict[str, str], anyone: Anyone
+) -> Ready:
     """The programs of the items, up to `work.end_s`, without those that fail in a process."""
     ready: list[tuple[Item, Prepared | None]] = []
     for item in items:
@@ -143,7 +203,7 @@ def _prepared(
             break
         one = None
         try:
-            one = _as_in_model(device, item, _ready(work, device, item.program, item.orders))
+            one = _as_in_model(device, item, _ready(work, device, item.graph, item.orders))
             if item.before is not None:
                 one = _difference(_ready(work, device, item.before, item.orders), one)
         except PartitionerError as error:
@@ -153,17 +213,14 @@ def _prepared(
     return [(item, one) for (item, one), gone in zip(ready, lost, strict=True) if one and not gone]
 
 
-def _ready(work: Work, device: Device, program: Program, orders: Mapping[str, Order]) -> Prepared:
-    inputs = {
-        name: _in_order(array, orders[name]) if name in orders else array
-        for name, array in random_inputs(program.graph, seed=0).items()
-    }
+def _ready(work: Work, device: Device, graph: Graph, orders: Mapping[str, Order]) -> Prepared:
+    inputs = random_inputs(graph, seed=0)
+    for name, order in orders.items():
+        if name in inputs:
+            dense = np.ascontiguousarray(inputs[name].transpose(order))
+            inputs[name] = dense.transpose(np.argsort(order))
     prepare = _BACKENDS[work.backend]
-    return prepare(program.programs, program.graph, inputs, work.threads, device.type)
-
-
-def _in_order(array: np.ndarray, order: Order) -> np.ndarray:
-    return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
+    return prepare(uncut_programs(graph), graph, inputs, work.threads, device.type)
 
 
 def _as_in_model(device: Device, item: Item, one: Prepared) -> Prepared:
@@ -195,9 +252,7 @@ def _long_enough(
 ) -> Prepared:
     """The program, or one of as many of its operators as take `_RUN_S`.
 
-    Args:
-        shared: Inputs that the operators share; None for all that they read.
-        is_kept: Whether the results of each are kept until the last has run.
+    They share the inputs `shared`, None for all that they read; `is_kept` as of `Item`.
     """
     if one.several is None:
         return one
@@ -226,12 +281,90 @@ def _difference(before: Prepared, whole: Prepared) -> Prepared:
     return Prepared(run, own_seconds)
 
 
-def _entry(item: Item, one: Prepared, runs: Sequence[float], processes: int) -> Entry:
-    seconds = runs if one.own_seconds is None else one.own_seconds()
-    timing = Timing.of([max(_LEAST_S, each / one.copies) for each in seconds])
-    return replace(
-        item.entry,
-        **timing._asdict(),
-        measured_at=units.now(),
-        processes=processes,
-    )
+@dataclass
+class Device:
+    """The current device of a process."""
+
+    clock: Clock  #: Its clock.
+    others: Tensor = field(repr=False)  #: Tensor whose bytes drive all else out of its caches.
+
+    @classmethod
+    def of(cls, type_name: str) -> Device:
+        """The device of PyTorch's type, "cpu" or "cuda"."""
+        device, nbytes = torch.device(type_name), _OTHER_BYTES[type_name]
+        if type_name == "cpu":  # bytes that nothing writes to take no memory
+            others = torch.from_numpy(np.zeros(max(nbytes, last_cache().nbytes), np.uint8))
+        else:
+            others = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        return cls(clock_of(device), others)
+
+    @property
+    def type(self) -> str:
+        """PyTorch's type of it."""
+        return self.others.device.type
+
+    def seconds_of(self, run: Callable[[], object]) -> float:
+        """Seconds of a run; see `timed_run`."""
+        return timed_run(self.clock, run)
+
+    def evict(self, processes: int = 1) -> None:
+        """Drive all else out of the caches, with so many processes of the machine that do so."""
+        if self.type == "cpu":
+            # Not by `fill_`, after which short operators take longer: all profiles are NumPy's.
+            nbytes = max(
+                _OTHER_BYTES["cpu"],
+                self.others.numel() // max(1, int(processes * last_cache().share)),
+            )
+            self.others.numpy()[:nbytes].fill(1)
+        else:
+            self.others.fill_(1)
+
+    def read(self, operands: Iterable[np.ndarray | Tensor]) -> None:
+        """Read arrays or tensors, so that they lie in the caches as far as these hold them."""
+        for one in operands:
+            if not isinstance(one, Tensor):
+                one.ravel(order="K").view(np.uint8)[::_LINE_BYTES].max(initial=0)
+            elif one.device.type == "cpu":
+                _in_memory(one).numpy()[::_LINE_BYTES].max(initial=0)
+            elif one.numel():
+                _in_memory(one)[::_LINE_BYTES].max()
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor in the order of its memory."""
+    order = np.argsort([-stride for stride in tensor.stride()], kind="stable")
+    return tensor.permute(order.tolist()).reshape(-1).view(torch.uint8)
+
+
+class LastCache(NamedTuple):
+    """The last cache of a processor."""
+
+    nbytes: int  #: Its size; 0 if the system does not tell.
+    share: float  #: Share of the machine's processors that it is of.
+
+
+@cache
+def last_cache(caches: Path = _CACHES, processors: int | None = None) -> LastCache:
+    """The last cache of the first processor, by the system's folder of them; all are alike."""
+    known = {0: LastCache(0, 1.0)}
+    for folder in caches.glob("index*"):
+        try:
+            level, size, sharing = (
+                (folder / name).read_text().strip() for name in ("level", "size", "shared_cpu_list")
+            )
+            nbytes = int(size.rstrip("KMG")) * _UNITS.get(size[-1:], 1)
+            share = _count(sharing) / (processors or os.cpu_count() or 1)
+            known[int(level)] = LastCache(nbytes, share)
+        except (OSError, ValueError):
+            continue
+    return known[max(known)]
+
+
+def _count(numbers: str) -> int:
+    """Count the numbers that a list like "0-3,8" has.
+
+    >>> _count("0-3,8")
+    5
+    """
+    spans = [one.split("-") for one in numbers.split(",")]
+    return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)

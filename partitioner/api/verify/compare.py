@@ -183,11 +183,9 @@ def compare(
     least: float = 0.0,
     table: Mapping[str, float] = TOLERANCE,
 ) -> Difference:
-    """Compare one tensor.
+    """Compare a tensor of the ranks with that of the whole model.
 
     Args:
-        ours: The tensor of the ranks.
-        whole: The tensor of the whole model.
         floor: Least magnitude that errors are relative to.
         least: Least tolerance of a floating tensor, such as that of the tensors it comes from.
         table: Tolerance of each element type.
@@ -225,14 +223,10 @@ def largest(array: np.ndarray) -> float:
 
 
 def check_memory(graph: Graph) -> None:
-    """Refuse a verification that would not fit this machine's free memory.
+    """Refuse, as a VerificationError, what would not fit this machine's free memory.
 
     It counts the weights of the whole model and of all ranks, and a copy of both (ONNX Runtime's
-    pre-packed weights, a module's gradients), and the inputs, which are drawn in 8 bytes an
-    element.
-
-    Raises:
-        VerificationError: It would not fit.
+    pre-packed weights, a module's gradients), and the inputs, drawn in 8 bytes an element.
     """
     weights = sum(constant.type.nbytes for constant in graph.constants.values())
     widest = max((graph.types[v].nbytes for node in graph.nodes for v in node.writes), default=0)

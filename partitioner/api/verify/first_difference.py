@@ -60,8 +60,6 @@ def first_difference(
     """The first value, in graph order, that differs between two runs; None if none does.
 
     Args:
-        graph: The graph of both.
-        ranks: The graph on all ranks.
         alone: The graph whole on one device.
         floor: Least magnitude that errors in the backward pass are relative to.
         table: Tolerance of each element type.
@@ -69,7 +67,10 @@ def first_difference(
     homes = ranks.programs.homes
     allowed = tolerances(graph, table)
     values = [value for node in graph.nodes for value in node.writes if value in homes]
-    for batch in _growing(values):
+    start, size = 0, FIRST_VALUES
+    while start < len(values):
+        batch = values[start : start + size]
+        start, size = start + size, 2 * size
         by_rank, on_one = ranks.values(batch), alone.values(batch)[0]
         for value in batch:
             home = homes[value]
@@ -84,8 +85,8 @@ def first_difference(
             for holders, part, expected in _pairs(parts, home.placement, whole):
                 found = compare(value, part, expected, scale, table=table)
                 # Of integers and booleans the tolerance is the share that may differ.
-                size = part.size if found.counts else 1
-                found = replace(found, tolerance=size * allowed[value])
+                elements = part.size if found.counts else 1
+                found = replace(found, tolerance=elements * allowed[value])
                 wrong += [] if found.equal else [(holders, found)]
             if wrong:
                 worst = max(
@@ -95,13 +96,6 @@ def first_difference(
                 named = f"{node.name!r} ({node.op})"
                 return FirstDifference(worst, named, wrong_ranks, str(home.placement))
     return None
-
-
-def _growing(values: list[str]) -> Iterator[list[str]]:
-    start, size = 0, FIRST_VALUES
-    while start < len(values):
-        yield values[start : start + size]
-        start, size = start + size, size * 2
 
 
 def tolerances(graph: Graph, table: Mapping[str, float] = TOLERANCE) -> dict[str, float]:
@@ -157,9 +151,8 @@ def join(parts: Mapping[int, np.ndarray], placement: Placement) -> np.ndarray:
         if term in seen:
             continue
         seen.add(term)
-        whole[region] = (
-            merge[how](whole[region], parts[device]) if region in whole else parts[device]
-        )
+        part = parts[device]
+        whole[region] = merge[how](whole[region], part) if region in whole else part
     first = next(iter(parts.values()))
     shape = placement.sharding.shape
     out = np.empty((*shape, *first.shape[len(shape) :]), first.dtype)

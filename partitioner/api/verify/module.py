@@ -14,9 +14,10 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -85,14 +86,9 @@ def verify_module(
     seed: int,
     given: Arguments | None = None,
 ) -> Verification:
-    """Compare all ranks with the module.
+    """Compare all ranks with the module; a BackendError if a rank fails.
 
-    Args:
-        seed: Seed of the random inputs and of dropout.
-        given: Arguments in place of random ones.
-
-    Raises:
-        BackendError: A rank fails.
+    `given` are arguments in place of random ones; `seed` is that of these and of dropout.
     """
     args, kwargs = random_arguments(module, seed) if given is None else given
     inputs = module.signature.feed(args, kwargs, seed)
@@ -111,19 +107,12 @@ def verify_module(
         whole = _eager(module, args, kwargs)
     values = _named(module, ours.step())
     floor = GRADIENT_FLOOR * _largest_gradient(whole)
-    table, rounding = MEASURED, dict[str, float]()
-    compared = tuple(_compared(values, whole, floor, _allowed(module, rounding, table), table))
+    table = MEASURED
+    compared = _compared(module, values, whole, floor, table)
     if not all(output.equal for output in compared):
         rounding = _rounding_allowances(module, args, kwargs, floor)
         table = MEASURED if rounding else TOLERANCE
-        compared = tuple(
-            replace(difference, rounding=rounding.get(difference.name, 0.0) / ROUNDING)
-            if difference.tolerance == rounding.get(difference.name)
-            else difference
-            for difference in _compared(
-                values, whole, floor, _allowed(module, rounding, table), table
-            )
-        )
+        compared = _compared(module, values, whole, floor, table, rounding)
     first = None
     if not all(output.equal for output in compared) and ranks.micro.count == 1:
         first = first_difference(
@@ -133,38 +122,21 @@ def verify_module(
     verification = Verification(len(ranks.ranks), said, compared, first, against)
     if not in_parts or module.signature.seed:
         return verification
+    at_once = replace(module, micro=None)
     try:
-        whole_batch = _beside_whole_batch(module, values, args, kwargs)
+        whole = _eager(at_once, args, kwargs)
+        floor = GRADIENT_FLOOR * _largest_gradient(whole)
+        beside = _compared(module, values, whole, floor, MEASURED)
+        if not all(output.equal for output in beside):
+            rounding = _rounding_allowances(at_once, args, kwargs, floor)
+            beside = _compared(module, values, whole, floor, MEASURED, rounding)
     except Exception as error:  # noqa: BLE001 - the module's own code may refuse so many samples
         return replace(verification, no_whole_batch=f"the module refuses it ({one_line(error)})")
-    return replace(verification, whole_batch=whole_batch)
-
-
-def _beside_whole_batch(
-    module: TracedModule, values: Values, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Difference, ...]:
-    """The ranks' values in micro-batches beside those of a call with the whole batch."""
-    at_once = replace(module, micro=None)
-    whole = _eager(at_once, args, kwargs)
-    floor, rounding = GRADIENT_FLOOR * _largest_gradient(whole), dict[str, float]()
-
-    def compared() -> tuple[Difference, ...]:
-        allowed = _allowed(module, rounding, MEASURED)
-        return tuple(_compared(values, whole, floor, allowed, MEASURED))
-
-    found = compared()
-    if not all(output.equal for output in found):
-        rounding = _rounding_allowances(at_once, args, kwargs, floor)
-        found = compared()
-    return found
+    return replace(verification, whole_batch=beside)
 
 
 def check_contents(module: TracedModule) -> None:
-    """Refuse modules whose weights or example inputs are fake.
-
-    Raises:
-        VerificationError: They are fake.
-    """
+    """Refuse, as a VerificationError, modules whose weights or example inputs are fake."""
     if has_no_contents(module):
         raise VerificationError(
             "the module's weights or example inputs have no contents: nothing can be computed"
@@ -176,7 +148,7 @@ def has_no_contents(module: TracedModule) -> bool:
     captured = module.traced.captured
     return any(
         isinstance(tensor, FakeTensor) or getattr(tensor, "is_meta", False)
-        for tensor in (*captured.tensors.values(), *captured.arguments)
+        for tensor in (*captured.tensors.values(), *captured.call.example)
     )
 
 
@@ -215,16 +187,14 @@ def random_like(value: Any, random: torch.Generator) -> Any:
         # a copy also of a tensor that has this type
         wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64, copy=True)
         finite = wide.isfinite()
-        wide[finite] = _other_floats(wide[finite], random, row=row)
+        flat = wide[finite]
+        if torch.equal(flat, flat[:1].expand_as(flat)):
+            drawn = torch.rand(flat.shape, generator=random, dtype=torch.float64)
+            wide[finite] = torch.where(flat == 0, drawn, flat * (1 + drawn) / 2)
+        else:
+            wide[finite] = _other_order(flat, random, row=row and not flat.is_complex())
         return wide.to(tensor.dtype)
     return _other_order(tensor.reshape(-1), random, row=row).reshape(tensor.shape)
-
-
-def _other_floats(flat: torch.Tensor, random: torch.Generator, *, row: bool) -> torch.Tensor:
-    if not torch.equal(flat, flat[:1].expand_as(flat)):
-        return _other_order(flat, random, row=row and not flat.is_complex())
-    drawn = torch.rand(flat.shape, generator=random, dtype=torch.float64)
-    return torch.where(flat == 0, drawn, flat * (1 + drawn) / 2)
 
 
 def _other_order(flat: torch.Tensor, random: torch.Generator, *, row: bool) -> torch.Tensor:
@@ -253,11 +223,11 @@ class _FedRanks:
 
     @property
     def side(self) -> Side:
-        return Side(self.ranks.programs, self._kept)
+        def run(keep: Mapping[int, Collection[str]]) -> Mapping[int, Mapping[str, np.ndarray]]:
+            kept = self.ranks.step(self.inputs, self.stored, keep).kept
+            return {rank: {name: _array(x) for name, x in of.items()} for rank, of in kept.items()}
 
-    def _kept(self, keep: Mapping[int, Collection[str]]) -> Mapping[int, Mapping[str, np.ndarray]]:
-        kept = self.ranks.step(self.inputs, self.stored, keep).kept
-        return {r: {name: _array(value) for name, value in of.items()} for r, of in kept.items()}
+        return Side(self.ranks.programs, run)
 
 
 def _named(module: TracedModule, step: Step) -> Values:
@@ -269,19 +239,11 @@ def _named(module: TracedModule, step: Step) -> Values:
 def _compared_values(module: TracedModule) -> dict[str, str]:
     """Values of the graph that are compared, by the module's names."""
     traced = module.traced
-    names = zip(result_names(module), traced.results, strict=True)
+    names = zip(result_names(module), traced.call.results, strict=True)
     values = {name: value for name, value in names if value}
     values |= {f"grad:{name}": value for name, value in sorted(traced.gradients.items())}
     values |= {f"buffer:{name}": value for name, value in sorted(traced.written.items())}
     return values
-
-
-def _allowed(
-    module: TracedModule, rounding: Mapping[str, float], table: Mapping[str, float]
-) -> dict[str, float]:
-    """Tolerance of each compared tensor: of its element type, or a larger one for rounding."""
-    known, values = tolerances(module.graph, table), _compared_values(module)
-    return {name: max(known[value], rounding.get(name, 0.0)) for name, value in values.items()}
 
 
 def result_names(module: TracedModule) -> list[str]:
@@ -331,10 +293,10 @@ def _called(
             flat = pytree.tree_leaves(copied(*call_args, **call_kwargs))
             if training:
                 (flat[0] * share).backward()
-            of_values = zip(module.traced.results, flat, strict=True)
+            of_values = zip(module.traced.call.results, flat, strict=True)
             results.append({value: result.detach() for value, result in of_values if value})
     whole = results[0] if micro is None else micro.whole(results)
-    names = zip(result_names(module), module.traced.results, strict=True)
+    names = zip(result_names(module), module.traced.call.results, strict=True)
     return {name: whole[value] for name, value in names if value}
 
 
@@ -387,26 +349,20 @@ def _rounding_allowances(
             exact = _eager(replace(calm, module=_copied(calm.module).double()), args, kwargs)
     except Exception:  # noqa: BLE001 - after any error the rounding is unknown
         return {}
-    wide = {name: _wide(tensor) for name, tensor in whole.items()}
-    none = dict.fromkeys(wide, 0.0)
-    return {
-        tensor.name: allowance(tensor.error, _array(wide[tensor.name]), _array(exact[tensor.name]))
-        for tensor in _compared(exact, wide, floor, none, TOLERANCE)
-    }
+    allowances = {}
+    for name, tensor in exact.items():
+        ours, theirs = _array(tensor), _array(_wide(whole[name]))
+        error = compare(name, ours, theirs, _floor_of(name, floor)).error
+        allowances[name] = allowance(error, theirs, ours)
+    return allowances
 
 
 def allowance(error: float, whole: np.ndarray, exact: np.ndarray) -> float:
-    """Relative error that ranks may have.
+    """Relative error that ranks may have, from that of the float64 tensor relative to the module's.
 
-    Args:
-        error: Error of the float64 tensor, relative to the module's.
-        whole: The module's tensor.
-        exact: The same tensor in float64.
-
-    Returns:
-        A multiple of the error; 0 if the error is not finite. It is at most `MOST`, or a wrong rule
-        would pass where a sort or a threshold makes the module jump, but has no limit where the
-        tensor is zero but for rounding.
+    It is a multiple of that error; 0 if that is not finite. It is at most `MOST`, or a wrong rule
+    would pass where a sort or a threshold makes the module jump, but has no limit where the tensor
+    is zero but for rounding.
     """
     if not math.isfinite(error):
         return 0.0
@@ -424,15 +380,27 @@ def _largest_gradient(whole: Values) -> float:
 
 
 def _compared(
+    module: TracedModule,
     values: Values,
     whole: Values,
     floor: float,
-    least: Mapping[str, float],
     table: Mapping[str, float],
-) -> Iterator[Difference]:
-    for name, ours in values.items():
-        zero = floor if name.startswith("grad:") else 0.0
-        yield compare(name, _array(ours), _array(whole[name]), zero, least[name], table)
+    rounding: Mapping[str, float] = MappingProxyType({}),
+) -> tuple[Difference, ...]:
+    """Each tensor, with the tolerance of its element type, or a larger one for `rounding`."""
+    known, differences = tolerances(module.graph, table), []
+    for name, value in _compared_values(module).items():
+        own = rounding.get(name, 0.0)
+        ours, zero = _array(values[name]), _floor_of(name, floor)
+        found = compare(name, ours, _array(whole[name]), zero, max(known[value], own), table)
+        is_of_rounding = name in rounding and found.tolerance == own
+        differences.append(replace(found, rounding=own / ROUNDING) if is_of_rounding else found)
+    return tuple(differences)
+
+
+def _floor_of(name: str, floor: float) -> float:
+    """Least magnitude that the errors of a tensor are relative to."""
+    return floor if name.startswith("grad:") else 0.0
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

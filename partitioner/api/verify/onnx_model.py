@@ -7,7 +7,11 @@ for (`partitioner.api.verify.first_difference`).
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +19,7 @@ import numpy as np
 
 from partitioner.api.verify.compare import (
     TOLERANCE,
-    FirstDifference,
+    Difference,
     Verification,
     VerificationError,
     check_memory,
@@ -28,18 +32,32 @@ from partitioner.api.verify.first_difference import (
     tolerances,
     uncut_programs,
 )
-from partitioner.api.verify.rounding import own_differences, within_rounding
+from partitioner.backends.errors import BackendError
 from partitioner.backends.optimization import DEFAULT, Optimization
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced
 from partitioner.frontends.onnx.reading.checks import nested_graphs
 from partitioner.frontends.onnx.rewriting.fold import draws
-from partitioner.ir.graph import Node, Opaque
+from partitioner.ir.graph import Constant, Graph, Node, Opaque
 from partitioner.ir.program import Programs
 from partitioner.rewrites.micro_batch_graph import MicroBatch
 
 if TYPE_CHECKING:
     import onnx
+
+#: Ranks may differ from the model by so many times what it differs from itself, at most and in the
+#: mean: they add up in yet another order. Of integers so many times as many elements may differ, by
+#: no more than the model's.
+TIMES = 5.0
+#: The limit of that allowance, as a share of a tensor's largest magnitude or of its elements: less
+#: than the error if one of two ranks' parts were missing.
+MOST = 0.25
+#: Runs with moved numbers. Rare elements lie so near a step that one move takes them over it.
+MOVES = 4
+#: Constants of more bytes than this in all are not moved: each run holds a copy.
+MOST_MOVED_BYTES = 2**28
+
+Arrays = Mapping[str, np.ndarray]
 
 
 def verify(
@@ -56,7 +74,7 @@ def verify(
     Both run at one level of ONNX Runtime's optimizations. A cut between two nodes may prevent their
     fusion (BatchNormalization into Conv) on one side, and change the last bits. An output that
     differs by more than its element type explains is compared with what the whole model differs
-    from itself by (`partitioner.api.verify.rounding`).
+    from itself by.
 
     Args:
         programs: The ranks' programs, which name their values.
@@ -72,8 +90,14 @@ def verify(
     from partitioner.backends.onnx.files.emit import emit_models
     from partitioner.backends.onnx.running.simulator import run_lockstep
     from partitioner.backends.onnx.sessions.whole import run_whole
+    from partitioner.backends.regions import cut
 
-    _check_draws(traced)
+    for node in traced.graph.nodes:
+        for op in _unseeded(node):
+            raise VerificationError(
+                f"{node.name!r} ({op}) draws random numbers without a seed: the ranks and the "
+                "whole model draw others, and nothing can be compared; give the node a seed"
+            )
     check_memory(traced.graph)
     inputs = random_inputs(traced.graph, seed) if given is None else given
     whole = run_whole(traced.whole, traced.folder, inputs, optimization=optimization)
@@ -86,36 +110,27 @@ def verify(
     )
     said = seed if given is None else None
     if not all(output.equal for output in outputs):
-        own = own_differences(traced, inputs, whole, optimization)
+        own = _own_differences(traced, inputs, whole, optimization)
         outputs = tuple(
-            within_rounding(output, own.get(name), result.size)
+            _within_rounding(output, own.get(name), result.size)
             for output, (name, result) in zip(outputs, whole.items(), strict=True)
         )
     if all(output.equal for output in outputs):
         return Verification(len(programs.ranks), said, outputs, optimization=optimization)
-    if part is None:
-        alone = uncut_programs(traced.graph)
-        one = _run(emit_models(alone, traced.graph), inputs, optimization)
-        ours = _run(directory, inputs, optimization)
-        first = first_difference(traced.graph, Side(programs, ours), Side(alone, one))
-    else:
-        first = _first_of_parts(part, programs, directory, inputs, optimization)
+    graph = traced.graph if part is None else part.graph
+    alone, regions = uncut_programs(graph), {} if part is None else part.parts.regions
+    models, first = emit_models(alone, graph), None
+    for index in range(1 if part is None else part.parts.count):  # micro-batches
+        own_part = {
+            name: cut(array, regions[name][index]) if name in regions else array
+            for name, array in inputs.items()
+        }
+        ours = _run(directory, inputs, optimization, None if part is None else index)
+        one = _run(models, own_part, optimization)
+        first = first_difference(graph, Side(programs, ours), Side(alone, one))
+        if first is not None:
+            break
     return Verification(len(programs.ranks), said, outputs, first, optimization=optimization)
-
-
-def _check_draws(traced: Traced) -> None:
-    """Refuse a model whose results are others at each run.
-
-    Raises:
-        VerificationError: Names the first node that draws numbers without a seed.
-    """
-    for node in traced.graph.nodes:
-        op = next(_unseeded(node), "")
-        if op:
-            raise VerificationError(
-                f"{node.name!r} ({op}) draws random numbers without a seed: the ranks and the "
-                "whole model draw others, and nothing can be compared; give the node a seed"
-            )
 
 
 def _unseeded(node: Node) -> Iterator[str]:
@@ -133,35 +148,6 @@ def _unseeded(node: Node) -> Iterator[str]:
                     is_off = inner.op_type == "Dropout" and len(inner.input) < 3
                     if draws(inner.op_type) and not inner.domain and not is_seeded and not is_off:
                         yield f"{node.op} with {inner.op_type}"
-
-
-def _first_of_parts(
-    part: MicroBatch,
-    programs: Programs,
-    directory: Path,
-    inputs: Mapping[str, np.ndarray],
-    optimization: Optimization,
-) -> FirstDifference | None:
-    """The first value that differs in the first micro-batch in which any does."""
-    from partitioner.backends.onnx.files.emit import emit_models
-    from partitioner.backends.regions import cut
-
-    alone = uncut_programs(part.graph)
-    models = emit_models(alone, part.graph)
-    regions = part.parts.regions
-    for index in range(part.parts.count):
-        own = {
-            name: cut(array, regions[name][index]) if name in regions else array
-            for name, array in inputs.items()
-        }
-        first = first_difference(
-            part.graph,
-            Side(programs, _run(directory, inputs, optimization, index)),
-            Side(alone, _run(models, own, optimization)),
-        )
-        if first is not None:
-            return first
-    return None
 
 
 def _run(
@@ -183,3 +169,96 @@ def _run(
         }
 
     return run
+
+
+def _within_rounding(difference: Difference, own: Difference | None, size: int) -> Difference:
+    """A difference with the tolerance that the model's own, if known, gives so many elements."""
+    if difference.equal or own is None or not own.error > 0:
+        return difference
+    allowed = min(TIMES * own.error, MOST * (size if difference.counts else 1))
+    is_like = difference.step <= own.step and difference.mean <= TIMES * own.mean
+    if not (is_like and difference.error <= allowed):
+        return difference
+    return replace(difference, tolerance=allowed, rounding=own.error)
+
+
+def _own_differences(
+    traced: Traced, inputs: Arrays, whole: Arrays, optimization: Optimization
+) -> Mapping[str, Difference]:
+    """The largest difference of each output of the whole model from itself, by name.
+
+    A tolerance that follows from the element type alone is too small where a model magnifies
+    rounding: behind a difference of large numbers, in a Sigmoid far from zero, or where a number is
+    rounded to a step of a quantization. So the whole model is compared with itself: at another
+    level of ONNX Runtime's optimizations, which computes in other orders, and with inputs and
+    weights that are moved by a unit in the last place.
+
+    Args:
+        whole: Its outputs of these inputs, at this level.
+    """
+    from partitioner.backends.onnx.sessions.whole import run_whole
+
+    own: dict[str, Difference] = {}
+    other_level: Optimization = "disable" if optimization == "all" else "all"
+    others: Arrays = {}
+    with suppress(BackendError):  # ONNX Runtime may fail at that level
+        others = run_whole(traced.whole, traced.folder, inputs, optimization=other_level)
+    at_other_level = ((name, array, whole[name]) for name, array in others.items())
+    moved = _moved(traced, inputs, whole, optimization)
+    for name, other, expected in itertools.chain(at_other_level, moved):
+        found, known = compare(name, other, expected), own.get(name)
+        if not math.isfinite(found.error):
+            continue
+        if known is not None:
+            worst = max(found, known, key=lambda difference: difference.error)
+            step, mean = max(found.step, known.step), max(found.mean, known.mean)
+            found = replace(worst, step=step, mean=mean)
+        own[name] = found
+    return own
+
+
+def _moved(
+    traced: Traced, inputs: Arrays, whole: Arrays, optimization: Optimization
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Outputs of the graph with moved numbers, and with the numbers as they are."""
+    from partitioner.backends.onnx.files.emit import emit_models
+    from partitioner.backends.onnx.running.simulator import run_lockstep
+
+    graph = traced.graph
+    alone = uncut_programs(graph)
+
+    def run(graph: Graph, inputs: Arrays) -> list[np.ndarray]:
+        outputs = run_lockstep(emit_models(alone, graph), inputs, optimization=optimization)
+        return [outputs[graph.output_names.get(name, name)] for name in graph.outputs]
+
+    expected = run(graph, inputs)
+    for seed in range(MOVES):
+        rng = np.random.default_rng(seed)
+        moved = {name: _shifted(array, rng) for name, array in inputs.items()}
+        try:
+            others = run(_with_moved_constants(graph, rng), moved)
+        except BackendError:  # a constant was no number to compute with, but a setting
+            others = run(graph, moved)
+        yield from zip(whole, others, expected, strict=True)
+
+
+def _with_moved_constants(graph: Graph, rng: np.random.Generator) -> Graph:
+    """The graph with its constants moved, but those of whole numbers: these are exact settings."""
+    total = sum(constant.type.nbytes for constant in graph.constants.values())
+    if total > MOST_MOVED_BYTES:
+        return graph
+    moved = dict(graph.constants)
+    for name, constant in graph.constants.items():
+        if "float" in constant.type.dtype and not constant.type.dtype.startswith("float8"):
+            array = constant.load()
+            if not np.array_equal(array, np.round(array)):
+                moved[name] = Constant.of(_shifted(array, rng))
+    return replace(graph, constants=moved)
+
+
+def _shifted(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Floats a unit before or after; zeros and what is not finite as they are."""
+    if "float" not in array.dtype.name or array.dtype.itemsize == 1:
+        return array
+    ends = np.where(rng.random(array.shape) < 0.5, np.inf, -np.inf).astype(array.dtype)
+    return np.where(np.isfinite(array) & (array != 0), np.nextafter(array, ends), array)

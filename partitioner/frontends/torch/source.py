@@ -64,10 +64,7 @@ class ModuleSource:
 
     @classmethod
     def of(cls, model: object) -> ModuleSource | None:
-        """The ``.pt2`` file or the ``package.module:function`` that a text names.
-
-        None where it names an ONNX model, or is no text and no path.
-        """
+        """The file or factory that a text names; None for an ONNX model, or no text and no path."""
         if not isinstance(model, str | Path) or module_name(text := str(model)) is None:
             return None
         if text.endswith(".pt2"):

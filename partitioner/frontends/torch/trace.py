@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from partitioner.backends.torch.graphs.micro_batches import MicroBatches
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.graphs.micro_batches import MicroBatches, micro_batch_sizes, part
 from partitioner.backends.torch.graphs.signature import Signature
 from partitioner.backends.torch.guards.originals import tracing
 from partitioner.foundations.no_gc import no_collection
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.building.graph import ModuleGraph, module_graph
 from partitioner.frontends.torch.options import ModuleOptions
-from partitioner.frontends.torch.patterns.attention import replace_attention
-from partitioner.frontends.torch.patterns.bags import replace_bags
 from partitioner.frontends.torch.patterns.composites import keep_composites
-from partitioner.frontends.torch.patterns.counted import replace_counted
 from partitioner.frontends.torch.patterns.decompositions import DECOMPOSITIONS
-from partitioner.frontends.torch.patterns.dtypes import state_dtypes
-from partitioner.frontends.torch.patterns.experts import replace_experts
-from partitioner.frontends.torch.patterns.lookups import replace_lookups
-from partitioner.frontends.torch.patterns.losses import replace_losses
-from partitioner.frontends.torch.patterns.strides import make_contiguous
+from partitioner.frontends.torch.patterns.experts import replace_experts, replace_lookups
 from partitioner.frontends.torch.refusing.shared_memory import check_memory_apart
 from partitioner.frontends.torch.refusing.unchanged import Snapshot, check_registered, settings_of
 from partitioner.frontends.torch.source import Example
@@ -39,6 +32,7 @@ from partitioner.frontends.torch.tracing.capture import (
     materialised,
 )
 from partitioner.ir.graph import Graph
+from partitioner.ir.types import TensorType
 
 
 @dataclass(frozen=True)
@@ -70,26 +64,10 @@ class TracedModule:
         """The module with the graph that has nodes of these names, if there is one."""
         return replace(self, traced=self.traced.of(names), rest=self.rest and self.rest.of(names))
 
-    @cached_property
+    @property
     def signature(self) -> Signature:
         """The arguments and results of a call of the module."""
-        if self.batch is not None:
-            return self.batch
-        traced, inputs = self.traced, self.graph.inputs
-        return Signature(
-            traced.captured.in_spec,
-            traced.captured.out_spec,
-            traced.inputs,
-            traced.captured.arguments,
-            {name: self.graph.types[name] for name in inputs},
-            traced.results,
-            traced.captured.others,
-            traced.seed if traced.seed in inputs else "",
-            traced.tangent if traced.tangent in inputs else "",
-            traced.captured.autocast.dtype,
-            traced.captured.differentiable,
-            traced.captured.parameters,
-        )
+        return self.traced.signature if self.batch is None else self.batch
 
     def stored_values(self) -> dict[str, torch.Tensor]:
         """Whole parameters and buffers of the module, by value of the graph, as they are now."""
@@ -107,11 +85,7 @@ class TracedModule:
         return tuple(0 if one.is_inference() else one._version for one in tensors)
 
     def keep(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Write what a call gives to the module's buffers, as a call of the module does.
-
-        Args:
-            values: Whole values of the graph, by name.
-        """
+        """Write the whole values that a call gives to the buffers, as a call of the module does."""
         with torch.no_grad():
             for name, value in self.traced.written.items():
                 self.tensor(name).copy_(values[value])
@@ -119,8 +93,7 @@ class TracedModule:
     def check_unchanged(self, *, modes: bool = True) -> None:
         """Refuse a module that has changed since its trace, in more than its tensors' contents.
 
-        Args:
-            modes: Whether training and evaluation mode count.
+        `modes` tells whether training and evaluation mode count.
 
         Raises:
             FrontendError: It has changed.
@@ -136,13 +109,9 @@ def trace_module(
     options: ModuleOptions,
     keep: frozenset[str] = frozenset(),
 ) -> TracedModule:
-    """Trace a module.
+    """Trace a module; its weights and the example's tensors may be fake, or on the meta device.
 
-    Args:
-        module: The module; its weights may be fake, or on the meta device.
-        example: Arguments to trace it with; tensors may be on the meta device too.
-        options: Options of the trace.
-        keep: First names of parameters and buffers that are stored though they are only read.
+    `keep` are first names of parameters and buffers that are stored though they are only read.
 
     Raises:
         FrontendError: It cannot be traced.
@@ -175,9 +144,7 @@ def trace_module(
         check_memory_apart({**plain, **parameters, **dict(module.named_buffers())}, trained)
     replace_experts(program.graph_module, training=options.training)
     replace_lookups(program.graph_module)
-    rewrites = state_dtypes, replace_counted, replace_attention, replace_bags, replace_losses
-    for rewrite in (*rewrites, keep_composites, make_contiguous):
-        rewrite(program.graph_module)
+    keep_composites(program.graph_module)
     captured = capture(traceable, program, DECOMPOSITIONS, training=options.training)
     if options.training:
         constants = captured.ties.keys() - dict(module.state_dict(keep_vars=True)).keys()
@@ -195,11 +162,57 @@ def trace_module(
 
 def _check_statistics(module: nn.Module) -> None:
     """Refuse batch statistics that are means of all batches so far, whose number no trace knows."""
-    for name, part in module.named_modules():
-        averages = isinstance(part, _BatchNorm) and part.training and part.track_running_stats
-        if averages and part.momentum is None and part.num_batches_tracked is not None:
+    for name, norm in module.named_modules():
+        averages = isinstance(norm, _BatchNorm) and norm.training and norm.track_running_stats
+        if averages and norm.momentum is None and norm.num_batches_tracked is not None:
             raise FrontendError(
-                f"{name or 'the module'} is a {type(part).__name__} with momentum=None, which "
+                f"{name or 'the module'} is a {type(norm).__name__} with momentum=None, which "
                 "weights a batch by how many were before it: give it a number, as momentum=0.1, or "
                 "call its eval() before compile"
             )
+
+
+def trace_micro_batch(
+    module: nn.Module,
+    example: Example,
+    options: ModuleOptions,
+    count: int,
+    keep: frozenset[str] = frozenset(),
+    *,
+    fewer: bool = False,
+    whole: TracedModule | None = None,
+) -> TracedModule:
+    """Trace a module with the first of `count` micro-batches of its example inputs.
+
+    Its signature is that of a call with the whole batch. If the last micro-batch is smaller, the
+    module is traced with it, too. A batch too small for `count` micro-batches may have `fewer`;
+    else it is refused. One micro-batch has the trace of the `whole` batch, if that is known.
+
+    Raises:
+        BackendError: The batch cannot be cut, or a result is of no micro-batch.
+        FrontendError: The module cannot be traced.
+    """
+    arguments = (example.args, dict(example.kwargs))
+    sizes = micro_batch_sizes(arguments, count)
+    batch = sum(sizes)
+    if len(sizes) < count and not fewer:
+        raise BackendError(
+            f"micro_batches={count}: the batch of {batch} has {len(sizes)} parts of {sizes[0]} or "
+            f"less: give micro_batches={len(sizes)}, or another batch"
+        )
+
+    def traced_part(rows: slice) -> TracedModule:
+        args, kwargs = part(arguments, batch, rows)
+        return trace_module(module, Example(args, kwargs), options, keep)
+
+    traced = traced_part(slice(sizes[0])) if whole is None or len(sizes) > 1 else whole
+    flat, known = tuple(pytree.tree_leaves(arguments)), traced.signature
+    of_batch = {
+        name: TensorType.of(known.types[name].dtype, tuple(value.shape))
+        for name, value in zip(known.inputs, flat, strict=True)
+        if name in known.types
+    }
+    signature = replace(known, example=flat, types={**known.types, **of_batch})
+    micro = MicroBatches.of(sizes, signature, traced.graph.types)
+    rest = traced_part(slice(batch - micro.rest, batch)) if micro.rest else None
+    return replace(traced, batch=signature, micro=micro, rest=rest)

@@ -10,7 +10,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, best_single, one_device
 from partitioner.foundations import units
 from partitioner.ir.graph import Graph
-from partitioner.rewrites.settle import chosen
+from partitioner.rewrites.graph_writer import chosen
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.memory.peaks import peak_bytes
+from partitioner.cost_model.memory.lives import peak_bytes
 from partitioner.cost_model.prices.compute import node_estimates, node_limit
 from partitioner.cost_model.profiles.forms import stores_parts
 from partitioner.cost_model.schedule.simulate import simulate

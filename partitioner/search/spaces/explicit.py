@@ -251,12 +251,17 @@ class JointSpace:
         except OutOfTime as error:
             again = partial(self.search, others=others)
             return SpaceResult(failed=((self.family, error),), more=again)
-        return self._solved(built, budget)
+        # where no plan fits, kinds of parallelism go before the integer program of all of a mesh
+        effort = 0 if self.needed and len(self.family.groups) == 1 else 1
+        return self._solved(built, budget, least, effort)
 
     def _solved(
-        self, built: Built, budget: Budget, *, known: Solution | None = None
+        self, built: Built, budget: Budget, least: float, effort: int, known: Solution | None = None
     ) -> SpaceResult:
-        """The best plan of the problem, in search of which `known` was found before."""
+        """The best plan of the problem, in search of which `known` was found before.
+
+        No plan costs less than `least`.
+        """
         goal = self.shared.goal(self.family)
         budget.work.spend(ITEM_STEPS * len(built.problem.items))
         try:
@@ -269,12 +274,16 @@ class JointSpace:
                 engine=budget.engine,
                 cutoff=budget.best_s,
                 reason_s=0.0,
-                effort=1 if known is None else 2,
+                effort=effort,
                 known=known,
             )
         except Infeasible as error:
             refused = Refused(self.family, goal, built, error)
-            return SpaceResult(searched=str(self.family), refused=refused)
+            if error.proven:
+                return SpaceResult(searched=str(self.family), refused=refused)
+            again = partial(self._solved, built, least=least, effort=1)
+            more = again if budget.work.over or not effort else None
+            return SpaceResult((), str(self.family), least, refused, more=more)
         plans = [self.shared.candidate(self.family, built, solution)]
         if goal == "throughput" and plans[0].evaluation.devices_used < len(self.shared.cluster):
             chosen = cover(built.problem, solution.chosen)
@@ -286,7 +295,7 @@ class JointSpace:
         if not waits and (
             known is None or gain(known, solution) > LEAST_GAIN * max(budget.gap, LEAST_GAP)
         ):
-            more = partial(self._solved, built, known=solution)
+            more = partial(self._solved, built, least=least, effort=2, known=solution)
         return SpaceResult(tuple(plans), str(self.family), more=more)
 
 
@@ -317,18 +326,18 @@ class KindSpace:
         space = JointSpace(
             replace(shared, request=request), replace(family, name=self.kind), needed=False
         )
-        result = self._of_kind(space.search(budget, others))
-        if not result.plans and budget.work.stopped:
-            return replace(result, more=partial(self.search, others=others))
-        return result
+        return self._of_kind(space.search(budget, others), budget)
 
-    def _of_kind(self, result: SpaceResult) -> SpaceResult:
-        """The plans of a result, whose bounds cover no other plan, and how to go on with them."""
+    def _of_kind(self, result: SpaceResult, budget: Budget) -> SpaceResult:
+        """The plans of a result, whose bounds cover no other plan, and how to go on with them.
+
+        A kind that was refused goes on beside a known plan, or if the clock stopped it.
+        """
         plans = tuple(replace(plan, bounds_space=False) for plan in result.plans)
-        more = result.more
-        if not plans or more is None:
+        more, is_known = result.more, budget.best_s < math.inf
+        if more is None or (result.refused and not (is_known or budget.work.stopped)):
             return SpaceResult(plans)
-        return SpaceResult(plans, more=lambda budget: self._of_kind(more(budget)))
+        return SpaceResult(plans, more=lambda budget: self._of_kind(more(budget), budget))
 
     def _is_wanted(self, budget: Budget, others: tuple[SpaceResult, ...]) -> bool:
         """Tell whether plans are to be run, or the best known one is not within the mesh's gap.
@@ -369,9 +378,7 @@ def gain(before: Solution, after: Solution) -> float:
     return nearer / after.cost if after.cost > 0 else 0.0
 
 
-def first_problem(
-    graph: Graph, cluster: Cluster, request: Request, rules: Rules | None = None
-) -> tuple[Family, Built]:
+def first_problem(graph: Graph, cluster: Cluster, request: Request) -> tuple[Family, Built]:
     """The first space of a request, as the solver's problem.
 
     Raises:
@@ -382,5 +389,5 @@ def first_problem(
     request.constraints.check(graph, len(cluster))
     request.constraints.check_axes(sorted({axis for mesh in family.groups for axis in mesh.names}))
     resharder = Resharder(cluster, most_joined(graph))
-    shared = JointSearch(graph, cluster, request, rules or Rules.of(graph), resharder)
+    shared = JointSearch(graph, cluster, request, Rules.of(graph), resharder)
     return family, shared.problem(family, shared.options(family))

@@ -14,8 +14,8 @@ from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
 from partitioner.search.spaces.one_device import shortage
 from partitioner.search.stages.cut_search import NOT_SEARCHED, to_beat
-from partitioner.search.stages.lane_memory import step_cost
 from partitioner.search.stages.pipelines import find_pipeline
+from partitioner.search.stages.staged_plan import step_cost
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 
@@ -24,6 +24,10 @@ from partitioner.strategies.constraints import ConstraintError
 Graphs = Callable[[int], Iterable[Graph]]
 #: Micro-batches for each stage with which a pipeline is full most of the time.
 FULL = 4
+#: Beside the best plan, so many times its cost is far more.
+RISEN = 1.2
+#: A number has the steps of one of so many at least.
+COUNTS = 6
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,13 @@ def _nearest(batch: int, count: int) -> int:
 
 
 def usual_counts(batch: int, devices: int) -> tuple[int, ...]:
-    """Numbers of micro-batches worth a try: about one, two and four for each device, and one.
+    """Numbers of micro-batches worth a try: about one, two and four for each device, and few.
 
-    One is the fastest where a step takes as long as its launches and messages: of a small model,
+    Few are the fastest where a step takes as long as its launches and messages: of a small model,
     which is not for many devices.
     """
-    wanted = (devices, 2 * devices, 4 * devices, *((1,) if devices <= EXPLICIT else ()))
+    few = (2**power for power in range(devices.bit_length())) if devices <= EXPLICIT else ()
+    wanted = (devices, 2 * devices, 4 * devices, *few)
     return tuple(sorted({_nearest(batch, count) for count in wanted}))
 
 
@@ -125,6 +130,12 @@ class CountSearch:
             is_known = self.outcomes and (fits or trial.count in self.slower)
             if is_known and trial.sizes is not None and self._best_s >= known_s:
                 break
+            if index and self._rises(trials[index - 1].count, trial.count):
+                for left in trials[index + 1 :]:
+                    text = f"{left.count} micro-batches are not tried: {trial.count} take longer"
+                    least_s = self.least(left.count) if self.least else 0.0
+                    self.slower[left.count] = NoCheaper(text, least_s)
+                break
         if self.outcomes:
             if trials[0].sizes is not None and self.request.micro_batch_count is None:
                 self._halve()
@@ -132,6 +143,12 @@ class CountSearch:
         if self.slower:
             raise min(self.slower.values(), key=lambda error: error.bound)
         raise self.nearest
+
+    def _rises(self, few: int, more: int) -> bool:
+        """Tell whether a step takes far longer in more micro-batches: in yet more it does, too."""
+        if few > more or not {few, more} <= self.outcomes.keys() or self.request.tune:
+            return False
+        return self._cost(more) > max(RISEN * self._best_s, self._cost(few))
 
     @property
     def nearest(self) -> Infeasible | ConstraintError:
@@ -239,10 +256,12 @@ class CountSearch:
     def _share(self, parts: int, sizes: tuple[int, ...] | None) -> Budget:
         """One of so many equal shares of the steps and, on few devices, half of the clock at most.
 
-        On many devices the first numbers may take all of it: each takes long, and may be the last.
+        Whatever the numbers before it took, it has the steps of one of `COUNTS`. On many devices
+        the first numbers may take all of the clock: each takes long, and may be the last.
         """
         is_large = sizes is not None and len(self.cluster) > EXPLICIT
-        return self.budget.share(parts, clock=1 if is_large else min(parts, 2))
+        share = self.budget.share(parts, clock=1 if is_large else min(parts, 2))
+        return share.with_steps(self.budget.work.steps / COUNTS)
 
     def _open_graphs(self, count: int, sizes: tuple[int, ...] | None) -> Iterator[Graph]:
         """The graphs of a micro-batch, but for one that is sure not to fit where another follows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.foundations import units
@@ -13,12 +13,12 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.rewrites.same_in_parts import Difference
-from partitioner.search.outcome import Outcome, stopped_refusal
+from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages.micro_batch_counts import CountSearch, Trial, usual_trials
 from partitioner.search.ways.model_graphs import ModelGraphs
-from partitioner.search.ways.refusal import Nearly
 from partitioner.search.ways.stage_clock import StageClock
+from partitioner.search.ways.way import Nearly
 from partitioner.search.what_would_fit import Change
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
@@ -177,26 +177,59 @@ class InStages:
             PartitionerError: The batch cannot be cut so.
         """
         with self.clock("searching"):
-            outcome = self._best(budget)
+            return self._named(self._best(budget), budget.best_s)
+
+    def _named(self, outcome: Outcome, known: float) -> Outcome:
+        """The outcome with what is said of it beside a plan of the whole batch of a `known` cost.
+
+        Where it is one of several ways, the search goes on with its number of micro-batches.
+        """
         model, through = self.parts.model, through_stages(outcome.plan)
-        outcome = replace(outcome, whole=model.whole)
+        more = partial(self._go_on, outcome, known) if self._is_weighed else None
+        outcome = replace(outcome, whole=model.whole, more=more)
         if self.bound is None or self.request.tune is not None:  # asked for, or one of several
             notes = self.parts.notes
             plans = tuple(replace(one, notes=notes(one.plan)) for one in outcome.candidates)
             return replace(outcome, notes=notes(outcome.plan), candidates=plans)
-        if budget.best_s == math.inf:
+        if known == math.inf:
             return outcome.noted(*_where_nothing_else_fits(outcome, model))
         count = outcome.plan.micro_batches
         batches = f"{count} micro-batches" if count != 1 else "one micro-batch"
-        known = units.cost(self.request.objective, budget.best_s)
-        note = f"at once, the best plan takes {known}: it runs in {batches}{through}"
+        shown = units.cost(self.request.objective, known)
+        note = f"at once, the best plan takes {shown}: it runs in {batches}{through}"
         return outcome.noted(note, *self.parts.notes(outcome.plan))
+
+    @property
+    def _is_weighed(self) -> bool:
+        """Whether this is one of several ways, of which the best plan alone is wanted."""
+        return self.bound is not None and self.request.tune is None
+
+    def _go_on(self, before: Outcome, known: float, budget: Budget) -> Outcome:
+        """The best plan in as many micro-batches and stages of the same sizes; `before` if none is.
+
+        Its bound is that of all numbers of them.
+        """
+        count = before.plan.micro_batches
+        assert count is not None
+        sizes = tuple(sorted({mesh.size() for mesh in before.plan.groups}))
+        try:
+            with self.clock("searching"):
+                found = replace(self._counts(budget), sizes=sizes).all((Trial(count),))
+        except (Infeasible, NoCheaper):
+            return replace(self._named(before, known), more=None)
+        one, other = found.plan.certificate, before.plan.certificate
+        assert one is not None and other is not None  # noqa: PT018
+        certificate = replace(one, bound=min(one.bound, other.bound), space=other.space)
+        found = replace(found, plan=replace(found.plan, certificate=certificate))
+        found = self._named(found, known)
+        return (
+            found if one.cost < (1 - self.request.gap) * other.cost else replace(found, more=None)
+        )
 
     def _best(self, budget: Budget) -> Outcome:
         asked, trials = self.request.micro_batch_count, self.trials
-        is_weighed = self.bound is not None and self.request.tune is None
-        if is_weighed and budget.best_s == math.inf and trials[0].sizes is None:
-            trials = trials[::-1]  # nothing else was found to fit: more micro-batches hold less
+        if self._is_weighed and budget.best_s == math.inf and trials[0].sizes is None:
+            trials = trials[-1:] + trials[:-1]  # nothing else fits: most micro-batches hold least
         try:
             return self._counts(budget).all(trials)
         except Infeasible as error:

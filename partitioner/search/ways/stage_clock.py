@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from partitioner.search.request import Say
-from partitioner.solver.compiling import COMPILATION
-from partitioner.solver.work import now_s
+from partitioner.solver.work import COMPILATION, now_s
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,11 @@ from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages.least_step import LeastStep
-from partitioner.search.ways.blocks import InBlocks
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
 from partitioner.search.ways.stage_clock import StageClock
 from partitioner.search.ways.way import FIRST_SHARE, LEAST_SHARE, Way, Weighing, nothing
-from partitioner.search.ways.whole import WholeBatch
+from partitioner.search.ways.whole import InBlocks, WholeBatch
 from partitioner.search.what_would_fit import Change, what_would_fit
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
@@ -72,7 +71,7 @@ class Table:
         rivals = tuple(self._in_stages())
         yield from rivals
         if self._forms[0][0] is self._first:
-            yield from self._fewest_parts(weighs_stages=bool(rivals and self.training))
+            yield from self._fewest_parts(weighs_stages=bool(rivals))
             yield self._in_blocks()
 
     @cached_property
@@ -148,9 +147,8 @@ class Table:
         is_first = graph is self._first
         request = self.request
         may_offer = request.recompute == "auto" and request.constraints.plan is None
-        offers = None
-        if is_first and self.training and may_offer:
-            offers = self._offered
+        has_offers = is_first and self.training and may_offer
+        offers = (lambda: self.model.offered) if has_offers else None
         at_once = self.model.uncut if self._keeps_blocks else graph
         whole = WholeBatch(graph, self.cluster, spaces, self.clock, offers, at_once)
         name = "the whole batch" if is_first else "the whole batch in another form"
@@ -163,9 +161,6 @@ class Table:
         """Whether a plan in blocks is kept, so that the graph of all blocks is the first."""
         kept = self.request.constraints.plan
         return kept is not None and bool(kept.blocks)
-
-    def _offered(self) -> Graph | None:
-        return self.model.offered
 
     def _whole_would_fit(
         self, graph: Graph, budget: Budget, refusal: Infeasible
@@ -180,16 +175,19 @@ class Table:
 
         A stream of requests is as fast as its busiest device, which operators that are placed load
         no more than stages do; and each number of them is a search by levels on many devices. So
-        both are weighed only where the request asks for any micro-batches.
+        both are weighed only where the request asks for any micro-batches, or, of a stream, where
+        memory is short: micro-batches hold less.
         """
         asked, devices = self.request.micro_batches == "auto", len(self.cluster)
         if not (self._leaves_stages_open and self._holds_weights and self._has_batch):
             return
-        if not asked and (not self._waits or devices > EXPLICIT):
+        if not asked and (not (self._waits or self._is_short) or devices > EXPLICIT):
             return
         sizes = None
         if (self.training or not asked) and devices <= EXPLICIT:
-            sizes = self.request.stage_sizes(devices)[:-1]  # one mesh of all is no faster in parts
+            sizes = self.request.stage_sizes(devices)
+            if not self._is_short:
+                sizes = sizes[:-1]  # one mesh of all is no faster in parts
         most = devices  # of a stage; those of several sizes are of powers of two
         if sizes:
             most = max(*sizes, 2 ** ((devices - 1).bit_length() - 1))
@@ -214,7 +212,7 @@ class Table:
     def _least(self, most: int) -> Callable[[int], float]:
         """A bound on steps by their micro-batches, with stages of so many devices at most."""
         if self.request.objective == "memory":
-            return _nothing_known
+            return lambda _count: 0.0  # of bytes nothing is known
         return LeastStep(self.model.uncut, self.cluster, most, waits=self._waits).seconds
 
     @property
@@ -277,8 +275,3 @@ class Table:
             would_fit=blocks.would_fit,
             closed=closed,
         )
-
-
-def _nothing_known(_count: int) -> float:
-    """The bound on the bytes of steps in so many micro-batches."""
-    return 0.0

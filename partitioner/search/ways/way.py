@@ -14,7 +14,6 @@ from partitioner.foundations import units
 from partitioner.ir.pipeline import PipelineScheduleError
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
-from partitioner.search.ways.refusal import Nearly, joined
 from partitioner.search.what_would_fit import Change
 from partitioner.solver import Infeasible
 from partitioner.solver.work import Work
@@ -30,11 +29,27 @@ CHANGE_SHARE = 0.3
 #: Share of the clock for the whole batch, where memory may refuse it; the least, where it most
 #: likely does.
 FIRST_SHARE, LEAST_SHARE = 0.6, 0.2
+#: So many searches on end of what a way left are given up: the first is with a share of the clock.
+IDLE = 2
+#: The gap from which on a way has all steps once more.
+WIDE = 0.1
 
 
 def nothing(_budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
     """Know no change of the request."""
     return ()
+
+
+class Nearly(Infeasible):
+    """No plan of a way fits the request as it is, but one is known under a change of it.
+
+    Attributes:
+        changes: The changes.
+    """
+
+    def __init__(self, changes: tuple[Change, ...]) -> None:
+        super().__init__("", proven=False)
+        self.changes = changes
 
 
 @dataclass(frozen=True)
@@ -82,6 +97,7 @@ class Weighing:
     _took_s: dict[int, float] = field(default_factory=dict)
     _seconds: dict[int, float] = field(default_factory=dict)
     _stopped: set[int] = field(default_factory=set)
+    _went_on: set[int] = field(default_factory=set)
 
     def best(self) -> Outcome:
         """The best plan of all ways, with one certificate.
@@ -94,7 +110,9 @@ class Weighing:
         order = sorted(range(len(self.ways)), key=self._rank)
         for place, number in enumerate(order):
             way = self.ways[number]
-            if way.closed or self._is_needless(way):
+            # some would only save bytes that nobody is short of
+            is_needless = not self.refused or (way.rung > 1 and bool(self.found))
+            if way.closed or (way.rung > 0 and is_needless):
                 continue
             if way.bound >= self._enough:
                 self.bounds[number] = way.bound
@@ -124,10 +142,6 @@ class Weighing:
     def _enough(self) -> float:
         """The bound from which on a way is not worth a search."""
         return (1 - self.budget.gap) * self._known
-
-    def _is_needless(self, way: Way) -> bool:
-        """Tell whether a way would only save bytes that nobody is short of."""
-        return way.rung > 0 and (not self.refused or (way.rung > 1 and bool(self.found)))
 
     def _search(self, number: int, after: Sequence[int]) -> None:
         """Search a way with its share of the clock; the steps of each way are its own."""
@@ -162,29 +176,37 @@ class Weighing:
     def _go_on(self) -> None:
         """Give what is left of the clock to the ways that their shares of it ended.
 
-        Those with plans go on where they were, the least bound first. Where nothing fits, others
+        Those with plans go on where they were, the best plan first. Where nothing fits, others
         begin anew, if there are more seconds for it than before.
         """
+        idle = dict.fromkeys(self.found, 0)  # searches of each way that gained nothing
         while self.budget.work.left_s > 0:
-            stopped = {n: outcome for n, outcome in self.found.items() if self._is_open(n)}
+            stopped = [n for n in self.found if self._is_open(n) and idle[n] < IDLE]
             if not stopped:
                 break
-            number = min(stopped, key=self._bound)
-            more = stopped[number].more
+            number = min(stopped, key=lambda n: (idle[n], self._cost(n)))
+            before, more = self.found[number], self.found[number].more
             assert more is not None
-            self.found[number] = replace(stopped[number], more=None)
-            self._tried(number, more, len(stopped))
+            self.found[number] = replace(before, more=None)
+            self._went_on.add(number)
+            self._tried(number, more, 1 if idle[number] else len(stopped))
+            same = self.found[number].plan.certificate == before.plan.certificate
+            idle[number] = idle[number] + 1 if same else 0
         for number in [] if self.found else sorted(self.refused, key=self._rank):
             gains_s = self.budget.work.left_s - self._seconds[number]
             if number in self._stopped and not self.found and gains_s > 0:
                 self._tried(number, self.ways[number].search, 1)
 
     def _is_open(self, number: int) -> bool:
-        """Tell whether the clock ended the search of a way whose bound leaves something to gain."""
-        outcome = self.found[number]
+        """Tell whether the search of a way goes on, whose bound leaves something to gain.
+
+        It does where the clock ended it and, once more, where its steps did with much to gain.
+        """
+        outcome, bound = self.found[number], self._bound(number)
         certificate = outcome.plan.certificate
         stopped = certificate is not None and certificate.status == "time_limit"
-        return stopped and outcome.more is not None and self._bound(number) < self._enough
+        is_wide = bound < (1 - WIDE) * self._known and number not in self._went_on
+        return outcome.more is not None and bound < self._enough and (stopped or is_wide)
 
     def _bound(self, number: int) -> float:
         certificate = self.found[number].plan.certificate
@@ -194,7 +216,8 @@ class Weighing:
         """The best plan, with a certificate over all ways that were weighed."""
         number = min(self.found, key=self._cost)
         best = replace(self.found[number].noted(*self._others(number)), more=None)
-        refused = self._refused_in_words()
+        unproven = (number for number, why in self.refused.items() if not why.proven)
+        refused = [f"{self.ways[number].name} (no plan was found to fit)" for number in unproven]
         if len(self.found) == 1 and not self.bounds and not refused:
             return best
         certificate = best.plan.certificate
@@ -214,7 +237,9 @@ class Weighing:
         stopped = [one.plan.certificate for one in self.found.values()]
         if is_open and (self.late or any(one and one.status == "time_limit" for one in stopped)):
             status = "time_limit"
-        certificate = replace(certificate, bound=bound, status=status, space=_joined(spaces))
+        certificate = replace(
+            certificate, bound=bound, status=status, space=", ".join(dict.fromkeys(spaces))
+        )
         outcome = replace(best, plan=replace(best.plan, certificate=certificate))
         others = [plan for one in self.found.values() for plan in one.candidates]
         failed = dict.fromkeys(one for each in self.found.values() for one in each.failed)
@@ -251,11 +276,6 @@ class Weighing:
             texts.append(f"{name} ({why})")
         return texts
 
-    def _refused_in_words(self) -> list[str]:
-        """The ways of which no plan was found to fit, without a proof that there is none."""
-        unproven = (number for number, why in self.refused.items() if not why.proven)
-        return [f"{self.ways[number].name} (no plan was found to fit)" for number in unproven]
-
     def _refusal(self) -> Infeasible | Impossible:
         """The refusal of all ways, with the changes under which one of them fits."""
         if not self.refused or 0 in self.impossible:
@@ -277,5 +297,23 @@ class Weighing:
         return joined(tuple(self.refused.values()), changes, left)
 
 
-def _joined(spaces: Sequence[str]) -> str:
-    return ", ".join(dict.fromkeys(spaces))
+def joined(
+    refusals: Sequence[Infeasible], changes: Sequence[Change], left: Sequence[str]
+) -> Infeasible:
+    """The refusal of all ways.
+
+    Args:
+        refusals: Those of the ways that were searched; at least one.
+        changes: Under which plans are known. Of several limits of memory the least is said.
+        left: Why other ways were not searched, a clause each.
+    """
+    short = [refusal for refusal in refusals if refusal.device is not None]
+    nearest = min(short, key=lambda refusal: refusal.bytes_short, default=refusals[0])
+    clauses = [str(one) for one in refusals if one is not nearest and one.device is None]
+    clauses = [*(text for text in clauses if text), *left]
+    least = min((c.memory_bytes for c in changes if c.memory_bytes is not None), default=None)
+    kept = (c.text for c in changes if c.memory_bytes in (None, least))
+    ways = tuple(dict.fromkeys(kept))
+    fits = f"; it fits {' or '.join(ways)}" if ways else ""
+    text = "; ".join([f"{nearest}{fits}", *dict.fromkeys(clauses)])
+    return nearest.saying(text, ways)

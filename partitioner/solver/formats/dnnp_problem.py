@@ -144,7 +144,10 @@ def to_file(problem: Problem) -> PlacementFile:
             if len(values[node]) > 1:
                 source = add_node(colour, 0.0, 0.0)
                 edges.append({"sourceId": node, "destId": source, "cost": 0.0})
-            cost = largest(_move_s(problem, value))
+            # seconds of moving a value, of the busier end, for each pair of devices
+            moves = {paid for edge in value for paid in edge.items.values() if paid}
+            loads = [[problem.items[item].load_s for item in paid] for paid in sorted(moves)]
+            cost = largest([max(map(math.fsum, zip(*by_item, strict=True))) for by_item in loads])
             readers = sorted({edge.v for edge in value})
             edges += [{"sourceId": source, "destId": reader, "cost": cost} for reader in readers]
     limit = min(problem.limit_bytes)
@@ -166,13 +169,6 @@ def _held_bytes(problem: Problem) -> list[list[float]]:
         for choice, items in enumerate(hold.items):
             held[hold.node][choice] += math.fsum(max(problem.items[item].bytes) for item in items)
     return held
-
-
-def _move_s(problem: Problem, value: Sequence[Edge]) -> list[float]:
-    """Seconds of moving a value, of the busier end, for each pair of devices."""
-    moves = {paid for edge in value for paid in edge.items.values() if paid}
-    loads = [[problem.items[item].load_s for item in paid] for paid in sorted(moves)]
-    return [max(map(math.fsum, zip(*by_item, strict=True))) for by_item in loads]
 
 
 def _values_by_producer(problem: Problem) -> list[list[list[Edge]]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from partitioner.solver import Infeasible, Status
 from partitioner.solver import solve as solve_placement
-from partitioner.solver.formats import dnnp, dnnp_referee, iopddl, json_files, piper, piper_referee
+from partitioner.solver.formats import dnnp, iopddl, json_files, piper
 from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
 from partitioner.solver.formats.json_files import FormatError
 from partitioner.solver.joint.solve import THOROUGH
@@ -134,9 +134,21 @@ def _evaluate_iopddl(problem: Pairwise, chosen: list[int]) -> Priced:
     return Priced(figures, outcome.fault)
 
 
-def _solve_dnnp(instance: dnnp.Instance, search: Search) -> Solved:
-    objective, start = "throughput (largest load of a device)", now_s()
+def _solved(objective: str, solve: Callable[[], tuple[float, float, Status, str, Any]]) -> Solved:
+    """The result of a function that gives cost, bound, status, solver and the file's content."""
+    start = now_s()
     try:
+        cost, bound, status, solver, content = solve()
+    except Infeasible as error:
+        status = "infeasible" if error.proven else "time_limit"
+        spent_s = now_s() - start
+        return Solved(objective, None, None, None, status, spent_s, "none", None, str(error))
+    gap = relative_gap(cost, bound)
+    return Solved(objective, cost, bound, gap, status, now_s() - start, solver, content)
+
+
+def _solve_dnnp(instance: dnnp.Instance, search: Search) -> Solved:
+    def solve() -> tuple[float, float, Status, str, Any]:
         answer = solve_placement(
             to_problem(instance),
             work=Work(search.deadline),
@@ -145,28 +157,14 @@ def _solve_dnnp(instance: dnnp.Instance, search: Search) -> Solved:
             effort=THOROUGH,
             engine=search.engine,
         )
-    except Infeasible as error:
-        return _infeasible(objective, error, start)
-    return Solved(
-        objective,
-        answer.cost,
-        answer.bound,
-        answer.gap,
-        answer.status,
-        now_s() - start,
-        answer.solver,
-        to_solution(instance, answer.chosen),
-    )
+        content = to_solution(instance, answer.chosen)
+        return answer.cost, answer.bound, answer.status, answer.solver, content
+
+    return _solved("throughput (largest load of a device)", solve)
 
 
-def _infeasible(objective: str, error: Infeasible, start: float) -> Solved:
-    status: Status = "infeasible" if error.proven else "time_limit"
-    spent_s = now_s() - start
-    return Solved(objective, None, None, None, status, spent_s, "none", None, str(error))
-
-
-def _evaluate_dnnp(instance: dnnp.Instance, split: dnnp_referee.Split) -> Priced:
-    outcome = dnnp_referee.evaluate(instance, split)
+def _evaluate_dnnp(instance: dnnp.Instance, split: dnnp.Split) -> Priced:
+    outcome = dnnp.evaluate(instance, split)
     if outcome.cost_s is None:
         return Priced((), outcome.fault)
     return _priced(outcome.cost_s, outcome.fullest_bytes, instance.limit_bytes, outcome.fault)
@@ -178,31 +176,17 @@ def _priced(cost_s: float, fullest_bytes: float, limit_bytes: float, fault: str)
 
 
 def _solve_piper(graph: StageGraph, search: Search) -> Solved:
-    objective, start = "time per sample (largest of a stage)", now_s()
-    try:
-        answer = plan_stages(
-            graph,
-            Work(search.deadline),
-            gap=search.gap,
-            seed=search.seed,
-            engine=search.engine,
-        )
-    except Infeasible as error:
-        return _infeasible(objective, error, start)
-    return Solved(
-        objective,
-        answer.load_s,
-        answer.bound_s,
-        relative_gap(answer.load_s, answer.bound_s),
-        answer.status,
-        now_s() - start,
-        answer.solver,
-        piper_referee.to_solution(answer.stages),
-    )
+    def solve() -> tuple[float, float, Status, str, Any]:
+        work = Work(search.deadline)
+        answer = plan_stages(graph, work, gap=search.gap, seed=search.seed, engine=search.engine)
+        content = piper.to_solution(answer.stages)
+        return answer.load_s, answer.bound_s, answer.status, answer.solver, content
+
+    return _solved("time per sample (largest of a stage)", solve)
 
 
 def _evaluate_piper(graph: StageGraph, plan: tuple[PlannedStage, ...]) -> Priced:
-    outcome = piper_referee.evaluate_plan(graph, plan)
+    outcome = piper.evaluate_plan(graph, plan)
     fault = next(iter(outcome.faults), "")
     if not outcome.time_s:
         return Priced((), fault)
@@ -215,14 +199,14 @@ FORMATS = (
         {"nodes": list, "maxFPGAs": object},
         dnnp.parse,
         _solve_dnnp,
-        dnnp_referee.parse_split,
+        dnnp.parse_split,
         _evaluate_dnnp,
     ),
     Format(
         {"nodes": list, "maxDevices": object},
         piper.parse,
         _solve_piper,
-        piper_referee.parse_plan,
+        piper.parse_plan,
         _evaluate_piper,
     ),
 )

@@ -168,8 +168,11 @@ class Eliminator:
         Only where one device stands for all: other problems lose more by the time than they gain by
         the bound.
         """
-        from partitioner.solver.pairwise.contract import least_cost  # they load Numba
-        from partitioner.solver.pairwise.convert import PER_SECOND, convert
+        from partitioner.solver.pairwise.convert import (
+            PER_SECOND,
+            convert,
+            least_cost,  # they load Numba
+        )
 
         problem = self.problem
         priced = replace(

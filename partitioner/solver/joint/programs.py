@@ -28,7 +28,7 @@ EXACT_BINARIES = 100
 #: the one of the same node that it takes most of.
 SHARE = 1e-3
 #: The relaxation may take one of so many shares of the steps if no plan fits yet; one of so many
-#: before local search.
+#: before local search of one that does.
 SHARES, FIRST_SHARES = 2, 8
 #: Moves that local search tries from a program's plan: the tie-break, and bytes over the limits.
 POLISH = 2_000

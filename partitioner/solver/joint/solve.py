@@ -20,6 +20,7 @@ from partitioner.solver.joint.latency import critical_path_s, propose
 from partitioner.solver.joint.programs import (
     EXACT_BINARIES,
     FIRST_SHARES,
+    SHARES,
     round_relaxation,
     run_milp,
 )
@@ -71,7 +72,8 @@ def solve(
         cutoff: Stop, with the best plan so far, once it is proven that none is below this.
         reason_s: Seconds beyond the time limit that the reason of a refusal may take; without
             any, the refusal tells of the nearest plan seen (`least_shortage` can refine it).
-        effort: 1 for an answer in seconds; from 2 on placements on devices are also cut along
+        effort: 1 for an answer in seconds, 0 for one without a large MILP where no plan is found to
+            fit; from 2 on placements on devices are also cut along
             several orders and split anew in pairs, at several times the cost; with 3 as long as
             there is work left, whether or not it gains anything.
         engine: Solves the MILPs.
@@ -132,7 +134,7 @@ def _minimise_load(search: Search) -> None:
     is_relaxed = (
         len(search.problem.groups) == 1
         and not search.over
-        and round_relaxation(search, FIRST_SHARES)
+        and round_relaxation(search, SHARES if search.best is None else FIRST_SHARES)
     )
     if not search.done:
         seek(search)
@@ -170,7 +172,7 @@ def _steps(search: Search, *, is_relaxed: bool) -> Iterator[Callable[[Search], o
     small = sum(map(len, search.problem.nodes)) <= EXACT_BINARIES
     if len(search.problem.groups) == 1 and not is_relaxed:
         yield round_relaxation
-    if search.effort < 2 or small:
+    if small or (search.effort < 2 and (search.effort or search.best is not None)):
         yield partial(run_milp, goal="throughput")
     if search.effort < 2:
         return

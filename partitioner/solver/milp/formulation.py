@@ -105,20 +105,16 @@ def formulate(
             bounds no column: with such a bound HiGHS 1.15.1 proves too much (a test shows it).
     """
     try:
-        return _formulated(problem, goal, known)
+        build = MilpBuilder(MOST_ENTRIES)
+        x = _Program.of(build, problem, goal, known)
+        families = (x.choose(), x.leave_and_meet(), x.pay(), x.carry(), x.hold(), x.open())
+        for name, terms, sense, side in itertools.chain(*families):
+            build.row(terms, sense, side, name)
+        build.minimise(x.objective())
+        slack = TIE_WEIGHT * problem.devices if x.load is not None else 0.0
+        return Formulation(build.build(), tuple(map(tuple, x.s)), x.unit, slack)
     except TooLargeError:
         return None
-
-
-def _formulated(problem: Problem, goal: Goal, known: float | None) -> Formulation:
-    build = MilpBuilder(MOST_ENTRIES)
-    x = _Program.of(build, problem, goal, known)
-    families = (x.choose(), x.leave_and_meet(), x.pay(), x.carry(), x.hold(), x.open())
-    for name, terms, sense, side in itertools.chain(*families):
-        build.row(terms, sense, side, name)
-    build.minimise(x.objective())
-    slack = TIE_WEIGHT * problem.devices if x.load is not None else 0.0
-    return Formulation(build.build(), tuple(map(tuple, x.s)), x.unit, slack)
 
 
 class _Edge(NamedTuple):
@@ -169,7 +165,14 @@ class _Program:
             [(build.column(f"item_{i}", upper=1.0), 1.0)] if len(at) > 1 else at[0] if at else []
             for i, at in enumerate(sites)
         ]
-        loaded = _differing_loads(problem)
+
+        # one device of those of equal loads
+        def key(device: int) -> tuple[float, ...]:
+            loads = (choice.load_s[device] for choices in problem.nodes for choice in choices)
+            items = (item.load_s[device] for item in problem.items)
+            return (*loads, *items)
+
+        loaded = _distinct(problem, key)
         seconds = goal == "throughput"
         unit = (known or _reference_s(problem)) if seconds else _reference_bytes(problem)
         return cls(
@@ -236,7 +239,12 @@ class _Program:
         """(5) bytes held on d at t <= limit[d] (+ M), where they can be more."""
         problem = self.problem
         over = [] if self.bytes is None else [(self.bytes, -1.0)]
-        for d in _differing_bytes(problem):
+
+        # one device of those of equal limits and bytes
+        def key(device: int) -> tuple[float, ...]:
+            return (problem.limit_bytes[device], *(item.bytes[device] for item in problem.items))
+
+        for d in _distinct(problem, key):
             limit = 0.0 if self.goal == "memory" else problem.limit_bytes[d]
             if not math.isfinite(limit):
                 continue
@@ -330,26 +338,6 @@ def _members(classes: Sequence[int], row: Sequence[int]) -> dict[int, Terms]:
 
 def _times(factor: float, terms: Terms) -> Terms:
     return [(column, value * factor) for column, value in terms]
-
-
-def _differing_loads(problem: Problem) -> list[int]:
-    """One device of those of equal loads."""
-
-    def key(device: int) -> tuple[float, ...]:
-        loads = (choice.load_s[device] for choices in problem.nodes for choice in choices)
-        items = (item.load_s[device] for item in problem.items)
-        return (*loads, *items)
-
-    return _distinct(problem, key)
-
-
-def _differing_bytes(problem: Problem) -> list[int]:
-    """One device of those of equal limits and bytes."""
-
-    def key(device: int) -> tuple[float, ...]:
-        return (problem.limit_bytes[device], *(item.bytes[device] for item in problem.items))
-
-    return _distinct(problem, key)
 
 
 def _distinct(problem: Problem, key: Callable[[int], tuple[float, ...]]) -> list[int]:

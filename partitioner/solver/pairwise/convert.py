@@ -21,17 +21,143 @@ they differ, the largest over devices is taken of every cost and size, and the s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, product
+from itertools import accumulate, pairwise, product
 
 import numpy as np
 
-from partitioner.solver.pairwise.problem import FORBIDDEN, Ints, Pairwise
-from partitioner.solver.pairwise.triggers import Offer, Span, span_of, triggers
+from partitioner.solver.buckets import Answer, Factor, Room, eliminate
+from partitioner.solver.pairwise.problem import FORBIDDEN, Floats, Ints, Pairwise
 from partitioner.solver.presolve.simplify import simplify_edges
 from partitioner.solver.problem import Edge, Pair, Problem, SolverError
 from partitioner.solver.referee import triggered
+from partitioner.solver.sites import Site, item_sites
+
+Span = tuple[int, int]  #: First and last position at which something is held, inclusive.
+Wanted = tuple[tuple[int, frozenset[int]], ...]  #: (node, its choices that trigger), by node.
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Items that the same choices of the same nodes trigger, each under other choices of a hub."""
+
+    hub: int | None  #: The node whose choice decides which items are offered; None if nothing does.
+    #: The items offered under each choice of the hub, () where none are; one entry without a hub.
+    items: tuple[tuple[int, ...], ...]
+    wanted: Wanted  #: The choices of other nodes, any of which triggers the offered items.
+    span: Span | None  #: Interval in which the bytes of the items are held; None if none count.
+
+
+@dataclass(frozen=True)
+class Triggers:
+    """The items that cost something, or whose bytes count, by what triggers them."""
+
+    #: For each node and choice the items that it alone brings about.
+    private: tuple[tuple[tuple[int, ...], ...], ...]
+    on_edge: tuple[frozenset[int], ...]  #: By edge, those without bytes that it alone triggers.
+    offers: tuple[Offer, ...]  #: All other items.
+
+
+def span_of(problem: Problem, item: int) -> Span | None:
+    """Interval in which an item's bytes are held; None where they do not count."""
+    held = problem.items[item]
+    return (held.first, held.last) if problem.limited and any(held.bytes) else None
+
+
+def triggers(problem: Problem) -> Triggers:
+    """Sort the items of a problem that has no parallel edges.
+
+    Raises:
+        SolverError: Edges without a common node trigger one item.
+    """
+    private: list[list[list[int]]] = [[[] for _ in choices] for choices in problem.nodes]
+    on_edge: list[set[int]] = [set() for _ in problem.edges]
+    offers: dict[tuple[int | None, Wanted, Span | None], list[list[int]]] = {}
+    counted = {
+        index
+        for index, item in enumerate(problem.items)
+        if any(item.load_s) or (problem.limited and any(item.bytes))
+    }
+    for item, sites in enumerate(item_sites(problem, counted)):
+        edges = [site.edge for site in sites if site.edge is not None]
+        span = span_of(problem, item)
+        if len(sites) == 1 and edges and span is None:
+            on_edge[edges[0]].add(item)
+            continue
+        for hub, choice, wanted in _terms(problem, item, sites):
+            if not wanted:
+                assert hub is not None
+                private[hub][choice].append(item)
+                continue
+            width = 1 if hub is None else len(problem.nodes[hub])
+            offered = offers.setdefault((hub, wanted, span), [[] for _ in range(width)])
+            offered[choice].append(item)
+    return Triggers(
+        tuple(tuple(map(tuple, choices)) for choices in private),
+        tuple(map(frozenset, on_edge)),
+        tuple(
+            Offer(hub, tuple(map(tuple, offered)), wanted, span)
+            for (hub, wanted, span), offered in offers.items()
+        ),
+    )
+
+
+def _terms(
+    problem: Problem, item: int, sites: Sequence[Site]
+) -> Iterator[tuple[int | None, int, Wanted]]:
+    """(hub, choice of it, choices of others that trigger the item then); () if it alone does."""
+    alone: dict[int, set[int]] = {}
+    for site in sites:
+        if site.hold is not None:
+            alone.setdefault(problem.holds[site.hold].node, set()).update(site.choices)
+    edges = [site for site in sites if site.edge is not None]
+    if len(alone) > 1 and not edges:
+        yield None, 0, _by_node(alone)
+        return
+    hub = _hub(problem, item, edges) if edges else next(iter(alone), None)
+    if hub is None:
+        return  # nothing triggers it
+    choices_of_hub = alone.pop(hub, set())
+    for choice in range(len(problem.nodes[hub])):
+        if choice in choices_of_hub:
+            yield hub, choice, ()
+            continue
+        wanted = {node: set(choices) for node, choices in alone.items()}
+        for other, choices in _triggering(problem, edges, hub, choice):
+            wanted.setdefault(other, set()).update(choices)
+        if wanted := {node: choices for node, choices in wanted.items() if choices}:
+            yield hub, choice, _by_node(wanted)
+
+
+def _hub(problem: Problem, item: int, edges: Iterable[Site]) -> int:
+    """The node that all edges of an item share; of a single edge its producer."""
+    ends = [problem.edges[site.edge] for site in edges if site.edge is not None]
+    common = set.intersection(*({edge.u, edge.v} for edge in ends))
+    if not common:
+        names = ", ".join(f"{problem.names[e.u]!r} - {problem.names[e.v]!r}" for e in ends[:3])
+        raise SolverError(f"item {item} is triggered by edges without a common node: {names}")
+    return ends[0].u if ends[0].u in common else ends[0].v
+
+
+def _triggering(
+    problem: Problem, edges: Iterable[Site], hub: int, choice: int
+) -> Iterator[tuple[int, set[int]]]:
+    """Other end of each edge, and its choices that trigger beside this one of the hub."""
+    for site in edges:
+        assert site.edge is not None
+        edge, pairs = problem.edges[site.edge], set(site.pairs)
+        if hub == edge.u:
+            left = edge.out_class[choice]
+            yield edge.v, {q for q, wanted in enumerate(edge.in_class) if (left, wanted) in pairs}
+        else:
+            wanted = edge.in_class[choice]
+            yield edge.u, {p for p, left in enumerate(edge.out_class) if (left, wanted) in pairs}
+
+
+def _by_node(wanted: dict[int, set[int]]) -> Wanted:
+    return tuple((node, frozenset(choices)) for node, choices in sorted(wanted.items()))
+
 
 #: Units of cost in a second.
 PER_SECOND = 10**12
@@ -117,7 +243,12 @@ class _Builder:
                 self._load([choice.load_s, *(items[i].load_s for i in held)], node)
                 for choice, held in zip(choices, sets, strict=True)
             ]
-            usages = self._usages(sets)
+            # bytes of each set of items by the interval in which they are held
+            spans = {i: span_of(self.problem, i) for items in sets for i in items}
+            usages = {
+                span: [self._size(i for i in items if spans[i] == span) for items in sets]
+                for span in sorted({span for span in spans.values() if span is not None})
+            }
             main = max(usages, key=lambda span: (len(set(usages[span])), span), default=None)
             self.nodes.append((loads, usages.pop(main) if main else [0] * len(loads), main))
             repeated += [(node, span, sizes) for span, sizes in usages.items()]
@@ -127,14 +258,6 @@ class _Builder:
             self.nodes.append(([0] * len(levels), levels, span))
             self.followers.append(Follower(node, tuple((None, s, s) for s in strategy)))
             self._allow(node, len(self.nodes) - 1, [{s} for s in strategy])
-
-    def _usages(self, sets: Sequence[Sequence[int]]) -> dict[Span, list[int]]:
-        """Bytes of each set of items by the interval in which they are held."""
-        spans = {i: span_of(self.problem, i) for items in sets for i in items}
-        return {
-            span: [self._size(i for i in items if spans[i] == span) for items in sets]
-            for span in sorted({span for span in spans.values() if span is not None})
-        }
 
     def add_edges(self, on_edge: Sequence[frozenset[int]]) -> None:
         """Forbidden pairs, and costs that one edge alone brings about."""
@@ -228,3 +351,58 @@ def _flat(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     flat = [value for values in lists for value in values]
     offsets = [0, *accumulate(map(len, lists))]
     return np.array(flat, dtype=np.int64), np.array(offsets, dtype=np.int64)
+
+
+def least_cost(problem: Pairwise, room: Room) -> Answer:
+    """The strategies of least cost, usages left aside, and their cost; None: too wide.
+
+    The cost is infinite if all choices are forbidden.
+    """
+    sizes = problem.sizes.tolist()
+    edges = [
+        (u, v, _allowed(problem.edge_costs[first:last]).reshape(sizes[u], sizes[v]))
+        for (u, v), (first, last) in zip(
+            problem.edges.tolist(), pairwise(problem.edge_offsets.tolist()), strict=True
+        )
+    ]
+    leader = _leaders(problem.nodes, edges)
+    factors: dict[tuple[int, ...], Floats] = {}
+
+    def add(scope: tuple[int, ...], table: Floats) -> None:
+        factors[scope] = factors[scope] + table if scope in factors else table
+
+    for node, (first, last) in enumerate(pairwise(problem.offsets.tolist())):
+        add((leader[node],), _allowed(problem.costs[first:last]))
+    for u, v, table in edges:
+        a, b = leader[u], leader[v]
+        if a == b:
+            add((a,), np.diagonal(table))
+        else:
+            add((min(a, b), max(a, b)), table if a < b else table.T)
+    sizes = [size if leader[node] == node else 1 for node, size in enumerate(sizes)]
+    answer = eliminate([Factor(scope, table) for scope, table in factors.items()], sizes, room)
+    if answer is None:
+        return None
+    chosen, cost = answer
+    return tuple(chosen[node] for node in leader), cost
+
+
+def _allowed(costs: Ints) -> Floats:
+    return np.where(costs >= FORBIDDEN, np.inf, costs.astype(np.float64))
+
+
+def _leaders(nodes: int, edges: list[tuple[int, int, Floats]]) -> list[int]:
+    """Find for each node the least one that edges make it equal to."""
+    leader = list(range(nodes))
+
+    def root(node: int) -> int:
+        while leader[node] != node:
+            node = leader[node]
+        return node
+
+    for u, v, table in edges:
+        square = table.shape[0] == table.shape[1]
+        if square and np.array_equal(np.isfinite(table), np.eye(len(table), dtype=bool)):
+            least, other = sorted((root(u), root(v)))
+            leader[other] = least
+    return [root(node) for node in range(nodes)]

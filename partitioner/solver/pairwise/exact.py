@@ -13,16 +13,14 @@ exponential families, and variational inference", 2008).
 from __future__ import annotations
 
 import math
-from itertools import pairwise
-from typing import Any
+from itertools import pairwise, product
 
 import numpy as np
-import scipy.sparse as sp
 
 from partitioner.solver.milp.engines import HIGHS, Engine, solve_milp
-from partitioner.solver.milp.program import Milp, Row
+from partitioner.solver.milp.program import Milp, MilpBuilder
 from partitioner.solver.pairwise.model import Model
-from partitioner.solver.pairwise.problem import Floats, Ints, index_in_group, offsets_of
+from partitioner.solver.pairwise.problem import Ints
 from partitioner.solver.work import Work
 
 
@@ -40,10 +38,9 @@ def solve_exactly(
         The best strategies known to the solver, if any, and a lower bound: infinite if there are
         none, minus infinity if the solver was stopped before it had one.
     """
-    cost, matrix, lower, upper = _program(model)
-    scale = max(1.0, float(cost.max(initial=0.0)) / 1e6)
-    milp = _milp(cost / scale, matrix, lower, upper, len(model.usage))
-    result = solve_milp(milp, Work.within(time_limit_s), gap, engine=engine)
+    pairs = np.where(np.isfinite(model.graph.entries), model.graph.entries, 0.0)
+    scale = max(1.0, max(model.graph.unary.max(initial=0.0), pairs.max(initial=0.0)) / 1e6)
+    result = solve_milp(_program(model, scale), Work.within(time_limit_s), gap, engine=engine)
     if not result.values:
         return None, result.bound * scale
     values = np.array(result.values)
@@ -51,69 +48,34 @@ def solve_exactly(
     return np.array(chosen, dtype=np.int64), result.bound * scale
 
 
-def _milp(cost: Floats, matrix: Any, lower: Floats, upper: Floats, strategies: int) -> Milp:
-    """The program as data; each row has one finite side, or both equal."""
-    total, by_row = len(cost), matrix.tocsr()
-    rows = (
-        Row(
-            tuple(by_row.indices[a:b].tolist()),
-            tuple(by_row.data[a:b].tolist()),
-            0 if math.isfinite(least) else -1,
-            most,
-        )
-        for (a, b), least, most in zip(
-            pairwise(by_row.indptr.tolist()), lower.tolist(), upper.tolist(), strict=True
-        )
-    )
-    return Milp(
-        tuple(cost.tolist()),
-        (0.0,) * total,
-        (1.0,) * total,
-        (True,) * strategies + (False,) * (total - strategies),
-        tuple(rows),
-    )
-
-
-def _program(model: Model) -> tuple[Floats, Any, Floats, Floats]:
-    """Costs, matrix by columns, lower and upper sides of the rows."""
-    g, sizes, tails = model.graph, model.graph.sizes, model.graph.tails
-    strategies = len(model.usage)
-    nodes = np.repeat(np.arange(g.nodes), sizes)
-    forward = np.flatnonzero(tails < g.heads)
-    areas = sizes[tails[forward]] * sizes[g.heads[forward]]
-    arc, inner = np.repeat(forward, areas), index_in_group(areas)
-    cost = g.entries[g.tables[arc] + inner]
-    kept = np.flatnonzero(np.isfinite(cost))
-    arc, inner, cost = arc[kept], inner[kept], cost[kept]
-    width = sizes[g.heads[arc]]
-    p, q = inner // width, inner % width
-    first = offsets_of(sizes[tails])  # marginal rows of each arc's tail
-    marginals = int(first[-1])
-    pair = strategies + np.arange(len(arc))
-    strategy = np.repeat(g.offsets[tails], sizes[tails]) + index_in_group(sizes[tails])
-    usage_rows, usage_columns, usage = _usage(model, nodes)
-    scale = np.maximum(model.rows.capacity, 1.0)
-    row = np.concatenate([
-        nodes, g.nodes + np.arange(marginals), g.nodes + first[arc] + p,
-        g.nodes + first[g.back[arc]] + q, g.nodes + marginals + usage_rows,
-    ])  # fmt: skip
-    column = np.concatenate([np.arange(strategies), strategy, pair, pair, usage_columns])
-    value = np.concatenate([
-        np.ones(strategies), -np.ones(marginals), np.ones(2 * len(pair)), usage / scale[usage_rows]
-    ])  # fmt: skip
-    rows = len(model.rows.capacity)
-    shape = (g.nodes + marginals + rows, strategies + len(pair))
-    matrix = sp.csc_matrix((value, (row, column)), shape=shape)
-    sides = np.concatenate([np.ones(g.nodes), np.zeros(marginals)])
-    upper = np.concatenate([sides, model.rows.capacity / scale])
-    lower = np.concatenate([sides, np.full(rows, -np.inf)])
-    return np.concatenate([g.unary, cost]), matrix, lower, upper
-
-
-def _usage(model: Model, nodes: Ints) -> tuple[Ints, Ints, Floats]:
-    """Row, column and value of each usage in a memory row."""
-    rows = model.rows
-    spans = np.maximum(rows.last - rows.first, 0)[nodes]
-    spans = np.where(model.usage > 0, spans, 0)
-    column = np.repeat(np.arange(len(nodes)), spans)
-    return rows.first[nodes[column]] + index_in_group(spans), column, model.usage[column]
+def _program(model: Model, scale: float) -> Milp:
+    """The program, costs in so many units; memory rows are in shares of their capacity."""
+    g, sizes, first = model.graph, model.graph.sizes, model.graph.offsets.tolist()
+    build = MilpBuilder()
+    for cost in (g.unary / scale).tolist():
+        build.column(cost=cost, upper=1.0, integer=True)
+    for start, stop in pairwise(first):
+        build.row(((x, 1.0) for x in range(start, stop)), 0, 1.0)
+    ends = list(zip(g.tails.tolist(), g.heads.tolist(), strict=True))
+    tables: list[Ints] = [np.zeros((0, 0), dtype=np.int64)] * len(ends)  # columns of pairs, or -1
+    for arc, (u, v) in enumerate(ends):
+        if u < v:
+            costs = g.entries[g.tables[arc] : g.tables[arc] + sizes[u] * sizes[v]] / scale
+            pairs = [
+                build.column(cost=cost, upper=1.0) if math.isfinite(cost) else -1
+                for cost in costs.tolist()
+            ]
+            tables[arc] = np.array(pairs, dtype=np.int64).reshape(sizes[u], sizes[v])
+            tables[g.back[arc]] = tables[arc].T
+    for (u, _), table in zip(ends, tables, strict=True):
+        for x, row in enumerate(table.tolist(), start=first[u]):
+            build.row([(x, -1.0), *((e, 1.0) for e in row if e >= 0)], 0, 0.0)
+    capacity = np.maximum(model.rows.capacity, 1.0).tolist()
+    held: list[list[tuple[int, float]]] = [[] for _ in capacity]
+    live = zip(model.rows.first.tolist(), model.rows.last.tolist(), strict=True)
+    for v, (begin, end) in enumerate(live):
+        for x, at in product(range(first[v], first[v + 1]), range(begin, end)):
+            held[at].append((x, float(model.usage[x]) / capacity[at]))
+    for terms, most, unit in zip(held, model.rows.capacity.tolist(), capacity, strict=True):
+        build.row(terms, -1, most / unit)
+    return build.build()

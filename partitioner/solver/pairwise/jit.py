@@ -24,7 +24,7 @@ import numpy.typing as npt
 from numba.core import caching, config, event
 
 from partitioner.foundations.files import cache_folder
-from partitioner.solver.compiling import COMPILATION
+from partitioner.solver.work import COMPILATION
 
 F = TypeVar("F", bound=Callable[..., object])
 State = npt.NDArray[np.uint64]  #: Of the random numbers, one entry.

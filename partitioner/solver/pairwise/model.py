@@ -3,11 +3,15 @@
 Forbidden strategies are absent, forbidden pairs are infinite, parallel edges are one and no edge
 touches a node that has one strategy left. Nodes keep their number; `labels` leads back from a
 strategy that is left to the strategy of the problem.
+
+Memory can bind at the maximal cliques of the interval graph: between two times at which a node dies
+nothing is gained by looking at any time but the last one at which a node is born, as all that is
+live before is live then. A node is live in consecutive ones.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +26,79 @@ from partitioner.solver.pairwise.problem import (
     index_in_group,
     offsets_of,
 )
-from partitioner.solver.pairwise.rows import Rows, memory_rows
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Memory rows: sum of usage over the nodes live in a row is at most its capacity."""
+
+    first: Ints  #: First row in which each node is live; (nodes,).
+    last: Ints  #: One past its last row; not above `first` where it is in none; (nodes,).
+    capacity: Floats  #: Room for usages above each node's least; (rows,).
+    number: Ints  #: Index of each row among the problem's maximal cliques, ascending; (rows,).
+
+    def only(self, keep: Flags) -> Rows:
+        """The flagged rows: a relaxation, as if memory were unlimited at all other times."""
+        place = offsets_of(keep)
+        return Rows(place[self.first], place[self.last], self.capacity[keep], self.number[keep])
+
+    def load(self, usage: Floats) -> Floats:
+        """Usage in each row, of one usage a node."""
+        change = np.zeros(len(self.capacity) + 1)
+        live = self.last > self.first
+        np.add.at(change, self.first[live], usage[live])
+        np.add.at(change, self.last[live], -usage[live])
+        return np.cumsum(change)[:-1]
+
+    def less(self, least: Floats, usage: Floats, offsets: Ints) -> Rows:
+        """The rows once each node's least usage is set aside; rows that cannot bind are gone."""
+        if not len(self.capacity):
+            return self
+        capacity = self.capacity - self.load(least)
+        binds = self.load(np.maximum.reduceat(usage, offsets[:-1])) > capacity
+        return replace(self, capacity=capacity).only(binds)
+
+    def room(self) -> Floats:
+        """The least capacity of the rows of each node; infinite where it is in none; (nodes,)."""
+        table = [self.capacity]  # table[k][r]: the least of the 2^k rows from r on
+        while 2 ** len(table) <= len(self.capacity):
+            half = 2 ** (len(table) - 1)
+            table.append(np.minimum(table[-1][:-half], table[-1][half:]))
+        span = self.last - self.first
+        room = np.full(len(span), np.inf)
+        for power, least in enumerate(table):
+            v = np.flatnonzero((span >= 2**power) & (span < 2 ** (power + 1)))
+            room[v] = np.minimum(least[self.first[v]], least[self.last[v] - 2**power])
+        return room
+
+    def prices(self, price: Floats) -> Floats:
+        """Sum of the rows' prices over the rows of each node; (nodes,)."""
+        total = np.concatenate([[0.0], np.cumsum(price)])
+        live = self.last > self.first
+        return np.where(live, total[self.last] - total[self.first], 0.0)
+
+
+def memory_rows(intervals: Ints, limit: int | None) -> Rows:
+    """Make a row for each maximal clique; none without a limit."""
+    live = intervals[:, 1] > intervals[:, 0]
+    if limit is None or not live.any():
+        none = np.zeros(len(intervals), dtype=np.int64)
+        return Rows(none, none, np.zeros(0), none[:0])
+    births = np.unique(intervals[live, 0])
+    deaths = np.unique(intervals[live, 1])
+    # a birth is the last before some death if a death lies between it and the next birth
+    following = deaths[np.searchsorted(deaths, births, side="right")]
+    times = births[np.append(following[:-1] <= births[1:], True)]
+    first, last = (np.where(live, np.searchsorted(times, ends), 0) for ends in intervals.T)
+    return Rows(first, last, np.full(len(times), float(limit)), np.arange(len(times)))
+
+
+def peaks(over: Floats) -> Ints:
+    """The worst row of each run of rows in which usage is above capacity."""
+    short = np.concatenate([[False], over > 0, [False]])
+    bounds = np.flatnonzero(short[1:] != short[:-1]).reshape(-1, 2)
+    return np.array([a + int(over[a:b].argmax()) for a, b in bounds], dtype=np.int64)
+
 
 #: Cost of a forbidden pair while a choice still has some: far above all others.
 CONFLICT = 1e16
@@ -32,24 +108,15 @@ class Graph(NamedTuple):
     """Strategies, and every edge as two arcs; the arcs of a node ascend by the other end.
 
     A named tuple, because compiled functions take one as it is.
-
-    Attributes:
-        offsets: First strategy of each node, and the number of all; (nodes + 1,).
-        unary: Cost of each strategy, infinite only until `prune`; (strategies,).
-        starts: First arc of each node, and the number of all; (nodes + 1,).
-        heads: Node that the arc leads to; (arcs,).
-        back: The arc of the other direction; (arcs,).
-        tables: First entry of the arc's table, (strategies of tail, of head) row-major; (arcs,).
-        entries: Cost of each pair; infinite where forbidden.
     """
 
-    offsets: Ints
-    unary: Floats
-    starts: Ints
-    heads: Ints
-    back: Ints
-    tables: Ints
-    entries: Floats
+    offsets: Ints  #: First strategy of each node, and the number of all; (nodes + 1,).
+    unary: Floats  #: Cost of each strategy, infinite only until `prune`; (strategies,).
+    starts: Ints  #: First arc of each node, and the number of all; (nodes + 1,).
+    heads: Ints  #: Node that the arc leads to; (arcs,).
+    back: Ints  #: The arc of the other direction; (arcs,).
+    tables: Ints  #: First entry of the arc's table, (of tail, of head) row-major; (arcs,).
+    entries: Floats  #: Cost of each pair; infinite where forbidden.
 
     @property
     def nodes(self) -> int:
@@ -119,15 +186,8 @@ def build(problem: Pairwise) -> Model:
         diagonal = problem.edge_costs[start : start + size * size : size + 1]
         unary[first : first + size] += np.where(diagonal >= FORBIDDEN, np.inf, diagonal)
     unary[problem.costs >= FORBIDDEN] = np.inf
-    graph = _graph(problem, unary, np.flatnonzero(~loops))
-    usage = problem.usages.astype(np.float64)
-    rows = memory_rows(problem.intervals, problem.limit)
-    blank = Model(graph, usage, rows, index_in_group(problem.sizes))
-    return restrict(blank, problem.costs < FORBIDDEN)
-
-
-def _graph(problem: Pairwise, unary: Floats, edges: Ints) -> Graph:
-    """Lay out both directions of each edge, parallel edges added up."""
+    # lay out both directions of each edge, parallel edges added up
+    edges = np.flatnonzero(~loops)
     tails, heads = problem.edges[edges].T
     keys = np.unique(
         np.concatenate([tails, heads]) * problem.nodes + np.concatenate([heads, tails])
@@ -135,7 +195,10 @@ def _graph(problem: Pairwise, unary: Floats, edges: Ints) -> Graph:
     graph = joined(problem.offsets, unary, *np.divmod(keys, problem.nodes))
     arcs = np.searchsorted(keys, tails * problem.nodes + heads)
     _fill(arcs, edges, problem.edge_offsets, problem.edge_costs, float(FORBIDDEN), graph)
-    return graph
+    usage = problem.usages.astype(np.float64)
+    rows = memory_rows(problem.intervals, problem.limit)
+    blank = Model(graph, usage, rows, index_in_group(problem.sizes))
+    return restrict(blank, problem.costs < FORBIDDEN)
 
 
 def joined(offsets: Ints, unary: Floats, tails: Ints, heads: Ints) -> Graph:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from partitioner.solver.bounds import Bounds
-from partitioner.solver.outcome import Status
+from partitioner.solver.outcome import Bounds, Status
 from partitioner.solver.pairwise.model import Model
 from partitioner.solver.pairwise.problem import Ints, Pairwise, evaluate
 from partitioner.solver.work import now_s

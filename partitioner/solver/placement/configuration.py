@@ -13,19 +13,20 @@ values y >= 0 of the nodes exist with
 
     sum_v y_v  >  sum over classes c of number_c * max { y(S) : S fits c within T }.
 
-The values come from the LP over the sets found so far (`covering`), averaged with the best values
+The values come from the LP over the sets found so far (`Covering`), averaged with the best values
 yet (Wentges, 1997), and are rounded to whole numbers: then one sweep (`sweep`) has the maxima for
 all T at once, so any values prove the largest T that they refute, without tolerances.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from partitioner.solver.placement.covering import Covering
+from partitioner.solver.milp.highs import new_highs
 from partitioner.solver.placement.fleet import Fleet, Knapsack, longest_runs
 from partitioner.solver.placement.sweep import Floats, StarTerm, Sweep, Swept, lay_out, sweep
 from partitioner.solver.progress import Progress
@@ -72,27 +73,18 @@ def configure(progress: Progress, fleet: Fleet, *, final: bool = True) -> None:
     if len(kept) < len(layouts):
         return
     numbers = [len(members) for members in fleet.classes]
-    values = np.min([_shares(sack) for sack in sacks], axis=0)
+    works = [np.array(sack.work_s) for sack in sacks]
+    values = np.min([work / (work.sum() or 1.0) for work in works], axis=0)
     master = Covering(numbers, BOX * (values + LEAST_BOX / len(values)))
-    _add_first_sets(master, fleet, plan, progress.cost * (1 - LEAST_STEP))
-    _generate_columns(progress, _Pricing(master, kept, numbers, progress.work), values, final=final)
-
-
-def _shares(sack: Knapsack) -> Floats:
-    """Each node's share of all work."""
-    work = np.array(sack.work_s)
-    return work / (work.sum() or 1.0)
-
-
-def _add_first_sets(master: Covering, fleet: Fleet, plan: Sequence[int], limit_s: float) -> None:
-    """The nodes that a plan puts on each device, and long runs of the order."""
+    # the nodes that the plan puts on each device, then long runs of the order
     for index, members in enumerate(fleet.classes):
         for group in members:
             inside = fleet.held(plan, group)
             master.add(index, inside, fleet.knapsacks[group].seconds(inside))
-    for index, members in enumerate(fleet.classes):
-        for run in longest_runs(fleet.knapsacks[members[0]], fleet.order, limit_s):
+    for index, sack in enumerate(sacks):
+        for run in longest_runs(sack, fleet.order, progress.cost * (1 - LEAST_STEP)):
             master.add(index, *run)
+    _generate_columns(progress, _Pricing(master, kept, numbers, progress.work), values, final=final)
 
 
 @dataclass(frozen=True)
@@ -185,3 +177,65 @@ def _worth(swept: Swept, limit: float, bound: float) -> list[int]:
     for within, most in ((limit, WITHIN), (min(bound * (1 + 2 * ROUNDING), limit), ABOUT)):
         values += np.flatnonzero(swept.seconds <= within)[::-1][:most].tolist()
     return sorted(set(values))
+
+
+#: HiGHS's code of the primal simplex method: the basis stays feasible when sets are added.
+PRIMAL = 4
+
+
+class Covering:
+    """The least number of devices, in fractions, whose sets so far cover all nodes: a growing LP.
+
+        minimise  theta + sum_v box_v * s_v
+        such that (1) sum of x over the sets that hold v, + s_v >= 1          for every node v,
+                  (2) sum of x over the sets of class c <= number_c * theta   for every class c,
+
+    x, s, theta >= 0. `add` adds the x of one set. The duals of (1), at most box_v each, are the
+    values of the nodes. HiGHS keeps its basis as sets are added, which makes a round cheap.
+    """
+
+    def __init__(self, numbers: Sequence[int], box: Floats) -> None:
+        self.known: set[tuple[int, frozenset[int]]] = set()
+        self.seconds: list[float] = []  # of each set
+        self.nodes, self.limit = len(box), math.inf
+        self.solver = new_highs()
+        for option, value in (("threads", 1), ("presolve", "off"), ("simplex_strategy", PRIMAL)):
+            self.solver.setOptionValue(option, value)
+        no_columns = (0, np.array([], dtype=np.int32), np.array([]))
+        for _ in box:
+            self.solver.addRow(1.0, math.inf, *no_columns)
+        for _ in numbers:
+            self.solver.addRow(-math.inf, 0.0, *no_columns)
+        class_rows = range(self.nodes, self.nodes + len(numbers))
+        self._column(1.0, class_rows, [-float(n) for n in numbers])
+        for node, cost in enumerate(box):
+            self._column(float(cost), [node], [1.0])
+
+    def add(self, of_class: int, inside: frozenset[int], seconds: float) -> bool:
+        """Let a device of a class hold a set of nodes; whether it is new."""
+        if (of_class, inside) in self.known:
+            return False
+        self.known.add((of_class, inside))
+        self.seconds.append(seconds)
+        rows = [*sorted(inside), self.nodes + of_class]
+        self._column(0.0, rows, [1.0] * len(rows), self._most(seconds))
+        return True
+
+    def solve(self, limit: float) -> tuple[float, Floats]:
+        """The least value with sets that take at most `limit` seconds, and the nodes' duals."""
+        if limit != self.limit:
+            self.limit = limit
+            for index, seconds in enumerate(self.seconds, start=1 + self.nodes):
+                self.solver.changeColBounds(index, 0.0, self._most(seconds))
+        self.solver.run()
+        duals = np.array(self.solver.getSolution().row_dual[: self.nodes])
+        return float(self.solver.getInfo().objective_function_value), np.maximum(0.0, duals)
+
+    def _most(self, seconds: float) -> float:
+        return math.inf if seconds <= self.limit else 0.0
+
+    def _column(
+        self, cost: float, rows: Sequence[int], values: Sequence[float], upper: float = math.inf
+    ) -> None:
+        indices = np.array(rows, dtype=np.int32)
+        self.solver.addCol(cost, 0.0, upper, len(indices), indices, np.array(values))

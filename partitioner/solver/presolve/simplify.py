@@ -47,7 +47,16 @@ def presolve(problem: Problem) -> Reduced:
     kept = tuple(tuple(range(len(choices))) for choices in problem.nodes)
     reduced = Reduced(simplify_edges(problem), kept)
     while True:
-        drop = _impossible(reduced.problem)
+        # choices that some edge forbids whatever the other end does
+        drop: list[set[int]] = [set() for _ in reduced.problem.nodes]
+        for edge in reduced.problem.edges:
+            if not edge.forbidden:
+                continue
+            outs, ins = set(edge.out_class), set(edge.in_class)
+            dead_out = {o for o in outs if all((o, i) in edge.forbidden for i in ins)}
+            dead_in = {i for i in ins if all((o, i) in edge.forbidden for o in outs)}
+            drop[edge.u] |= {p for p, o in enumerate(edge.out_class) if o in dead_out}
+            drop[edge.v] |= {q for q, i in enumerate(edge.in_class) if i in dead_in}
         if not any(drop):
             drop = _dominated(reduced.problem)
         if not any(drop):
@@ -175,20 +184,6 @@ def _number(classes: Sequence[int], keys: Sequence[Sequence[Hashable]]) -> dict[
     return {
         old: ids.setdefault(tuple(key), len(ids)) for old, key in zip(classes, keys, strict=True)
     }
-
-
-def _impossible(problem: Problem) -> list[set[int]]:
-    """Choices that some edge forbids whatever the other end does."""
-    drop: list[set[int]] = [set() for _ in problem.nodes]
-    for edge in problem.edges:
-        if not edge.forbidden:
-            continue
-        outs, ins = set(edge.out_class), set(edge.in_class)
-        dead_out = {o for o in outs if all((o, i) in edge.forbidden for i in ins)}
-        dead_in = {i for i in ins if all((o, i) in edge.forbidden for o in outs)}
-        drop[edge.u] |= {p for p, o in enumerate(edge.out_class) if o in dead_out}
-        drop[edge.v] |= {q for q, i in enumerate(edge.in_class) if i in dead_in}
-    return drop
 
 
 def _binding_limits(problem: Problem) -> Problem:

@@ -2,19 +2,30 @@
 
 Only the loads of possible stages are ever candidates, so the search ends at one of them with
 the next lower one refuted. The first candidate comes from a bound: weighted by devices, loads sum
-along some path to no more than the largest load times all devices.
+along some path to no more than the largest load times all devices. Where no cut fits, the refusal
+names the resource that is short, and by how much.
 """
 
 from __future__ import annotations
 
+import math
+import sys
+from dataclasses import replace
+
 import numpy as np
 
-from partitioner.solver.outcome import relative_gap
+from partitioner.foundations import units
+from partitioner.solver.outcome import Infeasible, relative_gap
 from partitioner.solver.stages.entries import join, lay_out, settle
-from partitioner.solver.stages.labels import fit
-from partitioner.solver.stages.model import Cut, Floats, StageProblem, evaluate_cut
-from partitioner.solver.stages.paths import ROUNDING, least_of, stages_of, tail_lengths
-from partitioner.solver.stages.shortage import refusal
+from partitioner.solver.stages.model import Cut, Floats, Pool, StageProblem, evaluate_cut
+from partitioner.solver.stages.paths import (
+    ROUNDING,
+    fit,
+    head_lengths,
+    least_of,
+    stages_of,
+    tail_lengths,
+)
 
 #: While no load above the bound is known to be in reach, tries step by these factors.
 STEPS = (1.02, 1.1, 1.3, 2.0)
@@ -73,3 +84,68 @@ def _candidate(loads: Floats, bound: float, step: int) -> tuple[float, int]:
         return float(loads[loads <= bound * STEPS[step]].max()), step + 1
     sample = np.sort(loads[:: 1 + len(loads) // SAMPLE])
     return float(sample[(len(sample) - 1) // 2]), step
+
+
+#: More than any cut takes of anything.
+PLENTY = 2**31
+#: Precision of the least memory that suffices: a share of the shortage, and bytes.
+CLOSE = 1e-3
+BYTE = 1.0
+
+
+def refusal(problem: StageProblem) -> Infeasible:
+    """The verdict on a problem that no cut solves, in one line."""
+    free = _least_extra(problem, sys.float_info.max)
+    if free is None:
+        return Infeasible(_without_memory(problem))
+    low, high = 0.0, free
+    while high - low > max(BYTE, CLOSE * high):
+        middle = (low + high) / 2
+        excess = _least_extra(problem, middle)
+        low, high = (middle, high) if excess is None else (low, excess)
+    limit = min(pool.limit_bytes for pool in problem.pools)
+    return Infeasible(
+        f"no cut into stages fits the memory: the nearest is {math.ceil(high)} bytes a device "
+        f"short ({units.size(high)} over a limit of {units.size(limit)})",
+        bytes_short=high,
+    )
+
+
+def _least_extra(problem: StageProblem, extra: float) -> float | None:
+    """Excess over the limits of a cut that fits with `extra` bytes a device; None if none does."""
+    largest = sys.float_info.max  # under which infinite bytes still do not fit
+    pools = tuple(Pool(p.devices, min(p.limit_bytes + extra, largest)) for p in problem.pools)
+    roomy = replace(problem, pools=pools)
+    space, entries = lay_out(roomy)
+    picks, _ = fit(space, settle(space, entries))
+    if picks is None:
+        return None
+    stages = stages_of(roomy, space, picks)
+    held = evaluate_cut(problem, stages).held_bytes
+    limits = [problem.pools[problem.options[s.option].pool].limit_bytes for s in stages]
+    return max(size - limit for size, limit in zip(held, limits, strict=True))
+
+
+def _without_memory(problem: StageProblem) -> str:
+    """The shortage of a problem that no cut solves even with unlimited memory."""
+    plenty = tuple(Pool(PLENTY, sys.float_info.max) for _ in problem.pools)
+    space, entries = lay_out(replace(problem, pools=plenty, most_degrees=None))
+    devices = least_of(space, entries, space.groups.devices[entries.group].astype(float))
+    reached = int(np.flatnonzero(np.isfinite(head_lengths(devices)))[-1])
+    if reached < space.positions:
+        return f"no cut into stages: no chain of stages leads past position {reached}"
+    degree = least_of(space, entries, space.groups.degree[entries.group].astype(float))
+    degrees, there = int(tail_lengths(degree)[0][0]), problem.most_degrees
+    if there is not None and degrees > there:
+        return f"no cut into stages: degrees sum to {degrees} at least, {there} are allowed"
+    return f"no cut into stages: {_short_devices(problem, devices)}"
+
+
+def _short_devices(problem: StageProblem, devices: Floats) -> str:
+    least, there = int(tail_lengths(devices)[0][0]), sum(pool.devices for pool in problem.pools)
+    if least > there:
+        return f"it takes {least} devices at least, there are {there}"
+    names = " + ".join(str(pool.devices) for pool in problem.pools)
+    if problem.most_degrees is None:
+        return f"none is within the {names} devices of the pools, though {least} are enough in all"
+    return f"none is within both {names} devices and a sum of degrees of {problem.most_degrees}"

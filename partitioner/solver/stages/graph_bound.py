@@ -59,10 +59,20 @@ def bound_plans(graph: StageGraph, load_s: float, work: Work, engine: Engine = H
 
     With an infinite load that is known, an infinite bound says that no plan fits at all.
     """
-    groups = _groups(graph)
+    by_key: dict[object, list[Mapping[int, Sharded]]] = {}
+    for shards in graph.nodes.values():
+        key = tuple((t, of.parameter_bytes, of.configs) for t, of in shards.items())
+        by_key.setdefault(key, []).append(shards)
+    groups = [EqualNodes(len(members), members[0]) for members in by_key.values()]
     slots = _slots(graph, len(groups))
     least_bytes = 0.0 if work.over else least_cut(graph)
-    low, high = _work_s(graph, groups), load_s
+    # the nodes' least seconds of devices, over all devices; none runs faster than alone
+    seconds = (
+        of.count * min(t * c.time_s for t, on in of.shards.items() for c in on.configs)
+        for of in groups
+        if of.shards
+    )
+    low, high = math.fsum(seconds) / graph.devices * (1 - ROUNDING), load_s
     for trial in range(TRIALS):
         # the plan's own load comes first: it is often the bound
         tried = high * (1 - ROUNDING) if not trial else (low + high) / 2
@@ -82,14 +92,6 @@ def bound_plans(graph: StageGraph, load_s: float, work: Work, engine: Engine = H
     return min(low, load_s)
 
 
-def _groups(graph: StageGraph) -> list[EqualNodes]:
-    by_key: dict[object, list[Mapping[int, Sharded]]] = {}
-    for shards in graph.nodes.values():
-        key = tuple((t, of.parameter_bytes, of.configs) for t, of in shards.items())
-        by_key.setdefault(key, []).append(shards)
-    return [EqualNodes(len(members), members[0]) for members in by_key.values()]
-
-
 def _slots(graph: StageGraph, groups: int) -> list[Slot]:
     """All slots, their flights in ranges that are wider where there are too many."""
     most = graph.most_in_flight
@@ -105,16 +107,6 @@ def _slots(graph: StageGraph, groups: int) -> list[Slot]:
         if 2 * groups * len(slots) <= MOST_COLUMNS or growth > most:
             return slots
         growth *= 1.2
-
-
-def _work_s(graph: StageGraph, groups: Sequence[EqualNodes]) -> float:
-    """The nodes' least seconds of devices, over all devices; none runs faster than alone."""
-    seconds = (
-        of.count * min(t * c.time_s for t, on in of.shards.items() for c in on.configs)
-        for of in groups
-        if of.shards
-    )
-    return math.fsum(seconds) / graph.devices * (1 - ROUNDING)
 
 
 def least_cut(graph: StageGraph) -> float:

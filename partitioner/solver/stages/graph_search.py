@@ -19,14 +19,15 @@ from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.outcome import Infeasible, Status, relative_gap
 from partitioner.solver.stages.cut import cut_stages, find_cut
 from partitioner.solver.stages.cut_orders import first_orders, random_order
-from partitioner.solver.stages.downsets import (
+from partitioner.solver.stages.graph import (
     Downset,
     Layout,
+    PlannedStage,
+    StageGraph,
     around,
     between,
     enumerate_downsets,
 )
-from partitioner.solver.stages.graph import PlannedStage, StageGraph
 from partitioner.solver.stages.graph_bound import bound_plans
 from partitioner.solver.stages.packed import StageSeconds, first_ranges
 from partitioner.solver.work import Work
@@ -74,7 +75,19 @@ def plan_stages(
             if not (best.stages and work.over):
                 best = _better(graph, between((), order), best, work, gap)
     if downsets is None or len(downsets) > _most_downsets(graph):
-        best = replace(_improved(graph, best, work, gap, seed), solver="orders / bisection")
+        # the best cut after its ends have moved, until none of several moves in a row helps
+        rng, idle = random.Random(seed), 0  # noqa: S311 - no secret
+        while idle < PATIENCE and not work.over:
+            stages = (frozenset(stage.configs) for stage in best.stages)
+            ends = tuple(accumulate(stages, operator.or_))[:-1]
+            if idle == 0 and ends:
+                family = around(graph, ends, NEAR)
+            else:
+                family = between(ends, random_order(graph, rng))
+            moved = _better(graph, family, best, work, gap)
+            idle = 0 if moved.load_s < best.load_s * (1 - ROUNDING) else idle + 1
+            best = moved
+        best = replace(best, solver="orders / bisection")
     elif not (best.stages and work.over):
         layout = Layout(graph, downsets)
         best = best_cut(layout, work, gap, best)
@@ -126,22 +139,6 @@ def _refused(layout: Layout, work: Work) -> Infeasible:
         return error
     assert work.stopped, "all stages fit in their smallest ways"
     return Infeasible("no plan was found in time", proven=False)
-
-
-def _improved(graph: StageGraph, best: StagePlan, work: Work, gap: float, seed: int) -> StagePlan:
-    """The best cut after its ends have moved, until none of several moves in a row helps."""
-    rng, idle = random.Random(seed), 0  # noqa: S311 - no secret
-    while idle < PATIENCE and not work.over:
-        stages = (frozenset(stage.configs) for stage in best.stages)
-        ends = tuple(accumulate(stages, operator.or_))[:-1]
-        if idle == 0 and ends:
-            family = around(graph, ends, NEAR)
-        else:
-            family = between(ends, random_order(graph, rng))
-        moved = _better(graph, family, best, work, gap)
-        idle = 0 if moved.load_s < best.load_s * (1 - ROUNDING) else idle + 1
-        best = moved
-    return best
 
 
 def _better(

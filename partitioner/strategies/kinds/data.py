@@ -1,4 +1,4 @@
-"""Data parallelism: the batch is cut, and what is stored is whole or cut.
+"""Data parallelism: the batch is cut, and what is stored is whole or cut; uses of parameters.
 
 Parameters and uses of parameters are bound, and so are nodes that depend on the batch; the rest is
 solved. Where no other kind is asked for, parameters that are cut are stored as rows if they can be:
@@ -7,23 +7,17 @@ parts of rows are gathered without a copy.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.ops import row_of, rule_of, rules_of
 from partitioner.ir.plan import Plan
 from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
 from partitioner.strategies.kinds.batch import Followed
 from partitioner.strategies.kinds.kind import Asked, whole_operators
-from partitioner.strategies.kinds.parameter_uses import (
-    can_cut,
-    is_again,
-    is_stored_again,
-    parameter_uses,
-)
 
 
 @dataclass(frozen=True)
@@ -42,7 +36,18 @@ class DataParallel:
         Raises:
             ConstraintError: There is no batch, or it has too few elements.
         """
-        self._check_batch(asked)
+        graph, batch, size, word = asked.graph, asked.batch, asked.size, self.word
+        if not batch.inputs:
+            shapes = ", ".join(f"{name} {graph.types[name]}" for name in graph.inputs)
+            raise ConstraintError(
+                f"parallel {word}: no input has a batch that can be cut: {shapes}"
+            )
+        if batch.size(graph) < size:
+            dims = " and ".join(f"dim {dim} of {name!r}" for name, dim in batch.inputs.items())
+            raise ConstraintError(
+                f"parallel {word}: the batch ({dims}) has {batch.size(graph)} elements, "
+                f"fewer than {size} devices"
+            )
         factors, producers = asked.batch.factors, asked.graph.producers
         caches = (producers[name].name for name in asked.batch.inputs if name in producers)
         dependent = (*depending(asked.graph, asked.batch), *caches)
@@ -73,20 +78,6 @@ class DataParallel:
                 f"axis {axis} computes all of it"
             )
         return tuple(notes)
-
-    def _check_batch(self, asked: Asked) -> None:
-        graph, batch, size, word = asked.graph, asked.batch, asked.size, self.word
-        if not batch.inputs:
-            shapes = ", ".join(f"{name} {graph.types[name]}" for name in graph.inputs)
-            raise ConstraintError(
-                f"parallel {word}: no input has a batch that can be cut: {shapes}"
-            )
-        if batch.size(graph) < size:
-            dims = " and ".join(f"dim {dim} of {name!r}" for name, dim in batch.inputs.items())
-            raise ConstraintError(
-                f"parallel {word}: the batch ({dims}) has {batch.size(graph)} elements, "
-                f"fewer than {size} devices"
-            )
 
 
 def depending(graph: Graph, batch: Followed) -> Iterator[str]:
@@ -143,3 +134,77 @@ def _stored(cut: bool, dim: int | None) -> dict[str, Any]:
     if not cut:
         return {"replicate": True}
     return {"cut": True} if dim is None else {"dim": dim}
+
+
+def parameter_uses(graph: Graph) -> Mapping[str, tuple[str, ...]]:
+    """The values of each stored parameter in the passes, and the views of them.
+
+    In training, of those that are trained.
+    """
+    by_parameter: dict[str, list[str]] = {}
+    root: dict[str, str] = {}
+    updated = (n.inputs[1] for n in graph.nodes if n.attrs.get("role") == "gradient")
+    trained = {_origin(graph, value) for value in updated}
+    for node in graph.nodes:
+        row = row_of(node)
+        if row is None or row.in_place is not None:
+            continue
+        if row.stored and not node.inputs and (node.outputs[0] in trained or not graph.backward):
+            by_parameter[node.outputs[0]] = []
+            root[node.outputs[0]] = node.outputs[0]
+        elif node.inputs and (row.view or row.again) and node.inputs[0] in root:
+            parameter = root[node.inputs[0]]
+            root.update(dict.fromkeys(node.writes, parameter))
+            by_parameter[parameter] += node.writes
+    for parameter, uses in by_parameter.items():
+        if not any(is_again(graph, use) for use in uses):
+            uses.append(parameter)
+    return {parameter: tuple(uses) for parameter, uses in by_parameter.items()}
+
+
+def _origin(graph: Graph, value: str) -> str:
+    while inputs := graph.producers[value].inputs:
+        value = inputs[0]
+    return value
+
+
+def is_again(graph: Graph, value: str) -> bool:
+    """Test whether a value is another one, in a pass or at rest."""
+    row = row_of(graph.producers[value])
+    return row is not None and row.again
+
+
+def is_stored_again(graph: Graph, value: str) -> bool:
+    """Test whether a value is gathered for where it lies at rest."""
+    rows = map(row_of, graph.consumers[value])
+    return any(row is not None and row.stored for row in rows)
+
+
+def is_read_whole(graph: Graph, value: str) -> bool:
+    """Test whether a node, such as a `torch.cond`, needs the value whole on every device."""
+    for node in graph.consumers[value]:
+        rule = rule_of(graph, node)
+        if not isinstance(rule, Rule):
+            return True
+        if any(v == value and d is None for v, d in zip(node.inputs, rule.operands, strict=True)):
+            return True
+    return False
+
+
+def can_cut(graph: Graph, value: str, *parts: int) -> bool:
+    """Tell whether a value has elements, and for each number a dim of so many equal parts.
+
+    A dim that is cut for one number has that many fewer elements for the next.
+    """
+    return 0 not in graph.types[value].shape and _divisible(graph.types[value].shape, parts)
+
+
+def _divisible(shape: tuple[int, ...], parts: tuple[int, ...]) -> bool:
+    if not parts:
+        return True
+    first, *others = parts
+    return any(
+        _divisible((*shape[:dim], size // first, *shape[dim + 1 :]), tuple(others))
+        for dim, size in enumerate(shape)
+        if size % first == 0
+    )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.loops.factors import FactorKind, names_of
 from partitioner.ir.ops import rule_of, writes_stored
 from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import Constraints, Pin
+from partitioner.strategies.kinds.data import can_cut, is_read_whole, parameter_uses
 from partitioner.strategies.kinds.kind import Asked
-from partitioner.strategies.kinds.parameter_uses import can_cut, is_read_whole, parameter_uses
 
 
 def tensor_constraints(asked: Asked) -> Constraints:
@@ -32,7 +32,19 @@ def _pins(asked: Asked) -> Iterator[Pin]:
         yield Pin(text, tensor=value, axis=axis, side="made", cut=True)
         for name in uses:
             yield Pin(text, tensor=name, axis=axis, side="read", cut=True)
-    for value, weight in _matrices(graph).items():
+    # values of constants, as they are or computed from them alone, that only products read
+    origin = {name: name for name in graph.constants if graph.types[name].rank}
+    for node in graph.nodes:
+        if node.reads and origin.keys() >= set(node.reads):
+            origin.update(dict.fromkeys(node.writes, origin[node.reads[0]]))
+    matrices = {
+        value: weight
+        for value, weight in origin.items()
+        if graph.types[value].rank >= 2
+        and (readers := graph.consumers[value])
+        and all(_is_factor(graph, node, value) for node in readers)
+    }
+    for value, weight in matrices.items():
         if not is_read_whole(graph, value) and _is_cut(graph, value, whole, size):
             text = f"parallel tp: weight {weight!r}"
             yield Pin(text, tensor=value, axis=axis, side="read", cut=True)
@@ -55,24 +67,6 @@ def _loops(rule: Rule, value: str, node: Node, whole: Container[str], size: int)
         factor = rule.factors[name]
         if factor.kind is not FactorKind.WHOLE and factor.size >= size and name not in kept:
             yield name
-
-
-def _matrices(graph: Graph) -> Mapping[str, str]:
-    """The values of constants, as they are or computed from them alone, that only products read.
-
-    Each with the name of the constant.
-    """
-    origin = {name: name for name in graph.constants if graph.types[name].rank}
-    for node in graph.nodes:
-        if node.reads and origin.keys() >= set(node.reads):
-            origin.update(dict.fromkeys(node.writes, origin[node.reads[0]]))
-    return {
-        value: weight
-        for value, weight in origin.items()
-        if graph.types[value].rank >= 2
-        and (readers := graph.consumers[value])
-        and all(_is_factor(graph, node, value) for node in readers)
-    }
 
 
 def _is_factor(graph: Graph, node: Node, value: str) -> bool:

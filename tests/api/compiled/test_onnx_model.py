@@ -394,7 +394,7 @@ def counted_sessions(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
         opened.append(weakref.ref(session))
         return session
 
-    monkeypatch.setattr("partitioner.backends.onnx.sessions.blocks.open_session", note)
+    monkeypatch.setattr("partitioner.backends.onnx.sessions.segments.open_session", note)
     return opened
 
 
@@ -449,7 +449,7 @@ def test_sessions_are_opened_anew_where_a_rank_file_changed(
     compiled: Compiled, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = counted_sessions(monkeypatch)
-    ranks = compiled.model.read(compiled.programs, saved)
+    ranks = compiled.model.ranks(compiled.programs, compiled.plan, saved)
     first = ranks.run(feeds())["y"]
     count = len(opened)
     ranks.run(feeds())

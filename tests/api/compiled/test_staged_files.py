@@ -36,7 +36,7 @@ def test_phases_are_files_that_are_read_back(
     assert {"rank0.pt2", "rank1.pt2", "rank0.forward_0.pt2", "rank1.forward_1.pt2"} <= names
     assert ("rank0.last_forward_0.pt2" in names) == (size == 10)
     assert all(file.staged and file.training for file in read_rank_files(tmp_path))
-    assert program.model.read(program.programs, tmp_path).verify(0).equal
+    assert program.model.ranks(program.programs, program.plan, tmp_path).verify(0).equal
 
 
 @pytest.mark.slow

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import partitioner
-from partitioner.api.compiled.module import ModuleProgram
-from partitioner.api.compiled.variants import variant
+from partitioner.api.compiled.module import ModuleProgram, variant
 from partitioner.foundations.files import ResultError
 from partitioner.ir.layout import Placement
 

@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from partitioner.api.profiling import gloo
-from partitioner.api.profiling.gloo import LinkGroup, Wanted, link_groups, wanted_of
-from partitioner.api.profiling.links import unknown_links
+from partitioner.api.profiling import links
+from partitioner.api.profiling.links import LinkGroup, Wanted, link_groups, unknown_links, wanted_of
 from partitioner.api.profiling.measure import timed_runs
 from partitioner.api.profiling.profile import _in_turns, _profile_of, _Session
 from partitioner.api.profiling.profiled import Profiled
-from partitioner.api.profiling.rank import _prepared
-from partitioner.api.profiling.work import Work
+from partitioner.api.profiling.rank import Work, _prepared
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.profiles.database import Profile, in_groups, write_entries
@@ -95,7 +93,7 @@ def test_yardsticks_are_measured_behind_the_forms_of_half_of_the_seconds() -> No
 def test_each_kind_is_wanted_of_each_group_but_messages_of_several_a_group() -> None:
     groups = link_groups((("node", 2), ("network", 4)))
     wanted = wanted_of(groups)
-    assert len(set(wanted)) == len(wanted) == len(gloo.SIZES) * (6 + 6 + 5)
+    assert len(set(wanted)) == len(wanted) == len(links.SIZES) * (6 + 6 + 5)
     assert not [one for one in wanted if one[0] == "send" and one[1].each > 1]
 
 
@@ -103,7 +101,7 @@ def test_what_a_profile_has_from_this_backend_is_not_wanted_again(tmp_path: Path
     file = tmp_path / "p.sqlite"
     wanted = wanted_of([PAIR])
     ours, others, *_ = wanted
-    for (kind, group, nbytes), backend in ((ours, gloo.NAME), (others, "gloo, torch 1.0")):
+    for (kind, group, nbytes), backend in ((ours, links.NAME), (others, "gloo, torch 1.0")):
         entry = LinkEntry(in_groups(kind, group.each), 2, nbytes, 1e-3, 0.0, 7, backend, "2026")
         write_entries(file, "core", 1, [entry])
     known = Profile.read(file, "core", 1)
@@ -130,21 +128,21 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], dict[int, int
     A communication takes a second a MiB, and no time to begin.
     """
     clock = Clock()
-    monkeypatch.setattr(gloo.time, "perf_counter", clock)
-    monkeypatch.setattr(gloo, "_Products", lambda: None)
-    monkeypatch.setattr(gloo, "_Buffers", lambda _: None)
-    monkeypatch.setattr(gloo, "_STARTS", {"all_reduce": lambda *_: None})
-    monkeypatch.setattr(gloo, "_agreed", lambda seconds, *_: seconds)
+    monkeypatch.setattr(links.time, "perf_counter", clock)
+    monkeypatch.setattr(links, "_Products", lambda: None)
+    monkeypatch.setattr(links, "_KINDS", ("all_reduce",))
+    monkeypatch.setattr(links, "_start_of", lambda *_: None)
+    monkeypatch.setattr(links, "_agreed", lambda seconds, *_: seconds)
     monkeypatch.setattr(torch.distributed, "new_group", lambda _: None)
     monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
     begun = lambda _, nbytes, *__: Passing(clock, nbytes / MIB)  # noqa: E731
-    monkeypatch.setattr(gloo._Communication, "begun", begun)
+    monkeypatch.setattr(links._Communication, "begun", begun)
 
     def measure(end_s: float) -> dict[int, int]:
         monkeypatch.setattr(clock, "now", 0.0)
-        stages = gloo._in_stages(wanted_of([PAIR]))
+        stages = links._in_stages(wanted_of([PAIR]))
         wanted: list[Wanted] = [one for stage in stages for one in stage]
-        done = {wanted[number][2]: turns for number, turns in gloo._measured(0, stages, end_s)}
+        done = {wanted[number][2]: turns for number, turns in links._measured(0, stages, end_s)}
         assert clock.now <= end_s
         return done  # type: ignore[return-value]
 

@@ -8,7 +8,7 @@ import pytest
 from helpers.processes import two_machines
 from helpers.processes.two_machines import ROOT, NotPermittedError, cluster_of
 from partitioner import examples
-from partitioner.api.profiling.gloo import LinkGroup, added_seconds, link_groups
+from partitioner.api.profiling.links import LinkGroup, added_seconds, link_groups
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.prices.collectives import collective
 from partitioner.cost_model.profiles.database import Profile

@@ -16,10 +16,10 @@ from torch import nn
 import partitioner
 from helpers import factories
 from partitioner import examples
-from partitioner.api.profiling import gloo, yardsticks
+from partitioner.api.profiling import candidates as measured
+from partitioner.api.profiling import links
 from partitioner.api.profiling.candidates import (
     candidates,
-    graph_before,
     is_cold,
     is_made_shortly_before,
     is_read_long_after,
@@ -28,8 +28,7 @@ from partitioner.api.profiling.candidates import (
 from partitioner.api.profiling.measure import Timing, timed_runs
 from partitioner.api.profiling.profile import profile
 from partitioner.api.profiling.profiled import Profiled
-from partitioner.api.profiling.rank import _batches
-from partitioner.api.profiling.work import Item
+from partitioner.api.profiling.rank import Item, _batches
 from partitioner.cli.main import main
 from partitioner.cost_model.cluster.resolve import local_cluster, one_process, resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
@@ -46,8 +45,8 @@ from partitioner.ir.plan import Plan
 def _small_yardsticks() -> Iterator[None]:
     """One copy and one product, which take no time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(yardsticks, "MOVED_BYTES", (2**16,))
-        patch.setattr(yardsticks, "PRODUCTS", ((64, 64, 64),))
+        patch.setattr(measured, "MOVED_BYTES", (2**16,))
+        patch.setattr(measured, "PRODUCTS", ((64, 64, 64),))
         yield
 
 
@@ -69,8 +68,8 @@ def with_links(empty: Path) -> Path:
         return empty
     assert spec.profile is not None
     known = [
-        LinkEntry(kind, 2, nbytes, 1e-3, 0.01, 7, gloo.NAME, "2026-01-01")
-        for kind, _, nbytes in gloo.wanted_of(gloo.link_groups([("", 2)]))
+        LinkEntry(kind, 2, nbytes, 1e-3, 0.01, 7, links.NAME, "2026-01-01")
+        for kind, _, nbytes in links.wanted_of(links.link_groups([("", 2)]))
     ]
     write_entries(empty, spec.profile.device, spec.profile.threads, known)
     return empty
@@ -143,8 +142,8 @@ def test_what_another_kernel_may_compute_is_measured_behind_it(file: Path) -> No
     assert behind
     for one in behind:
         assert one.form.behind == tuple(placed.node.op for placed in one.behind)
-        whole, before = local_graph(graph, one, cluster), graph_before(graph, one, cluster)
-        assert before is not None
+        whole = local_graph(graph, one, cluster)
+        before = local_graph(graph, one, cluster, is_before=True)
         (result,) = whole.outputs
         assert whole.producers[result].op == one.form.op
         assert before.outputs != whole.outputs
@@ -185,7 +184,7 @@ def test_what_one_device_runs_is_measured_alone_too(mlp: onnx.ModelProto, profil
     found = candidates(open_model(mlp).graph, cluster, "auto", None)
     known = cluster.devices[0].profile
     assert known is not None
-    sticks = yardsticks.yardsticks(2**30, is_module=False)
+    sticks = measured.yardsticks(2**30, is_module=False)
     on_every_device = {one.form.key for one in candidates(sticks, cluster, "inter", None)}
     assert len(on_every_device) == 2
     assert {*known.entries} == {one.form.key for one in found} | on_every_device
@@ -381,7 +380,7 @@ def test_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     two_processes(empty)
-    monkeypatch.setattr(gloo, "SIZES", (1024, 2**16))
+    monkeypatch.setattr(links, "SIZES", (1024, 2**16))
     onnx.save(mlp, tmp_path / "m.onnx")
     command = [str(tmp_path / "m.onnx"), "--devices", "2", "--profile", str(empty)]
     assert main(["profile", *command, "-q", "--json"]) == 0
@@ -533,11 +532,11 @@ def test_cold_forms_take_turns_with_cold_ones_only() -> None:
 
 def test_copies_and_products_of_all_sizes_fit_the_device() -> None:
     large, small = (
-        yardsticks.yardsticks(memory, is_module=module)
+        measured.yardsticks(memory, is_module=module)
         for memory, module in ((2**34, True), (2**20, False))
     )
     assert len(small.nodes) == len(large.nodes) == 2
-    assert not yardsticks.yardsticks(0.0, is_module=True).nodes[1:]
+    assert not measured.yardsticks(0.0, is_module=True).nodes[1:]
     assert {node.op for node in small.nodes} == {"Relu", "MatMul"}
     assert {node.op for node in large.nodes} == {"aten::clone", "aten::mm"}
 

@@ -55,7 +55,7 @@ def test_what_is_missing_is_one_line(
     def missing(*_: object, **__: object) -> None:
         raise AttributeError("module 'torch._C'\nhas no attribute '_gone'")
 
-    monkeypatch.setattr("partitioner.api.compiler._graphs_of", missing)
+    monkeypatch.setattr("partitioner.api.compiler.open_with", missing)
     line = LINE + r" \(AttributeError: module 'torch\._C' has no attribute '_gone'\)"
     with pytest.raises(UntriedError, match=f"^{line}$"):
         partitioner.compile(torch.nn.Linear(4, 4), torch.randn(2, 4), devices=2)

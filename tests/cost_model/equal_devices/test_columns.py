@@ -11,9 +11,9 @@ from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.prices.compute import adding_seconds, kernel_seconds
 from partitioner.cost_model.prices.reshard import Resharder
-from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
+from partitioner.frontends.torch.trace import trace_micro_batch
 from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of

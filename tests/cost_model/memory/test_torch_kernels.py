@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import partitioner
 from partitioner.api.compiled.module import ModuleProgram
-from partitioner.backends.torch.measuring.optimizers import OPTIMIZERS
 from partitioner.backends.torch.measuring.recording import _most_bytes
+from partitioner.backends.torch.measuring.timing import OPTIMIZERS
 from partitioner.cost_model.evaluate import observed_schedule
 from partitioner.cost_model.memory.torch_kernels import scratch_bytes, scratch_curves
 from partitioner.ir.graph import Graph, Node

@@ -16,9 +16,9 @@ from partitioner.cost_model.prices.collectives import comm_cost
 from partitioner.cost_model.schedule.simulate import simulate, step_seconds
 from partitioner.cost_model.schedule.task_list import Schedule, schedule
 from partitioner.cost_model.schedule.tasks import Task
-from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
+from partitioner.frontends.torch.trace import trace_micro_batch
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Graph
 from partitioner.ir.phases import Part, step_order

@@ -6,7 +6,7 @@ import pytest
 from onnx import helper
 
 from helpers.onnx_files import onnx_models as om
-from partitioner.backends.onnx.files.nodes import node_proto
+from partitioner.backends.onnx.files.messages import node_proto
 from partitioner.frontends.onnx.load import load_onnx
 
 RNG = np.random.default_rng(0)

@@ -26,7 +26,7 @@ def compiled(model: onnx.ModelProto | Path, devices: int, **decisions: Decision)
     cluster = resolve_cluster(None, devices)
     plan = hand_plan(traced.graph, **decisions)
     figures = evaluate(traced.graph, plan, cluster)
-    return Compiled.of(OnnxModel.of(model, traced, {}, {}), cluster, plan, figures, {})
+    return Compiled.of(OnnxModel(traced, model, {}, {}), cluster, plan, figures, {})
 
 
 def mlp(**options: int) -> onnx.ModelProto:

@@ -8,7 +8,7 @@ import onnx
 import onnxruntime as ort
 from onnx import helper, numpy_helper
 
-from partitioner.backends.onnx.files.nodes import node_proto, tensor_proto, value_info
+from partitioner.backends.onnx.files.messages import node_proto, tensor_proto, value_info
 from partitioner.frontends.onnx.load import Traced
 from partitioner.ir.graph import Graph
 

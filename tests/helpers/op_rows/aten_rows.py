@@ -15,7 +15,7 @@ from helpers.op_rows.aten_calls import run_node
 from helpers.op_rows.rows import Case, Draw
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.graphs.calls import overload
-from partitioner.frontends.torch.building.nodes import encode_call
+from partitioner.frontends.torch.building.calls import encode_call
 from partitioner.frontends.torch.element_types import dtype_name
 from partitioner.ir.ops import ROWS, LocalOp
 

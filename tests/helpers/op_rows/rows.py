@@ -20,7 +20,7 @@ import onnxruntime as ort
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from partitioner.backends.onnx.files.nodes import node_proto, tensor_proto
+from partitioner.backends.onnx.files.messages import node_proto, tensor_proto
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Attr, Constant, Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding, even_cut

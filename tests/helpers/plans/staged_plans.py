@@ -9,10 +9,9 @@ from helpers.modules import trained
 from partitioner.api.compiled.module import ModuleModel, ModuleProgram
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
-from partitioner.frontends.torch.trace import TracedModule
+from partitioner.frontends.torch.trace import TracedModule, trace_micro_batch
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Pipeline, Plan

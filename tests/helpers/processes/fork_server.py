@@ -35,8 +35,6 @@ IMPORTED = (
     "partitioner.backends.torch.running.rank_module",
     "partitioner.api.compiler",
     "partitioner.api.compiled.module",
-    "partitioner.api.compiled.ranks",
-    "partitioner.api.compiled.variants",
     "torch._dynamo",
     "torch.distributed.checkpoint._fsspec_filesystem",
     "torch.distributed.tensor",

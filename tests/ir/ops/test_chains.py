@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from helpers.op_rows import rows
-from partitioner.backends.onnx.files.nodes import node_proto, tensor_proto
+from partitioner.backends.onnx.files.messages import node_proto, tensor_proto
 from partitioner.ir.graph import Attr, Constant, Graph, Node
 from partitioner.ir.layout import DimLayout, Sharding
 from partitioner.ir.mesh import DeviceMesh

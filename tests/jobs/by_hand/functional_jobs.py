@@ -15,8 +15,8 @@ import torch.distributed as dist
 from jobs.processes.torch_ranks import Job, LeftError, main
 from partitioner import functional as comm
 from partitioner.backends.errors import BackendError, CommunicationError
+from partitioner.backends.torch.by_hand.functional import tie
 from partitioner.backends.torch.by_hand.labels import DTYPES
-from partitioner.backends.torch.by_hand.linked import tie
 
 RANKS = 3
 Tensors = Sequence[torch.Tensor]

@@ -28,8 +28,6 @@ import torch.distributed as dist
 #: time: it is imported once, before they are forked.
 LATE = (
     "partitioner.backends.torch.running.rank_module",
-    "partitioner.api.compiled.ranks",
-    "partitioner.api.compiled.variants",
     "torch.distributed.checkpoint._fsspec_filesystem",
     "torch.profiler",
     "highspy",

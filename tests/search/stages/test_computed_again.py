@@ -27,7 +27,7 @@ from partitioner.ir.pipeline import (
     textbook_lanes,
 )
 from partitioner.ir.plan import NodePlan, Plan
-from partitioner.rewrites.settle import chosen
+from partitioner.rewrites.graph_writer import chosen
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages.computed_again import ComputedAgain, Offering

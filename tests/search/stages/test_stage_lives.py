@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from helpers.modules.sized_models import Gpt, Loss, convolutions, ids, perceptron, t5
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
+from partitioner.frontends.torch.trace import trace_micro_batch
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import Part, PhaseError, RunOrder

@@ -11,7 +11,7 @@ import pytest
 
 from helpers.problems.piper_files import piper as piper_file
 from helpers.problems.solver_instances import dnnp as dnnp_file
-from partitioner.solver.formats import dnnp, dnnp_referee, iopddl, json_files, piper, piper_referee
+from partitioner.solver.formats import dnnp, iopddl, json_files, piper
 from partitioner.solver.formats.files import FORMATS
 from partitioner.solver.formats.json_files import FormatError, read
 
@@ -19,9 +19,9 @@ PARSERS = (
     iopddl.parse,
     iopddl.parse_solution,
     dnnp.parse,
-    dnnp_referee.parse_split,
+    dnnp.parse_split,
     piper.parse,
-    piper_referee.parse_plan,
+    piper.parse_plan,
 )
 
 

@@ -14,11 +14,9 @@ import pytest
 from helpers.problems.piper_files import Json, all_plans, piper, price
 from partitioner.cli.main import main
 from partitioner.solver import Infeasible, SolverError
-from partitioner.solver.formats.piper import parse
-from partitioner.solver.formats.piper_referee import evaluate_plan, parse_plan, to_solution
+from partitioner.solver.formats.piper import evaluate_plan, parse, parse_plan, to_solution
 from partitioner.solver.stages import plan_stages
-from partitioner.solver.stages.downsets import enumerate_downsets
-from partitioner.solver.stages.graph import PlannedStage
+from partitioner.solver.stages.graph import PlannedStage, enumerate_downsets
 from partitioner.solver.work import Work
 
 

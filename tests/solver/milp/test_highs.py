@@ -20,7 +20,7 @@ from partitioner.solver.milp.program import Milp, MilpResult
 from partitioner.solver.pairwise.exact import solve_exactly
 from partitioner.solver.pairwise.model import build
 from partitioner.solver.pairwise.reducing.reduce import prune
-from partitioner.solver.placement.covering import Covering
+from partitioner.solver.placement.configuration import Covering
 
 BANNER = b"Running HiGHS\n"
 SOURCES = Path(__file__).parents[3] / "partitioner"

@@ -20,12 +20,10 @@ from helpers.problems.pairwise_cases import (
 from partitioner.solver.pairwise import solve
 from partitioner.solver.pairwise.bounding.dual import Dual
 from partitioner.solver.pairwise.bounding.messages import Messages
-from partitioner.solver.pairwise.model import CONFLICT, Model, build
+from partitioner.solver.pairwise.model import CONFLICT, Model, build, peaks
 from partitioner.solver.pairwise.moving.moves import Mover
-from partitioner.solver.pairwise.reducing.fold import fold
 from partitioner.solver.pairwise.reducing.reduce import reduce
-from partitioner.solver.pairwise.reducing.relax import relax
-from partitioner.solver.pairwise.rows import peaks
+from partitioner.solver.pairwise.reducing.relax import fold, relax
 
 
 def least(model: Model) -> float:

@@ -14,7 +14,7 @@ from partitioner.solver.pairwise.jit import seeded
 from partitioner.solver.pairwise.model import Model, build
 from partitioner.solver.pairwise.moving import wide
 from partitioner.solver.pairwise.moving.moves import Mover
-from partitioner.solver.pairwise.moving.order import eliminated_order
+from partitioner.solver.pairwise.moving.wide import eliminated_order
 
 
 @pytest.mark.one_in(4)

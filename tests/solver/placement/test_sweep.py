@@ -10,10 +10,9 @@ import pytest
 
 from helpers.problems.solver_instances import placement
 from partitioner.solver import brute_force, evaluate_choices
-from partitioner.solver.placement.exchange import exchange
+from partitioner.solver.placement.exchange import FEWEST, MOST_ENTRIES, exchange, split
 from partitioner.solver.placement.fleet import Knapsack, Star, fleet, longest_runs
 from partitioner.solver.placement.orders import frontier_order
-from partitioner.solver.placement.pairs import FEWEST, MOST_ENTRIES, split
 from partitioner.solver.placement.sweep import MOST_OPEN, StarTerm, lay_out, sweep
 from partitioner.solver.progress import Progress
 from partitioner.solver.work import Work
@@ -235,7 +234,7 @@ def test_exchange_splits_in_parts_where_tables_are_too_large(
     assert devices is not None
     costs = []
     for most in (MOST_ENTRIES, 150_000):
-        monkeypatch.setattr("partitioner.solver.placement.pairs.MOST_ENTRIES", most)
+        monkeypatch.setattr("partitioner.solver.placement.exchange.MOST_ENTRIES", most)
         progress = Progress(problem, "throughput", 1e-4, Work(), 0)
         progress.offer([node // 8 for node in range(24)], "start")
         before = progress.cost

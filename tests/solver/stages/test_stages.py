@@ -17,11 +17,10 @@ from partitioner.solver.stages import (
     cut_stages,
     evaluate_cut,
     flights,
-    labels,
+    paths,
 )
 from partitioner.solver.stages.entries import lay_out, most_in_flight, settle
-from partitioner.solver.stages.labels import frontier
-from partitioner.solver.stages.paths import least_tails
+from partitioner.solver.stages.paths import frontier, least_tails
 
 SPECS = {
     "memory couples": Spec(),
@@ -70,13 +69,13 @@ def test_labels_decide_where_memory_couples(
     spec: Spec, seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searches = []
-    search = labels.search
+    search = paths.search
 
     def counted(*of: Any) -> Any:
         searches.append(of)
         return search(*of)
 
-    monkeypatch.setattr(labels, "search", counted)
+    monkeypatch.setattr(paths, "search", counted)
     for seed in seeds:
         problem = draw_problem(seed, spec)
         assert _load(problem) == brute_force(problem)
@@ -91,10 +90,10 @@ def test_searches_that_leave_labels_out_lose_nothing(
     spec = replace(SPECS[name], positions=7, options=5)
     problems = [draw_problem(seed, spec) for seed in range(25)]
     loads = [_load(problem) for problem in problems]
-    monkeypatch.setattr(labels, "WIDTHS", (1, None))
+    monkeypatch.setattr(paths, "WIDTHS", (1, None))
     assert [_load(problem) for problem in problems] == loads
-    monkeypatch.setattr(labels, "WIDTHS", (None,))
-    monkeypatch.setattr(labels, "GRID", 0)
+    monkeypatch.setattr(paths, "WIDTHS", (None,))
+    monkeypatch.setattr(paths, "GRID", 0)
     assert [_load(problem) for problem in problems] == loads
     assert len(set(loads)) > 5
 

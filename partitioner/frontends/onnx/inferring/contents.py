@@ -44,7 +44,6 @@ class _Call:
         return int(self.node.attributes.get_int("axis", 0))
 
     def shape(self, index: int = 0) -> tuple[int, ...]:
-        """The inferred shape of a result."""
         shape = self.node.outputs[index].shape
         assert shape is not None
         return shape.numpy()
@@ -172,20 +171,16 @@ _LIMITS: Mapping[DataType | None, tuple[int, int]] = {
 }
 
 
-def _wrapped(number: int, dtype: DataType | None) -> int:
-    """A number as the type holds it: bits beyond the type's are lost."""
-    low, high = _LIMITS[dtype]
-    return int(number != 0) if dtype == DataType.BOOL else (number - low) % (high - low + 1) + low
-
-
 def _each(call: _Call, operation: Callable[..., object], *operands: Elements) -> Elements:
     """Elements computed one by one, with the operands broadcast against each other."""
     dtype = call.node.outputs[0].dtype
+    low, high = _LIMITS[dtype]
 
     def one(*elements: object) -> object:
         result = operation(*elements)
-        if isinstance(result, int):
-            return _wrapped(result, dtype)
+        if isinstance(result, int):  # bits beyond the type's are lost
+            is_bool = dtype == DataType.BOOL
+            return int(result != 0) if is_bool else (result - low) % (high - low + 1) + low
         return result if isinstance(result, onnx_ir.SymbolicDim) else call.unknown()
 
     arrays = np.broadcast_arrays(*operands)
@@ -233,14 +228,14 @@ def _same(a: object, b: object) -> bool:
     return _is_known(a) and _is_known(b) and a == b
 
 
-def _where(call: _Call) -> Sequence[Elements] | None:
-    def chosen(condition: object, a: object, b: object) -> object:
-        if _is_known(condition):
-            return a if condition else b
-        return a if _same(a, b) else None
+def _chosen(condition: object, a: object, b: object) -> object:
+    if _is_known(condition):
+        return a if condition else b
+    return a if _same(a, b) else None
 
-    operands = [elements for elements in call.operands if elements is not None]
-    return [_each(call, chosen, *operands)] if len(operands) == 3 else None
+
+def _mapped(operation: Callable[..., object], call: _Call) -> Sequence[Elements] | None:
+    return [_each(call, operation, *(x for x in call.operands if x is not None))]
 
 
 def _cast(call: _Call) -> Sequence[Elements] | None:
@@ -257,10 +252,6 @@ def _rearranged(call: _Call) -> Sequence[Elements] | None:
     return [elements.reshape(call.shape())]
 
 
-def _joined(call: _Call) -> Sequence[Elements] | None:
-    return [np.concatenate([x for x in call.operands if x is not None], call.axis())]
-
-
 def _gathered(call: _Call) -> Sequence[Elements] | None:
     data, places = call.operands
     indices, axis = _integers(places), call.axis()
@@ -274,7 +265,6 @@ def _gathered(call: _Call) -> Sequence[Elements] | None:
 
 
 def _cut(call: _Call) -> Sequence[Elements] | None:
-    """Slice with its bounds as operands."""
     data, *bounds = call.operands
     if data is None or len(bounds) < 2:
         return None
@@ -304,37 +294,27 @@ def _parts(call: _Call) -> Sequence[Elements] | None:
     return np.split(data, np.cumsum(sizes)[:-1], axis) if sum(sizes) == data.shape[axis] else None
 
 
-def _negative(call: _Call) -> Sequence[Elements] | None:
-    elements = call.operands[0]
-    assert elements is not None
-    return [_each(call, lambda x: -x if isinstance(x, int) else None, elements)]
-
-
-def _not_followed(_: _Call) -> Sequence[Elements] | None:
-    """Floats are not followed: ONNX Runtime computes them when all operands are constant."""
-    return None
-
-
-#: The contents of the results of operators.
+#: The contents of the results of operators. Those of floats are not followed: ONNX Runtime computes
+#: them when all operands are constant.
 CONTENTS: Mapping[str, Contents] = {
     "Add": partial(_folded, operator.add),
     "Cast": _cast,
-    "Ceil": _not_followed,
-    "Concat": _joined,
+    **dict.fromkeys(("Ceil", "Floor", "Sum"), lambda _: None),
+    "Concat": lambda call: [
+        np.concatenate([x for x in call.operands if x is not None], call.axis())
+    ],
     "Div": _divided,
-    "Floor": _not_followed,
     "Gather": _gathered,
     "Identity": _rearranged,
     "Max": _extreme(max),
     "Min": _extreme(min),
     "Mul": partial(_folded, operator.mul),
-    "Neg": _negative,
+    "Neg": partial(_mapped, lambda x: -x if isinstance(x, int) else None),
     "Reshape": _rearranged,
     "Slice": _cut,
     "Split": _parts,
     "Squeeze": _rearranged,
     "Sub": partial(_folded, operator.sub),
-    "Sum": _not_followed,
     "Unsqueeze": _rearranged,
-    "Where": _where,
+    "Where": partial(_mapped, _chosen),
 }

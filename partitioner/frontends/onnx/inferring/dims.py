@@ -32,13 +32,7 @@ def bind_dims(
     shapes: Mapping[str, tuple[int, ...]],
     results: Collection[str] = (),
 ) -> Binding:
-    """Give every input a static shape.
-
-    Args:
-        declared: Shape of each input as the model has it.
-        dims: Sizes by symbol (`--dim batch=8`).
-        shapes: Sizes by input or result (`--shape input_ids=2,16`).
-        results: Names of the results of nodes.
+    """Give every input a static shape: by `--dim` of symbols, `--shape` of inputs and of results.
 
     Raises:
         FrontendError: An unknown name, two sizes for one dim, or a dim left without a size.
@@ -113,7 +107,7 @@ def _check_names(
     known = dict.fromkeys(
         dim for shape in declared.values() for dim in shape or () if isinstance(dim, str)
     )
-    names = {name for symbol in known for name in (symbol, *_free(symbol))}
+    names = set(known).union(*map(_free, known))
     for symbol, size in dims.items():
         if symbol not in names:
             listed = ", ".join(known) or "none"
@@ -135,17 +129,15 @@ def _check_names(
             raise FrontendError(f"{flag}: a size is a whole number of at least 0")
 
 
-def _is_size(size: int) -> bool:
-    return is_whole(size) and 0 <= size < 2**63
-
-
 def _free(symbol: str) -> frozenset[str]:
-    if symbol.isidentifier():
-        return frozenset((symbol,))
     try:
         return frozenset(onnx_ir.SymbolicDim(symbol).free_symbols())
-    except ValueError:
+    except ValueError:  # not an expression: only a name
         return frozenset()
+
+
+def _is_size(size: int) -> bool:
+    return is_whole(size) and 0 <= size < 2**63
 
 
 def _match(

@@ -2,39 +2,48 @@
 
 onnx_shape_inference infers; where it knows no rule, ONNX's own inference does, node by node: it
 knows the forms of old opsets (Slice with attributes, Upsample-7, TopK-1, Resize-10, Sum-6).
+
+What results whose size depends on data lead to has no shape before the model runs, so it cannot be
+cut, and no buffer can be made for it that another device fills. Behind bounds that the user gives,
+all of it becomes the body of one node, an If whose condition is true, which runs whole on one
+device. Nothing inside needs a shape. The types of its results, which are outputs of the model, are
+bounds: those which the user's bound leads to. They are found on a copy of the model, because the
+model itself must not be simplified by them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+import numpy as np
 import onnx
 import onnx_ir
 from onnx_ir import serde
 from onnx_shape_inference import infer_symbolic_shapes
 
 from partitioner.frontends.errors import FrontendError, one_line
-from partitioner.frontends.onnx.inferring.bounded import behind
 from partitioner.frontends.onnx.inferring.check_nodes import (
     check_by_schema,
+    check_operands,
     infer_by_schema,
     is_static,
 )
 from partitioner.frontends.onnx.inferring.corrections import correct_inference
 from partitioner.frontends.onnx.inferring.dims import Declared, agree, declared_dims, evaluate, text
-from partitioner.frontends.onnx.inferring.operand_checks import check_operands
 from partitioner.frontends.onnx.inferring.window_counts import state_pads
+from partitioner.frontends.onnx.reading.bodies import captured, made
 from partitioner.frontends.onnx.reading.border import reason
+from partitioner.frontends.onnx.reading.names import fresh
 from partitioner.frontends.onnx.reading.runtime import shares_buffer
 from partitioner.frontends.onnx.rewriting.fold import (
     Growth,
     fold,
     lift_constants,
     merge_equal,
+    put_in_rows,
     remove_identities,
 )
-from partitioner.frontends.onnx.rewriting.opset_forms import put_in_rows
 from partitioner.ir.ops.onnx.elementwise import FUNCTIONS
 
 #: Turns of inference and folding; each must find something. Real exports take two or three.
@@ -42,6 +51,9 @@ _MAX_TURNS = 64
 
 #: Ops whose result has the shape of the operand, where they have one operand.
 _UNARY = frozenset(FUNCTIONS) - {"BitCast"}
+
+#: Operators whose results have a size that depends on data.
+DEPEND_ON_DATA = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 
 Shapes = Mapping[str, tuple[Declared, ...]]
 
@@ -66,8 +78,7 @@ def make_static(
             static shapes.
 
     Returns:
-        A note on each declaration that is wrong (the inferred shape is taken), and on each shape
-        that is assumed.
+        A note on each wrong declaration (the inferred shape is taken) and each assumed shape.
 
     Raises:
         FrontendError: A contradiction in the shapes, or a tensor whose shape stays dynamic.
@@ -105,7 +116,7 @@ def make_static(
     remove_identities(model)
     merge_equal(model)
     _check_loops(model.graph, where)
-    dynamic = frozenset(behind(model.graph, bounded))
+    dynamic = frozenset(_behind(model.graph, bounded))
     for node in model.graph:
         state_pads(node)
         opset = model.graph.opset_imports.get(node.domain)
@@ -182,11 +193,7 @@ def _apply_declared(graph: onnx_ir.Graph, declared: Shapes, symbols: Mapping[str
 
 
 def _share_buffers(graph: onnx_ir.Graph) -> Mapping[str, str]:
-    """Take present keys and values of which nobody says the length to lie in the past ones' buffer.
-
-    Returns:
-        A note on each such attention, by its name.
-    """
+    """Take present keys and values of unknown length to lie in the past ones' buffer; notes."""
     notes: dict[str, str] = {}
     for node in graph:
         past = node.inputs[3] if shares_buffer(node) else None
@@ -276,18 +283,92 @@ def _check_carried(pairs: Iterable[tuple[onnx_ir.Value, onnx_ir.Value]], what: s
 
 def _runs_to_its_count(node: onnx_ir.Node, body: onnx_ir.Graph) -> bool:
     """Test whether the condition is true at the start and handed on unchanged."""
+
+    def is_true(value: onnx_ir.Value) -> bool:
+        return value.const_value is not None and bool(value.const_value.numpy().all())
+
     start = node.inputs[1] if len(node.inputs) > 1 else None
-    if start is not None and not _is_true(start):
+    if start is not None and not is_true(start):
         return False
     value: onnx_ir.Value | None = body.outputs[0]
-    while value is not None:
+    while value is not None and value is not body.inputs[1] and not is_true(value):
         producer = value.producer()
-        if value is body.inputs[1] or _is_true(value):
-            return True
         identity = producer is not None and producer.op_type == "Identity" and not producer.domain
         value = producer.inputs[0] if producer is not None and identity else None
-    return False
+    return value is not None
 
 
-def _is_true(value: onnx_ir.Value) -> bool:
-    return value.const_value is not None and bool(value.const_value.numpy().all())
+def bounded_values(graph: onnx_ir.Graph, given: Collection[str]) -> tuple[onnx_ir.Value, ...]:
+    """Pick the results with a given shape whose size depends on data."""
+    return tuple(
+        value
+        for node in graph
+        if node.op_type in DEPEND_ON_DATA and not node.domain
+        for value in node.outputs
+        if value.name in given
+    )
+
+
+def _behind(graph: onnx_ir.Graph, bounded: Collection[onnx_ir.Value]) -> tuple[onnx_ir.Node, ...]:
+    """The nodes that make these results, and all that read what those lead to, in order."""
+    reached: set[onnx_ir.Value] = set()
+    nodes = []
+    for node in graph:
+        reads = (value for value in (*node.inputs, *captured(node)) if value is not None)
+        if not reached.isdisjoint(reads) or any(value in bounded for value in node.outputs):
+            reached.update(node.outputs)
+            nodes.append(node)
+    return tuple(nodes)
+
+
+def keep_together(
+    graph: onnx_ir.Graph, bounded: Collection[onnx_ir.Value], bounds: Sequence[onnx_ir.Value]
+) -> tuple[str, tuple[str, ...]]:
+    """Make the nodes behind the bounded results one node, in place.
+
+    Every output of the graph is a node's own result; `bounds` are those of the copy in which these
+    have the user's bounds.
+
+    Returns:
+        Its name, and a note; "" and none if no such node is left.
+    """
+    nodes = _behind(graph, bounded)
+    if not nodes:
+        return "", ()
+    taken = {value.name for value in made(graph)}
+    names = ", ".join(sorted({repr(value.name) for value in bounded}))
+    inner = {i: value for i, value in enumerate(graph.outputs) if value.producer() in nodes}
+    graph.remove(nodes)
+    results = []
+    for index, value in inner.items():
+        type_, shape = bounds[index].type, bounds[index].shape
+        assert shape is not None
+        bound = onnx_ir.Shape(shape.numpy())
+        results.append(onnx_ir.Value(name=value.name, type=type_, shape=bound))
+        value.name, value.type = fresh(f"{value.name}_inside", taken), type_
+        graph.outputs[index] = results[-1]
+    then = onnx_ir.Graph([], list(inner.values()), nodes=nodes, name="behind_bounds")
+    true = onnx_ir.tensor(np.array(1, np.bool_), name=fresh("behind_bounds_condition", taken))
+    condition = onnx_ir.val(true.name, const_value=true)
+    graph.register_initializer(condition)
+    branches = {"then_branch": then, "else_branch": _never(results)}
+    attributes = [onnx_ir.AttrGraph(name, branch) for name, branch in branches.items()]
+    name = fresh("behind_bounds", {node.name for node in graph})
+    graph.append(onnx_ir.Node("", "If", [condition], attributes, outputs=results, name=name))
+    note = (
+        f"sizes behind {names} depend on data: what follows stays together on one device as node "
+        f"{name!r}; memory and time are counted for the shapes that --shape gives"
+    )
+    return name, (note,)
+
+
+def _never(results: Collection[onnx_ir.Value]) -> onnx_ir.Graph:
+    """The branch that never runs: results without elements, of the same types."""
+    empty = []
+    for index, value in enumerate(results):
+        assert value.dtype is not None and value.shape is not None  # noqa: PT018
+        array = np.zeros([0] * len(value.shape), value.dtype.numpy())
+        node = onnx_ir.node("Constant", [], {"value": onnx_ir.tensor(array, value.dtype)})
+        node.outputs[0].name = f"behind_bounds_none_{index}"
+        empty.append(node)
+    return onnx_ir.Graph([], [node.outputs[0] for node in empty], nodes=empty, name="never")

@@ -42,13 +42,7 @@ def _slides(node: onnx_ir.Node, kernel: Sequence[int]) -> list[Slide]:
 
 
 def pool_counts(node: onnx_ir.Node, image: Sizes, inferred: Sizes) -> list[Size]:
-    """Sizes of a pool's result.
-
-    Args:
-        node: The pool.
-        image: Sizes of its operand's spatial dims.
-        inferred: Sizes of its result's, kept where an operand's is not known.
-    """
+    """Sizes of a pool's spatial dims; the `inferred` ones where that of the image is not known."""
     slides, auto = _slides(node, _ints(node, "kernel_shape", [])), _auto(node)
     if len(slides) != len(image):
         return list(inferred)
@@ -79,27 +73,20 @@ def state_pads(node: onnx_ir.Node) -> None:
         del floors.attributes["ceil_mode"]
         if pool_counts(node, sizes, sizes) == pool_counts(floors, sizes, sizes):
             del node.attributes["ceil_mode"]  # the last window would begin in the padding
-            _narrow(node, sizes)
+            # Windows wider than the padded image are written as wide as that: with ceil_mode, ONNX
+            # Runtime counts the elements of a mean so; without it, it counts those of the window.
+            kernel = _ints(node, "kernel_shape", [])
+            widths = [
+                min(width, size + slide.before + slide.after) if slide.dilation == 1 else width
+                for width, slide, size in zip(kernel, _slides(node, kernel), sizes, strict=False)
+            ]
+            if len(widths) == len(kernel):
+                node.attributes["kernel_shape"] = onnx_ir.AttrInt64s("kernel_shape", widths)
     if is_same:
         pads = _pool_pads(node, sizes) if node.op_type in POOLS else _back_pads(node, sizes)
         if pads and min(pads) >= 0:
             del node.attributes["auto_pad"]
             node.attributes["pads"] = onnx_ir.AttrInt64s("pads", pads)
-
-
-def _narrow(node: onnx_ir.Node, sizes: Sequence[int]) -> None:
-    """Write windows wider than the padded image, in place, as wide as that.
-
-    With ceil_mode, ONNX Runtime counts the elements of a mean so; without it, it counts those of
-    the window.
-    """
-    kernel = _ints(node, "kernel_shape", [])
-    widths = [
-        min(width, size + slide.before + slide.after) if slide.dilation == 1 else width
-        for width, slide, size in zip(kernel, _slides(node, kernel), sizes, strict=False)
-    ]
-    if len(widths) == len(kernel):
-        node.attributes["kernel_shape"] = onnx_ir.AttrInt64s("kernel_shape", widths)
 
 
 def _pool_pads(node: onnx_ir.Node, sizes: Sequence[int]) -> list[int]:
@@ -133,12 +120,9 @@ def _back_pads(node: onnx_ir.Node, sizes: Sequence[int]) -> list[int]:
 
 
 def transposed_counts(node: onnx_ir.Node, image: Sizes, inferred: Sizes) -> list[Size]:
-    """Sizes of a transposed convolution's result: at most what the windows reach, if not stated.
+    """Sizes of a transposed convolution's spatial dims, as `pool_counts` has those of pools.
 
-    Args:
-        node: The convolution.
-        image: Sizes of its operand's spatial dims.
-        inferred: Sizes of its result's, kept where an operand's is not known.
+    If they are not stated, they are at most what the windows reach.
     """
     weights = node.inputs[1]
     if not _auto(node).startswith("SAME") or "output_shape" in node.attributes:

@@ -50,9 +50,9 @@ def made(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
 def lift_weights(graph: onnx_ir.Graph) -> None:
     """Make the constants of bodies, at any depth, those of the graph, which bodies read, in place.
 
-    They are weights then like others: planned, written and loaded with the node's device. Small
-    ones stay, unless they lie in a file, as copies: a constant that is renamed takes its tensor's
-    name along, and the tensors are those of the message that was read.
+    They are weights then like others. Small ones stay, unless they lie in a file, as copies: a
+    constant that is renamed takes its tensor's name along, and the tensors are those of the message
+    that was read.
     """
     holders = [body for node in RecursiveGraphIterator(graph) for body in bodies(node)]
     if not holders:
@@ -61,23 +61,18 @@ def lift_weights(graph: onnx_ir.Graph) -> None:
     taken = set(names)
     for body in holders:
         for value in [*body.initializers.values(), *_lift_constants(body)]:
-            if not _is_weight(value.const_value):
-                value.const_value = _copied(value.const_value)
-            elif not value.is_graph_input():
+            tensor = value.const_value
+            if tensor is not None and not _is_weight(tensor):
+                proto = onnx.TensorProto()
+                proto.CopyFrom(serde.serialize_tensor(tensor))
+                value.const_value = serde.deserialize_tensor(proto)
+            elif tensor is not None and not value.is_graph_input():
                 if value.is_graph_output():
                     _return_copy(body, value, fresh(f"{value.name}_copy", taken))
                 name = value.name or ""
                 body.initializers.pop(name)
                 lifted = _initializer(value, fresh(name, taken) if names[name] > 1 else name)
                 graph.register_initializer(lifted)
-
-
-def _copied(tensor: onnx_ir.TensorProtocol | None) -> onnx_ir.TensorProtocol | None:
-    if tensor is None:
-        return None
-    proto = onnx.TensorProto()
-    proto.CopyFrom(serde.serialize_tensor(tensor))
-    return serde.deserialize_tensor(proto)
 
 
 def _initializer(old: onnx_ir.Value, name: str) -> onnx_ir.Value:

@@ -1,7 +1,4 @@
-"""Checks of a model from outside, before any pass may trust it.
-
-Each check is one function over the message; a check that a hostile model needs is one more.
-"""
+"""Checks of a model from outside, also of a hostile one: each is a function of the message."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import math
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
@@ -34,7 +32,7 @@ OLDEST_OPSET, NEWEST_OPSET = 7, 26
 #: largest real graph seen has about 10,000 nodes.
 MAX_EXPANDED_NODES, MAX_EXPANSION = 40_000, 8
 
-_ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
+_ELEMENT_TYPES, _EXTERNAL = frozenset(TensorProto.DataType.values()), TensorProto.EXTERNAL
 _EXTERNAL_KEYS = {"location", "offset", "length", "checksum", "basepath"}
 _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 #: A domain that no model has.
@@ -50,7 +48,7 @@ def check_model(
     *,
     plan_only: bool = False,
 ) -> Mapping[str, Path]:
-    """Refuse a model that is not valid ONNX, or not ours to read.
+    """Refuse a model that is not valid ONNX, or not ours to read, before any pass may trust it.
 
     Args:
         proto: The message, external data not loaded.
@@ -75,11 +73,9 @@ def check_model(
     _check_values(proto, where)
     initializers = (tensor.name for graph in graphs for tensor in graph.initializer)
     weights = initializers if plan_only else ()
-    missing = _check_external_data(proto, where, folder, frozenset(weights))
-    _check_contents(proto, where)
+    missing = _check_tensors(proto, where, folder, frozenset(weights))
     _check_calls(proto, where)
-    _check_counts(proto, where)
-    _check_absent(proto, where)
+    _check_nodes(proto, where)
     try:
         _run_checker(proto, None if missing else file)
     except (onnx.checker.ValidationError, ValueError) as error:
@@ -106,8 +102,7 @@ def node_lists(proto: ModelProto) -> Iterator[Sequence[NodeProto]]:
 
 def all_nodes(proto: ModelProto) -> Iterator[NodeProto]:
     """The nodes of `node_lists`."""
-    for nodes in node_lists(proto):
-        yield from nodes
+    return chain.from_iterable(node_lists(proto))
 
 
 def all_graphs(proto: ModelProto) -> Iterator[GraphProto]:
@@ -200,20 +195,6 @@ def _check_element_type(number: int, what: str) -> None:
         raise FrontendError(f"{what} has element type {number}, which ONNX does not define")
 
 
-def _check_contents(proto: ModelProto, where: str) -> None:
-    """Refuse tensors in the file whose data is of another size than their dims say."""
-    for tensor in all_tensors(proto):
-        what = f"{where}: tensor {tensor.name!r}"
-        _check_element_type(tensor.data_type, what)
-        if tensor.HasField("raw_data") and tensor.data_location != TensorProto.EXTERNAL:
-            need = _tensor_bytes(tensor, what)
-            if len(tensor.raw_data) != need:
-                raise FrontendError(
-                    f"{what} of dims {tuple(tensor.dims)} needs {need} bytes, "
-                    f"its raw_data has {len(tensor.raw_data)}"
-                )
-
-
 def follow_links(proto: ModelProto, path: Path) -> Path:
     """The folder of a model's external data, whose names in the model may be changed, in place.
 
@@ -238,22 +219,34 @@ def follow_links(proto: ModelProto, path: Path) -> Path:
     return home
 
 
-def _check_external_data(
+def _check_tensors(
     proto: ModelProto, where: str, folder: Path | None, optional: frozenset[str]
 ) -> Mapping[str, Path]:
-    """The file of each of the `optional` tensors whose file is missing."""
+    """Refuse tensors whose data is of another size than their dims say, or in a file not to read.
+
+    Returns:
+        The file of each of the `optional` tensors whose file is missing.
+    """
     missing: dict[str, Path] = {}
     for tensor in all_tensors(proto):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            what = f"{where}: tensor {tensor.name!r}"
-            if folder is None:
-                raise FrontendError(
-                    f"{what} lies in an external file, but the model was given in memory; "
-                    "pass the model's path"
-                )
+        what, is_external = f"{where}: tensor {tensor.name!r}", tensor.data_location == _EXTERNAL
+        if is_external and folder is None:
+            raise FrontendError(
+                f"{what} lies in an external file, but the model was given in memory; "
+                "pass the model's path"
+            )
+        if is_external and folder is not None:
             absent = _check_span(tensor, what, folder, may_be_missing=tensor.name in optional)
             if absent is not None:
                 missing[tensor.name] = absent
+        _check_element_type(tensor.data_type, what)
+        if tensor.HasField("raw_data") and not is_external:
+            need = _tensor_bytes(tensor, what)
+            if len(tensor.raw_data) != need:
+                raise FrontendError(
+                    f"{what} of dims {tuple(tensor.dims)} needs {need} bytes, "
+                    f"its raw_data has {len(tensor.raw_data)}"
+                )
     return missing
 
 
@@ -276,7 +269,15 @@ def _check_span(
     unknown = sorted(set(entries) - _EXTERNAL_KEYS)
     if unknown:
         raise FrontendError(f"{what} has external data keys {unknown}, which ONNX does not define")
-    path = _external_file(entries.get("location", ""), what, folder)
+    location = entries.get("location", "")
+    inside = PurePosixPath(location)
+    outside = inside.is_absolute() or PureWindowsPath(location).drive
+    if not location or "\0" in location or outside or ".." in PureWindowsPath(location).parts:
+        raise FrontendError(f"{what} names external file {location!r}, not one in {folder}")
+    path = folder / inside
+    steps = [folder.joinpath(*inside.parts[: count + 1]) for count in range(len(inside.parts))]
+    if any(step.is_symlink() for step in steps):
+        raise FrontendError(f"{what} names external file {location!r}, which is a link")
     need = _tensor_bytes(tensor, what)
     offset = _entry(entries, "offset", 0, what)
     length = _entry(entries, "length", need, what)
@@ -287,31 +288,12 @@ def _check_span(
     size = _file_bytes(path, what)
     if offset + length > size:
         raise FrontendError(
-            f"{what} ends at byte {offset + length} of {entries['location']!r}, which has {size}"
+            f"{what} ends at byte {offset + length} of {location!r}, which has {size}"
         )
     return None
 
 
-def _external_file(location: str, what: str, folder: Path) -> Path:
-    """The path of an external data file that may be read."""
-    inside = PurePosixPath(location)
-    if (
-        not location
-        or "\0" in location
-        or inside.is_absolute()
-        or PureWindowsPath(location).drive
-        or ".." in PureWindowsPath(location).parts
-    ):
-        raise FrontendError(f"{what} names external file {location!r}, not one in {folder}")
-    path = folder / inside
-    steps = [folder.joinpath(*inside.parts[: count + 1]) for count in range(len(inside.parts))]
-    if any(step.is_symlink() for step in steps):
-        raise FrontendError(f"{what} names external file {location!r}, which is a link")
-    return path
-
-
 def _file_bytes(path: Path, what: str) -> int:
-    """Size in bytes of a regular file."""
     try:
         status = path.stat()
     except FileNotFoundError as error:
@@ -363,8 +345,12 @@ def _check_calls(proto: ModelProto, where: str) -> None:
         raise FrontendError(f"{where}: inlining its functions gives {shown} nodes, over {limit:,}")
 
 
-def _check_counts(proto: ModelProto, where: str) -> None:
-    """Refuse a Split with another number of parts than results, which readers would allocate."""
+def _check_nodes(proto: ModelProto, where: str) -> None:
+    """Refuse a Split with another number of parts than results, which readers would allocate.
+
+    And an absent operand that is not optional, at which ONNX Runtime ends the process.
+    """
+    opset = own_opset(proto)
     for node in all_nodes(proto):
         counts = [a.i for a in node.attribute if a.name == "num_outputs" and not a.ref_attr_name]
         if node.op_type == "Split" and not node.domain and counts not in ([], [len(node.output)]):
@@ -372,12 +358,6 @@ def _check_counts(proto: ModelProto, where: str) -> None:
                 f"{where}: node {node.name!r} (Split) has num_outputs {counts[0]} and "
                 f"{len(node.output)} results; they must be as many"
             )
-
-
-def _check_absent(proto: ModelProto, where: str) -> None:
-    """Refuse an absent operand that is not optional, at which ONNX Runtime ends the process."""
-    opset = own_opset(proto)
-    for node in all_nodes(proto):
         if node.domain or "" not in node.input or not onnx.defs.has(node.op_type, opset):
             continue
         formals = onnx.defs.get_schema(node.op_type, opset).inputs

@@ -90,8 +90,12 @@ def name_results(proto: ModelProto) -> None:
 
 
 def _name_absent(node: NodeProto, schema: onnx.defs.OpSchema, taken: set[str]) -> None:
-    results = list(node.output)
-    needed = [_needs(node, schema, index) for index in range(len(results))]
+    results, formals = list(node.output), schema.outputs
+    if any(a.name == "training_mode" and a.i for a in node.attribute):
+        needed = [node.op_type == "BatchNormalization"] * len(results)
+    else:
+        options = [formals[min(i, len(formals) - 1)].option for i in range(len(results))]
+        needed = [option != _OPTIONAL for option in options]
     count = last_present(bool(name) or must for name, must in zip(results, needed, strict=True))
     del node.output[count:]
     for index, name in enumerate(node.output):
@@ -99,13 +103,6 @@ def _name_absent(node: NodeProto, schema: onnx.defs.OpSchema, taken: set[str]) -
             names = (f"{node.op_type}_unread_{number}" for number in itertools.count())
             node.output[index] = next(name for name in names if name not in taken)
             taken.add(node.output[index])
-
-
-def _needs(node: NodeProto, schema: onnx.defs.OpSchema, index: int) -> bool:
-    """Test whether a result must have a name: it is not optional, or the node trains."""
-    if any(a.name == "training_mode" and a.i for a in node.attribute):
-        return node.op_type == "BatchNormalization"
-    return schema.outputs[min(index, len(schema.outputs) - 1)].option != _OPTIONAL
 
 
 def last_present(present: Iterable[bool]) -> int:

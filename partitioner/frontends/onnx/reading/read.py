@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import networkx as nx
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import GraphProto, ModelProto, TensorProto, version_converter
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, version_converter
 
 from partitioner.foundations.files import read_file
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.reading.checks import (
     OLDEST_OPSET,
+    all_graphs,
     all_nodes,
     all_tensors,
     check_model,
@@ -22,13 +24,13 @@ from partitioner.frontends.onnx.reading.checks import (
     nested_graphs,
     own_opset,
 )
-from partitioner.frontends.onnx.reading.habits import write_as_onnx
 from partitioner.frontends.onnx.reading.names import (
     distinct_outputs,
     fresh,
     name_nodes,
     name_results,
 )
+from partitioner.frontends.onnx.reading.runtime import runtime_domains
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import typed
 
@@ -38,6 +40,10 @@ MAX_FILE_BYTES = 2**31 - 1
 MAX_IR_VERSION = 13
 #: Opset of the nodes that we add to a model which imports only custom domains.
 _OWN_OPSET = 21
+#: First IR version in which an initializer need not be an input.
+_INITIALIZERS_ALONE = 4
+#: What exports of Paddle have for a size that is not known, and for its name.
+_UNKNOWN, _NAMELESS = -1, frozenset({"?", "-1", "None"})
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> S
         proto = parse_file(path)
         folder = follow_links(proto, path)
     _write_default_domain(proto)
-    mended = write_as_onnx(proto, "model" if path is None else path.stem)
+    mended = _write_as_onnx(proto, "model" if path is None else path.stem)
     # Where links were followed, the file has other names of external files than the message.
     is_as_read = path is not None and folder == path.parent and not mended
     missing = check_model(proto, where, folder, path if is_as_read else None, plan_only=plan_only)
@@ -133,11 +139,7 @@ def parse_file(path: Path) -> ModelProto:
 
 
 def _newer(proto: ModelProto, where: str) -> tuple[ModelProto, tuple[str, ...]]:
-    """A checked model in an opset that ONNX Runtime runs, and a note if it was converted.
-
-    Raises:
-        FrontendError: Its opset is older, and ONNX's version converter does not take it.
-    """
+    """A checked model in an opset that ONNX Runtime runs, and a note if it was converted."""
     version = own_opset(proto)
     if version >= OLDEST_OPSET:
         return proto, ()
@@ -175,7 +177,7 @@ def _spread_slopes(graph: GraphProto, shaped: GraphProto) -> None:
             node.input[1] = fresh(f"{slope}_by_channel", taken)
             axes = list(range(1, ranks[x] - 1))
             graph.node.insert(
-                index, onnx.helper.make_node("Unsqueeze", [slope], [node.input[1]], axes=axes)
+                index, helper.make_node("Unsqueeze", [slope], [node.input[1]], axes=axes)
             )
 
 
@@ -187,4 +189,73 @@ def _write_default_domain(proto: ModelProto) -> None:
     for node in all_nodes(proto):
         node.domain = "" if node.domain == "ai.onnx" else node.domain
     if proto.opset_import and all(opset.domain for opset in proto.opset_import):
-        proto.opset_import.append(onnx.helper.make_opsetid("", _OWN_OPSET))
+        proto.opset_import.append(helper.make_opsetid("", _OWN_OPSET))
+
+
+def _write_as_onnx(proto: ModelProto, name: str) -> bool:
+    """Write habits that ONNX Runtime takes and ONNX's checker refuses as ONNX has them, in place.
+
+    Nodes stand in any order, a size that is not known is -1 or "?" (Paddle), initializers are no
+    inputs though the IR version is 3 (ONNX Runtime saves old models so), domains of operators are
+    not imported, the graph has no name: it gets `name`. That an output has no type, the checker is
+    not told (`checks`).
+
+    Returns:
+        Whether the model had such a habit.
+    """
+    changed = _put_in_order(proto.graph)
+    for graph in all_graphs(proto):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_value == _UNKNOWN or dim.dim_param in _NAMELESS:
+                    dim.ClearField("dim_value")
+                    dim.ClearField("dim_param")
+                    changed = True
+    if proto.HasField("graph") and not proto.graph.name:
+        proto.graph.name = name
+        changed = True
+    imported = {entry.domain for entry in proto.opset_import}
+    used = {node.domain for node in all_nodes(proto) if node.domain}
+    versions = runtime_domains()  # those that ONNX Runtime takes
+    for domain in sorted((used - imported) & versions.keys()):
+        proto.opset_import.append(helper.make_opsetid(domain, versions[domain]))
+        changed = True
+    names = {value.name for value in proto.graph.input}
+    alone = any(tensor.name not in names for tensor in proto.graph.initializer)
+    if proto.ir_version < _INITIALIZERS_ALONE and alone:
+        proto.ir_version = _INITIALIZERS_ALONE
+        changed = True
+    return changed
+
+
+def _put_in_order(graph: GraphProto) -> bool:
+    """Put each node behind those whose results it reads, in place; True if any moved.
+
+    Nodes in a circle, or out of order in a body, stay as they are: ONNX Runtime refuses them, too.
+    """
+    makers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    order: nx.DiGraph[int] = nx.DiGraph()
+    order.add_nodes_from(range(len(graph.node)))
+    order.add_edges_from(
+        (makers[name], index)
+        for index, node in enumerate(graph.node)
+        for name in _read(node)
+        if name in makers
+    )
+    if all(maker < index for maker, index in order.edges):
+        return False
+    try:
+        numbers = list(nx.lexicographical_topological_sort(order))
+    except nx.NetworkXUnfeasible:
+        return False
+    nodes = [NodeProto.FromString(graph.node[index].SerializeToString()) for index in numbers]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return True
+
+
+def _read(node: NodeProto) -> Iterator[str]:
+    yield from node.input
+    for graph in nested_graphs([node]):
+        yield from (name for inner in graph.node for name in inner.input)
+        yield from (value.name for value in graph.output)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,24 +64,20 @@ def evaluate_constants(
     Yields:
         Each node that was computed, with those of its results that other nodes read.
     """
-    while batch := _batch(model, may_grow):
+    while True:
+        batch: list[onnx_ir.Node] = []
+        made: set[onnx_ir.Value] = set()
+        for node in RecursiveGraphIterator(model.graph):
+            if not _is_evaluated(node) or not _is_constant(node, made) or _may_end(node, made):
+                continue
+            if may_grow(node):
+                batch.append(node)
+                made.update(node.outputs)
+            if len(batch) == _MOST_NODES:
+                break
+        if not batch:
+            return
         yield from _evaluated(batch, model.graph.opset_imports.get("", 1))
-
-
-def _batch(
-    model: onnx_ir.Model, may_grow: Callable[[onnx_ir.Node], bool]
-) -> Sequence[onnx_ir.Node]:
-    batch: list[onnx_ir.Node] = []
-    made: set[onnx_ir.Value] = set()
-    for node in RecursiveGraphIterator(model.graph):
-        if not _is_evaluated(node) or not _is_constant(node, made) or _may_end(node, made):
-            continue
-        if may_grow(node):
-            batch.append(node)
-            made.update(node.outputs)
-        if len(batch) == _MOST_NODES:
-            break
-    return batch
 
 
 def _is_evaluated(node: onnx_ir.Node) -> bool:
@@ -139,28 +136,20 @@ def _evaluated(
             made.update(node.outputs)
     if not kept:
         return
-    results = _run(kept, opset)
+    model, read = _model(kept, opset)
+    results: Sequence[onnxruntime.OrtValue] | None = None
+    with suppress(Exception):  # what is refused stays, and is told of when the model runs
+        results = plain_session(model.SerializeToString()).run_with_ort_values(list(read), {})
     if results is not None:
+        tensors = {v: _kept(v, one) for v, one in zip(read.values(), results, strict=True)}
         for node in reversed(kept):
-            yield node, {value: results[value] for value in node.outputs if value in results}
+            yield node, {value: tensors[value] for value in node.outputs if value in tensors}
     elif len(kept) == 1:
         kept[0].meta[_REFUSED] = True
     else:
         half = len(kept) // 2
         yield from _evaluated(kept[:half], opset)
         yield from _evaluated(kept[half:], opset)
-
-
-def _run(
-    nodes: Sequence[onnx_ir.Node], opset: int
-) -> Mapping[onnx_ir.Value, onnx_ir.TensorProtocol] | None:
-    model, read = _model(nodes, opset)
-    try:  # what is refused stays, and is told of when the model runs
-        session = plain_session(model.SerializeToString())
-        results = session.run_with_ort_values(list(read), {})
-    except Exception:  # noqa: BLE001 - its errors have no common class
-        return None
-    return dict(zip(read.values(), map(_kept, read.values(), results), strict=True))
 
 
 def _model(

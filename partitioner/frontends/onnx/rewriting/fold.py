@@ -1,13 +1,21 @@
 """Simplifications that leave every result as it was: constants folded, inactive nodes removed.
 
 All functions here change an onnx_ir model in place, which is how onnx_ir passes work.
+
+onnxscript's folding simplifies, in forms that need corrections. It writes CastLike as Cast without
+the attributes that say how to round. It writes Squeeze, Unsqueeze, Split and Constant as the newest
+opsets have them, in a model of any opset, and names their results after operands, so that two may
+have one name. It follows sizes through a Reshape to a matrix as if that were a vector, and drops
+dims of parts of one element whose sizes are a vector.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir
@@ -16,16 +24,12 @@ from onnx_ir.passes.common import (
     CommonSubexpressionEliminationPass,
     LiftConstantsToInitializersPass,
 )
+from onnx_ir.traversal import RecursiveGraphIterator
 from onnxscript.optimizer import fold_constants_ir
 
 from partitioner.frontends.onnx.reading.bodies import bodies, made
 from partitioner.frontends.onnx.reading.names import fresh, last_present
 from partitioner.frontends.onnx.rewriting.evaluate import evaluate_constants
-from partitioner.frontends.onnx.rewriting.opset_forms import (
-    matrices_unseen,
-    state_forms,
-    use_own_forms,
-)
 from partitioner.ir.errors import IRError
 
 #: Most bytes by which folding may make the constants of a model larger, all together. ONNX's light
@@ -53,6 +57,15 @@ _INDEPENDENT = frozenset((
 ))  # fmt: skip
 #: First opset in which an attribute, not the number of results, tells BatchNormalization's mode.
 _NORM_MODE = 14
+#: First opset in which these take an operand instead of the attribute of this name.
+_OPERANDS = {"Split": (13, "split"), "Squeeze": (13, "axes"), "Unsqueeze": (13, "axes")}
+#: First opset of Split's `num_outputs`; without it, there is an equal part for each result.
+_NUM_OUTPUTS = 18
+#: First opset of Constant's `value_int` and its likes.
+_PLAIN_CONSTANTS = 12
+#: An operator that folding does not know.
+_HIDDEN = "ReshapeToMatrix"
+_PLAIN = {"value_int", "value_ints", "value_float", "value_floats"}
 
 
 @dataclass
@@ -78,30 +91,26 @@ def fold(model: onnx_ir.Model, growth: Growth) -> bool:
     """Fold what inferred shapes allow; True if anything changed, so that more may be inferred."""
     changed = _fold_known(model.graph)
     changed = _fold_views(model.graph, growth) or changed
-    state_forms(model)
+    _state_forms(model)
     changed = _fold_computed(model, growth) or changed
     try:  # it simplifies; what it computes is not ONNX Runtime's
-        with matrices_unseen(model):
+        with _matrices_unseen(model):
             result = fold_constants_ir(
                 model, onnx_shape_inference=False, should_fold=lambda _: False
             )
     except RuntimeError:
         _refuse_unknown_splits(model.graph)
         raise
-    use_own_forms(model)
+    _use_own_forms(model)
     _remove_unused(model)
     return bool(result.modified) or changed
 
 
 def _refuse_unknown_splits(graph: onnx_ir.Graph) -> None:
-    """Name the SplitToSequence on which folding fails, which takes the sizes for constants.
-
-    Raises:
-        IRError: There is one; the border names the node.
-    """
-    for node in onnx_ir.traversal.RecursiveGraphIterator(graph):
+    """Name the SplitToSequence on which folding fails: it takes sizes of pieces for constants."""
+    for node in RecursiveGraphIterator(graph):  # the border names the node
         sizes = node.inputs[1] if _is(node, "SplitToSequence") and len(node.inputs) > 1 else None
-        if sizes is not None and onnx_ir.convenience.get_const_tensor(sizes) is None:
+        if sizes is not None and convenience.get_const_tensor(sizes) is None:
             raise IRError(
                 f"the sizes {sizes.name!r} of its pieces are computed at run time; make them "
                 "constant"
@@ -245,10 +254,7 @@ def _view(node: onnx_ir.Node, growth: Growth) -> onnx_ir.LazyTensor | None:
     if not growth.takes((numel - tensor.size) * dtype.bitwidth // 8):
         return None
     shape = result.shape.numpy()
-    arrange = _arranger(node, tensor, shape)
-    return onnx_ir.LazyTensor(
-        lambda: onnx_ir.Tensor(arrange(), dtype=dtype), dtype=dtype, shape=onnx_ir.Shape(shape)
-    )
+    return _lazy(_arranger(node, tensor, shape), dtype, shape)
 
 
 def _arranger(
@@ -263,7 +269,19 @@ def _arranger(
         attribute = node.attributes.get("perm")
         perm = None if attribute is None else tuple(attribute.as_ints())
         return lambda: tensor.numpy().transpose(perm)
-    return lambda: tensor.numpy().reshape(shape)
+    return partial(_reshaped, tensor, shape)
+
+
+def _reshaped(tensor: onnx_ir.TensorProtocol, shape: tuple[int, ...]) -> np.ndarray:
+    return tensor.numpy().reshape(shape)
+
+
+def _lazy(
+    arrange: Callable[[], np.ndarray], dtype: onnx_ir.DataType, shape: tuple[int, ...]
+) -> onnx_ir.LazyTensor:
+    return onnx_ir.LazyTensor(
+        lambda: onnx_ir.Tensor(arrange(), dtype=dtype), dtype=dtype, shape=onnx_ir.Shape(shape)
+    )
 
 
 def _fill(node: onnx_ir.Node) -> onnx_ir.TensorProtocol:
@@ -325,3 +343,105 @@ def _independent(node: onnx_ir.Node, opset: int) -> bool:
         return node.op_type in _INDEPENDENT
     mode = node.attributes.get("training_mode")
     return opset >= _NORM_MODE and (mode is None or mode.as_int() == 0)
+
+
+def _state_forms(model: onnx_ir.Model) -> None:
+    """Write each CastLike, in place, as the Cast that it is, with all its attributes.
+
+    A SplitToSequence has no `keepdims` then where its vector of sizes overrules that.
+    """
+    for node in RecursiveGraphIterator(model.graph):
+        second = node.inputs[1] if len(node.inputs) > 1 and not node.domain else None
+        if second is None:
+            continue
+        if node.op_type == "CastLike" and second.dtype is not None:
+            node.op_type = "Cast"
+            node.resize_inputs(1)
+            node.attributes["to"] = onnx_ir.AttrInt64("to", second.dtype.value)
+        elif node.op_type == "SplitToSequence" and _is_vector(second):
+            node.attributes.pop("keepdims", None)
+
+
+def put_in_rows(graph: onnx_ir.Graph) -> None:
+    """Give each MatMulNBits, in place, a row of scales and zero points for each column.
+
+    Older ones have them flat, which cannot be cut along the blocks of a row: a row would be a piece
+    of its own.
+    """
+    taken = {value.name for value in made(graph)}
+    for node in list(graph):
+        columns = node.attributes.get("N")
+        if (node.domain, node.op_type) != ("com.microsoft", "MatMulNBits") or columns is None:
+            continue
+        for index in range(2, min(len(node.inputs), 4)):
+            flat = node.inputs[index]
+            tensor = None if flat is None else flat.const_value
+            if tensor is None or len(tensor.shape) != 1 or tensor.size % columns.as_int():
+                continue
+            shape = columns.as_int(), tensor.size // columns.as_int()
+            in_rows = _lazy(partial(_reshaped, tensor, shape), tensor.dtype, shape)
+            rows = onnx_ir.val(fresh(f"{tensor.name}_in_rows", taken), const_value=in_rows)
+            graph.register_initializer(rows)
+            node.replace_input_with(index, rows)
+
+
+@contextmanager
+def _matrices_unseen(model: onnx_ir.Model) -> Iterator[None]:
+    """Let folding take the Reshapes of integers to other than vectors for an unknown operator."""
+    hidden = [
+        node
+        for node in RecursiveGraphIterator(model.graph)
+        if node.op_type == "Reshape"
+        and not node.domain
+        and node.outputs[0].dtype == onnx_ir.DataType.INT64
+        and not _is_vector(node.outputs[0])
+    ]
+    for node in hidden:
+        node.op_type = _HIDDEN
+    try:
+        yield
+    finally:
+        for node in hidden:
+            node.op_type = "Reshape"
+
+
+def _is_vector(value: onnx_ir.Value) -> bool:
+    return value.shape is not None and len(value.shape) == 1
+
+
+def _use_own_forms(model: onnx_ir.Model) -> None:
+    """Rewrite, in place, nodes of newer forms than the model's opset has, and repeated names."""
+    opset = model.graph.opset_imports.get("", 0)
+    for node in RecursiveGraphIterator(model.graph):
+        if not node.domain:
+            _use_attribute(node, opset)
+            if node.op_type == "Split" and opset < _NUM_OUTPUTS:
+                node.attributes.pop("num_outputs", None)
+            if node.op_type == "Constant" and opset < _PLAIN_CONSTANTS:
+                for name in _PLAIN & set(node.attributes):
+                    tensor = convenience.get_const_tensor(node.outputs[0])
+                    assert tensor is not None
+                    del node.attributes[name]
+                    node.attributes["value"] = onnx_ir.AttrTensor("value", tensor)
+    graph = model.graph
+    taken: set[str | None] = {*graph.initializers, *(value.name for value in graph.inputs)}
+    repeated = []  # the first keeps the name
+    for node in graph:
+        for value in node.outputs:
+            if value.name and value.name in taken:
+                repeated.append(value)
+            taken.add(value.name)
+    for value in repeated:
+        value.name = fresh(value.name or "", taken)
+
+
+def _use_attribute(node: onnx_ir.Node, opset: int) -> None:
+    first, name = _OPERANDS.get(node.op_type, (0, ""))
+    if opset >= first or len(node.inputs) < 2 or node.inputs[1] is None:
+        return
+    tensor = convenience.get_const_tensor(node.inputs[1])
+    if tensor is None:
+        return  # no valid model has it, and folding writes constants only
+    values = [int(value) for value in tensor.numpy().reshape(-1)]
+    node.attributes[name] = onnx_ir.AttrInt64s(name, values)
+    node.resize_inputs(1)

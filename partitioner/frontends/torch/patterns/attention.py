@@ -12,23 +12,16 @@ import torch
 from torch import fx
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
-from partitioner.frontends.torch.patterns.rewrite import Arguments, Rewriter, replace_calls, value
+from partitioner.frontends.torch.patterns.rewrite import Arguments, Rewriter, value
 
 _aten = torch.ops.aten
 
 
-def replace_attention(module: fx.GraphModule) -> int:
-    """Replace attention calls in place; those with dropout by plain operators.
+def attention(write: Rewriter, args: Arguments) -> fx.Node | None:
+    """Our own operator or, with dropout, plain ones.
 
     Calls of other forms than (batch, heads, rows, channels) and (batch, rows, channels) stay.
-
-    Returns:
-        How many calls were replaced.
     """
-    return replace_calls(module, {_aten.scaled_dot_product_attention.default: _attention})
-
-
-def _attention(write: Rewriter, args: Arguments) -> fx.Node | None:
     nodes = [args["query"], args["key"], args["value"]]
     ranks = {value(node).dim() for node in nodes}
     if ranks == {3}:
@@ -60,8 +53,8 @@ def _multi_head(
     scale = depth**-0.5 if args["scale"] is None else args["scale"]
     if args["dropout_p"] > 0:
         return _with_dropout(write, args, (query, key, values, mask), scale)
-    attention = torch.ops.partitioner.attention.default
-    results = write.call(attention, query, key, values, mask, args["is_causal"], scale)
+    own = torch.ops.partitioner.attention.default
+    results = write.call(own, query, key, values, mask, args["is_causal"], scale)
     return write.call(operator.getitem, results, 0)
 
 
@@ -71,7 +64,6 @@ def _with_dropout(
     operands: tuple[fx.Node, fx.Node, fx.Node, fx.Node | None],
     scale: float,
 ) -> fx.Node:
-    """Attention whose weights, the softmax of the scores, are dropped out."""
     query, key, values, mask = operands
     group = value(query).shape[1] // value(key).shape[1]
     if group > 1:

@@ -1,9 +1,9 @@
-"""Keeps operators whole that a trace would take apart.
+"""Keeps what a trace would take apart, or would not find in an exported graph.
 
 A trace replaces upsampling by index computations, RMS norm by pointwise operators, and the average
 of a plane in some memory formats by writes through strides, before it asks any decomposition table.
-So they are replaced in the exported graph, before the trace. Adaptive pools become pools where
-their windows are of one size.
+So they are replaced in the exported graph, before the trace, as are attention, losses, bags of rows
+and indices that only count. Adaptive pools become pools where their windows are of one size.
 """
 
 from __future__ import annotations
@@ -16,20 +16,79 @@ import torch
 from torch import fx
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
+from partitioner.frontends.torch.patterns.attention import attention
+from partitioner.frontends.torch.patterns.counted import view
+from partitioner.frontends.torch.patterns.losses import cross_entropy, negative_log_likelihood
 from partitioner.frontends.torch.patterns.rewrite import (
     Arguments,
     Replacement,
     Rewriter,
+    arguments_of,
+    is_tensor,
     replace_calls,
+    rewrite_nodes,
     value,
 )
+from partitioner.frontends.torch.patterns.strides import make_contiguous
+from partitioner.ir.ops.aten.windows import UPSAMPLING
 
 _aten = torch.ops.aten
+_BAGS = {_aten.embedding_bag.default, _aten.embedding_bag.padding_idx}
 
 
 def keep_composites(module: fx.GraphModule) -> None:
-    """Replace upsampling, RMS norm and adaptive pools of equal windows in place."""
-    replace_calls(module, _REPLACEMENTS)
+    """Replace calls by what can be cut, in place, and write down what other calls depend on."""
+    rewrite_nodes(module, _state_dtype)
+    replace_calls(module, REPLACEMENTS)
+    rewrite_nodes(module, lambda node: node.target in _BAGS and _replace_bag(node))
+    make_contiguous(module)
+
+
+def _state_dtype(node: fx.Node) -> bool:
+    """Give a call that makes a tensor of no tensor, as `torch.ones`, its element type.
+
+    It has PyTorch's default type, which a module may set for a part of its forward pass, and which
+    may be another one where the graph is traced again.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload) or node.all_input_nodes:
+        return False
+    names = {argument.name for argument in node.target._schema.arguments}
+    makes = isinstance(node.meta.get("val"), torch.Tensor)
+    is_left = makes and "dtype" in names and node.kwargs.get("dtype") is None
+    if is_left:
+        node.kwargs = {**node.kwargs, "dtype": value(node).dtype}
+    return is_left
+
+
+def _replace_bag(bag: fx.Node) -> bool:
+    """Replace `embedding_bag` by our own operator, whose table can be cut.
+
+    Those whose gradients are sparse or scaled by frequency stay, and those of which more than the
+    result is used.
+    """
+    args = arguments_of(bag)
+    used = [user for user in bag.users if user.users]
+    if args["scale_grad_by_freq"] or args["sparse"]:
+        return False
+    if len(used) != 1 or used[0].target is not operator.getitem or used[0].args[1] != 0:
+        return False
+    result, table, indices, offsets = used[0], args["weight"], args["indices"], args["offsets"]
+    if not all(map(is_tensor, (table, indices, offsets, result))):
+        return False
+    weights = args["per_sample_weights"]
+    if weights is not None and value(weights).dtype != value(table).dtype:
+        return False
+    size, total = value(table).shape[0], value(indices).shape[0]
+    bags = value(offsets).shape[0] - bool(args["include_last_offset"])
+    padding = args.get("padding_idx")
+    padding = -1 if padding is None else padding % size
+    settings = (args["mode"], bags, padding, size, total, [0], [size], [0], [total], [0], [bags])
+    write, embedding_bag = Rewriter(result), torch.ops.partitioner.embedding_bag.default
+    write.give(write.call(embedding_bag, table, indices, offsets, weights, *settings))
+    for user in list(bag.users):
+        bag.graph.erase_node(user)
+    bag.graph.erase_node(bag)
+    return True
 
 
 def _upsample(mode: str, write: Rewriter, args: Arguments) -> fx.Node:
@@ -72,26 +131,20 @@ def _window(data: torch.Tensor, result: torch.Tensor, dims: int) -> list[int] | 
     return [before // after for before, after in sizes]
 
 
-_MODES: Mapping[str, str] = {
-    "_upsample_bicubic2d_aa": "cubic-antialias",
-    "_upsample_bilinear2d_aa": "linear-antialias",
-    "_upsample_nearest_exact1d": "nearest-exact",
-    "_upsample_nearest_exact2d": "nearest-exact",
-    "_upsample_nearest_exact3d": "nearest-exact",
-    "upsample_bicubic2d": "cubic",
-    "upsample_bilinear2d": "linear",
-    "upsample_linear1d": "linear",
-    "upsample_nearest1d": "nearest",
-    "upsample_nearest2d": "nearest",
-    "upsample_nearest3d": "nearest",
-    "upsample_trilinear3d": "linear",
-}
-
-_REPLACEMENTS: Mapping[torch._ops.OpOverload, Replacement] = {
-    **{getattr(_aten, name).vec: partial(_upsample, mode) for name, mode in _MODES.items()},
+REPLACEMENTS: Mapping[torch._ops.OpOverload, Replacement] = {
+    **{
+        getattr(_aten, name).vec: partial(
+            _upsample, mode + "-antialias" * ("_aa" in name) + "-exact" * ("_exact" in name)
+        )
+        for name, (mode, _) in UPSAMPLING.items()
+    },
     _aten.adaptive_avg_pool2d.default: partial(_adaptive_average, 2),
     _aten.adaptive_avg_pool3d.default: partial(_adaptive_average, 3),
     _aten.adaptive_max_pool2d.default: partial(_adaptive_max, 2),
     _aten.adaptive_max_pool3d.default: partial(_adaptive_max, 3),
+    _aten.cross_entropy_loss.default: cross_entropy,
+    _aten.index.Tensor: view,
+    _aten.nll_loss_nd.default: negative_log_likelihood,
     _aten.rms_norm.default: _rms_norm,
+    _aten.scaled_dot_product_attention.default: attention,
 }

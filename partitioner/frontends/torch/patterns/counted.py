@@ -12,23 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from partitioner.frontends.torch.patterns.rewrite import Arguments, Rewriter, replace_calls, value
+from partitioner.frontends.torch.patterns.rewrite import Arguments, Rewriter, value
 
 _aten = torch.ops.aten
 #: Most elements of an index that are computed to see what they are, and most calls that make them.
 _MOST, _DEEPEST = 1 << 20, 20
 
 
-def replace_counted(module: fx.GraphModule) -> int:
-    """Replace such indices in place.
-
-    Returns:
-        How many were replaced.
-    """
-    return replace_calls(module, {_aten.index.Tensor: _view})
-
-
-def _view(write: Rewriter, args: Arguments) -> fx.Node | None:
+def view(write: Rewriter, args: Arguments) -> fx.Node | None:
+    """The view that such indices give."""
     x, indices = args["self"], args["indices"]
     shape = value(x).shape
     dims = []

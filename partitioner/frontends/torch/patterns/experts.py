@@ -25,18 +25,17 @@ from torch import fx
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
 from partitioner.frontends.torch.patterns.activations import activation_program, named_activation
-from partitioner.frontends.torch.patterns.matching import (
+from partitioner.frontends.torch.patterns.rewrite import (
+    Rewriter,
     args_of,
+    arguments_of,
     calls,
+    graph_modules,
     indices_of,
     is_shaped,
     is_tensor,
-    through,
-)
-from partitioner.frontends.torch.patterns.rewrite import (
-    Rewriter,
-    arguments_of,
     rewrite_nodes,
+    through,
     value,
 )
 
@@ -58,15 +57,7 @@ class _Product:
 
 
 def replace_experts(module: fx.GraphModule, *, training: bool) -> int:
-    """Replace layers of experts in place.
-
-    Args:
-        module: The exported graph.
-        training: Whether what the gradients need is kept.
-
-    Returns:
-        How many layers were replaced.
-    """
+    """Replace layers of experts in place, and count them; `training` keeps what gradients need."""
     return rewrite_nodes(module, lambda node: _replace(node, training))
 
 
@@ -92,7 +83,6 @@ class _Layer:
 
 
 def _replace(last: fx.Node, training: bool) -> bool:
-    """Replace the layer of experts that ends with a node, if there is one."""
     rows = _summed(last)
     layer = None if rows is None else _layer(rows)
     if layer is None or not _typed_alike(last, layer):
@@ -171,7 +161,6 @@ def _either_way(node: fx.Node) -> Iterator[tuple[Any, Any]]:
 
 
 def _scaled(rows: _Rows) -> tuple[_Product, fx.Node] | None:
-    """The product that gives rows, and the weight of each."""
     for results, column in _either_way(rows.node) if calls(rows.node, _aten.mul.Tensor) else ():
         down, weights = _product(results), _weights(column, rows)
         if down is not None and weights is not None and down.order is rows.order:
@@ -348,3 +337,49 @@ def _flattened(node: fx.Node) -> fx.Node | None:
         return None
     matrix = through(args_of(node)[0])
     return matrix if value(matrix).dim() == 2 else None
+
+
+def replace_lookups(module: fx.GraphModule) -> None:
+    """Replace rows that are gathered of weights of experts by embeddings of them, in place.
+
+    Weights are parameters of three or more dims; biases, with two, are gathered by the same ids.
+    """
+    for part in graph_modules(module):
+        found = [node for node in part.graph.nodes if _looks_up(node)]
+        chosen = {indices_of(node)[0] for node in found if value(args_of(node)[0]).dim() > 2}
+        found = [node for node in found if indices_of(node)[0] in chosen]
+        counted: dict[tuple[fx.Node, int], fx.Node] = {}
+        for node in found:
+            _embed(node, counted)
+        if found:
+            part.recompile()
+
+
+def _looks_up(node: fx.Node) -> bool:
+    if not calls(node, _aten.index.Tensor) or len(args_of(node)[1]) != 1 or not is_tensor(node):
+        return False
+    table, (ids,) = args_of(node)[0], indices_of(node)
+    source = through(table, casts=True)
+    return (
+        source.name.startswith("p_")
+        and source.op == "placeholder"
+        and value(table).dim() > 1
+        and value(table).is_floating_point()
+        and 0 not in value(table).shape
+        and ids is not None
+        and value(ids).dtype == torch.int64
+    )
+
+
+def _embed(node: fx.Node, counted: dict[tuple[fx.Node, int], fx.Node]) -> None:
+    """Replace a lookup by one of a matrix, with ids that count from the begin, made once."""
+    write, (matrix, (ids,)) = Rewriter(node), args_of(node)
+    size, shape = value(matrix).shape[0], list(value(node).shape)
+    if value(matrix).dim() > 2:
+        matrix = write.call(_aten.reshape.default, matrix, [size, -1])
+    if (ids, size) not in counted:
+        from_end = write.call(_aten.lt.Scalar, ids, 0)
+        moved = write.call(_aten.add.Tensor, ids, size)
+        counted[ids, size] = write.call(_aten.where.self, from_end, moved, ids)
+    found = write.call(_aten.embedding.default, matrix, counted[ids, size])
+    write.give(write.call(_aten.reshape.default, found, shape))

@@ -14,28 +14,14 @@ import torch
 from torch import fx
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
-from partitioner.frontends.torch.patterns.rewrite import Arguments, Rewriter, replace_calls, value
+from partitioner.frontends.torch.patterns.rewrite import Arguments, Rewriter, value
 
 _aten = torch.ops.aten
 _NONE, _MEAN = 0, 1  #: PyTorch's numbers for `reduction`; 2 is the sum.
 
 
-def replace_losses(module: fx.GraphModule) -> int:
-    """Replace cross entropy and negative log-likelihood of target classes, in place.
-
-    Cross entropy with probabilities as targets, or with both weights and smoothing, stays.
-
-    Returns:
-        How many calls were replaced.
-    """
-    losses = {
-        _aten.cross_entropy_loss.default: _cross_entropy,
-        _aten.nll_loss_nd.default: _negative_log_likelihood,
-    }
-    return replace_calls(module, losses)
-
-
-def _cross_entropy(write: Rewriter, args: Arguments) -> fx.Node | None:
+def cross_entropy(write: Rewriter, args: Arguments) -> fx.Node | None:
+    """Cross entropy; with probabilities as targets, or both weights and smoothing, it stays."""
     logits, target = args["self"], args["target"]
     if args["weight"] is not None and args["label_smoothing"] != 0:
         return None
@@ -45,7 +31,8 @@ def _cross_entropy(write: Rewriter, args: Arguments) -> fx.Node | None:
     return loss.reduced(_cross_entropy_per_row(loss, args["label_smoothing"]))
 
 
-def _negative_log_likelihood(write: Rewriter, args: Arguments) -> fx.Node | None:
+def negative_log_likelihood(write: Rewriter, args: Arguments) -> fx.Node | None:
+    """Negative log-likelihood of target classes."""
     if not _is_class_per_row(args["self"], args["target"]):
         return None
     loss = _Loss(write, args, _ignored(write, args))
@@ -106,7 +93,6 @@ class _Loss:
 
 
 def _cross_entropy_per_row(loss: _Loss, smoothing: float) -> fx.Node:
-    """The cross entropy of each row, in at least float32."""
     call, args = loss.write.call, loss.args
     size = value(loss.logits).shape[loss.dim]
     detached = call(_aten.detach.default, loss.logits)  # the loss is the same for any maximum

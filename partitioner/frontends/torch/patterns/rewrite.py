@@ -1,4 +1,4 @@
-"""Replaces calls in the graph of an exported program, before its gradients are traced."""
+"""Finds and replaces calls in the graph of an exported program, before its gradients are traced."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch.utils._pytree import tree_flatten
+
+_aten = torch.ops.aten
 
 Arguments = dict[str, Any]  #: Arguments of a call by the schema's names, defaults filled in.
 
@@ -39,7 +41,7 @@ class Rewriter:
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         """The node's value in an element type; the node itself if it has that type."""
         same = value(node).dtype == dtype
-        return node if same else self.call(torch.ops.aten.to.dtype, node, dtype)
+        return node if same else self.call(_aten.to.dtype, node, dtype)
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """Write a call; it takes the place of the replaced node among the submodules."""
@@ -84,11 +86,7 @@ Replacement = Callable[[Rewriter, Arguments], fx.Node | None]
 def replace_calls(
     module: fx.GraphModule, replacements: Mapping[torch._ops.OpOverload, Replacement]
 ) -> int:
-    """Replace calls by operator, in place, but for those with results of unknown sizes.
-
-    Returns:
-        How many calls were replaced.
-    """
+    """Replace calls in place, but for those with results of unknown sizes; count them."""
 
     def replace(node: fx.Node) -> bool:
         target: Any = node.target
@@ -113,3 +111,55 @@ def arguments_of(node: fx.Node) -> Arguments:
     defaults = {a.name: a.default_value if a.has_default_value() else None for a in schema}
     positional = dict(zip(defaults, node.args, strict=False))
     return {**defaults, **positional, **node.kwargs}
+
+
+#: Operators that give their operand itself, or a copy of it.
+_SAME = {
+    _aten.alias.default,
+    _aten.clone.default,
+    _aten.contiguous.default,
+    _aten.detach.default,
+    _aten.to.dtype,
+    _aten._to_copy.default,
+}
+
+
+def through(node: Any, *, casts: bool = False) -> Any:
+    """The node that gives a value, seen through copies, and if `casts` through other types.
+
+    Not through what cuts a float off from its gradient, which the layer's own would go past.
+    """
+    while isinstance(node, fx.Node) and calls(node, *_SAME):
+        source = args_of(node)[0]
+        if not casts and value(source).dtype != value(node).dtype:
+            break
+        if calls(node, _aten.detach.default) and value(node).is_floating_point():
+            break
+        node = source
+    return node
+
+
+def args_of(node: fx.Node) -> tuple[Any, ...]:
+    """Return the positional arguments of a call, of any type."""
+    return node.args
+
+
+def indices_of(node: fx.Node) -> list[Any]:
+    """Return the indices by which a node gathers elements, seen through copies."""
+    return [through(index) for index in args_of(node)[1]]
+
+
+def is_shaped(node: fx.Node, *shape: int) -> bool:
+    """Test whether a node is a tensor of these sizes."""
+    return is_tensor(node) and tuple(value(node).shape) == shape
+
+
+def is_tensor(node: fx.Node) -> bool:
+    """Tell whether it is a tensor of known sizes."""
+    tensor = node.meta.get("val")
+    return isinstance(tensor, torch.Tensor) and all(isinstance(n, int) for n in tensor.shape)
+
+
+def calls(node: Any, *targets: Callable[..., Any]) -> bool:
+    """Test whether a node calls one of some operators."""
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets

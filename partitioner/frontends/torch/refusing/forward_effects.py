@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from partitioner.backends.torch.guards.global_hooks import global_hooks
+from partitioner.backends.torch.guards.changes import global_hooks
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.exporting import is_writing, refused, replaced
 from partitioner.frontends.torch.refusing.reasons import called_at
@@ -118,7 +118,6 @@ def refusing_effects(module: nn.Module) -> Iterator[Assigned]:
 
 
 def _generators(module: nn.Module) -> dict[str, str]:
-    """The states of Python's and NumPy's generators, and of those that parts of the module hold."""
     shared: Any = np.random
     states = {
         "Python's random": repr(random.getstate()),

@@ -68,9 +68,7 @@ def called_at() -> str:
 def depends_at(module: nn.Module, program: ExportedProgram) -> str:
     """The user's line that first makes sizes or numbers that depend on data, as `raised_at`.
 
-    Args:
-        module: The module, which is exported again, with the stacks of its nodes.
-        program: An export of it.
+    The module is exported again, with the stacks of its nodes.
     """
     if not any(free_unbacked_symbols(node.meta.get("val")) for node in program.graph.nodes):
         return ""

@@ -1,8 +1,7 @@
 """Refuses tensors of a module that lie in one memory, where an optimizer writes to one of them.
 
-A trace tells tensors from each other by identity, and ranks hold each by itself: in the module a
-write to one of them is a write to the others, on ranks it is not. (What the forward pass itself
-writes, PyTorch's trace tells: see `capture`.)
+Ranks hold each tensor by itself: in the module a write to one is a write to the others, on ranks it
+is not. (What the forward pass itself writes, PyTorch's trace tells: see `capture`.)
 """
 
 from __future__ import annotations
@@ -20,10 +19,6 @@ from partitioner.frontends.errors import FrontendError
 
 def check_memory_apart(tensors: Mapping[str, Tensor], written: Collection[str]) -> None:
     """Refuse two tensors with an element in common, one of which a step writes to.
-
-    Args:
-        tensors: Parameters, buffers and other tensors of a module.
-        written: Names of those that a step writes to.
 
     Raises:
         FrontendError: There are two such tensors; the message names them.
@@ -76,8 +71,8 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 def _place_of(tensor: Tensor) -> tuple[int, range]:
     """A memory, and the bytes of it from a tensor's first element to its last.
 
-    It is that of the process, 0, as NumPy's arrays may have several storages; a tensor without an
-    address, as on the meta device, has its storage.
+    The memory is the process's, 0 (NumPy's arrays may have several storages), or the storage of a
+    tensor without an address, as on the meta device.
     """
     address = 0 if without_contents(tensor) else tensor.data_ptr()
     start = address or tensor.storage_offset() * tensor.element_size()

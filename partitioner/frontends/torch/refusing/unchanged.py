@@ -48,11 +48,9 @@ class Snapshot:
     ) -> Snapshot:
         """A module as it is after its trace.
 
-        Args:
-            module: The module.
-            before: The `settings_of` it before the trace.
-            assigned: Attributes that the forward pass assigns, by the module's `id` and name.
-            constants: Names of tensors that are constants of the graph.
+        `before` are the `settings_of` it before the trace, `assigned` the attributes that the
+        forward pass assigns, by the module's `id` and name, `constants` names of constants of the
+        graph.
         """
         tensors = named_tensors(module)
         parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -74,12 +72,7 @@ class Snapshot:
         )
 
     def check(self, module: nn.Module, *, training: bool, modes: bool) -> None:
-        """Refuse a module that has changed.
-
-        Args:
-            module: The module that this was taken of.
-            training: Whether its gradients count.
-            modes: Whether its modes count.
+        """Refuse a module that has changed; gradients count in `training`, its modes if so told.
 
         Raises:
             FrontendError: It has changed, in more than its tensors' contents.
@@ -123,11 +116,7 @@ class Snapshot:
 
 
 def settings_of(module: nn.Module, assigned: Collection[tuple[int, str]] = ()) -> Settings:
-    """The contents of the attributes of a module's parts.
-
-    Args:
-        assigned: Attributes to leave out, by the part's `id` and name.
-    """
+    """Contents of the attributes of a module's parts, less `assigned` ones, by `id` and name."""
     return {
         path: _settings(
             part, [n for n in vars(part) if n not in _STANDARD and (id(part), n) not in assigned]
@@ -140,9 +129,7 @@ def settings_of(module: nn.Module, assigned: Collection[tuple[int, str]] = ()) -
 def check_registered(settings: Settings, constants: Iterable[torch.Tensor]) -> None:
     """Refuse tensors that are constants of a graph and would have gradients in the module.
 
-    Args:
-        settings: Those of the module.
-        constants: Tensors that the forward pass reads and no module registers.
+    `constants` are tensors that the forward pass reads and no module registers.
 
     Raises:
         FrontendError: One of them requires a gradient; the message names it.
@@ -190,7 +177,6 @@ class _Held:
 
 
 def _settings(part: nn.Module, names: Iterable[str]) -> dict[str, object]:
-    """Values in the attributes that these names, or paths, begin with."""
     found: dict[str, object] = {}
     roots = dict.fromkeys(re.split(r"[.\[ ]", name, maxsplit=1)[0] for name in names)
     for name in roots:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch._decomp import get_decompositions
 from torch.export import ExportedProgram
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
@@ -149,7 +149,14 @@ def _trace(
         flat = program.module(check_guards=False)
         for node in flat.graph.nodes:
             node.meta.pop("from_node", None)  # copied, history and all, for each call of the trace
-        attributes = _register_attributes(flat, names)
+        # The next trace takes no other tensors than parameters, buffers and inputs.
+        attributes: dict[str, torch.Tensor] = {}
+        for name in names:
+            path, _, leaf = name.rpartition(".")
+            owner = flat.get_submodule(path)
+            attributes[name] = getattr(owner, leaf)
+            delattr(owner, leaf)
+            owner.register_buffer(leaf, attributes[name], persistent=False)
         stack.enter_context(fx.traceback.preserve_node_meta())
         # An LSTM is traced as its parts: oneDNN's kernel needs a workspace whose size no trace
         # knows, and its backward pass ends the process if that was moved.
@@ -177,18 +184,3 @@ def _may_write(module: fx.GraphModule) -> bool:
         if writes:
             return True
     return False
-
-
-def _register_attributes(flat: nn.Module, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Make buffers of the tensors that user code reads and no module registers; by name.
-
-    The next trace takes no other tensors than parameters, buffers and inputs.
-    """
-    attributes = {}
-    for name in names:
-        path, _, leaf = name.rpartition(".")
-        owner = flat.get_submodule(path)
-        attributes[name] = getattr(owner, leaf)
-        delattr(owner, leaf)
-        owner.register_buffer(leaf, attributes[name], persistent=False)
-    return attributes

@@ -127,10 +127,7 @@ def repeated_layers(program: ExportedProgram) -> RepeatedLayers | None:
 
 
 def _crossing(calls: Sequence[fx.Node], operands: Sequence[Sequence[fx.Node]]) -> Floats:
-    """Count, for the point before each call, the earlier results that it or a later one reads.
-
-    Where few cross, a layer begins.
-    """
+    """Count, for the point before each call, the earlier results that are read from there on."""
     at = {node: index for index, node in enumerate(calls)}
     last = {read: index for index, reads in enumerate(operands) for read in reads}
     change = np.zeros(len(calls) + 1)
@@ -173,12 +170,17 @@ class _Finder:
             self.calls[index].name: (index - self.start) // self.period
             for index in range(self.start, kept)
         }
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in self.program.graph.nodes:
+            if not kept <= self._at(node) < stop:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+            elif (last := self.at[node] - (stop - kept)) >= kept - self.period:
+                copies[node] = copies[self.calls[last]]  # what follows reads the last one left
         left_out = self.count - KEPT
-        graph = self._without(kept, stop)
         return RepeatedLayers(graph, left_out, layer_of, self.weights, self.modules)
 
     def _repeats(self, index: int) -> bool:
-        """Test whether a call is that of the layer before, on the operands of its own layer."""
         layer, before = (index - self.start) // self.period, index - self.period
         pairs = zip(self.operands[before], self.operands[index], strict=True)
         calls = (self.calls[before], self.calls[index])
@@ -190,7 +192,6 @@ class _Finder:
         )
 
     def _matches(self, layer: int, before: fx.Node, operand: fx.Node) -> bool:
-        """Test whether an operand of a layer is at the place of that of the layer before."""
         if before is operand:  # read by all layers
             name = self.names.get(operand.name)
             if name is not None:
@@ -232,22 +233,6 @@ class _Finder:
             and not any(self.start <= self._at(result) < stop for result in results)
             and all(uses[id(self._tensor(str(name)))] == 1 for name in own)
         )
-
-    def _without(self, first: int, stop: int) -> fx.Graph:
-        """The graph without the calls from `first` to `stop`, which are whole layers.
-
-        Those that read the last of these layers read the one before the first.
-        """
-        graph = fx.Graph()
-        copies: dict[fx.Node, fx.Node] = {}
-        for node in self.program.graph.nodes:
-            if not first <= self._at(node) < stop:
-                copies[node] = graph.node_copy(node, copies.__getitem__)
-            else:
-                again = self.at[node] - (stop - first)
-                if again >= first - self.period:
-                    copies[node] = copies[self.calls[again]]
-        return graph
 
 
 def form(node: fx.Node) -> tuple[Hashable, tuple[fx.Node, ...]]:

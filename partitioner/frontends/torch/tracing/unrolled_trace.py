@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +31,8 @@ from partitioner.frontends.torch.tracing.repeated_layers import (
 
 #: The layer whose forward pass is repeated; it and those behind it are compared with the next one.
 MIDDLE = 2
+#: The pass of a call (or "weight"), its layer, and its number there.
+_Place = tuple[str, int, int]
 #: Entries of a call's `meta` with the submodules that it is in.
 _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 
@@ -38,9 +40,7 @@ _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 def unrolled(joint: fx.Graph, layers: RepeatedLayers) -> fx.Graph | None:
     """The trace of all layers from that of those that are left; None if they are not equal.
 
-    Args:
-        joint: The trace of the program with `layers.graph`; nodes have `meta["from_node"]`.
-        layers: The layers.
+    Nodes of the `joint` trace, of the program with `layers.graph`, have `meta["from_node"]`.
     """
     try:
         trace = _Trace(joint, layers)
@@ -102,18 +102,26 @@ class _Trace:
         return spans
 
     @cached_property
-    def home(self) -> Mapping[fx.Node, tuple[int, int]]:
-        """The layer of each of its calls in the forward pass, and the call's number there."""
-        return {
-            self.calls[index]: (layer, number)
-            for layer, span in enumerate(self.spans)
-            for number, index in enumerate(span)
-        }
+    def place(self) -> Mapping[fx.Node, _Place]:
+        """Where calls and weights of layers are; in the backward pass, those near the repetition.
 
-    @cached_property
-    def weights(self) -> Mapping[fx.Node, str]:
-        placeholders = self.joint.find_nodes(op="placeholder")
-        return {node: getattr(node.meta["desc"], "target", "") for node in placeholders}
+        Those are the two stretches, of layers `MIDDLE` + 1 and `MIDDLE`, and as many calls before.
+        """
+        one, other = self.turns
+        places: dict[fx.Node, _Place] = {
+            self.calls[index]: ("forward", layer, index - span.start)
+            for layer, span in enumerate(self.spans)
+            for index in span
+        }
+        before = one.start - len(one)
+        for layer, start in ((MIDDLE + 2, before), (MIDDLE + 1, one.start), (MIDDLE, other.start)):
+            for index in range(max(start, self.turn), start + len(one)):
+                places[self.calls[index]] = "backward", layer, index - start
+        for node in self.joint.find_nodes(op="placeholder"):
+            name = getattr(node.meta["desc"], "target", "")
+            if name in self.layers.weights.place:
+                places[node] = "weight", *self.layers.weights.place[name]
+        return places
 
     @cached_property
     def results(self) -> Sequence[tuple[fx.Node | None, str]]:
@@ -178,13 +186,7 @@ class _Trace:
         return least, most, numbers[MIDDLE + 1][0] - numbers[MIDDLE][0]
 
     def sequence_moved(self, number: int, layers: int, left_out: int) -> int:
-        """A number in autograd's sequence so many layers later.
-
-        Args:
-            number: The number.
-            layers: Layers by which a number of a layer is moved.
-            left_out: Layers by which those behind all layers are.
-        """
+        """A number in autograd's sequence so many layers later; behind all layers, `left_out`."""
         least, most, step = self._sequence
         if number < least:
             return number
@@ -206,7 +208,6 @@ class _Trace:
             self._compare(old, new, -1, self.backward_steps)
 
     def _compare(self, old: int, new: int, by: int, steps: dict[str, int]) -> None:
-        """Compare a call with the one at its place, so many layers later."""
         one, other = self.calls[old], self.calls[new]
         (form_one, operands), (form_other, others) = form(one), form(other)
         values = [type_of(node.meta.get("val")) for node in (one, other)]
@@ -215,7 +216,7 @@ class _Trace:
         alike = (
             form_one == form_other
             and values[0] == values[1]
-            and all(self._leads(a, b, by, new - old) for a, b in pairs)
+            and all(self._leads(a, b, by) for a, b in pairs)
             and name == base
             and later - number == steps.setdefault(base, later - number)
             and self._annotated(one, other, by)
@@ -224,25 +225,13 @@ class _Trace:
         if not alike:
             raise IrregularError
 
-    def _leads(self, operand: fx.Node, other: fx.Node, by: int, distance: int) -> bool:
-        """Test whether an operand is at the place of another one, so many layers later."""
-        if operand in self.home:
-            layer, number = self.home[operand]
-            return self.home.get(other) == (layer + by, number)
-        if operand in self.weights:
-            moved = self.layers.weights.place.get(self.weights[operand])
-            name = self.weights.get(other, "")
-            if moved is None:
-                return operand is other
-            return self.layers.weights.place.get(name) == (moved[0] + by, moved[1])
-        at, then = self.at[operand], self.at.get(other, -1)
-        if at < self.turn:
+    def _leads(self, operand: fx.Node, other: fx.Node, by: int) -> bool:
+        if operand not in self.place:
             return operand is other
-        begin = self.turns[0].start - len(self.turns[0])
-        return then - at == distance if at >= begin else operand is other
+        of, layer, number = self.place[operand]
+        return self.place.get(other) == (of, layer + by, number)
 
     def _annotated(self, one: fx.Node, other: fx.Node, by: int) -> bool:
-        """Test whether calls are annotated alike, in submodules so many layers apart."""
         same = ("partitioner_tag", "autograd_backward", "is_gradient_acc")
         if any(one.meta.get(key) != other.meta.get(key) for key in same):
             return False
@@ -260,7 +249,6 @@ class _Trace:
         return self.sequence_moved(number, by, 0) == then
 
     def _gives(self, one: fx.Node, other: fx.Node, by: int) -> bool:
-        """Test whether calls give gradients of the same weights, so many layers apart."""
         names = [self.gradients.get(node, ()) for node in (one, other)]
         if "" in names[0] or "" in names[1]:
             return False
@@ -275,10 +263,8 @@ class _Unrolled:
     graph: fx.Graph = field(default_factory=fx.Graph)
     #: The new node of each node that is copied once.
     copies: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    #: The new calls of the layers' forward passes, by layer and number.
-    forward: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
-    #: The new calls of the repeated stretch of the backward pass, by repetition.
-    turns: list[list[fx.Node]] = field(default_factory=list)
+    #: The new calls and weights of layers, by their places.
+    placed: dict[_Place, fx.Node] = field(default_factory=dict)
     #: The new gradients of the layers' weights, by their names.
     gradients: dict[str, fx.Node] = field(default_factory=dict)
 
@@ -288,140 +274,77 @@ class _Unrolled:
         Raises:
             IrregularError: Something reads a layer that is not next to it.
         """
-        trace = self.trace
+        trace, left_out = self.trace, self.trace.layers.left_out
         for node in trace.joint.find_nodes(op="placeholder"):
-            self.copies[node] = self.graph.node_copy(node)
-        self._write_forward()
-        self._write_backward()
+            self._keep(node, self.graph.node_copy(node), 0)
+        middle, (one, other) = trace.spans[MIDDLE], trace.turns
+        self._write(range(middle.stop), 0, 0, 0)
+        for repetition in range(1, left_out + 1):
+            self._write(middle, repetition, repetition, 0)
+        self._write(range(middle.stop, trace.turn), left_out, left_out, 0)
+        self._write(range(trace.turn, one.stop), left_out, left_out, 0)
+        for repetition in range(1, left_out + 1):
+            self._write(one, left_out - repetition, left_out, repetition)
+        self._write(range(other.start, len(trace.calls)), 0, left_out, left_out)
         self._write_results()
         return self.graph
 
-    @property
-    def _left_out(self) -> int:
-        return self.trace.layers.left_out
+    def _keep(self, node: fx.Node, copied: fx.Node, layers: int) -> None:
+        if node in self.trace.place:
+            of, layer, number = self.trace.place[node]
+            self.placed[of, layer + layers, number] = copied
+        self.copies.setdefault(node, copied)
 
-    def _write_forward(self) -> None:
-        spans = self.trace.spans
-        self._copy(range(spans[MIDDLE].stop), 0, 0, 0)
-        for repetition in range(1, self._left_out + 1):
-            for index in spans[MIDDLE]:
-                self._write(index, repetition, repetition, 0)
-        left_out = self._left_out
-        self._copy(range(spans[MIDDLE].stop, self.trace.turn), left_out, left_out, 0)
+    def _write(self, positions: range, layers: int, forward: int, backward: int) -> None:
+        """Write calls again, so many layers later than in the trace of few layers.
 
-    def _write_backward(self) -> None:
-        (one, other), left_out = self.trace.turns, self._left_out
-        self._copy(range(self.trace.turn, one.stop), left_out, left_out, 0)
-        self.turns.append([self.copies[self.trace.calls[index]] for index in one])
-        for repetition in range(1, left_out + 1):
-            self.turns.append([])
-            for index in one:
-                node = self._write(index, left_out - repetition, left_out, repetition)
-                self.turns[repetition].append(node)
-        self._copy(range(other.start, len(self.trace.calls)), 0, left_out, left_out)
-
-    def _copy(self, positions: range, layers: int, forward: int, backward: int) -> None:
-        """Write calls that are copied once; see `_write`."""
+        `forward` and `backward` are the repetitions of a layer's passes up to there.
+        """
+        trace, moved = self.trace, self.trace.layers.modules.moved
         for index in positions:
-            call = self.trace.calls[index]
-            self.copies[call] = self._write(index, layers, forward, backward)
-
-    def _write(self, index: int, layers: int, forward: int, backward: int) -> fx.Node:
-        """Write a call again.
-
-        Args:
-            index: Its position.
-            layers: Layers by which it is later than in the trace of few layers.
-            forward: Repetitions of a layer's forward pass that are written before it.
-            backward: The same of the backward pass, itself included.
-        """
-        trace, node = self.trace, self.trace.calls[index]
-
-        def operand(read: fx.Node) -> fx.Node:
-            return self._operand(index, read, layers, backward)
-
-        base, number = numbered_name(node.name)
-        number += forward * trace.forward_steps.get(base, 0)
-        number += backward * trace.backward_steps.get(base, 0)
-        name = f"{base}_{number}" if number else base
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), operand)
-        copied = self.graph.create_node(node.op, node.target, args, kwargs, name, node.type)
-        if copied.name != name:
-            raise IrregularError
-        copied.meta = self._moved_meta(node, layers)
-        if node in trace.home:
-            layer, place = trace.home[node]
-            self.forward[layer + layers, place] = copied
-        for weight in filter(None, trace.gradients.get(node, ())):
-            self.gradients[self._moved_weight(weight, layers)] = copied
-        return copied
-
-    def _moved_meta(self, node: fx.Node, layers: int) -> dict[str, Any]:
-        """The annotations of a call that is so many layers later."""
-        meta, moved = dict(node.meta), self.trace.layers.modules.moved
-        for key in _STACKS:
-            if meta.get(key):
-                entries: Any = (moved(entry, layers) for entry in meta[key].items())
-                meta[key] = dict(entries)
-        if "seq_nr" in meta:
-            meta["seq_nr"] = self.trace.sequence_moved(meta["seq_nr"], layers, self._left_out)
-        return meta
-
-    def _moved_weight(self, name: str, layers: int) -> str:
-        return str(self.trace.layers.weights.moved(name, layers))
-
-    def _operand(self, index: int, read: fx.Node, layers: int, backward: int) -> fx.Node:
-        """Find what takes the place of an operand of a call that is written."""
-        trace = self.trace
-        if read in trace.home:
-            layer, place = trace.home[read]
-            self._check_near(index, layer, layers)
-            if (layer + layers, place) not in self.forward:
+            node = trace.calls[index]
+            base, number = numbered_name(node.name)
+            number += forward * trace.forward_steps.get(base, 0)
+            number += backward * trace.backward_steps.get(base, 0)
+            name = f"{base}_{number}" if number else base
+            args, kwargs = fx.node.map_arg(
+                (node.args, node.kwargs), partial(self._operand, index=index, layers=layers)
+            )
+            copied = self.graph.create_node(node.op, node.target, args, kwargs, name, node.type)
+            if copied.name != name:
                 raise IrregularError
-            return self.forward[layer + layers, place]
-        if read in trace.weights:
-            name = trace.weights[read]
-            if name not in trace.layers.weights.place:
-                return self.copies[read]
-            self._check_near(index, trace.layers.weights.place[name][0], layers)
-            return self.copies[self._placeholders[self._moved_weight(name, layers)]]
-        if trace.at[read] < trace.turn:
-            return self.copies[read]
-        return self._in_backward(index, read, backward)
+            meta = copied.meta = dict(node.meta)
+            for key in _STACKS:
+                if meta.get(key):
+                    entries: Any = (moved(entry, layers) for entry in meta[key].items())
+                    meta[key] = dict(entries)
+            if "seq_nr" in meta:
+                number = meta["seq_nr"]
+                meta["seq_nr"] = trace.sequence_moved(number, layers, trace.layers.left_out)
+            self._keep(node, copied, layers)
+            for weight in filter(None, trace.gradients.get(node, ())):
+                self.gradients[str(trace.layers.weights.moved(weight, layers))] = copied
 
-    def _check_near(self, index: int, layer: int, layers: int) -> None:
-        """Refuse a call that reads a layer which is not next to its own.
+    def _operand(self, read: fx.Node, index: int, layers: int) -> fx.Node:
+        """Find what takes the place of an operand of a call that is written.
 
-        What is written behind the repeated layers is moved with them, what runs behind the
-        repeated part of the backward pass is not moved.
+        Calls may read a layer next to their own: what is written behind the repeated layers is
+        moved with them, what runs behind the repeated part of the backward pass is not moved.
         """
-        if index >= self.trace.spans[MIDDLE].stop and layers and layer < MIDDLE:
-            raise IrregularError
-        below = self.trace.turns[1]
-        if index >= below.start and layer > MIDDLE + (index < below.stop):
-            raise IrregularError
-
-    @cached_property
-    def _placeholders(self) -> Mapping[str, fx.Node]:
-        return {name: node for node, name in self.trace.weights.items()}
-
-    def _in_backward(self, index: int, read: fx.Node, backward: int) -> fx.Node:
-        """Find what takes the place of an operand that the backward pass makes."""
-        (one, other), at = self.trace.turns, self.trace.at[read]
-        begin = one.start - len(one)
-        if at >= other.start or not backward or at < begin:
+        if read not in self.trace.place:
             return self.copies[read]
-        if index < other.start:  # a repetition: it reads itself, or the one before it
-            repetition = backward if at >= one.start else backward - 1
-            return self.turns[repetition][(at - begin) % len(one)]
-        if at < one.start or index >= other.stop:
+        of, layer, number = self.trace.place[read]
+        below = self.trace.turns[1]
+        is_far = index >= self.trace.spans[MIDDLE].stop and layers > 0 and layer < MIDDLE
+        is_far |= index >= below.start and layer > MIDDLE + (index < below.stop)
+        if is_far or (of, layer + layers, number) not in self.placed:
             raise IrregularError
-        return self.turns[-1][at - one.start]
+        return self.placed[of, layer + layers, number]
 
     def _write_results(self) -> None:
         trace, place = self.trace, self.trace.layers.weights.place
         numbers = {place[name][1] for name in self.gradients}
-        if len(self.gradients) != len(numbers) * (KEPT + self._left_out):
+        if len(self.gradients) != len(numbers) * (KEPT + trace.layers.left_out):
             raise IrregularError
         results = [
             self.gradients.get(name) if name in place else node and self.copies[node]

@@ -18,11 +18,9 @@ import math
 
 import numpy as np
 
-from partitioner.solver.pairwise.bounding.decode import decode
-from partitioner.solver.pairwise.bounding.messages import Messages
-from partitioner.solver.pairwise.model import Model
+from partitioner.solver.pairwise.bounding.messages import Messages, decode
+from partitioner.solver.pairwise.model import Model, peaks
 from partitioner.solver.pairwise.problem import Flags, Floats, Ints
-from partitioner.solver.pairwise.rows import peaks
 from partitioner.solver.work import now_s
 
 #: The target is this much above the best bound, relative.
@@ -121,16 +119,7 @@ class Dual:
 
     def _move(self, bound: float, costs: Floats) -> None:
         """Step the prices along the usage above capacity."""
-        over = self.model.rows.load(self._usage(costs)) - self.model.rows.capacity
-        self.met[peaks(over)] = True
-        over = np.where(self.met & ((self._now > 0) | (over > 0)), over, 0.0)
-        square = float(over @ over)
-        if square > 0:
-            climb = max(TARGET * abs(self.bound), self.bound - bound)
-            self._now = np.maximum(0.0, self._now + self._step * climb / square * over)
-
-    def _usage(self, costs: Floats) -> Floats:
-        """Usage of each node, halfway between decided and weighted; (nodes,)."""
+        # usage of each node, halfway between decided and weighted; (nodes,)
         graph, usage = self.model.graph, self.model.usage
         first = graph.offsets[:-1]
         belief = self.messages.costs(costs)
@@ -139,4 +128,10 @@ class Dual:
         weight = np.exp(-np.minimum(above / width, 50.0))
         soft = np.add.reduceat(weight * usage, first) / np.add.reduceat(weight, first)
         mean: Floats = (soft + usage[first + self.messages.chosen]) / 2
-        return mean
+        over = self.model.rows.load(mean) - self.model.rows.capacity
+        self.met[peaks(over)] = True
+        over = np.where(self.met & ((self._now > 0) | (over > 0)), over, 0.0)
+        square = float(over @ over)
+        if square > 0:
+            climb = max(TARGET * abs(self.bound), self.bound - bound)
+            self._now = np.maximum(0.0, self._now + self._step * climb / square * over)

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import AttributeProto, helper, numpy_helper
 
-from partitioner.backends.onnx.files.nodes import node_proto, tensor_proto, value_info
+from partitioner.backends.onnx.files.messages import node_proto, tensor_proto, value_info
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Node, Opaque
 from partitioner.ir.onnx_types import from_onnx_dtype, onnx_dtype

@@ -1,10 +1,8 @@
 """Turns: what a rank runs at a time, and when others send to it."""
 
-from dataclasses import dataclass
-
 import pytest
 
-from partitioner.backends.onnx.running.turns import MicroBatchTurns, Turns
+from partitioner.backends.onnx.running.turns import Action, MicroBatchTurns, Role, Turns
 from partitioner.ir.phases import RunOrder
 from partitioner.ir.pipeline import pipeline_schedule
 from partitioner.ir.program import Comm, CommKind
@@ -12,12 +10,9 @@ from partitioner.ir.program import Comm, CommKind
 LANES = (0, 1, 0)  # stages 0 and 2 are on the same device
 
 
-@dataclass(frozen=True)
-class Step:
+def acting(phase: int) -> Action:
     """A part of a rank's steps."""
-
-    name: str
-    phase: int
+    return Action(0, Role.COMPUTE, phase, (), ())
 
 
 def micro_batches(requests: int = 2, count: int = 3) -> MicroBatchTurns:
@@ -36,7 +31,7 @@ def message(phase: int, target_phase: int) -> Comm:
 def test_each_pass_runs_each_step_once_in_the_turn_that_others_compute(
     turns: Turns, rank: int
 ) -> None:
-    steps = [Step("a", 1), Step("b", 3)] if rank == 0 else [Step("c", 2), Step("d", 2)]
+    steps = [acting(1), acting(3)] if rank == 0 else [acting(2), acting(2)]
     ran = {}
     done = []
     for index, turn in enumerate(turns.of_rank(rank, steps)):
@@ -53,19 +48,19 @@ def test_each_pass_runs_each_step_once_in_the_turn_that_others_compute(
 
 
 def test_several_requests_shift_phases_and_a_single_one_has_one_round() -> None:
-    steps = [Step("a", 0), Step("b", 1)]
-    names = [[(s.name, n) for s, n in turn.actions] for turn in Turns(2).of_rank(0, steps)]
+    steps = [acting(0), acting(1)]
+    names = [[("ab"[s.phase], n) for s, n in turn.actions] for turn in Turns(2).of_rank(0, steps)]
     assert names == [[("a", 0)], [("a", 1), ("b", 0)], [("b", 1)]]
     (turn,) = Turns(1).of_rank(0, steps)
     assert [number for _, number in turn.actions] == [0, 0]
 
 
 def test_a_step_of_once_a_request_runs_for_its_first_micro_batch_alone() -> None:
-    turns = list(micro_batches().of_rank(1, [Step("setup", 0), Step("c", 2)]))
-    ran = [(step.name, number) for turn in turns for step, number in turn.actions]
+    turns = list(micro_batches().of_rank(1, [acting(0), acting(2)]))
+    ran = [(step.phase, number) for turn in turns for step, number in turn.actions]
     assert ran == [
-        *(("setup", 0), ("c", 0), ("c", 1), ("c", 2)),
-        *(("setup", 3), ("c", 3), ("c", 4), ("c", 5)),
+        *((0, 0), (2, 0), (2, 1), (2, 2)),
+        *((0, 3), (2, 3), (2, 4), (2, 5)),
     ]
 
 

@@ -11,7 +11,7 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.backends.onnx.files.steps import RankModel, Segment
 from partitioner.backends.onnx.running.simulator import Simulator
-from partitioner.backends.onnx.sessions import blocks as block_sessions
+from partitioner.backends.onnx.sessions import segments as block_sessions
 from partitioner.backends.onnx.sessions.segments import SessionConfig
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.evaluate import one_device

@@ -16,16 +16,16 @@ from onnx import NodeProto, helper
 
 from helpers.onnx_files.onnx_models import model
 from helpers.plans import rank_programs as hand
-from partitioner.api.profiling.programs import in_phases
+from partitioner.api.profiling.sessions import in_phases
 from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.onnx.files.emit import emit, emit_models
 from partitioner.backends.onnx.files.load import load_rank
 from partitioner.backends.onnx.files.steps import RankModel, Segment
+from partitioner.backends.onnx.measuring.timing import kernel_runs, nodes_of_kernels
 from partitioner.backends.onnx.running.executor import Executor
 from partitioner.backends.onnx.running.simulator import Simulator
 from partitioner.backends.onnx.sessions import joined, segments
 from partitioner.backends.onnx.sessions.joined import Group, Optimized, Sums, groups_of
-from partitioner.backends.onnx.sessions.kernels import kernel_runs, nodes_of_kernels
 from partitioner.backends.onnx.sessions.segments import SessionConfig
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.sessions.kernels import kernel_runs, nodes_of_kernels
+from partitioner.backends.onnx.measuring.timing import kernel_runs, nodes_of_kernels
 from partitioner.backends.onnx.sessions.segments import SessionConfig, session_options
 
 F32 = TensorProto.FLOAT

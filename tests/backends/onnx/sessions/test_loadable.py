@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from helpers.onnx_files import onnx_models as om
 from partitioner import examples
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.sessions.loadable import check_loadable
+from partitioner.backends.onnx.sessions.whole import check_loadable
 
 MODEL = examples.build("mlp", layers=2, hidden=64, batch=4)
 

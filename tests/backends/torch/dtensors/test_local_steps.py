@@ -22,6 +22,7 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.dtensors import local_steps
 from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
 from partitioner.backends.torch.guards.changes import count_steps
+from partitioner.backends.torch.guards.originals import watch
 
 o = torch.optim
 RANKS = 3
@@ -209,6 +210,17 @@ def test_steps_stay_as_they_are(why: str, mesh: DeviceMesh, steps: list[bool]) -
         handle.remove()
     del owner
     assert not any(steps[1:])
+
+
+def test_the_guard_of_the_original_leaves_steps_as_they_are(
+    mesh: DeviceMesh, steps: list[bool]
+) -> None:
+    some, original, module = parameters(mesh), nn.Linear(2, 2), nn.Linear(2, 2)
+    owner, update = watched(some), o.AdamW(some)
+    watch(module, object(), original, dict(original.named_parameters()), {"weight"})
+    step(update, 0)
+    del owner
+    assert steps == [True]
 
 
 @pytest.mark.parametrize("of_all", [False, True])

@@ -16,10 +16,10 @@ from partitioner.backends.torch.graphs.eager import (
     add_product,
     add_products,
     add_rows,
+    direct,
     eager,
 )
 from partitioner.backends.torch.graphs.notes import note_tasks, noted_tasks
-from partitioner.backends.torch.running.direct import direct
 from partitioner.ir.ops import ROWS
 
 aten = torch.ops.aten

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import partitioner.backends.torch.operators
 from partitioner.backends.torch.operators import vocabulary
-from partitioner.backends.torch.operators.upsampling import KERNELS
+from partitioner.backends.torch.operators.spatial import KERNELS
 
 assert partitioner.backends.torch.operators
 operators = torch.ops.partitioner

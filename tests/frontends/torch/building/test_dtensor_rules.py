@@ -21,8 +21,8 @@ from helpers.op_rows.aten_rows import run_torch
 from helpers.op_rows.rows import Case, check_opaque, check_row
 from partitioner.backends.tensors import to_numpy
 from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.torch.building.calls import encode_call
 from partitioner.frontends.torch.building.dtensor_rules import REFUSED, derived_rule
-from partitioner.frontends.torch.building.nodes import encode_call
 from partitioner.frontends.torch.element_types import DTYPES, dtype_name
 from partitioner.ir.ops import ROWS
 from partitioner.ir.ops.aten.derived import RULE

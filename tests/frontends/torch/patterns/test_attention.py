@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from partitioner.frontends.torch.patterns.attention import replace_attention
+from partitioner.frontends.torch.patterns.composites import REPLACEMENTS
+from partitioner.frontends.torch.patterns.rewrite import replace_calls
 
 ATTENTION = torch.ops.partitioner.attention.default
 Tensors = tuple[torch.Tensor, ...]
@@ -39,7 +40,7 @@ def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tenso
 def rewritten(module: nn.Module, args: Tensors) -> torch.fx.GraphModule:
     flat = torch.export.export(module, args).module(check_guards=False)
     assert isinstance(flat, torch.fx.GraphModule)
-    assert replace_attention(flat) == 1
+    assert replace_calls(flat, REPLACEMENTS) == 1
     assert "aten.scaled_dot_product" not in str(flat.graph)
     return flat
 
@@ -163,7 +164,7 @@ def test_heads_that_broadcast_otherwise_stay() -> None:
     args = drawn(Q, (2, 4, 5, 8), (2, 1, 5, 8))
     flat = torch.export.export(Attention(), args).module(check_guards=False)
     assert isinstance(flat, torch.fx.GraphModule)
-    assert replace_attention(flat) == 0
+    assert replace_calls(flat, REPLACEMENTS) == 0
     torch.testing.assert_close(flat(*args), Attention()(*args))
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partitioner.frontends.torch.patterns.counted import replace_counted
+from partitioner.frontends.torch.patterns.composites import REPLACEMENTS
+from partitioner.frontends.torch.patterns.rewrite import replace_calls
 
 
 class Lambda(nn.Module):
@@ -52,7 +53,7 @@ def test_views(run: Callable[[Tensor], Tensor], replaced: int) -> None:
     x = torch.randn(4, 5, 3)
     graph = torch.export.export(Lambda(run), (x,), strict=False).module()
     assert isinstance(graph, torch.fx.GraphModule)
-    assert replace_counted(graph) == replaced
+    assert replace_calls(graph, REPLACEMENTS) == replaced
     assert torch.equal(graph(x), run(x))
 
 
@@ -66,5 +67,5 @@ def test_what_is_written_to_the_result_is_not_written_to_the_operand() -> None:
     x = torch.randn(4, 5)
     graph = torch.export.export(Lambda(run), (x,), strict=False).module()
     assert isinstance(graph, torch.fx.GraphModule)
-    assert replace_counted(graph) == 1
+    assert replace_calls(graph, REPLACEMENTS) == 1
     torch.testing.assert_close(graph(x), run(x))

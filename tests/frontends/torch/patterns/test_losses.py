@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from partitioner.frontends.torch.patterns.losses import replace_losses
+from partitioner.frontends.torch.patterns.composites import REPLACEMENTS
+from partitioner.frontends.torch.patterns.rewrite import replace_calls
 
 IGNORED = 3
 SHAPES = {"rows": (8, 12), "places": (4, 12, 5, 2), "one row": (12,)}
@@ -56,7 +57,7 @@ def exported(module: nn.Module, args: tuple[torch.Tensor, ...]) -> torch.fx.Grap
 
 def rewritten(module: nn.Module, args: tuple[torch.Tensor, ...]) -> torch.fx.GraphModule:
     flat = exported(module, args)
-    assert replace_losses(flat) == 1
+    assert replace_calls(flat, REPLACEMENTS) == 1
     assert not any(f"aten.{name}_loss" in str(flat.graph) for name in ("cross_entropy", "nll"))
     return flat
 
@@ -133,14 +134,14 @@ def test_weights_with_smoothing_stay() -> None:
     logits, target = drawn((8, 12))
     module = Loss(weight=torch.ones(12), label_smoothing=0.1)
     flat = exported(module, (logits, target))
-    assert replace_losses(flat) == 0
+    assert replace_calls(flat, REPLACEMENTS) == 0
     torch.testing.assert_close(flat(logits, target), module(logits, target))
 
 
 def test_probabilities_as_targets_stay() -> None:
     logits, _ = drawn((8, 12))
     flat = exported(Loss(), (logits, logits.softmax(1)))
-    assert replace_losses(flat) == 0
+    assert replace_calls(flat, REPLACEMENTS) == 0
 
 
 class Mixed(Loss):
@@ -170,7 +171,7 @@ def test_autocast_chooses_the_type(module: Mixed) -> None:
 def test_a_program_that_returns_the_loss_keeps_its_signature() -> None:
     logits, target = drawn((8, 12))
     program = torch.export.export(Loss(), (logits, target))
-    assert replace_losses(program.graph_module) == 1
+    assert replace_calls(program.graph_module, REPLACEMENTS) == 1
     (output,) = program.graph.output_node().args[0]
     assert program.graph_signature.user_outputs == (output.name,)
     torch.testing.assert_close(program.module()(logits, target), Loss()(logits, target))

@@ -1,1 +1,0 @@
-"""Nodes of ONNX in parts that can be cut along more dims."""

@@ -25,7 +25,11 @@ class DeviceColumns:
     lanes: int = 1  #: Groups of devices that share what is stored and the gradients, in stages.
 
     def held_share(self, value: str) -> float:
-        """Share of the bytes of a value that a device of a stage holds: of activations all."""
+        """Share of the bytes of a value that a device of one stage holds.
+
+        The first stages hold the activations of as many micro-batches as there are lanes, which is
+        as much as one micro-batch of the whole model.
+        """
         return 1 / self.lanes if self.lanes > 1 and value in self._at_rest else 1.0
 
     @cached_property

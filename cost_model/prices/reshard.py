@@ -334,7 +334,8 @@ def _shifted_hop(hop: Hop, shift: int) -> Hop:
 def simplest(source: Placement, target: Placement) -> tuple[Placement, Placement]:
     """A reshard of another tensor between the same groups at the same price.
 
-    All elements that no cut tells apart are one dim in front; the other dims are sorted.
+    All elements that no cut tells apart are one dim in front: uncut dims, and the unit in which a
+    dim's cuts are counted. The other dims are sorted.
     """
     numel, pairs = 1, []
     for held, wanted in zip(source.sharding.dims, target.sharding.dims, strict=True):

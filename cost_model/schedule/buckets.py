@@ -70,7 +70,10 @@ class Bucket:
 
 
 def together(members: Sequence[Member]) -> list[tuple[Member, ...]]:
-    """Choose as few points as possible so that windows share one, with as many as fit."""
+    """Choose as few points as possible so that every window has one, and as many members as fit.
+
+    Those that are alone at their point are left out.
+    """
     left = sorted(members, key=lambda member: (member.due, member.ready))
     buckets = []
     while left:

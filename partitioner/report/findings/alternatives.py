@@ -136,10 +136,9 @@ class Neighbourhood:
 
     def _near(self, node: Node) -> tuple[DeviceMesh, ...]:
         """Groups that a node may move to: of many its own, its neighbours' and the idlest."""
-        if self.plan.pipeline is not None:
-            return tuple(dict.fromkeys(self.plan.groups[i] for i in self._of_stage(node)))
-        if len(self.plan.groups) <= MAX_GROUPS:
-            return self.plan.groups
+        groups = self.plan.groups
+        if self.plan.pipeline is not None or len(groups) <= MAX_GROUPS:
+            return tuple(dict.fromkeys(groups[i] for i in self._of_stage(node)))
         graph = self.graph
         producers = [graph.producers[value] for value in node.reads if value in graph.producers]
         readers = [reader for value in node.writes for reader in graph.consumers[value]]
@@ -153,7 +152,7 @@ class Neighbourhood:
 
 
 def best_other(alternatives: Sequence[Alternative]) -> Alternative | None:
-    """The best strategy but the plan's, the first; one that fits if that does."""
+    """The best strategy but the plan's, the first; if that fits, those that fit go before others."""
     chosen, *others = alternatives
 
     def rank(other: Alternative) -> tuple[bool, float, float]:

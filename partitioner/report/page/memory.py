@@ -59,7 +59,7 @@ def _by_device(lifetimes: Iterable[Lifetime]) -> dict[int, list[Lifetime]]:
 def _seconds(
     moments: Moments, device: int, schedule: Schedule, timeline: Timeline
 ) -> Sequence[float]:
-    """Find when each moment of a step begins: with its task or, if not its, the next or last."""
+    """Find when each moment of a step begins: with its task or, if not the device's, the next."""
     assert schedule.order is not None
     runs = schedule.order.runs(device)
     starts: Mapping[tuple[int, int], float] = {

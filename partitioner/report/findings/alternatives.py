@@ -152,7 +152,7 @@ class Neighbourhood:
 
 
 def best_other(alternatives: Sequence[Alternative]) -> Alternative | None:
-    """The best strategy but the plan's, the first; if that fits, those that fit go before others."""
+    """The best strategy but the plan's, the first; if it fits, those that fit go first."""
     chosen, *others = alternatives
 
     def rank(other: Alternative) -> tuple[bool, float, float]:

@@ -36,8 +36,7 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Attr, Node, Opaque
 from partitioner.ir.onnx_types import onnx_dtype
-from partitioner.ir.pieces.batch_parts import BatchParts
-from partitioner.ir.program import Programs, RankProgram
+from partitioner.ir.program import BatchParts, Programs, RankProgram
 from partitioner.ir.types import TensorType, numpy_dtype
 
 #: Domain of the communication operators and of the keys in metadata.

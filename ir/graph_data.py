@@ -111,11 +111,7 @@ def type_data(type_: TensorType) -> list[Any]:
 
 
 def type_of(data: Any) -> TensorType:
-    """Inverse of `type_data`.
-
-    Raises:
-        IRError, TypeError, ValueError: The data describe no type.
-    """
+    """Inverse of `type_data`; IRError, TypeError or ValueError if the data describe no type."""
     dtype, sizes, *symbols = _list(data)
     shape = tuple(map(_whole, _list(sizes)))
     names = _list(symbols[0]) if symbols else [None] * len(shape)

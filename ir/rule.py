@@ -569,11 +569,7 @@ class Cut:
 
     @classmethod
     def parse(cls, text: str) -> Cut:
-        """Inverse of `str`.
-
-        Raises:
-            IRError: The text is not of the form above.
-        """
+        """Inverse of `str`; IRError if the text is not of the form above."""
         names, colon, parts = text.partition(":")
         axes = tuple(names.split("*"))
         if all(axes) and re.fullmatch(r"\d+\.\.\d+(,\d+\.\.\d+)*", parts, re.ASCII):

@@ -21,11 +21,7 @@ SCORE = TRANSCENDENTAL + 5
 
 
 def group_of(query_heads: int, kv_heads: int) -> int:
-    """Query heads a key-value head.
-
-    Raises:
-        OpaqueError: They do not divide.
-    """
+    """Query heads a key-value head; OpaqueError if they do not divide."""
     if query_heads < 1 or kv_heads < 1 or query_heads % kv_heads:
         raise OpaqueError(f"{query_heads} query heads over {kv_heads} key-value heads")
     return query_heads // kv_heads

@@ -42,7 +42,7 @@ class Window:
         return low, high - low
 
     def layout(self, positions: DimLayout) -> DimLayout:
-        """Layout of the dim under a cut of the loop; LayoutError if a part is in pieces or empty."""
+        """Layout of the dim under a cut of the loop; LayoutError if a part is split or empty."""
         return _layout(self, positions)
 
     def positions(self, layout: DimLayout, count: int) -> DimLayout | None:
@@ -101,7 +101,7 @@ class Parts:
         return sum(map(sum, self.segments))
 
     def layout(self, positions: DimLayout) -> DimLayout:
-        """Layout of the dim under a cut of the loop; LayoutError unless in single positions."""
+        """Layout of the dim under a cut of the loop; LayoutError unless each part is single."""
         if not positions.axes:
             return DimLayout.whole(self.size)
         if positions != self._single(positions.axes):

@@ -64,7 +64,7 @@ class OpView(Signature):
         return value
 
     def dim(self, name: str, default: int, rank: int | None = None) -> int:
-        """A dim of operand 0, or of `rank` dims, given as an attribute; IRError without such a dim."""
+        """A dim of operand 0, or of `rank` dims, that an attribute gives; IRError without it."""
         dim, count = self.int_attr(name, default), max(self.rank() if rank is None else rank, 1)
         if not -count <= dim < count:
             raise IRError(f"attribute {name!r} is {dim}, not in {-count}..{count - 1}")

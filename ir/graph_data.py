@@ -44,11 +44,7 @@ def graph_data(graph: Graph) -> dict[str, Any]:
 
 
 def graph_of(data: Any) -> Graph:
-    """Inverse of `graph_data`; contents of constants that were left out cannot be loaded.
-
-    Raises:
-        GraphDataError: The data describe no graph.
-    """
+    """Inverse of `graph_data`, less contents left out; GraphDataError if the data are no graph."""
     try:
         return _graph(data, 0)
     except KeyError as error:

@@ -12,8 +12,8 @@ from functools import cached_property
 
 from partitioner.ir.ops.rules.dims import broadcast, compound
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
-from partitioner.ir.ops.signature import Dims, Names, OpaqueError, Signature
-from partitioner.ir.rule import Rule
+from partitioner.ir.ops.signature import Dims, OpaqueError, Signature
+from partitioner.ir.rule import Names, Rule
 from partitioner.ir.types import TensorType
 
 #: FLOPs of a score beside its dot products: scale, mask, maximum, exp, sum, division.

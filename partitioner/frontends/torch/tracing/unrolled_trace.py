@@ -147,13 +147,7 @@ class _Trace:
 
     @cached_property
     def turns(self) -> tuple[range, range]:
-        """Two stretches of the backward pass, each from a layer's first gradient to the next's.
-
-        Both are empty if there is no backward pass.
-
-        Raises:
-            IrregularError: A layer has no gradient, or the stretches are of different lengths.
-        """
+        """Two stretches of the backward pass, of two layers' first gradients on, or empty."""
         if self.turn == len(self.calls):
             return range(self.turn, self.turn), range(self.turn, self.turn)
         first: dict[int, int] = {}

@@ -63,7 +63,15 @@ class Signature:
             BackendError: The arguments have another structure than in the trace, one that is no
                 tensor has another value, or there is another `torch.autocast` around the call.
         """
-        self._check_autocast()
+        for device in ("cpu", "cuda"):
+            if not torch.is_autocast_enabled(device):
+                continue
+            if (dtype := dtype_word(torch.get_autocast_dtype(device))) != self.autocast:
+                raise BackendError(
+                    f"called under torch.autocast of {dtype}; the module was compiled "
+                    f"{f'under {self.autocast}' if self.autocast else 'without it'}: "
+                    "compile it as it is called"
+                )
         tensors = self.plain(args, kwargs)
         if tensors is not None:
             return {name: x for name, x in zip(self.inputs, tensors, strict=True) if name}
@@ -102,18 +110,6 @@ class Signature:
         is_flat = all(one.is_leaf() for one in leaves)
         is_flat = is_flat and all(isinstance(x, Tensor) for x in self.example)
         return dict.fromkeys(kwargs.context) if is_flat else None
-
-    def _check_autocast(self) -> None:
-        for device in ("cpu", "cuda"):
-            if not torch.is_autocast_enabled(device):
-                continue
-            dtype = dtype_word(torch.get_autocast_dtype(device))
-            if dtype != self.autocast:
-                raise BackendError(
-                    f"called under torch.autocast of {dtype}; the module was compiled "
-                    f"{f'under {self.autocast}' if self.autocast else 'without it'}: "
-                    "compile it as it is called"
-                )
 
     @cached_property
     def traced(self) -> str:

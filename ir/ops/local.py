@@ -43,7 +43,7 @@ def mean_of_part(
     mean, share = f"{node.name}.mean", f"{node.name}.share"
     whole = replace(node, name=mean, outputs=(mean,))
     types = {mean: view.out_type.with_shape(local.out_shapes[0])}
-    if view.graph.domain == "aten":
+    if node.op.startswith("aten::"):
         number: dict[str, Attr] = {"other": part / total}
         scale = Node(node.name, "aten::mul.Tensor", (mean, ""), node.outputs, number)
         return LocalOp((whole, scale), types=types)

@@ -27,8 +27,8 @@ from partitioner.ir.layout import LayoutError, Sharding, followed
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.local_node import local_op
 from partitioner.ir.ops import LocalOp, row_of, rules_of
-from partitioner.ir.pieces.batch_parts import BatchParts
 from partitioner.ir.plan import PlacedNode, place
+from partitioner.ir.program import BatchParts
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import GraphWriter, elements

@@ -59,23 +59,18 @@ def run_job(
         BackendError: A rank raised or was killed, or the time is up. No process is left, also on
             any other exception.
     """
-    _check_files(ranks)
-    threads = threads_per_rank(ranks)
-    (folder / "job.json").write_text(json.dumps({**job, "ranks": ranks, "threads": threads}))
-    _run(folder, threads, timeout_s, watch)
-
-
-def _check_files(ranks: int) -> None:
-    """Refuse ranks that could not open their connections: some would wait for others for ever."""
     import resource  # Windows has none
 
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FILES + _FILES_A_PEER * ranks
-    if allowed != resource.RLIM_INFINITY and allowed < needed:
+    if allowed != resource.RLIM_INFINITY and allowed < needed:  # some would wait for ever
         raise BackendError(
             f"{ranks} ranks need some {needed} open files each, and {allowed} are allowed: raise "
             "the limit with `ulimit -n`"
         )
+    threads = threads_per_rank(ranks)
+    (folder / "job.json").write_text(json.dumps({**job, "ranks": ranks, "threads": threads}))
+    _run(folder, threads, timeout_s, watch)
 
 
 def threads_per_rank(ranks: int) -> int:

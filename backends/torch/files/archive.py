@@ -189,22 +189,17 @@ class _Archive:
         if info.file_size == 0 and 0 not in sizes:
             tensor = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
         else:
-            tensor = self._storage(info, dtype).as_strided(
-                sizes, strides, _integer(meta["storage_offset"])
-            )
+            key = info.filename, str(dtype)
+            if key not in self.tensors:  # all elements of the file, which tensors of it share
+                raw = bytearray(self.file.read(info))
+                self.tensors[key] = (
+                    torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+                )
+            offset = _integer(meta["storage_offset"])
+            tensor = self.tensors[key].as_strided(sizes, strides, offset)
         if entry["is_param"]:
             return nn.Parameter(tensor, requires_grad=bool(meta["requires_grad"]))
         return tensor
-
-    def _storage(self, info: zipfile.ZipInfo, dtype: torch.dtype) -> Tensor:
-        """All elements of a file; tensors of one file share them."""
-        key = info.filename, str(dtype)
-        if key not in self.tensors:
-            raw = bytearray(self.file.read(info))
-            self.tensors[key] = (
-                torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
-            )
-        return self.tensors[key]
 
 
 def _integer(data: Mapping[str, Any]) -> int:
@@ -314,7 +309,13 @@ def _with_sizes(data: Any, known: Mapping[str, int]) -> Any:
     if "sym_int_values" in data:
         values = {name: _value(size) for name, size in data["sym_int_values"].items()}
         known = {name: value for name, value in values.items() if value is not None}
-        nodes = [node for node in data["nodes"] if not _computes_sizes(node, known)]
+
+        def computes_sizes(node: Mapping[str, Any]) -> bool:
+            return bool(node["outputs"]) and all(
+                set(out) == {_SIZE} and _number(out[_SIZE], known) for out in node["outputs"]
+            )
+
+        nodes = [node for node in data["nodes"] if not computes_sizes(node)]
         data = {**data, "sym_int_values": {}, "nodes": nodes}
     if set(data) == {_SIZE}:
         return _number(data[_SIZE], known) or data
@@ -341,10 +342,3 @@ def _number(size: Mapping[str, Any], known: Mapping[str, int]) -> dict[str, int]
     """``{"as_int": 4}`` for a size that is a number or a known name, else nothing."""
     value = known.get(str(size.get("as_name")), size.get("as_int"))
     return {"as_int": value} if type(value) is int else {}
-
-
-def _computes_sizes(node: Mapping[str, Any], known: Mapping[str, int]) -> bool:
-    outputs = node["outputs"]
-    return bool(outputs) and all(
-        set(out) == {_SIZE} and _number(out[_SIZE], known) for out in outputs
-    )

@@ -117,13 +117,7 @@ class PassWriter:
     def write(
         self, steps: Steps, results: tuple[str, ...], constant: Callable[[str], Tensor]
     ) -> PassGraph:
-        """The graph of the phase.
-
-        Args:
-            steps: Its steps.
-            results: Local values that it returns, beside messages.
-            constant: Gives the contents of a constant or literal.
-        """
+        """The graph of the phase, which returns some local `results` beside messages."""
         outside = self.outside(steps) | (set(results) - self.written(steps))
         outside |= {*self.at_rest(steps)}
         constants = outside & {*self.program.constants, *self.program.literals}
@@ -184,10 +178,7 @@ class PassWriter:
         return passes and comm.target_phase == self.phase and is_target
 
     def touched(self, step: Compute | Comm) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Local values that a step reads and makes in this phase.
-
-        Those that an update writes over count not.
-        """
+        """Local values that a step reads and makes in this phase, without those written over."""
         if isinstance(step, Comm):
             reads, writes = step.touched(self.program.rank)
             if step.phase != step.target_phase:

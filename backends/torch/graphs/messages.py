@@ -84,12 +84,7 @@ class Message:
         return sum(self.sizes) + self.padding
 
     def packed(self, graph: fx.Graph, parts: Mapping[int, fx.Node]) -> fx.Node:
-        """Add the nodes that make the message.
-
-        Args:
-            graph: The graph of the phase that sends it.
-            parts: Each part by number, flat.
-        """
+        """Add the nodes that make the message, in the graph that sends it; `parts` are flat."""
         if len(self.parts) == 1:
             return parts[self.parts[0].number]
         flat = []
@@ -106,15 +101,7 @@ class Message:
         return graph.call_function(aten.cat.default, (flat,))
 
     def unpacked(self, graph: fx.Graph, message: fx.Node) -> dict[int, fx.Node]:
-        """Add the nodes that take the message apart.
-
-        Args:
-            graph: The graph of the phase that receives it.
-            message: The message in it.
-
-        Returns:
-            Each part by number, flat.
-        """
+        """Add the nodes that take the message apart; returns each part by number, flat."""
         if len(self.parts) == 1:
             return {self.parts[0].number: message}
         parts, start = {}, 0

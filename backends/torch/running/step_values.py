@@ -263,10 +263,6 @@ RunPhase = Callable[[Run, list[Tensor | None]], Sequence[Tensor]]
 Around = Callable[[Message, int, bool], AbstractContextManager[object]]
 
 
-def _plainly(_message: Message, _micro_batch: int, _receives: bool) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
 def run_phases(
     values: StepValues, posts: Posts, run: RunPhase, wanted: Callable[[int], bool]
 ) -> None:
@@ -306,7 +302,7 @@ class Posts:
         phases: Sequence[RankPhases],
         device: torch.device,
         roll: Roll,
-        around: Around = _plainly,
+        around: Around = lambda *_: nullcontext(),
     ) -> None:
         self.rank = phases[0].rank
         self._phases = phases

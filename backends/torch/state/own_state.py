@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -46,12 +45,6 @@ class OwnState:
             ),
         )
 
-    def set_into(self, part: nn.Module, path: str) -> None:
-        """Let a part of a rank's module give its extra state, and refuse another."""
-        if self.extra:
-            vars(part)["get_extra_state"] = partial(_first, self.extra)
-            vars(part)["set_extra_state"] = partial(self.check_extra, path)
-
     def check_extra(self, path: str, state: object) -> None:
         """Refuse extra state that is not as it was compiled.
 
@@ -68,9 +61,6 @@ class OwnState:
 def check_saving(states: Mapping[str, OwnState]) -> None:
     """Refuse `state_dict()` of a rank's module that would not call all that the model's does.
 
-    Args:
-        states: By path.
-
     Raises:
         BackendError: It would not.
     """
@@ -86,12 +76,10 @@ def check_saving(states: Mapping[str, OwnState]) -> None:
 def before_loading(
     states: Mapping[str, OwnState], state: dict[str, Any], prefix: str, *lists: Any
 ) -> None:
-    """Call the hooks of submodules on a state that is loaded.
+    """Call the hooks of submodules, by path, on a state that is loaded.
 
     Args:
-        states: By path.
-        state: The state.
-        prefix: That of the module's names in it.
+        prefix: That of the module's names in the state.
         lists: What PyTorch gives such hooks behind the metadata.
 
     Raises:
@@ -133,17 +121,13 @@ def _named(function: Any) -> str:
     return getattr(inner, "__qualname__", type(inner).__qualname__)
 
 
-def _first(values: tuple[object, ...]) -> object:
-    return values[0]
-
-
 def _is_same(one: object, other: object) -> bool:
     some, spec = pytree.tree_flatten(one)
     others, known = pytree.tree_flatten(other)
-    return spec == known and all(map(_are_equal, some, others))
 
+    def are_equal(one: object, other: object) -> bool:
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            return one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
+        return type(one) is type(other) and bool(one == other)
 
-def _are_equal(one: object, other: object) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
-    return type(one) is type(other) and bool(one == other)
+    return spec == known and all(map(are_equal, some, others))

@@ -9,7 +9,6 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.graphs.emit import rest_argument
 from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH, MicroBatches
 from partitioner.backends.torch.graphs.phases import Rest
@@ -82,12 +81,6 @@ class Whole:
     def written(self) -> tuple[str, ...]:
         """First names of the stored values that the program writes to."""
         return tuple(entry.names[0] for entry in self.stored if entry.written)
-
-    def check_places(self, places: Mapping[str, Placement]) -> None:
-        """Raise a BackendError unless stored values have the placements of the program."""
-        for name, place in self.places.items():
-            if places.get(name) != place:
-                raise BackendError(f"{name} is stored as {places.get(name)}, not as {place}")
 
     def local_shards(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A rank's shards, which have first names, and values at rest, by local name."""

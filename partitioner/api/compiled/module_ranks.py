@@ -57,7 +57,7 @@ def rest_of(module: TracedModule, plan: Plan) -> Rest | None:
     rest = module.rest.of(plan.nodes)
     moved = taken_over(plan, module.graph, rest.graph)
     cluster = Cluster.from_data(plan.cluster)
-    results = frozenset(filter(None, rest.traced.results))
+    results = frozenset(filter(None, rest.traced.call.results))
     tasks = schedule(
         rest.graph,
         resolve(rest.graph, moved),

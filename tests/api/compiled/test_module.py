@@ -552,7 +552,7 @@ def test_pytorch_loads_the_files_too(saved: Path, inference: ModuleProgram) -> N
 @pytest.mark.slow  # the command line runs them too
 def test_processes_run_the_files(saved: Path, inference: ModuleProgram) -> None:
     (ids,) = factories.batch()
-    done = run_module_files(saved, {"ids": ids.numpy()}, requests=2, timeout_s=100)
+    done = run_module_files(saved, {"ids": ids.numpy()}, requests=2)
     (logits,) = done.outputs.values()
     whole = inference(ids)["logits"].numpy()
     np.testing.assert_allclose(logits, whole, rtol=1e-5, atol=1e-6)

@@ -14,8 +14,7 @@ from partitioner.ir.pipeline import PipelineScheduleError
 from partitioner.ir.plan import Certificate, NodePlan, Plan
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
-from partitioner.search.ways.refusal import Nearly
-from partitioner.search.ways.way import Way, Weighing
+from partitioner.search.ways.way import Nearly, Way, Weighing
 from partitioner.search.what_would_fit import Change
 from partitioner.solver import Infeasible, work
 from partitioner.strategies.constraints import ConstraintError

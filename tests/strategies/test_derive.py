@@ -35,7 +35,7 @@ def derived(graph: Graph, mesh: DeviceMesh, speeds: Speeds | None = None) -> Str
 
 
 def test_strategies_are_derived_once_for_each_mesh_and_share() -> None:
-    """Kinds of parallelism, spaces and limits of memory share them; a search that ends keeps none."""
+    """Kinds, spaces and limits of memory share them; a search that the clock ends keeps none."""
     graph = load_onnx(examples.build("mlp", layers=2, hidden=16, batch=4)).graph
 
     def late() -> None:

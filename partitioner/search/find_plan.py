@@ -243,9 +243,7 @@ def _explicit(
         spaces.insert(0, OneDeviceSpace(graph, cluster, request))
     elif is_to_run(graph, request) and len(cluster) > 1:
         spaces.append(OneDeviceSpace(graph, cluster, request))
-    # the usual kinds come last: the space of all plans of a mesh of one axis has theirs
-    is_open = request.parallel is None and request.mesh is None and not request.constraints.bound
-    if is_open and request.strategy != "inter" and len(cluster) > 1:
+    if search.tries_kinds:  # last: the space of all plans of a mesh of one axis has theirs
         kinds = TRAINING_KINDS if graph.backward else KINDS
         spaces += [KindSpace(search, kind) for kind in kinds]
         spaces += [

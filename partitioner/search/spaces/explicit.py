@@ -61,6 +61,13 @@ class JointSearch:
         """Shares of this graph that the devices may have, beside balanced ones."""
         return device_shares(self.graph, self.rules, self.cluster)
 
+    @property
+    def tries_kinds(self) -> bool:
+        """Whether the usual kinds of parallelism are searched beside all plans."""
+        request = self.request
+        free = request.parallel is None and request.mesh is None and not request.constraints.bound
+        return free and request.strategy != "inter" and len(self.cluster) > 1
+
     def goal(self, family: Family) -> Objective:
         """The objective of the joint problem.
 
@@ -252,7 +259,7 @@ class JointSpace:
             again = partial(self.search, others=others)
             return SpaceResult(failed=((self.family, error),), more=again)
         # where no plan fits, kinds of parallelism go before the integer program of all of a mesh
-        effort = 0 if self.needed and len(self.family.groups) == 1 else 1
+        effort = 0 if self.shared.tries_kinds and len(self.family.groups) == 1 else 1
         return self._solved(built, budget, least, effort)
 
     def _solved(

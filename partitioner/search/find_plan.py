@@ -59,6 +59,9 @@ TRAINING_KINDS_OVER_AXES, KINDS_OVER_AXES = ("dp+tp", "zero3+tp"), ("dp+tp",)
 #: A search does not go on in less than so much of the seconds that it took before: parts of it ask
 #: no clock.
 PART_TAKEN = 0.5
+#: About the seconds of making the problem of all plans of a mesh of one axis, for each node on each
+#: device, and the share of the limit from which on that is much.
+SPACE_S, SCARCE = 1.5e-4, 0.1
 #: A kind has one of so many parts of a search's steps at least, whatever the spaces before it left,
 #: and no fewer than such a search takes.
 KIND_PART, KIND_STEPS = 6, 2e6
@@ -243,9 +246,13 @@ def _explicit(
         spaces.insert(0, OneDeviceSpace(graph, cluster, request))
     elif is_to_run(graph, request) and len(cluster) > 1:
         spaces.append(OneDeviceSpace(graph, cluster, request))
-    if search.tries_kinds:  # last: the space of all plans of a mesh of one axis has theirs
+    if search.tries_kinds:
         kinds = TRAINING_KINDS if graph.backward else KINDS
-        spaces += [KindSpace(search, kind) for kind in kinds]
+        small = [KindSpace(search, kind) for kind in kinds]
+        # they come last, since the space of all plans of a mesh has theirs: but where that takes
+        # much of the limit, they go first, so that a plan is known
+        takes_s = SPACE_S * len(graph.nodes) * len(cluster)
+        spaces = [*small, *spaces] if takes_s > SCARCE * request.time_limit_s else [*spaces, *small]
         spaces += [
             KindSpace(search, kind, mesh)
             for kind in (TRAINING_KINDS_OVER_AXES if graph.backward else KINDS_OVER_AXES)

@@ -359,7 +359,8 @@ class KindSpace:
         ]
         if not costs:
             refused = [result.refused for result in others]
-            return not all(one is not None and one.error.proven for one in refused)
+            proven = (one is not None and one.error.proven for one in refused)
+            return not refused or not all(proven)
         own = [result for result in others if self._is_part_of(result)]
         least = min((result.least for result in own or others), default=0.0)
         return least < (1 - budget.gap) * min(costs)

@@ -68,6 +68,7 @@ class Way:
     rung: int = 0
     #: After a refusal, gives the changes of the request under which it is known to fit.
     would_fit: Callable[[Budget, Infeasible], tuple[Change, ...]] = nothing
+    begin_s: float = 0.0  #: Seconds of what comes before its search, as a trace.
     closed: str = ""  #: Why it is not searched, as a clause; "" if it is.
     #: Whether users are told why it was not taken, if they ask for whatever is fastest.
     is_rival: bool = False
@@ -116,7 +117,8 @@ class Weighing:
                 continue
             if way.bound >= self._enough:
                 self.bounds[number] = way.bound
-            elif (self.found or self.refused) and self.budget.work.late:
+            elif (self.found or self.refused) and self.budget.work.left_s <= way.begin_s:
+                self.budget.work.stop()
                 self.late.append(number)
                 self.bounds[number] = way.bound
             else:

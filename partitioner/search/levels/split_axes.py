@@ -8,6 +8,7 @@ bound over a mesh that follows is the least device seconds of all nodes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ from partitioner.strategies.spaces import Family
 
 #: Most axes of the meshes that joint problems search.
 JOINT_AXES = 2
+#: About the seconds until a first plan is found, whatever the clock says, for each node.
+FIRST_S = 3e-3
 SOLVER = "decomposition into mesh axes / device seconds of the nodes"
 
 
@@ -51,6 +54,10 @@ class SplitAxesSpace:
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The best plan; none if none is found to fit, or nothing is left to gain or no time."""
         if budget.work.late or not may_gain(others):
+            return SpaceResult()
+        is_known = budget.best_s < math.inf or any(result.plans for result in others)
+        if is_known and budget.work.left_s < FIRST_S * len(self.graph.nodes):
+            budget.work.stop()
             return SpaceResult()
         try:
             best = cheapest_staged(

@@ -361,8 +361,12 @@ class KindSpace:
             refused = [result.refused for result in others]
             proven = (one is not None and one.error.proven for one in refused)
             return not refused or not all(proven)
+        if any(isinstance(error, OutOfTime) for one in others for _, error in one.failed):
+            return True
         own = [result for result in others if self._is_part_of(result)]
-        least = min((result.least for result in own or others), default=0.0)
+        # bounds of other kinds cover these alone
+        free = [one for one in others if not one.plans or any(p.bounds_space for p in one.plans)]
+        least = min((result.least for result in own or free), default=0.0)
         return least < (1 - budget.gap) * min(costs)
 
     def _is_part_of(self, result: SpaceResult) -> bool:

@@ -257,7 +257,7 @@ class JointSpace:
             return SpaceResult(failed=((self.family, error),))
         except OutOfTime as error:
             again = partial(self.search, others=others)
-            return SpaceResult(failed=((self.family, error),), more=again)
+            return SpaceResult(bound=0.0, failed=((self.family, error),), more=again)
         # where no plan fits, kinds of parallelism go before the integer program of all of a mesh
         effort = 0 if self.shared.tries_kinds and len(self.family.groups) == 1 else 1
         return self._solved(built, budget, least, effort)

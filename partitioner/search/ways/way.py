@@ -218,6 +218,7 @@ class Weighing:
         """The best plan, with a certificate over all ways that were weighed."""
         number = min(self.found, key=self._cost)
         best = replace(self.found[number].noted(*self._others(number)), more=None)
+        best = self._above_nothing(best)
         unproven = (number for number, why in self.refused.items() if not why.proven)
         refused = [f"{self.ways[number].name} (no plan was found to fit)" for number in unproven]
         if len(self.found) == 1 and not self.bounds and not refused:
@@ -243,9 +244,20 @@ class Weighing:
             certificate, bound=bound, status=status, space=", ".join(dict.fromkeys(spaces))
         )
         outcome = replace(best, plan=replace(best.plan, certificate=certificate))
+        outcome = self._above_nothing(outcome)
         others = [plan for one in self.found.values() for plan in one.candidates]
         failed = dict.fromkeys(one for each in self.found.values() for one in each.failed)
         return replace(outcome, candidates=tuple(others), failed=tuple(failed))
+
+    def _above_nothing(self, outcome: Outcome) -> Outcome:
+        """The outcome with the bound of all plans where spaces that were not reached have none."""
+        certificate = outcome.plan.certificate
+        assert certificate is not None
+        least = 0.0 if certificate.bound else self.least()
+        if not 0 < least < math.inf:
+            return outcome
+        certificate = replace(certificate, bound=min(certificate.cost, least))
+        return replace(outcome, plan=replace(outcome.plan, certificate=certificate))
 
     def _others(self, best: int) -> list[str]:
         """Why the batch is not run in other ways, for who asks for whatever is fastest."""

@@ -47,12 +47,7 @@ def check_inputs(header: Header, inputs: Mapping[str, np.ndarray]) -> None:
 
 
 def check_dtype(what: str, dtype: str) -> None:
-    """Refuse elements that cannot be passed into or out of a model: packed 4-bit ones.
-
-    Args:
-        what: Which input or output, for the message.
-        dtype: The element type's name.
-    """
+    """Refuse elements that cannot be passed into or out of a model: packed 4-bit ones."""
     if DTYPE_BITS[dtype] < 8:
         raise BackendError(
             f"{what} holds {dtype} elements, which cannot be passed in or out of a run; "

@@ -45,11 +45,9 @@ def run_job(
     timeout_s: float | None = None,
     watch: Callable[[], object] | None = None,
 ) -> None:
-    """Run a job of `partitioner.backends.worker` in its folder, with a process a rank.
+    """Run a job of `partitioner.backends.worker` in its own folder, with a process a rank.
 
     Args:
-        folder: Private to the job.
-        ranks: Number of processes.
         job: Has the name of its "runner", arguments of its `run_files` and, unless ranks run on
             the processor, the type of their "device".
         timeout_s: Seconds after which the run is given up; None waits for ever.
@@ -59,23 +57,18 @@ def run_job(
         BackendError: A rank raised or was killed, or the time is up. No process is left, also on
             any other exception.
     """
-    _check_files(ranks)
-    threads = threads_per_rank(ranks)
-    (folder / "job.json").write_text(json.dumps({**job, "ranks": ranks, "threads": threads}))
-    _run(folder, threads, timeout_s, watch)
-
-
-def _check_files(ranks: int) -> None:
-    """Refuse ranks that could not open their connections: some would wait for others for ever."""
     import resource  # Windows has none
 
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FILES + _FILES_A_PEER * ranks
-    if allowed != resource.RLIM_INFINITY and allowed < needed:
+    if allowed != resource.RLIM_INFINITY and allowed < needed:  # some would wait for ever
         raise BackendError(
             f"{ranks} ranks need some {needed} open files each, and {allowed} are allowed: raise "
             "the limit with `ulimit -n`"
         )
+    threads = threads_per_rank(ranks)
+    (folder / "job.json").write_text(json.dumps({**job, "ranks": ranks, "threads": threads}))
+    _run(folder, threads, timeout_s, watch)
 
 
 def threads_per_rank(ranks: int) -> int:

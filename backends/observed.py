@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
@@ -136,15 +136,15 @@ def recorded_step_s(logs: Sequence[RankLog]) -> float:
 
 
 def measured_ranks(logs: Sequence[RankLog]) -> tuple[MeasuredRank, ...]:
-    """The figures of every task on every rank.
-
-    Args:
-        logs: Of all ranks, in order, with the same steps.
-    """
+    """The figures of every task on every rank, of the logs of all ranks in order."""
     runs: list[dict[Key, list[_Run]]] = [{} for _ in logs]
     for ranks in zip(*(log.steps for log in logs), strict=True):
         zero = min(step.begin_s for step in ranks)
-        begun = _begun(event for step in ranks for event in step.events)
+        begun: dict[_Sent, float] = {}  # when the last of the ranks that send began each
+        for event in (event for step in ranks for event in step.events):
+            if event.comms and event.role is Role.SEND:
+                sent = event.comms, event.micro_batch
+                begun[sent] = max(begun.get(sent, event.begin_s), event.begin_s)
         for rank, step in enumerate(ranks):
             for key, run in _runs(step, zero, begun).items():
                 runs[rank].setdefault(key, []).append(run)
@@ -171,16 +171,6 @@ class _Run:
 _Sent: TypeAlias = tuple[tuple[int, ...], int]
 
 
-def _begun(events: Iterable[Event]) -> Mapping[_Sent, float]:
-    """Find when the last of the ranks that send began each communication of a step."""
-    begun: dict[_Sent, float] = {}
-    for event in events:
-        if event.comms and event.role is Role.SEND:
-            sent = event.comms, event.micro_batch
-            begun[sent] = max(begun.get(sent, event.begin_s), event.begin_s)
-    return begun
-
-
 def _runs(step: Step, zero: float, begun: Mapping[_Sent, float]) -> dict[Key, _Run]:
     runs: dict[Key, _Run] = {}
     for event in step.events:
@@ -204,18 +194,14 @@ def _runs(step: Step, zero: float, begun: Mapping[_Sent, float]) -> dict[Key, _R
 
 def _task(key: Key, runs: Sequence[_Run]) -> MeasuredTask:
     seconds = [run.seconds for run in runs]
-    median = statistics.median(seconds)
+    median, spread = statistics.median(seconds), 0.0
+    if len(seconds) > 1 and median:
+        low, _, high = statistics.quantiles(seconds, n=4)
+        spread = (high - low) / 2 / median
     return MeasuredTask(
         *key,
         statistics.median(run.start_s for run in runs),
         median,
         statistics.median(run.waited_s for run in runs),
-        _spread(seconds, median),
+        spread,
     )
-
-
-def _spread(seconds: Sequence[float], median: float) -> float:
-    if len(seconds) < 2 or not median:
-        return 0.0
-    low, _, high = statistics.quantiles(seconds, n=4)
-    return (high - low) / 2 / median

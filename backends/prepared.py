@@ -7,10 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 @dataclass(frozen=True)
 class Prepared:
     """A program, which was run once."""
@@ -21,7 +17,7 @@ class Prepared:
     own_seconds: Callable[[], Sequence[float]] | None = None
     copies: int = 1  #: Number of equal operators that a run computes.
     #: Called before each timed run: brings into the caches what lies there in a model.
-    warm: Callable[[], object] = _nothing
+    warm: Callable[[], object] = lambda: None
     #: All inputs by name, arrays or tensors of PyTorch; those that the program reads lie where it
     #: reads them.
     operands: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,7 @@
-"""Process groups of torch.distributed, made up front in one order, and timing across ranks."""
+"""Process groups of torch.distributed, made up front in one order, and timing across ranks.
+
+Groups end when they are destroyed: what would hold them longer lets go of them.
+"""
 
 from __future__ import annotations
 
@@ -73,10 +76,7 @@ class Start:
 
     @contextmanager
     def together(self, stage: str) -> Iterator[None]:
-        """Do something that may fail on single ranks: if it does on any, all of them raise.
-
-        Args:
-            stage: Name of what is done; each is done once.
+        """Do something that may fail on single ranks, a `stage`, once: on any failure all raise.
 
         Raises:
             BackendError: A rank has failed; the same text on every rank.
@@ -89,7 +89,10 @@ class Start:
             problem = text if text.startswith("rank ") else f"rank {self.rank}: {text}"
         problems = [text for text in self._said(stage, problem, TIMEOUT.total_seconds()) if text]
         if problems:
-            self._stay(stage)
+            count, until = self.store.add(f"{stage}/read", 1), time.monotonic() + _STAY_S
+            while self.rank == 0 and count < self.ranks and time.monotonic() < until:
+                time.sleep(_POLL_S)
+                count = self.store.add(f"{stage}/read", 0)
             raise BackendError("; ".join(dict.fromkeys(problems)))
 
     def _said(self, stage: str, text: str, limit_s: float) -> list[str]:
@@ -107,12 +110,6 @@ class Start:
                 raise BackendError(f"rank {late} has not come to {stage!r} in {limit_s:g} s")
             time.sleep(_POLL_S if missing else 0)
         return [self.store.get(f"{stage}/{rank}").decode() for rank in range(self.ranks)]
-
-    def _stay(self, stage: str) -> None:
-        count, until = self.store.add(f"{stage}/read", 1), time.monotonic() + _STAY_S
-        while self.rank == 0 and count < self.ranks and time.monotonic() < until:
-            time.sleep(_POLL_S)
-            count = self.store.add(f"{stage}/read", 0)
 
 
 @dataclass(frozen=True)
@@ -160,10 +157,7 @@ def timed(
 ) -> tuple[_ResultT, float]:
     """Serve one request to warm up, then all of them; their results and the slowest rank's seconds.
 
-    Args:
-        serve: Runs this number of requests.
-        requests: At least 1.
-        group: All ranks, on gloo; None for the default group.
+    `group` is that of all ranks, on gloo; None for the default group.
     """
     serve(1)
     dist.barrier(group=group)

@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,6 @@ _GRACE_S = 0.3
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """The reason why a rank ended; the least `order` is the cause of the others."""
-
-    order: int
-    message: str
-
-
 def main(folder: Path) -> int:
     """Run all ranks of a job; 0 if all succeed, else 1."""
     job = json.loads((folder / "job.json").read_text())
@@ -57,8 +49,8 @@ def main(folder: Path) -> int:
     if _input_closed():
         shutil.rmtree(folder, ignore_errors=True)  # nobody else is left to do it
     elif failures:
-        cause = min(failures, key=lambda failure: failure.order)
-        (folder / "failure.txt").write_text(cause.message)
+        _, message = min(failures, key=itemgetter(0))
+        (folder / "failure.txt").write_text(message)
     return 1 if failures else 0
 
 
@@ -67,9 +59,13 @@ def _input_closed(wait_s: float = 0.0) -> bool:
     return bool(select.select([sys.stdin], [], [], wait_s)[0])
 
 
-def _watch(ranks: dict[int, int], folder: Path) -> list[_Failure]:
-    """Wait for the ranks; after a failure kill the others. No rank is left when it returns."""
-    failures: list[_Failure] = []
+def _watch(ranks: dict[int, int], folder: Path) -> list[tuple[int, str]]:
+    """Wait for the ranks; after a failure kill the others. No rank is left when it returns.
+
+    Returns:
+        The failures: a number, of which the least is the cause of the others, and what is said.
+    """
+    failures: list[tuple[int, str]] = []
     deadline = float("inf")
     while ranks:
         if _input_closed(_POLL_S) or time.monotonic() > deadline:
@@ -77,7 +73,7 @@ def _watch(ranks: dict[int, int], folder: Path) -> list[_Failure]:
                 os.kill(pid, signal.SIGKILL)
             for pid in ranks:
                 os.waitpid(pid, 0)
-            return failures or [_Failure(9, "the run was given up")]
+            return failures or [(9, "the run was given up")]
         for pid in list(ranks):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
@@ -88,17 +84,15 @@ def _watch(ranks: dict[int, int], folder: Path) -> list[_Failure]:
     return failures
 
 
-def _failure(rank: int, status: int, folder: Path) -> _Failure:
+def _failure(rank: int, status: int, folder: Path) -> tuple[int, str]:
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        return _Failure(
-            0, f"rank {rank} was killed by signal {-code} ({signal.Signals(-code).name})"
-        )
+        return 0, f"rank {rank} was killed by signal {-code} ({signal.Signals(-code).name})"
     report = folder / f"error-{rank}.json"
     if not report.is_file():
-        return _Failure(1, f"rank {rank} exited with code {code}")
+        return 1, f"rank {rank} exited with code {code}"
     data = json.loads(report.read_text())
-    return _Failure(3 if data["communication"] else 2, data["message"])
+    return 3 if data["communication"] else 2, data["message"]
 
 
 def _fork(rank: int, folder: Path, job: Mapping[str, Any]) -> int:

@@ -45,22 +45,18 @@ def run_module_files(
     requests: int = 1,
     *,
     steps: int = 0,
-    timeout_s: float | None = None,
     device: str = "cpu",
 ) -> LocalRun:
-    """Run requests with the same inputs, one after the other.
+    """Run requests with the same whole inputs, one after the other; arguments as of `run_steps`.
 
     Args:
-        inputs: Whole inputs by name.
-        requests: At least 1.
+        directory: Folder of the files.
         steps: Steps of one request each that are recorded before; 0 for none.
-        timeout_s: Seconds after which the run is given up; None waits for ever.
         device: Type of the device that each rank runs on, "cpu" or "cuda".
 
     Raises:
         BackendError: The files need values that they do not hold (`needs_values`); there are fewer
-            GPUs than ranks; an input or a file is wrong, a rank raised or was killed, or the time
-            is up.
+            GPUs than ranks; an input or a file is wrong, or a rank raised or was killed.
     """
     if requests < 1:
         raise BackendError(f"requests is {requests}; it must be at least 1")
@@ -77,7 +73,6 @@ def run_module_files(
         StepFiles(directory.resolve(), ranks, (), files[0].groups, device=device),
         requests,
         recorded=steps,
-        timeout_s=timeout_s,
     )
     types = headers[0].whole_outputs
     parts = {
@@ -191,23 +186,18 @@ class StepRun(NamedTuple):
     logs: tuple[RankLog, ...]  #: What each rank recorded; none if nothing was recorded.
 
 
-def run_steps(
-    files: StepFiles, steps: int, *, recorded: int = 0, timeout_s: float | None = None
-) -> StepRun:
+def run_steps(files: StepFiles, steps: int, *, recorded: int = 0) -> StepRun:
     """Run steps of the rank files of a module: in training with backward pass and optimizer.
 
     Steps do not depend on the ones before: all have the same inputs, random draws and buffers, and
     the optimizer's rate is 0. One more, to warm up, goes before them.
 
     Args:
-        files: The files.
         steps: Steps that are timed together, without recording; 0 for none.
         recorded: Steps that are recorded before; 0 for none.
-        timeout_s: Seconds after which the run is given up; None waits for ever.
 
     Raises:
-        BackendError: There are fewer GPUs than ranks, a file is wrong, a rank raised or was killed,
-            or the time is up.
+        BackendError: There are fewer GPUs than ranks, a file is wrong, a rank raised or was killed.
     """
     if steps < 0 or recorded < 0 or not steps + recorded:
         raise BackendError(f"steps is {steps or recorded}; it must be at least 1")
@@ -217,7 +207,7 @@ def run_steps(
         for rank, own in enumerate(files.ranks):
             torch.save(replace(files, ranks=[own.to_send()]), folder / f"steps-{rank}.pt")
         job = {"runner": __name__, "device": files.device, "timed": steps, "recorded": recorded}
-        run_job(folder, ranks, job, timeout_s)
+        run_job(folder, ranks, job)
         results, seconds = [], 0.0
         if steps:
             paths = (folder / f"results-{rank}.pt" for rank in range(ranks))

@@ -165,6 +165,14 @@ class Resharder:
         return self._priced[key]
 
     def _plan(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
+        def busiest_s(hops: Sequence[Hop]) -> float:
+            load: dict[int, float] = defaultdict(float)
+            for hop in hops:
+                for priced in hop.comms:
+                    for device, seconds in priced.seconds.items():
+                        load[device] += seconds
+            return max(load.values(), default=0.0)
+
         whole = target.without_partial()
         reductions = {op for _, op in source.sharding.partial}
         if len(reductions) > 1:
@@ -174,7 +182,7 @@ class Resharder:
             if scatter := self._reduce_scatter(dtype, source, whole):
                 heads.append(scatter)
             options = ([head, *self._move(dtype, head.after, whole)] for head in heads)
-            hops = min(options, key=_busiest_s)
+            hops = min(options, key=busiest_s)
         else:
             hops = self._move(dtype, source, whole)
         if target.sharding.partial:
@@ -372,15 +380,6 @@ def overlap_share(comm: Comm, cluster: Cluster) -> float:
     return cluster.level(comm.ranks).hidden_share(len(comm.ranks))
 
 
-def _busiest_s(hops: Sequence[Hop]) -> float:
-    load: dict[int, float] = defaultdict(float)
-    for hop in hops:
-        for priced in hop.comms:
-            for device, seconds in priced.seconds.items():
-                load[device] += seconds
-    return max(load.values(), default=0.0)
-
-
 def _lines(mesh: DeviceMesh, axes: frozenset[str]) -> Iterator[tuple[int, ...]]:
     """Each group of devices that differ along these axes only, ascending."""
     groups: dict[tuple[int, ...], list[int]] = {}
@@ -441,16 +440,10 @@ def _classify(
             kind = CommKind.SEND
     elif len(targets) == 1:
         kind = CommKind.GATHER
-    elif sources == targets == members and _is_all_gather(transfers, group, held):
-        kind = CommKind.ALL_GATHER
+    elif sources == targets == members and len(transfers) == len(group) ** 2:
+        # Does every device of the group send its whole part to every one?
+        numel = {device: region_numel(held[device]) for device in group}
+        sent = {(transfer.source, transfer.target): transfer.numel for transfer in transfers}
+        if all(sent.get((a, b)) == numel[a] for a in group for b in group):
+            kind = CommKind.ALL_GATHER
     return Comm(-1, kind, group, "", "", dtype, transfers)
-
-
-def _is_all_gather(
-    transfers: tuple[Transfer, ...], group: tuple[int, ...], held: Mapping[int, Region]
-) -> bool:
-    if len(transfers) != len(group) ** 2:
-        return False
-    numel = {device: region_numel(held[device]) for device in group}
-    sent = {(transfer.source, transfer.target): transfer.numel for transfer in transfers}
-    return all(sent.get((a, b)) == numel[a] for a in group for b in group)

@@ -2,7 +2,7 @@
 
 Small clusters: every space (all devices as a mesh, every device alone, equal sub-meshes) becomes
 one joint problem (`search.spaces.explicit`), and meshes of three axes are searched one axis at a
-time (`search.levels.split_axes`). Large clusters: stages of equal meshes (`search.levels.staged`).
+time, large clusters in stages of equal meshes (`search.levels.staged`).
 The certificate has the least bound of the spaces, so that it covers them all.
 """
 
@@ -21,8 +21,7 @@ from partitioner.foundations import units
 from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
 from partitioner.search.levels.meshes import device_pools
-from partitioner.search.levels.split_axes import SplitAxesSpace, axes_meshes
-from partitioner.search.levels.staged import StagesSpace
+from partitioner.search.levels.staged import SplitAxesSpace, StagesSpace, axes_meshes
 from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
 from partitioner.search.outcome import (
     NoCheaper,

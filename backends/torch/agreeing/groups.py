@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.distributed.distributed_c10d import GroupName
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.process_group import free_default_arguments
-from partitioner.backends.torch.operators.sent import group_name
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.backends.torch.operators.registry import group_name
 from partitioner.ir.program import Comm, CommKind, Programs
 
 
@@ -115,18 +113,3 @@ def _timeout() -> timedelta | None:
             timeout: timedelta = options._timeout
             return timeout
     return None
-
-
-def torch_meshes(
-    meshes: Iterable[DeviceMesh], device: torch.device
-) -> Mapping[DeviceMesh, TorchMesh]:
-    """PyTorch's meshes of ours, made in one order on every rank."""
-    torch_mesh = {}
-    for mesh in sorted(set(meshes), key=lambda m: (m.devices, m.axes)):
-        shape = tuple(size for _, size in mesh.axes) or (1,)
-        ranks = torch.tensor(mesh.devices).reshape(shape)
-        made = TorchMesh(device.type, ranks, mesh_dim_names=mesh.names or ("one",))
-        # The groups are not to be held; PyTorch finds them by their names, too.
-        made._pg_registry = WeakValueDictionary(made._pg_registry)  # type: ignore[assignment]
-        torch_mesh[mesh] = made
-    return torch_mesh

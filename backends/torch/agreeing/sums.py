@@ -42,11 +42,7 @@ class Sums:
     inner: Mapping[str, int] = field(default_factory=dict)
 
     def differing(self, rows: Sequence[Sequence[int]]) -> dict[tuple[int, str], list[int]]:
-        """Ranks that differ, by the first rank that must have the same value, and its name.
-
-        Args:
-            rows: Words of each rank.
-        """
+        """Ranks whose words differ, by the first rank that must have the same, and the name."""
         found: dict[tuple[int, str], list[int]] = {}
         for column, name in enumerate(self.words):
             firsts: dict[Hashable, int] = {}
@@ -75,12 +71,7 @@ class Sums:
 def differing_within(
     differing: Mapping[tuple[int, str], Sequence[int]], tables: Sequence[Mapping[str, int]]
 ) -> dict[tuple[int, str], list[int]]:
-    """Narrow `Sums.differing` down to the values behind words.
-
-    Args:
-        differing: Ranks whose words differ.
-        tables: `Sums.inner` of each rank.
-    """
+    """Narrow `Sums.differing` down to the values behind words, by `Sums.inner` of each rank."""
     unlike: dict[tuple[int, str], list[int]] = {}
     for (first, _), others in differing.items():
         ranks = first, *others
@@ -92,39 +83,7 @@ def differing_within(
     return unlike
 
 
-@dataclass(frozen=True)
-class Comparisons:
-    """Checksums that a rank compares with the others at each call of its module."""
-
-    rank: int
-    #: By input and rank, which part of the batch it is called with; None if every rank is called
-    #: with the whole batch.
-    input_keys: Mapping[str, Mapping[int, str]] | None
-    trained: Mapping[int, Sequence[str]]  #: By rank, the trained parameters that it holds.
-
-    @property
-    def words(self) -> int:
-        """How many checksums a call compares."""
-        return 1 + (1 if self.input_keys is None else len(self.input_keys))
-
-    def inputs(self, known: Mapping[str, int]) -> Sums:
-        """Checksums of a call's inputs.
-
-        Args:
-            known: By input; empty if they are not to be compared.
-        """
-        keys = self.input_keys
-        if keys is None:
-            words = {"": code(repr(known).encode()) if known else 0}
-            return Sums(words, "other data in input", _GLOBAL_ADVICE, inner=known)
-        words = {name: known.get(name, 0) if self.rank in keys[name] else 0 for name in keys}
-        return Sums(words, "another part of input", _LOCAL_ADVICE, keys)
-
-    def writes(self, counts: Mapping[str, int]) -> Sums:
-        """Checksum of how often the trained parameters that this rank holds were written to."""
-        word = code(array("q", counts.values()).tobytes()) if counts else 0
-        holders = {rank: tuple(names) for rank, names in self.trained.items()}
-        return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, {"": holders}, counts)
+# What ranks compare when they begin: weights, inputs, writes to parameters ------------------------
 
 
 #: What ranks should do that are called with other data.
@@ -143,6 +102,36 @@ _WRITTEN_ADVICE = (
     "call optimizer.step(), and whatever else writes to parameters, equally often on every rank, "
     "as their parts no longer are of one model"
 )
+
+
+def of_inputs(
+    known: Mapping[str, int], rank: int, keys: Mapping[str, Mapping[int, str]] | None
+) -> Sums:
+    """Checksums of a call's inputs by name; of none if they are not to be compared.
+
+    Args:
+        known: Checksums by input.
+        rank: This one.
+        keys: By input and rank, which part of the batch it is called with; None if every rank is
+            called with the whole batch.
+    """
+    if keys is None:
+        words = {"": code(repr(known).encode()) if known else 0}
+        return Sums(words, "other data in input", _GLOBAL_ADVICE, inner=known)
+    words = {name: known.get(name, 0) if rank in keys[name] else 0 for name in keys}
+    return Sums(words, "another part of input", _LOCAL_ADVICE, keys)
+
+
+def of_writes(counts: Mapping[str, int], trained: Mapping[int, Sequence[str]]) -> Sums:
+    """Checksum of how often a rank's trained parameters were written to.
+
+    Args:
+        counts: By name.
+        trained: By rank, the trained parameters that it holds.
+    """
+    word = code(array("q", counts.values()).tobytes()) if counts else 0
+    holders = {rank: tuple(names) for rank, names in trained.items()}
+    return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, {"": holders}, counts)
 
 
 def beginning(words: Mapping[str, int]) -> Sums:

@@ -17,7 +17,7 @@ import json
 import linecache
 import sys
 import threading
-from collections.abc import Iterator
+import traceback
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -65,11 +65,7 @@ class Whereabouts:
         self.store.set(_key(self.rank), doing)
 
     def elsewhere(self, doing: str) -> dict[int, str]:
-        """The waits of the ranks in words, if one of them waits for this rank elsewhere.
-
-        Args:
-            doing: What this rank waits for.
-        """
+        """The waits of ranks in words, if one waits for this one elsewhere, which is `doing`."""
         if not self.store.check([_KEY]):
             return {}
         rank, count, ranks = json.loads(self.store.get(_KEY))
@@ -162,7 +158,7 @@ def _place() -> tuple[FrameType, int] | None:
     """The frame of a communication in which the main thread is, and its instruction; else None."""
     main = threading.main_thread().ident
     frame = sys._current_frames().get(main) if main is not None else None
-    for inner in _outward(frame):
+    for inner, _ in traceback.walk_stack(frame) if frame is not None else ():
         file = inner.f_code.co_filename
         if not is_of_torch(file):
             return None
@@ -171,16 +167,10 @@ def _place() -> tuple[FrameType, int] | None:
     return None
 
 
-def _outward(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
 def _described(frame: FrameType, ranks: int) -> tuple[str, list[int]]:
     """The user's line that waits in a communication, and the ranks that take part in it."""
     called, members = frame.f_code.co_name, None
-    for outer in _outward(frame):
+    for outer, _ in traceback.walk_stack(frame):
         file, line = outer.f_code.co_filename, outer.f_lineno
         if is_of_user(file):
             return (

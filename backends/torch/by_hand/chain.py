@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -12,14 +11,6 @@ from partitioner.backends.process_group import Group
 from partitioner.backends.torch.by_hand.functional import recv, send, tie
 from partitioner.backends.torch.by_hand.wire import Call, open_call
 from partitioner.ir.errors import hints_keywords
-
-
-@dataclass(frozen=True)
-class _Hop:
-    """Ranks that a submodule's inputs come from and its output goes to; None: the caller."""
-
-    rank_in: tuple[int, ...] | None
-    rank_out: tuple[int, ...] | None
 
 
 @hints_keywords
@@ -53,7 +44,8 @@ class Chain(nn.Module):
         super().__init__()
         open_call("Chain", group)
         self._group = group
-        self._hops: list[_Hop] = []
+        #: Ranks that each submodule's inputs come from and its output goes to; None: the caller.
+        self._hops: list[tuple[tuple[int, ...] | None, tuple[int, ...] | None]] = []
 
     def add(
         self,
@@ -75,7 +67,7 @@ class Chain(nn.Module):
         call = open_call("Chain.add", self._group)
         if not isinstance(module, nn.Module):
             raise call.error(f"module is {type(module).__name__}, not a torch.nn.Module")
-        hop = _Hop(_ranks(call, rank_in, "rank_in"), _ranks(call, rank_out, "rank_out"))
+        hop = _ranks(call, rank_in, "rank_in"), _ranks(call, rank_out, "rank_out")
         self.add_module(str(len(self._hops)), module)
         self._hops.append(hop)
 
@@ -96,24 +88,23 @@ class Chain(nn.Module):
         result: torch.Tensor | None = None
         loose: list[torch.Tensor] = []  # outputs that are not returned: backward must reach them
         delegate: torch.Tensor | None = None
-        for position, hop in enumerate(self._hops):
+        for position, (rank_in, rank_out) in enumerate(self._hops):
             module = self.get_submodule(str(position))
             first = next(module.parameters(), None)
             device = None if first is None else first.device
             received = [
-                recv(rank, self._group, delegate=delegate, device=device)
-                for rank in hop.rank_in or ()
+                recv(rank, self._group, delegate=delegate, device=device) for rank in rank_in or ()
             ]
             output = module(*(received or inputs))
             if not isinstance(output, torch.Tensor):
                 raise call.error(
                     f"submodule {position} returned {type(output).__name__}, not a tensor"
                 )
-            if hop.rank_out is None:
+            if rank_out is None:
                 loose += [] if result is None else [result]
                 result = output
                 continue
-            for rank in hop.rank_out:
+            for rank in rank_out:
                 sent = send(output, rank, self._group)
                 delegate = sent if delegate is None else delegate + sent
         if result is not None:

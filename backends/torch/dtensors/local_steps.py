@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import (
+    GlobalOptimizerPostHook,
+    GlobalOptimizerPreHook,
     Optimizer,
     _global_optimizer_pre_hooks,
     register_optimizer_step_post_hook,
@@ -44,10 +46,10 @@ _BEHIND = "_optimizer_step_code"
 #: Attributes of an optimizer that its double has of its own.
 _CONTENTS = frozenset({"param_groups", "state"})
 #: What is called before steps, and changes no group of parameters.
-_OWN_HOOKS: WeakSet[Callable[..., object]] = WeakSet()
+_OWN_HOOKS: WeakSet[GlobalOptimizerPreHook] = WeakSet()
 
 
-def on_steps(owner: object, before: Callable[..., object], after: Callable[..., object]) -> None:
+def on_steps(owner: object, before: GlobalOptimizerPreHook, after: GlobalOptimizerPostHook) -> None:
     """Call functions before and after the step of any optimizer, as PyTorch's hooks, with `owner`.
 
     Steps compute with parts beside these hooks: `before` changes no group of parameters.
@@ -72,9 +74,7 @@ def over_parts(
     step find the optimizer's own state: it is taken back before they are called.
 
     Args:
-        optimizer: Its step is about to begin.
         args: Of the step, by position: the optimizer first.
-        kwargs: Of the step, by name.
         ours: Ids of the parameters of a rank's module.
     """
     if args[0] is not optimizer:

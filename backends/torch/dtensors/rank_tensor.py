@@ -47,12 +47,7 @@ class RankTensor(DTensor):
         return one
 
     def like(self, part: Tensor, order: torch.memory_format | None = None) -> RankTensor:
-        """Make one of the same sizes and cut, of this rank's part itself.
-
-        Args:
-            part: This rank's.
-            order: That of the elements in memory; None for this tensor's.
-        """
+        """Make one of the same sizes and cut, of this rank's part, in this or another order."""
         spec, meta = self._spec, self._spec.tensor_meta
         assert meta is not None
         stride = meta.stride
@@ -107,11 +102,11 @@ class RankTensor(DTensor):
 
     def share_memory_(self) -> NoReturn:
         """Refuse it: PyTorch would read memory that this tensor has none of."""
-        _refuse("share_memory_")
+        refuse("share_memory_")
 
     def __dlpack__(self, **_: Any) -> NoReturn:
         """Refuse it: others would read memory that this tensor has none of."""
-        _refuse("__dlpack__")
+        refuse("__dlpack__")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RankTensor:
         """A tensor with memory of its own, and its gradient."""
@@ -151,23 +146,22 @@ class RankTensor(DTensor):
         rule = _RULES.get(func) or _rule_of(func)
         if rule not in (_copied, _norms, _of_lists, _unscaled):
             tensors = list(_parts_in((*args, *kwargs.values())))
-            if all(map(_is_whole, tensors)) and _are_on_one_mesh(tensors):
+            mesh = tensors[0]._spec.mesh
+            is_here = mesh.get_coordinate() is not None
+            if is_here and all(_is_whole(one) and one._spec.mesh == mesh for one in tensors):
                 rule = _as_on_one_device
         if rule is None or torch.Tag.inplace_view in func.tags:
             refuse(func)
         return rule(func, args, kwargs)
 
 
-def refuse(func: Any) -> NoReturn:
-    """Refuse an operator.
+def refuse(what: Any) -> NoReturn:
+    """Refuse an operator, or a method of that name.
 
     Raises:
         BackendError: Always.
     """
-    _refuse(_name(func))
-
-
-def _refuse(name: str) -> NoReturn:
+    name = what if isinstance(what, str) else _name(what)
     raise BackendError(
         f"{name}() is not computed of a tensor that is cut over ranks: compute it of "
         "p.full_tensor(), which all ranks must call, and write what comes of it by p.copy_(w)"
@@ -239,11 +233,6 @@ def _parts_in(values: Iterable[Any]) -> Iterator[DTensor]:
 
 def _is_whole(tensor: DTensor) -> bool:
     return all(place.is_replicate() for place in tensor._spec.placements)
-
-
-def _are_on_one_mesh(tensors: Sequence[DTensor]) -> bool:
-    mesh = tensors[0]._spec.mesh
-    return mesh.get_coordinate() is not None and all(one._spec.mesh == mesh for one in tensors)
 
 
 def is_cut_alike(one: DTensor, other: DTensor) -> bool:
@@ -333,7 +322,11 @@ def _of_lists(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if is_written:
         written = lists if is_fused else lists[:1]
         for first, row in zip(firsts, zip(*written, strict=True), strict=True):
-            if first is not None and not all(_can_be_written(first, row[0], one) for one in row):
+            if first is not None and not all(  # lie alike, or are numbers beside what is written
+                (one.ndim == 0 and one is not row[0])
+                or (isinstance(one, DTensor) and is_cut_alike(first, one))
+                for one in row
+            ):
                 refuse(func)
 
     def local(value: Any) -> Any:
@@ -355,12 +348,6 @@ def _of_lists(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         one if first is None else first.like(one)
         for first, one in zip(firsts, results, strict=True)
     ]
-
-
-def _can_be_written(first: RankTensor, updated: Tensor, one: Tensor) -> bool:
-    """Test whether a tensor beside others lies as they do, or is a number of them all."""
-    is_number = one.ndim == 0 and one is not updated
-    return is_number or (isinstance(one, DTensor) and is_cut_alike(first, one))
 
 
 def _is_list_of(value: Any, count: int) -> bool:

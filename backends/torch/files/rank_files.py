@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ from partitioner.backends.torch.graphs.emit import PassGraph
 from partitioner.backends.torch.graphs.phases import RankPhases, of_each
 from partitioner.ir.errors import IRError
 from partitioner.ir.program import Programs
-from partitioner.ir.types import TensorType
 
 #: Name of the description in an archive.
 EXTRA = "partitioner.json"
@@ -74,9 +73,6 @@ def write_phases(
     """Write the files of a rank, one for each phase.
 
     Args:
-        folder: The folder.
-        programs: The programs of all ranks.
-        phases: The rank's.
         origin: Digests of the plan and weights that they were made from.
         last: Whether they are of the last micro-batch alone, which is smaller.
 
@@ -96,7 +92,16 @@ def write_phases(
         graph = phases.graphs[phase]
         data = {**common, "pass": _phase_name(phases, phase, last=last)}
         data |= {"arguments": graph.arguments, "results": graph.results}
-        _write(folder / name, graph.module, examples, data)
+        extra = {EXTRA: json.dumps(data)}
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            try:
+                exported = torch.export.export(graph.module, examples, strict=False)
+                exported.example_inputs = None  # as large as the rank's values
+                torch.export.save(exported, folder / name, extra_files=extra)
+            except Exception as error:
+                said = one_line(error)[:300]
+                raise BackendError(f"{name} cannot be exported: {said}") from error
 
 
 def _phases(phases: RankPhases, *, last: bool) -> Iterator[tuple[int, str, tuple[Tensor, ...]]]:
@@ -107,18 +112,21 @@ def _phases(phases: RankPhases, *, last: bool) -> Iterator[tuple[int, str, tuple
     fakes: dict[str, Tensor] = {}
     for phase, graph in phases.graphs.items():
         messages = {message.name: message for message in graph.receives}
-        examples = tuple(
-            torch.empty(messages[name].numel, dtype=messages[name].dtype)
-            if name in messages
-            else _empty(phases.types[name], fakes.get(name))
-            for name in graph.arguments
-        )
+        examples = []
+        for name in graph.arguments:
+            if (message := messages.get(name)) is not None:
+                examples.append(torch.empty(message.numel, dtype=message.dtype))
+                continue
+            of = phases.types[name]
+            strides = fakes.get(name, torch.empty(of.shape, device="meta")).stride()
+            dtype = torch_dtype(of.dtype)
+            examples.append(torch.empty_strided(of.shape, strides, dtype=dtype))
         if phase != max(phases.graphs):
             with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
                 results = graph.module(*map(mode.from_tensor, examples))
             fakes |= dict(zip(graph.results, results, strict=True))
         if not last or not phases.is_of_all(phase):
-            yield phase, _phase_file(phases, phase, last=last), examples
+            yield phase, _phase_file(phases, phase, last=last), tuple(examples)
 
 
 def _phase_name(phases: RankPhases, phase: int, *, last: bool) -> str:
@@ -156,26 +164,6 @@ def with_written_phases(
         name = _phase_name(phases, phase, last=last)
         graphs[phase] = _read(path, phases, name, graph, device)
     return replace(phases, graphs=graphs)
-
-
-def _empty(tensor_type: TensorType, like: Tensor | None = None) -> Tensor:
-    strides = (torch.empty(tensor_type.shape, device="meta") if like is None else like).stride()
-    return torch.empty_strided(tensor_type.shape, strides, dtype=torch_dtype(tensor_type.dtype))
-
-
-def _write(
-    path: Path, module: fx.GraphModule, examples: tuple[Tensor, ...], data: Mapping[str, Any]
-) -> None:
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        try:
-            program = torch.export.export(module, examples, strict=False)
-            program.example_inputs = None  # as large as the rank's values
-            torch.export.save(program, path, extra_files={EXTRA: json.dumps(data)})
-        except Exception as error:
-            raise BackendError(
-                f"{path.name} cannot be exported: {one_line(error)[:300]}"
-            ) from error
 
 
 def read_rank_file(path: Path) -> RankFile:
@@ -231,20 +219,6 @@ def read_rank_files(folder: Path) -> tuple[RankFile, ...]:
     return tuple(files)
 
 
-def read_pass(path: Path, device: torch.device = CPU) -> fx.GraphModule:
-    """The graph in a rank file, with its weights, for a device.
-
-    Raises:
-        BackendError: The file cannot be read.
-    """
-    program = read_program(path)
-    if device != CPU:
-        program = move_to_device_pass(program, device)
-    module = program.module(check_guards=False)
-    assert isinstance(module, fx.GraphModule)
-    return module
-
-
 def _read(
     path: Path, phases: RankPhases, which: str, graph: PassGraph, device: torch.device
 ) -> PassGraph:
@@ -256,5 +230,9 @@ def _read(
     is_whole = len(file.arguments) == len(graph.arguments) + len(more)
     if not (is_whole and more <= {*phases.stored}) or {*file.results} != {*graph.results}:
         raise BackendError(f"{path} takes or gives other values than the plan's program")
-    module = read_pass(path, device)
+    program = read_program(path)
+    if device != CPU:
+        program = move_to_device_pass(program, device)
+    module = program.module(check_guards=False)
+    assert isinstance(module, fx.GraphModule)
     return replace(graph, module=module, arguments=file.arguments, results=file.results)

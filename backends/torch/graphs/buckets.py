@@ -99,7 +99,10 @@ def _join(graph: fx.Graph, members: Sequence[_Member]) -> None:
     first = min((member.wait for member in members), key=order.__getitem__)
     last = max((root for m in members for root in _roots(m.sent)), key=order.__getitem__)
     begin = min((member.sent for member in members), key=order.__getitem__)
-    with graph.inserting_before(begin if order[last] < order[begin] else _after(last)):
+    behind = last.next
+    while behind.op in ("placeholder", "get_attr"):  # before which no call may stand
+        behind = behind.next
+    with graph.inserting_before(begin if order[last] < order[begin] else behind):
         shape = [ranks, -1] if scatters else [-1]
         parts = [
             graph.call_function(aten.reshape.default, (_copy(graph, m.operand), shape))
@@ -143,14 +146,6 @@ def _roots(node: fx.Node) -> Iterator[fx.Node]:
             yield from _roots(source)
         else:
             yield source
-
-
-def _after(node: fx.Node) -> fx.Node:
-    """The first node behind this one before which calls may stand."""
-    behind = node.next
-    while behind.op in ("placeholder", "get_attr"):
-        behind = behind.next
-    return behind
 
 
 def _copy(graph: fx.Graph, node: fx.Node) -> fx.Node:

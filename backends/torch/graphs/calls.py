@@ -67,12 +67,7 @@ def overload(op: str) -> torch._ops.OpOverload:
 def arguments(
     node: Node, tensor: Callable[[str], Any], device: torch.device
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of a node's call.
-
-    Args:
-        node: The node; its inputs are in the schema's order.
-        tensor: The argument for a value, by name.
-    """
+    """Positional and keyword arguments of a node's call, of the `tensor` of each value by name."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     values = iter(node.inputs)
@@ -84,7 +79,9 @@ def arguments(
             kwargs["device"] = device
             continue
         value = _argument(str(argument.type), node.attrs.get(argument.name), values, tensor)
-        is_default = argument.has_default_value() and _same(value, argument.default_value)
+        default = argument.default_value if argument.has_default_value() else ()
+        is_plain = value is None or isinstance(value, bool | int | float | str | list)
+        is_default = is_plain and type(value) is type(default) and value == default
         if argument.kwarg_only:
             if value is not None and not is_default:
                 kwargs[argument.name] = value
@@ -114,11 +111,6 @@ def _argument(
 _MEMORY_FORMATS = frozenset(
     {"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"}
 )
-
-
-def _same(value: Any, default: Any) -> bool:
-    is_plain = value is None or isinstance(value, bool | int | float | str | list)
-    return is_plain and type(value) is type(default) and bool(value == default)
 
 
 def add_argument(graph: fx.Graph, name: str) -> fx.Node:
@@ -151,14 +143,11 @@ def add_call(
     device: torch.device,
     name: str | None = None,
 ) -> dict[str, fx.Node]:
-    """Add a node's call to a graph.
+    """Add a node's call to a graph; returns the node of each result, by name.
 
     Args:
         root: Keeps the node's branches.
         tensor: The node of a value, by name.
-
-    Returns:
-        The node of each result, by name.
     """
     if node.op == COND:
         bodies = [

@@ -26,8 +26,14 @@ from partitioner.backends.regions import cut
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.graphs.buckets import bucket
 from partitioner.backends.torch.graphs.calls import add_argument, add_call, hold
-from partitioner.backends.torch.graphs.comms import COLLECTIVES, Arrival, RankComm, wait_for_unread
-from partitioner.backends.torch.graphs.messages import Message, message_name
+from partitioner.backends.torch.graphs.comms import (
+    COLLECTIVES,
+    Arrival,
+    Message,
+    RankComm,
+    message_name,
+    wait_for_unread,
+)
 from partitioner.backends.torch.graphs.notes import COMM, Task, note_tasks, note_values
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
@@ -117,13 +123,7 @@ class PassWriter:
     def write(
         self, steps: Steps, results: tuple[str, ...], constant: Callable[[str], Tensor]
     ) -> PassGraph:
-        """The graph of the phase.
-
-        Args:
-            steps: Its steps.
-            results: Local values that it returns, beside messages.
-            constant: Gives the contents of a constant or literal.
-        """
+        """The graph of the phase, which returns some local `results` beside messages."""
         outside = self.outside(steps) | (set(results) - self.written(steps))
         outside |= {*self.at_rest(steps)}
         constants = outside & {*self.program.constants, *self.program.literals}
@@ -184,10 +184,7 @@ class PassWriter:
         return passes and comm.target_phase == self.phase and is_target
 
     def touched(self, step: Compute | Comm) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Local values that a step reads and makes in this phase.
-
-        Those that an update writes over count not.
-        """
+        """Local values that a step reads and makes in this phase, without those written over."""
         if isinstance(step, Comm):
             reads, writes = step.touched(self.program.rank)
             if step.phase != step.target_phase:

@@ -49,10 +49,9 @@ class MicroBatches:
     def of(
         cls, sizes: tuple[int, ...], whole: Signature, types: Mapping[str, TensorType]
     ) -> MicroBatches:
-        """The micro-batches of a module.
+        """The micro-batches of a module, of some sizes.
 
         Args:
-            sizes: Their sizes.
             whole: The signature of a call with the whole batch.
             types: Types of the results of the first micro-batch.
 
@@ -78,17 +77,14 @@ class MicroBatches:
 
     def parts(self, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Graph inputs of each micro-batch; those of a rank's part of the batch are parts, too."""
+        ends = [sum(self.sizes[: index + 1]) for index in range(self.count)]
         cut = {
-            name: self._cut(value) if name in self.split else [value] * self.count
+            name: value.tensor_split([len(value) * end // ends[-1] for end in ends[:-1]])
+            if name in self.split
+            else [value] * self.count
             for name, value in inputs.items()
         }
         return [{name: of[index] for name, of in cut.items()} for index in range(self.count)]
-
-    def _cut(self, value: Tensor) -> Sequence[Tensor]:
-        """A tensor of the batch, or of an equal part of each of its micro-batches."""
-        rows, batch = len(value), sum(self.sizes)
-        ends = [rows * sum(self.sizes[: index + 1]) // batch for index in range(self.count)]
-        return value.tensor_split(ends[:-1])
 
     def inputs(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """The inverse of `parts`, for inputs of the whole batch."""
@@ -101,19 +97,17 @@ class MicroBatches:
         """Results of a call, of those of each micro-batch."""
         if len(results) == 1:
             return dict(results[0])
-        return {
-            name: torch.cat([one[name] for one in results])
-            if name in self.joined
-            else self._mean([one[name] for one in results])
-            for name in results[0]
-        }
-
-    def _mean(self, scalars: Sequence[Tensor]) -> Tensor:
-        if not self.rest:
-            return torch.stack(list(scalars)).mean(0)
-        return torch.stack([x * share for x, share in zip(scalars, self.shares, strict=True)]).sum(
-            0
-        )
+        whole = {}
+        for name in results[0]:
+            parts = [one[name] for one in results]
+            if name in self.joined:
+                whole[name] = torch.cat(parts)
+            elif self.rest:
+                shares = zip(parts, self.shares, strict=True)
+                whole[name] = torch.stack([x * share for x, share in shares]).sum(0)
+            else:
+                whole[name] = torch.stack(parts).mean(0)
+        return whole
 
 
 #: A call that runs as a whole.

@@ -27,11 +27,7 @@ _ONLY = -1
 
 
 def note_values(known: Mapping[str, object]) -> None:
-    """Note at the nodes of a graph which values they make.
-
-    Args:
-        known: Node by local value; entries other than nodes are left out.
-    """
+    """Note at the nodes of a graph which values they make; other entries are left out."""
     for name, node in known.items():
         if not isinstance(node, fx.Node):
             continue

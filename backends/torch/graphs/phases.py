@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import fx
@@ -138,7 +138,15 @@ def emit_all_phases(
     phases = [emit_phases(programs, rank, graph, device, keeps=keeps)] * micro_batches
     if rest is not None:
         phases[-1] = emit_phases(rest.programs, rank, rest.graph, device, keeps=keeps)
-        first, last = (_in_common(one) for one in (phases[0], phases[-1]))
+        first, last = (
+            (
+                one.stored,
+                {n for p, graph in one.graphs.items() for n in graph.results if one.is_once(p)},
+                one.summed,
+                {output.whole: output.value for output in one.outputs},
+            )
+            for one in (phases[0], phases[-1])
+        )
         if first != last:
             raise BackendError(
                 "the last micro-batch, which is smaller, keeps other values than the others: "
@@ -158,17 +166,6 @@ def step_runs(order: RunOrder, rank: int, rest: Rest | None) -> tuple[tuple[int,
     return (order.phases.number(StepPart.SETUP), order.table.micro_batches - 1), *runs
 
 
-def _in_common(phases: RankPhases) -> Any:
-    outputs = {output.whole: output.value for output in phases.outputs}
-    once = {
-        name
-        for phase, graph in phases.graphs.items()
-        for name in graph.results
-        if phases.is_once(phase)
-    }
-    return phases.stored, once, phases.summed, outputs
-
-
 def emit_phases(
     programs: Programs, rank: int, graph: Graph, device: torch.device, *, keeps: bool = False
 ) -> RankPhases:
@@ -176,7 +173,6 @@ def emit_phases(
 
     Args:
         programs: Programs of all ranks.
-        rank: The rank.
         graph: The model of one micro-batch, which has the contents of constants.
         device: The device that the rank computes on.
         keeps: Whether values at rest are arguments; see `PassWriter`.
@@ -231,16 +227,11 @@ def _pieces(program: RankProgram, phases: Phases) -> Mapping[int, Steps]:
     for step in program.steps:
         if isinstance(step, Compute) and not step.node.inputs and stored_values((step,)):
             continue  # stored values are given
-        for phase in _phases_on(step, program.rank):
+        if isinstance(step, Compute) or step.phase == step.target_phase:
+            on = [step.phase]
+        else:
+            ends = (step.phase, step.sources()), (step.target_phase, step.targets())
+            on = [phase for phase, ranks in ends if program.rank in ranks]
+        for phase in on:
             pieces.setdefault(phase, []).append(step)
     return dict(sorted(pieces.items())) or {phases.number(StepPart.FORWARD): []}
-
-
-def _phases_on(step: Compute | Comm, rank: int) -> Iterator[int]:
-    if isinstance(step, Compute) or step.phase == step.target_phase:
-        yield step.phase
-        return
-    if rank in step.sources():
-        yield step.phase
-    if rank in step.targets():
-        yield step.target_phase

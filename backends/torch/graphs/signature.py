@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -25,11 +25,12 @@ class Signature:
     out_spec: pytree.TreeSpec  #: Structure of the returned value.
     inputs: tuple[str, ...]  #: Graph input of each flat argument; "" for those that are no tensors.
     example: tuple[Any, ...]  #: The flat arguments that the module was traced with.
-    types: Mapping[str, TensorType]  #: Type of each graph input.
-    results: tuple[str, ...]  #: Graph output of each flat result; "" for one that is no tensor.
-    others: tuple[Any, ...]  #: Each flat result that is no tensor; None in the place of tensors.
-    seed: str  #: Graph input that seeds random draws; "" if there are none.
-    tangent: str  #: Graph input for the gradient of the first result; "" for inference.
+    #: Type of each graph input.
+    types: Mapping[str, TensorType] = field(default_factory=dict)
+    results: tuple[str, ...] = ()  #: Graph output of each flat result; "" if it is no tensor.
+    others: tuple[Any, ...] = ()  #: Each flat result that is no tensor; None for tensors.
+    seed: str = ""  #: Graph input that seeds random draws; "" if there are none.
+    tangent: str = ""  #: Graph input for the gradient of the first result; "" for inference.
     #: Element type of the `torch.autocast` around the trace; "" if there was none.
     autocast: str = ""
     #: Whether each flat result depends on a trained parameter in the module; a program
@@ -62,7 +63,15 @@ class Signature:
             BackendError: The arguments have another structure than in the trace, one that is no
                 tensor has another value, or there is another `torch.autocast` around the call.
         """
-        self._check_autocast()
+        for device in ("cpu", "cuda"):
+            if not torch.is_autocast_enabled(device):
+                continue
+            if (dtype := dtype_word(torch.get_autocast_dtype(device))) != self.autocast:
+                raise BackendError(
+                    f"called under torch.autocast of {dtype}; the module was compiled "
+                    f"{f'under {self.autocast}' if self.autocast else 'without it'}: "
+                    "compile it as it is called"
+                )
         tensors = self.plain(args, kwargs)
         if tensors is not None:
             return {name: x for name, x in zip(self.inputs, tensors, strict=True) if name}
@@ -101,18 +110,6 @@ class Signature:
         is_flat = all(one.is_leaf() for one in leaves)
         is_flat = is_flat and all(isinstance(x, Tensor) for x in self.example)
         return dict.fromkeys(kwargs.context) if is_flat else None
-
-    def _check_autocast(self) -> None:
-        for device in ("cpu", "cuda"):
-            if not torch.is_autocast_enabled(device):
-                continue
-            dtype = dtype_word(torch.get_autocast_dtype(device))
-            if dtype != self.autocast:
-                raise BackendError(
-                    f"called under torch.autocast of {dtype}; the module was compiled "
-                    f"{f'under {self.autocast}' if self.autocast else 'without it'}: "
-                    "compile it as it is called"
-                )
 
     @cached_property
     def traced(self) -> str:

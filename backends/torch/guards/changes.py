@@ -58,14 +58,7 @@ class Contents:
         tensors: Mapping[str, Tensor],
         rests: Iterable[Tensor],
     ) -> Contents:
-        """The contents of a module as it is.
-
-        Args:
-            module: The rank's module.
-            stored: The parameters and buffers of the whole model.
-            tensors: Those of the rank, by first name.
-            rests: What the plan keeps between steps besides them.
-        """
+        """The contents of a module as it is; the plan keeps `rests` between steps besides."""
         parts = tuple(module.modules())[1:]
         held = [entry for entry in stored if entry.names[0] in tensors]
         kept = {rest.untyped_storage()._cdata for rest in rests}
@@ -232,14 +225,13 @@ def count_steps(
     *,
     holds_all: bool,
 ) -> None:
-    """Count each optimizer's step as a write to the parameters that have gradients.
+    """Count each optimizer's step as a write to the parameters that have gradients, with `owner`.
 
     PyTorch counts no writes of steps with `foreach=True` or `fused=True` to DTensors, nor those of
     steps over parts (see `local_steps`). Optimizers that fail on parts of tensors, and those that
     lack options, are refused by name when they step.
 
     Args:
-        owner: Steps are counted while it lives.
         tensors: The rank's parameters and buffers.
         elsewhere: Parameters that it lists and does not hold; no step trains them.
         holds_all: Whether it has a shard of every parameter of the model.

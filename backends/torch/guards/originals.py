@@ -129,10 +129,8 @@ def watch(
     """Watch a rank's module, and the module that was compiled, while the first lives.
 
     Args:
-        rank_module: The rank's module.
         program: What both modules of one program have alike.
-        original: The module that was compiled.
-        parameters: Its parameters by name.
+        parameters: Those of the original by name.
         trained: Names of those that are trained.
     """
     copies = Copies(program, parameters, trained)
@@ -157,10 +155,13 @@ def watch(
         if any(id(x) in ours for x in _parameters(optimizer)):
             copies.note_step()
 
+    def refuse_old_state(module: nn.Module, *_: Any) -> None:
+        check_weights(module, f"state_dict() of the {type(module).__name__} that was compiled")
+
     on_steps(rank_module, steps, stepped)
     handles = (
         original.register_forward_pre_hook(refuse_old_weights),
-        original.register_state_dict_pre_hook(_refuse_old_state),  # type: ignore[no-untyped-call]
+        original.register_state_dict_pre_hook(refuse_old_state),  # type: ignore[no-untyped-call]
     )
     for handle in handles:
         weakref.finalize(rank_module, handle.remove).atexit = False
@@ -184,7 +185,6 @@ def check_weights(module: nn.Module, doing: str, program: object = None) -> None
     """Refuse to take the weights of a module that was compiled for those that ranks trained.
 
     Args:
-        module: The module.
         doing: What takes them, the sentence's subject.
         program: Copies of this one's own modules are no reason.
 
@@ -204,11 +204,6 @@ def check_weights(module: nn.Module, doing: str, program: object = None) -> None
 def refuse_old_weights(module: nn.Module, *_: Any) -> None:
     """Refuse a call of a module whose weights a rank's module has trained; a hook of the module."""
     check_weights(module, f"a call of the {type(module).__name__} that was compiled")
-
-
-def _refuse_old_state(module: nn.Module, *_: Any) -> None:
-    """Refuse the state of a module whose weights a rank's module has trained; a hook of it."""
-    check_weights(module, f"state_dict() of the {type(module).__name__} that was compiled")
 
 
 def _ahead(module: nn.Module, program: object) -> Iterator[str]:

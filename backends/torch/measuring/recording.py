@@ -28,8 +28,8 @@ from partitioner.backends.process_group import (
 )
 from partitioner.backends.torch.agreeing.faults import Roll
 from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
+from partitioner.backends.torch.graphs.comms import Message
 from partitioner.backends.torch.graphs.eager import direct
-from partitioner.backends.torch.graphs.messages import Message
 from partitioner.backends.torch.graphs.notes import OPERATOR, noted_tasks
 from partitioner.backends.torch.graphs.phases import RankPhases, of_each
 from partitioner.backends.torch.measuring.clocks import Clock, clock_of
@@ -64,9 +64,7 @@ class Span:
 def marked(module: fx.GraphModule, clock: Clock) -> tuple[fx.GraphModule, tuple[Span, ...]]:
     """A pass that marks the time before each task and after the last, and the spans between marks.
 
-    Args:
-        module: A pass as `eager` makes it; its graph is changed.
-        clock: Marks.
+    The pass is one that `eager` makes; its graph is changed.
     """
     spans: list[Span] = []
     for node, span in _spans(module.graph):
@@ -92,7 +90,11 @@ def _spans(graph: fx.Graph) -> Iterator[tuple[fx.Node, Span]]:
             if tasks:
                 nodes = tuple(task for task in tasks if isinstance(task, str))
                 comms = tuple(task for task in tasks if isinstance(task, int))
-                label = labels.setdefault(tasks, _name(node))
+                target = node.meta.get(OPERATOR, node.target)
+                name = target if isinstance(target, str) else getattr(target, "__name__", "")
+                if isinstance(target, torch._ops.OpOverload):
+                    name = str(target.overloadpacket)
+                label = labels.setdefault(tasks, name or str(target))
                 if node.target is c10d.wait_tensor.default:
                     arrived.add(comms)
                 apart = Role.RECEIVE if comms in arrived else Role.SEND
@@ -100,14 +102,6 @@ def _spans(graph: fx.Graph) -> Iterator[tuple[fx.Node, Span]]:
             yield node, span
         elif node.op == "output":
             yield node, span
-
-
-def _name(node: fx.Node) -> str:
-    """``aten.mm``, ``contiguous``."""
-    target = node.meta.get(OPERATOR, node.target)
-    if isinstance(target, torch._ops.OpOverload):
-        return str(target.overloadpacket)
-    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 
 
 class Update(NamedTuple):
@@ -122,12 +116,9 @@ class Update(NamedTuple):
 
 
 class Training:
-    """The parameters of a rank and their optimizer.
+    """The parameters of a rank and their optimizer, one of `timing.OPTIMIZERS`.
 
-    Args:
-        optimizer: One of `timing.OPTIMIZERS`.
-        updates: The parameters.
-        values: Local values; the parameters write to their memory.
+    The parameters write to the memory of `values`, the local ones.
     """
 
     def __init__(
@@ -177,11 +168,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _most_bytes(run: Callable[[], object], held: int, device: torch.device) -> int:
-    """The most bytes that lie on a device while something runs.
-
-    Args:
-        held: Bytes that lie there before.
-    """
+    """The most bytes that lie on a device while something runs, over those that are held before."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         run()
@@ -215,14 +202,12 @@ Modules: TypeAlias = Sequence[Mapping[int, fx.GraphModule]]
 class Recorder:
     """Runs the phases of a rank and then its optimizer, as one step."""
 
-    phases: RankPhases
+    phases: Sequence[RankPhases]  #: Those of each micro-batch.
     runs: Sequence[tuple[int, int]]  #: Those that it runs, with their micro-batches, in order.
     start: StepStart  #: The values that a step begins with.
     device: torch.device  #: Where they lie.
     roll: Roll  #: The processes of all ranks.
     training: Training | None = None  #: Its parameters and optimizer; None for inference.
-    #: The phases of the last micro-batch, if it is smaller than the others.
-    last: RankPhases | None = None
 
     def timed(self, steps: int, shown: Mapping[str, str]) -> tuple[list[Values], float]:
         """Run so many steps, at least 1, after one to warm up; all ranks must call it.

@@ -193,9 +193,7 @@ _Pieces = Sequence[tuple[int, int]]
 def _blocks(rows: Sequence[int], columns: Sequence[int]) -> Iterator[_Block]:
     """The blocks in which rows see columns that do not come after them.
 
-    Args:
-        rows: Start and length of each interval of whole positions of the rows, one after the other.
-        columns: The same of the columns.
+    Rows and columns are start and length of each interval of their whole positions.
     """
     of_both = _pairs(rows), _pairs(columns)
     ends = sorted({end for of in of_both for start, size in of for end in (start, start + size)})
@@ -340,32 +338,6 @@ def _parts(intervals: Sequence[int], counts: Sequence[int]) -> list[_Pieces]:
     return [[*itertools.islice(pieces, count)] for count in counts]
 
 
-def _raised(mask: Tensor | None) -> Tensor | None:
-    """A mask over all columns; one of numbers with 0 as the largest of each row.
-
-    That changes no softmax. Large negative numbers throughout a row would leave nothing of its
-    scores, and of the number of its columns, in the log-sum-exp.
-    """
-    if mask is None or mask.dtype == torch.bool:
-        return mask
-    largest = mask.amax(-1, keepdim=True)
-    return mask - largest.masked_fill(largest == float("-inf"), 0.0)
-
-
-def _in_order(
-    mask: Tensor | None, width: int, intervals: Sequence[int], counts: Sequence[int], step: int
-) -> Tensor | None:
-    """A mask over all columns with those of a step's keys, in their order; see `_step_blocks`."""
-    if mask is None or mask.shape[-1] == 1 or step == 0:
-        return mask
-    parts = _parts(intervals, counts)
-    turned = parts[1:] if step < 0 else [*parts[step:], *parts[:step]]
-    columns = [mask[..., start : start + size] for part in turned for start, size in part]
-    ordered = torch.cat(columns, -1)
-    assert ordered.shape[-1] == width
-    return ordered
-
-
 def _packed(pieces: _Pieces) -> _Pieces:
     """Where pieces lie if they lie one after the other."""
     sizes = [size for _, size in pieces]
@@ -424,7 +396,17 @@ def attention_step(*call: Any) -> tuple[Tensor, Tensor]:
 def _step(call: Sequence[Any]) -> tuple[_Attention, Iterator[_Block]]:
     """A step of a ring, without what is saved of it, as an attention and its blocks."""
     query, key, value, mask, is_causal, scale, intervals, counts, step = call
-    mask = _in_order(_raised(mask), key.shape[2], intervals, counts, step)
+    if mask is not None and mask.dtype != torch.bool:
+        # 0 as the largest of each row changes no softmax; large negative numbers throughout a row
+        # would leave nothing of its scores, and of the number of its columns, in the log-sum-exp
+        largest = mask.amax(-1, keepdim=True)
+        mask = mask - largest.masked_fill(largest == float("-inf"), 0.0)
+    if mask is not None and mask.shape[-1] != 1 and step != 0:  # columns in the order of the keys
+        parts = _parts(intervals, counts)
+        turned = parts[1:] if step < 0 else [*parts[step:], *parts[:step]]
+        columns = [mask[..., start : start + size] for part in turned for start, size in part]
+        mask = torch.cat(columns, -1)
+        assert mask.shape[-1] == key.shape[2]
     whole = _Attention(query, key, value, mask, False, scale)
     return whole, _step_blocks(intervals, counts, step, is_causal)
 

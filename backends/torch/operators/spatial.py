@@ -1,4 +1,10 @@
-"""Gradients of a convolution, one operator each: each is sharded in its own way."""
+"""Operators of planes: gradients of convolutions, pools of a part of a plane, upsampling.
+
+Gradients of a convolution are one operator each: each is sharded in its own way. The indices of
+maxima of a pool count inside the whole plane. PyTorch has an operator of upsampling for each mode
+and number of dims, which a trace of a training step decomposes into dozens of index computations:
+the pair here stays whole, for all of them, and calls PyTorch's kernels.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +58,11 @@ def convolution_grad_input(
     )
     windows = stride, padding, dilation
     swept, places = (grad_out.shape, input_size) if transposed else (input_size, grad_out.shape)
-    rest = _rest(swept[2:], places[2:], weight.shape[2:], *windows)
+    dims = zip(swept[2:], places[2:], weight.shape[2:], *windows, strict=True)
+    rest = [  # elements of each dim behind the last place of a window
+        size + 2 * pad - (count - 1) * step - apart * (length - 1) - 1
+        for size, count, length, step, pad, apart in dims
+    ]
     if all(0 <= more < step for more, step in zip(rest, stride, strict=True)):
         settings = *windows, not transposed, [0] * space if transposed else rest, groups
         backend = torch._C._select_conv_backend(grad_out, weight, None, *settings)
@@ -74,22 +84,6 @@ def convolution_grad_input(
     return gradient
 
 
-def _rest(
-    sizes: Sequence[int],
-    places: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> list[int]:
-    """Elements of each dim behind the last of so many places of a window."""
-    dims = zip(sizes, places, kernel, stride, padding, dilation, strict=True)
-    return [
-        size + 2 * pad - (count - 1) * step - apart * (length - 1) - 1
-        for size, count, length, step, pad, apart in dims
-    ]
-
-
 @operator(
     f"convolution_grad_weight(Tensor grad_out, Tensor data, SymInt[] weight_size, {_SETTINGS})"
     " -> Tensor",
@@ -109,12 +103,6 @@ def convolution_grad_weight(
 Pair = tuple[Tensor, Tensor]
 
 
-def _flat_pads(pads: Sequence[int]) -> list[int]:
-    """Pads of `constant_pad_nd`, last dim first, from all befores and then all afters."""
-    space = len(pads) // 2
-    return [pads[dim + side] for dim in reversed(range(space)) for side in (0, space)]
-
-
 def _coordinates(indices: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     """The coordinate along each dim of flat indices into a plane of these sizes."""
     left, coordinates = indices, []
@@ -129,10 +117,6 @@ def _flat(coordinates: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     for coordinate, size in zip(coordinates[1:], sizes[1:], strict=True):
         flat = flat * size + coordinate
     return flat
-
-
-def _least(x: Tensor) -> float | int:
-    return -float("inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
 
 
 def _max_pool_fake(
@@ -172,16 +156,19 @@ def max_pool_part(
 
     Args:
         x: The part; its last dims are spatial, as many as `kernel_size` has.
-        kernel_size: Points of the window in each dim.
         stride: Elements from one window to the next.
-        dilation: Elements from one point to the next.
+        dilation: Elements from one point of a window to the next.
         pads: Padding before each dim, then after each.
         starts: First element of the part in the whole plane.
         whole: Sizes of the whole plane.
     """
     space = len(kernel_size)
     sizes = x.shape[-space:]
-    padded = torch.constant_pad_nd(x, _flat_pads(pads), _least(x)) if any(pads) else x
+    padded = x
+    if any(pads):  # last dim first, before and after
+        flat = [pads[dim + side] for dim in reversed(range(space)) for side in (0, space)]
+        least = -float("inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
+        padded = torch.constant_pad_nd(x, flat, least)
     pool = getattr(torch.ops.aten, f"max_pool{space}d_with_indices").default
     values, indices = pool(padded, kernel_size, stride, [0] * space, dilation, False)
     inside = [
@@ -212,7 +199,6 @@ def max_pool_grad_part(
 
     Args:
         grad_out: Gradients; their last dims are spatial, as many as `sizes` has.
-        indices: Index of each maximum in the whole plane.
         starts: First element of the part in the whole plane.
         sizes: Sizes of the part.
         whole: Sizes of the whole plane.

@@ -1,7 +1,8 @@
-"""Embeddings and cross entropy on a shard of the vocabulary.
+"""Embeddings, cross entropy and writes of rows on a shard of the vocabulary, or of another dim.
 
 A device's shard consists of pieces, each of a start and a length in the whole vocabulary. Ids
-outside the shard add nothing, so that the sum over the devices is the whole result.
+outside the shard add nothing, so that the sum over the devices is the whole result. Rows are
+written so to a cache of keys and values that is cut.
 """
 
 from __future__ import annotations
@@ -172,26 +173,15 @@ def cross_entropy_grad(
     call = widened(maximum), grad_sum.unsqueeze(dim), places.unsqueeze(dim), inner
     slopes = torch.empty_like(logits)
     for rows in _row_blocks(logits) if _is_in_blocks(logits) else (slice(None),):
-        _write_slopes(slopes[rows], logits[rows], *(tensor[rows] for tensor in call))
+        highest, of_sum, at, added = (tensor[rows] for tensor in call)
+        is_wide = slopes.dtype == torch.promote_types(logits.dtype, highest.dtype)
+        out = slopes[rows] if is_wide else None  # computed at least in float32
+        computed = torch.sub(widened(logits[rows]), highest, out=out).exp_().mul_(of_sum)
+        if logits.shape[dim]:
+            computed.scatter_add_(dim, at, added)
+        if out is None:
+            slopes[rows].copy_(computed)
     return slopes
-
-
-def _write_slopes(
-    slopes: Tensor,
-    logits: Tensor,
-    highest: Tensor,
-    grad_sum: Tensor,
-    places: Tensor,
-    inner: Tensor,
-) -> None:
-    """Write the gradient of logits, computed at least in float32; the others have one class."""
-    dim = _class_dim(logits)
-    wide = slopes if slopes.dtype == torch.promote_types(logits.dtype, highest.dtype) else None
-    computed = torch.sub(widened(logits), highest, out=wide).exp_().mul_(grad_sum)
-    if logits.shape[dim]:
-        computed.scatter_add_(dim, places, inner)
-    if wide is None:
-        slopes.copy_(computed)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG001
@@ -235,10 +225,8 @@ def write_part(
     writes or, if none is inside, what is there.
 
     Args:
-        data: The part, which is written to.
         index: Positions in the whole dim.
         source: The rows; they broadcast to one for each position.
-        dim: The dim that is written.
         from_end: Whether negative positions count from the end; they are out of range otherwise.
         size: Size of the whole dim.
         starts: First position of each piece of the part.

@@ -29,7 +29,14 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.agreeing.agreement import AgreedError, Agreement
 from partitioner.backends.torch.agreeing.faults import named, telling
-from partitioner.backends.torch.agreeing.sums import Comparisons, Sums, beginning, checksum, loading
+from partitioner.backends.torch.agreeing.sums import (
+    Sums,
+    beginning,
+    checksum,
+    loading,
+    of_inputs,
+    of_writes,
+)
 from partitioner.backends.torch.guards.changes import Contents, check_inputs, count_steps
 from partitioner.backends.torch.guards.originals import check_call, note_loaded
 from partitioner.backends.torch.running.held_state import (
@@ -57,9 +64,15 @@ from partitioner.backends.torch.running.submodules import (
     torch_meshes_of,
 )
 from partitioner.backends.torch.state.initialise import Initialiser
-from partitioner.backends.torch.state.own_state import KEY, OwnState, before_loading, check_saving
-from partitioner.backends.torch.state.shards import is_first_holder, total_norm
-from partitioner.backends.torch.state.whole import Submodule, Whole
+from partitioner.backends.torch.state.shards import total_norm
+from partitioner.backends.torch.state.whole import (
+    KEY,
+    OwnState,
+    Submodule,
+    Whole,
+    before_loading,
+    check_saving,
+)
 from partitioner.backends.waiting import STEPS
 from partitioner.ir.errors import PartitionerError
 
@@ -122,19 +135,20 @@ class RankModule(nn.Module):
             problem = f"inputs is {inputs!r}, not 'global' or 'local'"
         elif compared is not None and compared < 0:
             problem = f"check_inputs is {compared}, not a number of calls, or None for all"
-        made = isinstance(source, Initialiser)
-        weights = f"init_seed={source.seed}" if made else "the model's weights"
+        weights = "the model's weights"
+        if isinstance(source, Initialiser):
+            weights = f"init_seed={source.seed}"
         agreement.check(f"module(inputs={inputs!r}, seed={seed}, {weights})", problem)
-        input_keys = None
+        #: By input and rank, its part of the batch; None if each is called with the whole batch.
+        self._input_keys: Mapping[str, Mapping[int, str]] | None = None
         if self._local_inputs:
             regions = sorted(local_regions(whole).items())
-            input_keys = {
+            self._input_keys = {
                 name: {rank: repr(region) for rank, region in by_rank.items()}
                 for name, by_rank in regions
             }
         self._places = StatePlaces.of(whole, agreement.ranks)
-        self._comparisons = Comparisons(self.rank, input_keys, self._places.trained)
-        agreement.words = self._comparisons.words
+        agreement.words = 1 + (1 if self._input_keys is None else len(self._input_keys))
         self._whole = whole
         self._traced = whole.signature.traced
         self._described: dict[Hashable, str] = {}  # calls in words, by sizes and types
@@ -149,11 +163,13 @@ class RankModule(nn.Module):
         self._check_names(whole)
         add_submodules(self, whole)
         with agreement.together("module()"):
-            filled = fill(self, whole, self._places, source, agreement, device, meshes)
-            words = filled.words | constant_words(whole, source, agreement)
-        agreement.compare(beginning(words))
-        self._tensors, self._at_rest = filled.tensors, filled.at_rest
-        self._loaded = {name: int(name in self._tensors) for name in filled.words}  # checksums or 1
+            tensors, rests, words = fill(
+                self, whole, self._places, source, agreement, device, meshes
+            )
+            agreed = words | constant_words(whole, source, agreement)
+        agreement.compare(beginning(agreed))
+        self._tensors, self._at_rest = tensors, rests
+        self._loaded = {name: int(name in self._tensors) for name in words}  # checksums or 1
         self._is_loaded = False  # since the ranks compared them
         self._elsewhere = list_another(self, self._places, agreement, device, meshes)
         mark_parts_elsewhere(self, whole, self._tensors)
@@ -322,8 +338,11 @@ class RankModule(nn.Module):
         self._agreement.check("clip_grad_norm_()", problem)
         grads = {name: tensor.grad for name, tensor in self._tensors.items()}
         local = {name: local_part(grad) for name, grad in grads.items() if grad is not None}
-        places = self._places.by_name
-        counted = [g for name, g in local.items() if is_first_holder(places[name], self.rank)]
+        counted = []  # those of which no lower rank holds the same region
+        for name, grad in local.items():
+            parts = dict(self._places.by_name[name].parts())
+            same = (other for other, region in parts.items() if region == parts[self.rank])
+            counted += [grad] if self.rank == min(same) else []
         with telling("adding up a norm", self.rank, self._agreement.roll):
             norm = total_norm(counted, norm_type, self._device)
         if error_if_nonfinite and not bool(norm.isfinite()):
@@ -354,7 +373,7 @@ class RankModule(nn.Module):
         # DTensors cannot be made in inference mode
         with torch.inference_mode(False), torch.set_grad_enabled(grads):
             call = self._begin(training, args, kwargs)
-            if call.passes.differentiates and grads:
+            if call.passes.order.table.trains and grads:
                 for parameter in self._elsewhere.values():
                     parameter.requires_grad_(True)  # which an optimizer's step takes away
                 held = {**self._tensors, **self._elsewhere}
@@ -367,9 +386,10 @@ class RankModule(nn.Module):
                 own = set(map(id, call.shards.values()))
                 results = call.forward()[0]
                 results = tuple(x.detach() if id(x) in own else x for x in results)
-                given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-                given += self._tensors.values() if self._whole.training else ()
-                if grads and any(tensor.requires_grad for tensor in given):
+                leaves = pytree.tree_leaves((args, kwargs)) if grads else []
+                given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+                given += self._tensors.values() if grads and self._whole.training else ()
+                if any(tensor.requires_grad for tensor in given):
                     flags = self._differentiable(call.passes, results)
                     shown = [*zip(results, flags, strict=True)]
                     said = _NO_TRAINING_MODE if self._whole.training else _FOR_INFERENCE
@@ -433,7 +453,7 @@ class RankModule(nn.Module):
         if not problem:
             trained = self._held.trained
             counts = map(sub, versions(trained.values()), self._written)  # since the last call
-            writes = self._comparisons.writes(dict(zip(trained, counts, strict=True)))
+            writes = of_writes(dict(zip(trained, counts, strict=True)), self._places.trained)
             sums = self._input_sums(word, args, kwargs), writes
         agree = self._agreement.begin(doing, problem, sums, asks=self._is_loaded)
         if problem or self._is_loaded or self._variant_name(word, key) not in self._passes:
@@ -486,7 +506,7 @@ class RankModule(nn.Module):
         if is_compared and self._agreement.ranks > 1:
             tensors = self._whole.signature.tensors(args, kwargs)
             known = {name: checksum(tensor) for name, tensor in tensors.items()}
-        return self._comparisons.inputs(known)
+        return of_inputs(known, self.rank, self._input_keys)
 
     def _variant_name(self, word: str, key: str) -> str:
         """Where the graphs of a call are found; "" for those of the trace."""
@@ -525,7 +545,7 @@ class RankModule(nn.Module):
 
 
 #: Attributes that copies of a module share.
-_SHARED = ("_agreement", "_comparisons", "_described", "_passes", "_places", "_variants", "_whole")
+_SHARED = ("_agreement", "_described", "_passes", "_places", "_variants", "_whole")
 #: Why results have no backward pass.
 _NO_TRAINING_MODE = (
     "backward() of a call in evaluation mode: a step has gradients after module.train() "

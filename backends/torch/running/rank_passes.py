@@ -64,12 +64,14 @@ class RankPasses:
         places: Mapping[str, Placement],
         roll: Roll,
     ) -> None:
-        whole.check_places(places)
+        for name, place in whole.places.items():
+            if places.get(name) != place:
+                raise BackendError(f"{name} is stored as {places.get(name)}, not as {place}")
         self.whole = whole
         self.rank = rank
         self.device = device
         self._roll = roll
-        self._order, self._micro = whole.programs.order, whole.micro
+        self.order, self._micro = whole.programs.order, whole.micro
         links = []
         for programs in (whole.programs, *([] if whole.rest is None else [whole.rest.programs])):
             register_named(group_ranks(programs))
@@ -85,9 +87,9 @@ class RankPasses:
             keeps=True,
         )
         self.graphs = self._all[0]
-        runs = step_runs(self._order, rank, whole.rest)
-        early = [run for run in runs if not self._order.is_late(run[0])]
-        late = [run for run in runs if self._order.is_late(run[0])]
+        runs = step_runs(self.order, rank, whole.rest)
+        early = [run for run in runs if not self.order.is_late(run[0])]
+        late = [run for run in runs if self.order.is_late(run[0])]
         self._outputs = {output.whole: output.value for output in self.graphs.outputs}
         self._shown = tuple(dict.fromkeys(filter(None, whole.signature.results)))
         homes = whole.programs.homes
@@ -132,16 +134,6 @@ class RankPasses:
             module = phases.eager(phase)
             passes[phase] = direct(gated(module, self._gate) if phase == first else module)
         return passes
-
-    @property
-    def differentiates(self) -> bool:
-        """Tell whether there is a backward pass."""
-        return self._order.table.trains
-
-    @property
-    def communicates_going_back(self) -> bool:
-        """Tell whether ranks may send something in `backward`."""
-        return self._order.turns
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the graphs with `torch.compile`, with its arguments."""
@@ -250,7 +242,7 @@ class RankPasses:
             self._gate.wait = agreed
         else:
             agreed()
-        for name in () if self._order.turns else self._tangents:  # their shares of the gradient
+        for name in () if self.order.turns else self._tangents:  # their shares of the gradient
             dtype = torch_dtype(self.graphs.types[name].dtype)
             for one, share in zip(inputs, self._micro.shares, strict=True):
                 gradient = share * self._scale
@@ -268,7 +260,7 @@ class RankPasses:
             ]
         )
         kept: Values = {}
-        if backward and self._order.turns:
+        if backward and self.order.turns:
             kept = values.taken(self._read_late)
         elif backward:
             kept = {name: values.total(local) for name, local in self._gradients}
@@ -281,7 +273,7 @@ class RankPasses:
 
         What the forward pass kept is taken out of `values`: each is freed after its last reader.
         """
-        if not self._order.turns:
+        if not self.order.turns:
             return self._scaled(values, float(tangent))
         values.update(dict.fromkeys(self._tangents, tangent))
         held = StepValues(self._late, [values])

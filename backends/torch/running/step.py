@@ -99,7 +99,7 @@ class TrainingStep(torch.autograd.Function):
         doing = f"backward() of training step {ctx.step}"
         doing = f"{doing} by {float(tangent):g}" if is_scaled else doing
         agree = ctx.agreement.begin(doing, problem)
-        if problem or is_scaled or ctx.passes.communicates_going_back:
+        if problem or is_scaled or ctx.passes.order.turns:
             agree()
         ctx.kept = ctx.shards = None
         return *[None] * 4, *_gradients(ctx.passes, held, kept, tangent, ctx.names)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from operator import getitem
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.agreeing.agreement import Agreement
-from partitioner.backends.torch.agreeing.groups import torch_meshes
 from partitioner.backends.torch.guards.changes import TRACED_MODE
 from partitioner.backends.torch.running.held_state import StatePlaces, distributed, part_and_rest
 from partitioner.backends.torch.state.initialise import Initialiser
@@ -185,12 +186,21 @@ def refuse_sharing() -> NoReturn:
 Source = Callable[[str], Tensor]
 
 
-def torch_meshes_of(places: StatePlaces, device: torch.device) -> Mapping[DeviceMesh, Any]:
+def torch_meshes_of(places: StatePlaces, device: torch.device) -> Mapping[DeviceMesh, TorchMesh]:
     """Make PyTorch's meshes of the parameters and buffers that are DTensors."""
     listed = places.listed_elsewhere
     cut = [entry.names[0] for entry in places.stored if places.are_parts[entry.parameter]]
     names = cut if listed is None else [*cut, listed.names[0]]
-    return torch_meshes([places.by_name[name].mesh for name in names], device)
+    torch_mesh = {}
+    # in one order on every rank
+    for mesh in sorted({places.by_name[n].mesh for n in names}, key=lambda m: (m.devices, m.axes)):
+        shape = tuple(size for _, size in mesh.axes) or (1,)
+        ranks = torch.tensor(mesh.devices).reshape(shape)
+        made = TorchMesh(device.type, ranks, mesh_dim_names=mesh.names or ("one",))
+        # The groups are not to be held; PyTorch finds them by their names, too.
+        made._pg_registry = WeakValueDictionary(made._pg_registry)  # type: ignore[assignment]
+        torch_mesh[mesh] = made
+    return torch_mesh
 
 
 def add_submodules(module: nn.Module, whole: Whole) -> None:
@@ -203,19 +213,11 @@ def add_submodules(module: nn.Module, whole: Whole) -> None:
             part = submodule_at(module, submodule.first.split("."))
         else:
             part = RankSubmodule.of(submodule)
-            submodule.state.set_into(part, path)
+            own = submodule.state
+            if own.extra:
+                vars(part)["get_extra_state"] = partial(getitem, own.extra, 0)
+                vars(part)["set_extra_state"] = partial(own.check_extra, path)
         submodule_at(module, owner).add_module(leaf, part)
-
-
-@dataclass(frozen=True)
-class Filled:
-    """What a rank's module was filled with."""
-
-    tensors: dict[str, Tensor]  #: The rank's parameters and buffers by first name.
-    at_rest: dict[str, Tensor]  #: What it keeps between steps besides them, by value of the graph.
-    #: Checksums of whole parameters and buffers by first name; 0 for those that would have to be
-    #: initialised for that alone.
-    words: dict[str, int]
 
 
 def fill(
@@ -226,27 +228,35 @@ def fill(
     agreement: Agreement,
     device: torch.device,
     meshes: Mapping[DeviceMesh, Any],
-) -> Filled:
-    """Register this rank's parts of parameters and buffers, under their names."""
-    filled = Filled({}, {}, {})
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, int]]:
+    """Register this rank's parts of parameters and buffers, under their names.
+
+    Returns:
+        The rank's parameters and buffers by first name; what it keeps between steps besides them,
+        by value of the graph; and checksums of whole parameters and buffers by first name, 0 for
+        those that would have to be initialised for that alone.
+    """
+    tensors: dict[str, Tensor] = {}
+    rests: dict[str, Tensor] = {}
+    words: dict[str, int] = {}
     for entry in whole.stored:
         first = entry.names[0]
         if not places.holds(agreement.rank, entry):
             is_made = isinstance(source, Initialiser)
-            filled.words[first] = 0 if is_made else agreement.checksum(source(first))
+            words[first] = 0 if is_made else agreement.checksum(source(first))
             continue
         value, place = source(first), places.by_name[first]
-        filled.words[first] = agreement.checksum(value)
+        words[first] = agreement.checksum(value)
         home = whole.programs.homes.get(entry.rest)
-        rests = place if home is None else home.placement
-        part, at_rest = part_and_rest(value, place, rests, agreement.rank, device)
+        rest_place = place if home is None else home.placement
+        part, at_rest = part_and_rest(value, place, rest_place, agreement.rank, device)
         if at_rest is not None:
-            filled.at_rest[entry.rest] = at_rest
+            rests[entry.rest] = at_rest
         if places.are_parts[entry.parameter]:
             asked = None if places.all_hold_all else agreement
             part = distributed(part, place, meshes, entry.shape, asked)
         tensor = nn.Parameter(part, requires_grad=entry.trained) if entry.parameter else part
-        filled.tensors[first] = tensor
+        tensors[first] = tensor
         for name in entry.names:
             *path, leaf = name.split(".")
             owner = submodule_at(module, path)
@@ -254,7 +264,7 @@ def fill(
                 owner.register_parameter(leaf, tensor)
             else:
                 owner.register_buffer(leaf, tensor, persistent=name not in entry.hidden)
-    return filled
+    return tensors, rests, words
 
 
 def list_another(

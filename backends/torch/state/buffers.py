@@ -15,7 +15,11 @@ def write_buffers(buffers: Mapping[str, Tensor], contents: Mapping[str, Tensor])
 
     Contents that were written in place lie there already.
     """
-    contents = {n: tensor for n, tensor in contents.items() if not _is_same(tensor, buffers[n])}
+
+    def place(x: Tensor) -> tuple[object, ...]:
+        return x.data_ptr(), x.shape, x.stride(), x.dtype
+
+    contents = {n: x for n, x in contents.items() if place(x) != place(buffers[n])}
     written = {memory_of(buffers[name]) for name in contents}
     apart = {name: without_views(tensor, written) for name, tensor in contents.items()}
     with torch.no_grad():
@@ -26,12 +30,6 @@ def write_buffers(buffers: Mapping[str, Tensor], contents: Mapping[str, Tensor])
 def memory_of(tensor: Tensor) -> int:
     """The address where the memory begins that a tensor is a view of."""
     return tensor.untyped_storage().data_ptr()
-
-
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Test whether two tensors have the same elements of the same memory."""
-    places = [(x.data_ptr(), x.shape, x.stride(), x.dtype) for x in (a, b)]
-    return places[0] == places[1]
 
 
 def without_views(tensor: Tensor, written: Collection[int]) -> Tensor:

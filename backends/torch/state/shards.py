@@ -82,7 +82,6 @@ def gathered_value(
     Args:
         shard: This rank's DTensor, or the whole value; None if it has none.
         holders: Ranks that have a shard.
-        shape: Sizes of the whole value.
     """
     full: Tensor | None = None
     if shard is not None:
@@ -99,17 +98,10 @@ def gathered_value(
     return full
 
 
-def is_first_holder(placement: Placement, rank: int) -> bool:
-    """Test whether no lower rank holds the same region of a value."""
-    parts = dict(placement.parts())
-    return rank == min(other for other, region in parts.items() if region == parts[rank])
-
-
 def total_norm(tensors: Iterable[Tensor], order: float, device: torch.device) -> Tensor:
     """The norm of the tensors of all ranks, a float64 scalar; all ranks must call it.
 
-    Args:
-        tensors: This rank's; a tensor of several ranks counts several times.
+    A tensor that several ranks give counts several times.
     """
     norms = [
         torch.linalg.vector_norm(x, order, dtype=torch.promote_types(x.dtype, torch.float32))

@@ -168,8 +168,6 @@ class StageLives:
         """The tensors of the tasks of a step of micro-batches on one mesh.
 
         Args:
-            graph: The graph of a micro-batch.
-            unit_of: The unit that each node goes with.
             tasks: The tasks, whose order has one stage.
         """
         order = tasks.order
@@ -215,14 +213,16 @@ class StageLives:
         """The bytes of a lane.
 
         Args:
-            runs: What it runs.
             bounds: The stretch of units of each stage of all lanes.
         """
         own = tuple(bounds[stage] for stage in runs.stages)
         key = own, runs.turns if len(own) > 1 else ()
         if key not in self._known:
             lives, rows = self.lives(own, runs.phases, runs.turns)
-            stored = self._stored(rows, own)
+            # A constant is stored by all stages that read it, another value by its maker's.
+            maker, stored = self.columns[2, rows], np.zeros(self.devices, np.int64)
+            rows = rows[_is_in(maker, own) | (maker < 0)]
+            np.add.at(stored, self.columns[0, rows], self.columns[6, rows])
             self._known[key] = self._summed_up(lives, stored, 1 + runs.phases.number(Part.REDUCE))
         return self._known[key]
 
@@ -235,8 +235,6 @@ class StageLives:
         waits for computes all its gradients as weight gradients if backward passes are split.
 
         Args:
-            own: The stretch of each stage.
-            phases: The phases of these stages.
             turns: The mean turn of each phase.
         """
         spans = [slice(self._begins[start], self._begins[stop]) for start, stop in own]
@@ -292,16 +290,6 @@ class StageLives:
         nbytes = np.where(fed == 1, self.micro_batches * nbytes, nbytes)
         read = np.where(kept, np.where(given, end, read), made)
         return Lives(device, nbytes, first, last, made, read, always), rows
-
-    def _stored(self, rows: Numbers, own: Sequence[tuple[int, int]]) -> Numbers:
-        """Bytes that devices store of some tensors; (devices,).
-
-        A constant is stored by all stages that read it, another value by the one that makes it.
-        """
-        stored = np.zeros(self.devices, np.int64)
-        rows = rows[_is_in(self.columns[2, rows], own) | (self.columns[2, rows] < 0)]
-        np.add.at(stored, self.columns[0, rows], self.columns[6, rows])
-        return stored
 
     def _summed_up(self, lives: Lives, stored: Numbers, size: int) -> LaneBytes:
         devices = self.devices
@@ -363,7 +351,6 @@ class StageLives:
 
 
 def _is_in(units: Numbers, own: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
-    """Test whether units are of some stretches."""
     return np.asarray(np.logical_or.reduce([(units >= a) & (units < b) for a, b in own]))
 
 
@@ -410,8 +397,7 @@ class _Reading:
 
     def _unit(self, task: Task) -> int:
         """The unit of a task; -1 for another name of a tensor."""
-        name = task.name if task.placed is not None else "" if task.comm is None else task.comm.why
-        return self.unit_of.get(name, -1)
+        return self.unit_of.get(task.of_node, -1)
 
     def uses(self) -> Iterator[tuple[Lifetime, tuple[int, int, int, int, int]]]:
         """Each use: its unit, position and part of the step, another unit, and how it counts."""
@@ -431,8 +417,7 @@ class _Reading:
         first: dict[tuple[int, int], str] = {}  # node that runs first of a unit's part
         for at, task in enumerate(tasks):
             unit, part = self._unit(task), parts[task.phase]
-            name = task.name if task.comm is None else task.comm.why
-            is_first = unit >= 0 and first.setdefault((unit, part), name) == name
+            is_first = unit >= 0 and first.setdefault((unit, part), task.of_node) == task.of_node
             for local in task.reads:
                 read = alone.get(self._roots.get(local, local))
                 if read is None or unit < 0:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import best_single
 from partitioner.foundations import units
 from partitioner.ir.graph import Graph
-from partitioner.search.blocks.find_blocks import Prices, Unfit, least_limit, plan_in_blocks
+from partitioner.search.blocks.find_blocks import BlockSearch
 from partitioner.search.find_plan import find_plan
 from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
 from partitioner.search.request import Budget, Request
@@ -128,8 +129,10 @@ class InBlocks:
     cluster: Cluster
     request: Request
     clock: StageClock  #: Times the search.
-    prices: Prices = field(default_factory=Prices)  #: The runs in blocks that were priced.
-    unfit: Unfit | None = None  #: What came of a search in which no plan fits.
+
+    @cached_property
+    def _blocks(self) -> BlockSearch:
+        return BlockSearch(self.graph, self.cluster, self.request)
 
     def search(self, budget: Budget) -> Outcome:
         """The best plan.
@@ -138,10 +141,10 @@ class InBlocks:
             Infeasible: None was found that fits.
         """
         with self.clock("searching"):
-            found = plan_in_blocks(self.graph, self.cluster, self.request, budget, self.prices)
-        if isinstance(found, Unfit):
-            self.unfit = found
-            why = f"within the limit given, none in blocks was found (searched: {found.searched})"
+            found = self._blocks.plan(budget)
+        if found is None:
+            searched = self._blocks.searched
+            why = f"within the limit given, none in blocks was found (searched: {searched})"
             raise Infeasible(why, proven=False)
         note = "the model as a whole does not fit: parts of it run in blocks, one after the other"
         if self.graph.backward and len(self.cluster) > 1:
@@ -151,10 +154,10 @@ class InBlocks:
 
     def would_fit(self, budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
         """A larger limit of memory within which a plan in blocks is known, but not the whole."""
-        if self.unfit is None or budget.work.late:
+        if not self._blocks.searched or budget.work.late:
             return ()
         graph, cluster = self.graph, self.cluster
-        limit = least_limit(graph, cluster, self.request, budget, self.prices, self.unfit)
+        limit = self._blocks.least_limit(budget)
         device, alone = best_single(graph, cluster, self.request.objective)
         if limit is None or limit >= alone.needed_bytes[device]:
             return ()

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 import partitioner
 from helpers import factories
+from partitioner.api.compiled.folder import rank_files
 from partitioner.api.compiled.module import ModuleProgram
-from partitioner.api.compiled.rank_files import rank_files
 from partitioner.api.verify.compare import VerificationError
 from partitioner.api.verify.module import random_arguments, verify_module
 from partitioner.backends.errors import BackendError
@@ -552,7 +552,7 @@ def test_pytorch_loads_the_files_too(saved: Path, inference: ModuleProgram) -> N
 @pytest.mark.slow  # the command line runs them too
 def test_processes_run_the_files(saved: Path, inference: ModuleProgram) -> None:
     (ids,) = factories.batch()
-    done = run_module_files(saved, {"ids": ids.numpy()}, requests=2, timeout_s=100)
+    done = run_module_files(saved, {"ids": ids.numpy()}, requests=2)
     (logits,) = done.outputs.values()
     whole = inference(ids)["logits"].numpy()
     np.testing.assert_allclose(logits, whole, rtol=1e-5, atol=1e-6)

@@ -31,7 +31,7 @@ from jobs.processes.torch_ranks import Job, LeftError, main
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.agreeing.groups import register_named, resolved_group
-from partitioner.backends.torch.operators.sent import group_name
+from partitioner.backends.torch.operators.registry import group_name
 from partitioner.backends.torch.running.rank_module import RankModule
 from partitioner.backends.torch.state.initialise import Initialiser
 from partitioner.ir.phases import Part, whole_batch_order
@@ -651,9 +651,9 @@ def dies_in(last: str, rank: int) -> None:
         return ()
 
     if rank == 3:
-        passes._runs[PHASES[last]] = dies
+        passes._runs[0][PHASES[last]] = dies
     else:
-        passes._runs[PHASES[last]].register_forward_pre_hook(lambda *_: COME[last].release())
+        passes._runs[0][PHASES[last]].register_forward_pre_hook(lambda *_: COME[last].release())
     start = time.monotonic()
     message = (
         rf"^rank {rank}: [a-z-]+ of '.+' for '/.+'( and [0-9]+ more)? "
@@ -690,13 +690,13 @@ def a_rank_that_hangs(rank: int) -> None:
     module(*Mlp.batch(0))
     passes = module._passes[""]
     if rank == 1:
-        run = passes._runs[PHASES["forward"]]
+        run = passes._runs[0][PHASES["forward"]]
 
         def late(*arguments: torch.Tensor) -> Sequence[torch.Tensor]:
             assert WAITED.wait(40)
             return run(*arguments)
 
-        passes._runs[PHASES["forward"]] = late
+        passes._runs[0][PHASES["forward"]] = late
     match = r"^rank \d: .*(did not come in time, as it hangs, .*timeout=|(a rank|rank 0) has ended)"
     with pytest.raises(CommunicationError, match=match) as caught:
         module(*Mlp.batch(0))
@@ -716,7 +716,9 @@ def compiled(_: int) -> None:
             losses = train(torch.compile(module), Gpt.batch, sgd)
         right = train(whole, Gpt.batch, sgd)
         for passes in module._passes.values():
-            assert all(not isinstance(run, torch.fx.GraphModule) for run in passes._runs.values())
+            assert all(
+                not isinstance(run, torch.fx.GraphModule) for run in passes._runs[0].values()
+            )
         torch.testing.assert_close(torch.tensor(losses), torch.tensor(right), rtol=1e-4, atol=1e-4)
         same(module, whole)
         module.eval()

@@ -112,8 +112,8 @@ def breaks(program: partitioner.ModuleProgram, file: Path) -> dict[str, Any]:
     module(*batch(0)).backward()
     passes: Any = module._passes[""]
     if dist.get_rank() == 0:
-        backward = next(p for p in passes._runs if not passes.graphs.is_forward(p))
-        passes._runs[backward] = BreaksAt(passes._runs[backward], file)
+        backward = next(p for p in passes._runs[0] if not passes.graphs.is_forward(p))
+        passes._runs[0][backward] = BreaksAt(passes._runs[0][backward], file)
     start = time.monotonic()
     try:
         module(*batch(1)).backward()

@@ -215,7 +215,7 @@ def without_gradients_only_forward_phases_run(_: int) -> None:
     module, plain = planned(UNet).module(), seeded(UNet)
     ran: list[int] = []
     passes = module._passes[""]
-    runs = dict(passes._runs)
+    runs = dict(passes._runs[0])
 
     def noted(phase: Any) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
         def run(arguments: list[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -224,7 +224,7 @@ def without_gradients_only_forward_phases_run(_: int) -> None:
 
         return run
 
-    passes._runs.update({phase: noted(phase) for phase in runs})
+    passes._runs[0].update({phase: noted(phase) for phase in runs})
     with torch.no_grad():
         found = tensors(module(*UNet.batch(3)))
         expected = accumulated(plain, UNet.batch(3), 4)
@@ -349,13 +349,13 @@ def rank_1_is_killed(module: RankModule, rank: int, batch: Sequence[torch.Tensor
     """Rank 1 is killed in a backward phase of a step; the others raise errors that name it."""
     passes = module._passes[""]
     if rank == 1:
-        backward = next(p for p in passes._runs if not passes.graphs.is_forward(p))
+        backward = next(p for p in passes._runs[0] if not passes.graphs.is_forward(p))
 
         def dies(_: list[torch.Tensor]) -> Sequence[torch.Tensor]:
             os.kill(os.getpid(), signal.SIGKILL)
             return ()
 
-        passes._runs[backward] = dies
+        passes._runs[0][backward] = dies
     start = time.monotonic()
     match = rf"^rank {rank}: .*: ranks? ([0-9], )*[0-9] ha(s|ve) ended, by an error of its own"
     with pytest.raises(CommunicationError, match=match) as caught:

@@ -14,7 +14,7 @@ import partitioner
 from helpers.plans.searching import search
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.prices.reshard import Resharder
-from partitioner.examples.small import build_tiny
+from partitioner.examples import build
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.problem.build import Built
 from partitioner.search.find_plan import KIND_STEPS, find_plan
@@ -108,7 +108,7 @@ def test_joined_kinds_are_tried_on_all_meshes_of_two_axes(monkeypatch: pytest.Mo
         return SpaceResult()
 
     monkeypatch.setattr(KindSpace, "search", noted)
-    graph, request = load_onnx(build_tiny()).graph, Request()
+    graph, request = load_onnx(build("tiny")).graph, Request()
     find_plan(graph, resolve_cluster("6xideal"), request, Budget.of(request).of_clock(1e12))
     assert asked == [
         ("dp", None),
@@ -119,7 +119,7 @@ def test_joined_kinds_are_tried_on_all_meshes_of_two_axes(monkeypatch: pytest.Mo
 
 
 def test_a_search_that_the_clock_ended_goes_on_with_the_spaces_that_it_did_not_reach() -> None:
-    graph, cluster = load_onnx(build_tiny()).graph, resolve_cluster("4xideal")
+    graph, cluster = load_onnx(build("tiny")).graph, resolve_cluster("4xideal")
     request = Request()
     whole = find_plan(graph, cluster, request, Budget.of(request))
     over = Budget.of(request).of_clock(1e12)
@@ -153,7 +153,7 @@ def test_kinds_have_steps_and_a_third_of_the_clock_whatever_the_spaces_before_th
 
     monkeypatch.setattr(JointSpace, "search", greedy)
     monkeypatch.setattr(KindSpace, "search", noted)
-    graph, request = load_onnx(build_tiny()).graph, Request()
+    graph, request = load_onnx(build("tiny")).graph, Request()
     with pytest.raises(ValueError, match="empty"):  # nothing has a plan here
         find_plan(graph, resolve_cluster("4xideal"), request, whole)
     assert len(shares) == 3
@@ -163,7 +163,7 @@ def test_kinds_have_steps_and_a_third_of_the_clock_whatever_the_spaces_before_th
 def test_a_kind_that_was_refused_goes_on_beside_a_known_plan_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    graph, cluster, request = load_onnx(build_tiny()).graph, resolve_cluster("2xideal"), Request()
+    graph, cluster, request = load_onnx(build("tiny")).graph, resolve_cluster("2xideal"), Request()
     known = search(graph, cluster, request).candidates[0]
     refused = SpaceResult(refused=cast("Refused", object()), more=lambda _budget: SpaceResult())
     monkeypatch.setattr(JointSpace, "search", lambda *_: refused)

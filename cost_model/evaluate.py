@@ -14,7 +14,7 @@ from partitioner.cost_model.equal_devices.classes import representatives
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.memory.lifetimes import with_headroom
-from partitioner.cost_model.memory.peaks import MemoryPeak, Peaks
+from partitioner.cost_model.memory.lives import MemoryPeak, Peaks
 from partitioner.cost_model.memory.sessions import Held
 from partitioner.cost_model.memory.torch_kernels import scratch_curves
 from partitioner.cost_model.prices.compute import sharded_flops_share

@@ -66,19 +66,18 @@ def nested(outer: Region, inner: Region) -> Region:
     >>> nested((((4, 2), (8, 2)),), (((1, 2),),))
     (((5, 1), (8, 1)),)
     """
-    return tuple(map(_nested, outer, inner))
-
-
-def _nested(outer: Intervals, inner: Intervals) -> Intervals:
-    found: list[Interval] = []
-    for start, length in inner:
-        at = 0  # where the outer interval begins in the packed region
-        for begin, size in outer:
-            low, high = max(start, at), min(start + length, at + size)
-            if low < high:
-                found.append((begin + low - at, high - low))
-            at += size
-    return tuple(found)
+    region: list[Intervals] = []
+    for around, intervals in zip(outer, inner, strict=False):
+        found: list[Interval] = []
+        for start, length in intervals:
+            at = 0  # where the outer interval begins in the packed region
+            for begin, size in around:
+                low, high = max(start, at), min(start + length, at + size)
+                if low < high:
+                    found.append((begin + low - at, high - low))
+                at += size
+        region.append(tuple(found))
+    return tuple(region)
 
 
 def localize(pieces: Intervals, wanted: Intervals) -> Intervals:

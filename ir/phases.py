@@ -229,12 +229,12 @@ def step_order(
     table = _table(pipeline.schedule, pipeline.micro_batches, lane_of, edges)
     phases = Phases(len(groups), table.splits_backward)
     before = _phases_before(phases, edges)
-    stages = {p.node.name: p.stage for p in placed}
-    phase_of = {name: phases.number(parts[name], stage) for name, stage in stages.items()}
+    stage_of = {p.node.name: p.stage for p in placed}
+    phase_of = {name: phases.number(parts[name], stage) for name, stage in stage_of.items()}
     if phases.splits:
         backward = {n for n, number in phase_of.items() if phases.of(number)[0] is Part.BACKWARD}
-        weights = weight_nodes(graph, backward, units or stages)
-        phase_of |= {name: phases.number(Part.WEIGHT, stages[name]) for name in weights}
+        weights = weight_nodes(graph, backward, units or stage_of)
+        phase_of |= {name: phases.number(Part.WEIGHT, stage_of[name]) for name in weights}
     for node in (p.node for p in placed):
         now = phase_of[node.name]
         for producer in _producers(graph, node):
@@ -242,8 +242,8 @@ def step_order(
             if made != now and made not in before[now]:
                 part, stage = phases.of(made)
                 raise PhaseError(
-                    f"{node.name!r} of stage {stages[node.name]} reads {producer.name!r}, which is "
-                    f"in the {part} pass of stage {stage}: neither waits for the other"
+                    f"{node.name!r} of stage {stage_of[node.name]} reads {producer.name!r}, "
+                    f"which is in the {part} pass of stage {stage}: neither waits for the other"
                 )
     return StepOrder(table, lanes, numbers=phase_of, before=before)
 

@@ -251,17 +251,13 @@ def trial_of(data: Mapping[str, Any]) -> Trial:
     Raises:
         KeyError, TypeError, ValueError: A field is missing or malformed.
     """
-    for key in ("predicted_s", "measured_s", "spread"):
-        if not 0 <= _typed(data, key, int, float) < math.inf:
-            raise ValueError(f"{key} {data[key]!r} is not a finite number of at least 0")
+    _check_numbers(data, "predicted_s", "measured_s", "spread")
     plan, kept = _typed(data, "plan", str), _typed(data, "kept", bool)
     return Trial(plan, data["predicted_s"], data["measured_s"], data["spread"], kept)
 
 
 def _certificate_of(data: Mapping[str, Any]) -> Certificate:
-    for key in ("cost", "bound", "gap"):
-        if not 0 <= _typed(data, key, int, float) < math.inf:
-            raise ValueError(f"{key} {data[key]!r} is not a finite number of at least 0")
+    _check_numbers(data, "cost", "bound", "gap")
     for key, known in (("objective", OBJECTIVES), ("status", STATUSES)):
         if _typed(data, key, str) not in known:
             raise ValueError(f"{key} {data[key]!r} is not one of {', '.join(known)}")
@@ -277,6 +273,12 @@ def _certificate_of(data: Mapping[str, Any]) -> Certificate:
     if not math.isclose(cert.gap, data["gap"], rel_tol=1e-9, abs_tol=1e-12):
         raise ValueError(f"gap {data['gap']!r} is not (cost - bound) / cost, which is {cert.gap!r}")
     return cert
+
+
+def _check_numbers(data: Mapping[str, Any], *keys: str) -> None:
+    for key in keys:
+        if not 0 <= _typed(data, key, int, float) < math.inf:
+            raise ValueError(f"{key} {data[key]!r} is not a finite number of at least 0")
 
 
 def _typed(data: Mapping[str, Any], key: str, *kinds: type) -> Any:

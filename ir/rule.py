@@ -40,14 +40,18 @@ from partitioner.ir.loops.factors import (
     FactorKind,
     Term,
     dim_text,
+    listed,
     names_of,
-    parse_tensors,
+    parse_dim,
+    runs_of,
     single,
     solve_sizes,
 )
 from partitioner.ir.loops.windows import Parts, Window
 from partitioner.ir.mesh import DeviceMesh
 
+Names = str | Iterable[str]  #: Of factors: "m k" or ["m", "k"].
+Tensors = str | Sequence[str | Sequence[str] | None]  #: Dims: "b m k, k n", or of each tensor.
 Layouts = Mapping[str, DimLayout]  #: Layout of every cut factor.
 Shardings = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]  #: Of operands, of results.
 
@@ -90,39 +94,54 @@ class Rule:
     @classmethod
     def of(
         cls,
-        operands: str | Sequence[Sequence[str] | None],
-        results: str | Sequence[Sequence[str] | None],
+        operands: Tensors,
+        results: Tensors,
         operand_shapes: Sequence[Sequence[int] | None],
         result_shapes: Sequence[Sequence[int] | None],
         *,
         sizes: Mapping[str, int] | None = None,
-        reduce: Mapping[str, str] | None = None,
-        whole: Iterable[str] = (),
+        reduce: Names | Mapping[str, str] = (),
+        whole: Names = (),
         windows: Mapping[tuple[int, str], Window | Parts] | None = None,
-        dropped: Iterable[str] = (),
-        summed: Iterable[str] = (),
+        dropped: Names = (),
+        summed: Names = (),
         rising: str = "",
         addends: Iterable[int] = (),
         linear: Iterable[int] = (),
-        points: Iterable[str] | None = None,
+        points: Names | None = None,
         flops: float = 0.0,
         dispatch: Dispatch | None = None,
     ) -> Rule:
         """Build and check a rule.
 
         Tensors are written ``"b m k, k n"`` or as lists of dims (``["b", "m", "k"]``); ``"_"`` or
-        None is an operand outside the loops. Shapes are None where a tensor is absent. `sizes` are
-        those of factors that are no dim by themselves, `reduce` the reductions of factors in no
-        result. Factors in `whole` may not be cut; those in `dropped`, of elements that no result
-        depends on, may be. Factors in `summed` are loops of some results, and those that lack them
-        are sums over them, also where no result that has them is read. For `rising`, `dispatch` and
+        None is an operand outside the loops. ``s..`` stands for as many dims as the tensor has
+        beside the others: ``s0 s1`` of an image. Shapes are None where a tensor is absent; dims
+        given for it are ignored. `sizes` are those of factors that are no dim by themselves,
+        `reduce` the factors in no result, which are summed, or maps them to another reduction.
+        Factors in `whole` may not be cut; those in `dropped`, of elements that no result depends
+        on, may be. Factors in `summed` are loops of some results, and those that lack them are sums
+        over them, also where no result that has them is read. For `rising`, `dispatch` and
         `windows`, see `Rule`; factors of windows have the size of another dim.
 
         Raises:
             IRError: A size does not fit, a factor has no size, or a factor in no result has no
                 reduction and is neither `whole` nor `dropped`.
         """
-        ins, outs = parse_tensors(operands), parse_tensors(results)
+        sides = listed(operands, operand_shapes), listed(results, result_shapes)
+        assert None not in sides[1] or None in result_shapes, f"a result without dims: {results}"
+        runs = runs_of((*sides[0], *sides[1]), (*operand_shapes, *result_shapes))
+
+        def expanded(names: Names) -> list[str]:
+            given = names.split() if isinstance(names, str) else names
+            return [part for name in given for part in runs.get(name, (name,))]
+
+        ins, outs = (
+            tuple(None if dims is None else tuple(map(parse_dim, expanded(dims))) for dims in side)
+            for side in sides
+        )
+        if not isinstance(reduce, Mapping):
+            reduce = dict.fromkeys(expanded(reduce), "sum")
         in_shapes = tuple(tuple(s) if s is not None else () for s in operand_shapes)
         out_shapes = tuple(tuple(s) if s is not None else () for s in result_shapes)
         slides = _checked_windows(windows or {}, (*ins, *outs), (*in_shapes, *out_shapes))
@@ -135,11 +154,11 @@ class Rule:
             (*out_shapes, *in_shapes),
             dict(sizes or {}),
         )
-        sums = frozenset(summed)
+        sums = frozenset(expanded(summed))
         kinds = {
-            **dict.fromkeys((*(reduce or {}), *sums), FactorKind.REDUCE),
-            **dict.fromkeys((*names_of(outs), *dropped), FactorKind.PASS),
-            **dict.fromkeys(whole, FactorKind.WHOLE),
+            **dict.fromkeys((*reduce, *sums), FactorKind.REDUCE),
+            **dict.fromkeys((*names_of(outs), *expanded(dropped)), FactorKind.PASS),
+            **dict.fromkeys(expanded(whole), FactorKind.WHOLE),
         }
         factors = {}
         for name in names_of((*ins, *outs)):
@@ -149,7 +168,7 @@ class Rule:
                 )
             if name not in known:
                 raise IRError(f"factor {name!r} has no size")
-            reduction = (reduce or {}).get(name, "") if kinds[name] is FactorKind.REDUCE else ""
+            reduction = reduce.get(name, "") if kinds[name] is FactorKind.REDUCE else ""
             reduction = "sum" if name in sums else reduction
             factors[name] = Factor(name, known[name], kinds[name], reduction)
         default_points = tuple(factors)
@@ -164,7 +183,7 @@ class Rule:
             frozenset(addends),
             linear_operands,
             slides,
-            tuple(points) if points is not None else default_points,
+            default_points if points is None else tuple(expanded(points)),
             flops,
             rising,
             dispatch,

@@ -225,22 +225,19 @@ def _named(spec: str, devices: int | None, otherwise: int, profile: Path | None)
     if name == "local":
         return local_cluster(total or devices, profile=profile, processes=otherwise)
     if name not in presets.names():
-        known = ", ".join((*presets.names(), "local"))
+        known = (*presets.names(), "local")
+        turned = re.fullmatch(r"(.+?)x([0-9]+)", name)  # "h100x4" is "4xh100"
+        hint = did_you_mean(name, known)
+        if turned and turned[1] in presets.names():
+            hint = f"; did you mean '{turned[2]}x{turned[1]}'?"
         raise ClusterOptionError(
-            f"cluster {spec!r}: no device {name!r}; there are {known}, or FILE.toml{_hint(name)}"
+            f"cluster {spec!r}: no device {name!r}; "
+            f"there are {', '.join(known)}, or FILE.toml{hint}"
         )
     _check_no_profile(spec, profile)
     if len(counts) == 2:
         return preset_cluster(name, counts[0], counts[1])
     return preset_cluster(name, 1, total or devices or otherwise)
-
-
-def _hint(name: str) -> str:
-    """The name that was meant: "h100x4" is "4xh100"."""
-    turned = re.fullmatch(r"(.+?)x([0-9]+)", name)
-    if turned and turned[1] in presets.names():
-        return f"; did you mean '{turned[2]}x{turned[1]}'?"
-    return did_you_mean(name, (*presets.names(), "local"))
 
 
 def _check_no_profile(spec: str, profile: Path | None) -> None:

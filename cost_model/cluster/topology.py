@@ -79,20 +79,19 @@ class DeviceSpec:
     border_s: float | None = None
 
     def __post_init__(self) -> None:
-        _check_table(f"device {self.name!r}", self.table, kernel_names)
-        unknown = sorted(set(self.peak_flops_per_s) - set(DTYPE_BITS))
+        title, rates = f"device {self.name!r}", self.peak_flops_per_s
+        _check_table(title, self.table, kernel_names)
+        unknown = sorted(set(rates) - set(DTYPE_BITS))
         if unknown:
-            raise CostError(f"device {self.name!r}: {unknown[0]!r} is not an element type")
-        if "float32" not in self.peak_flops_per_s:
-            raise CostError(f"device {self.name!r}: peak_flops_per_s gives no 'float32'")
-        for title, figure in (
-            *((f"peak_flops_per_s of {k}", v) for k, v in self.peak_flops_per_s.items()),
-            ("memory_bytes_per_s", self.memory_bytes_per_s),
-            ("memory_bytes", self.memory_bytes),
-        ):
-            _check(f"device {self.name!r}: {title}", figure, figure > 0)
-        for title, latency_s in (("launch_s", self.launch_s), ("border_s", self.border_s or 0.0)):
-            _check_seconds(f"device {self.name!r}: {title}", latency_s)
+            raise CostError(f"{title}: {unknown[0]!r} is not an element type")
+        if "float32" not in rates:
+            raise CostError(f"{title}: peak_flops_per_s gives no 'float32'")
+        for dtype, rate in rates.items():
+            _check(f"{title}: peak_flops_per_s of {dtype}", rate, rate > 0)
+        _check(f"{title}: memory_bytes_per_s", self.memory_bytes_per_s, self.memory_bytes_per_s > 0)
+        _check(f"{title}: memory_bytes", self.memory_bytes, self.memory_bytes > 0)
+        _check_seconds(f"{title}: launch_s", self.launch_s)
+        _check_seconds(f"{title}: border_s", self.border_s or 0.0)
 
     @property
     def kernels(self) -> Kernels | None:
@@ -130,17 +129,16 @@ class LinkLevel:
     table: str | None = None  #: Table of `published.links`, which goes before the rates.
 
     def __post_init__(self) -> None:
-        _check_table(f"level {self.name!r}", self.table, link_names)
-        _check(f"level {self.name!r}: size", self.size, self.size >= 1)
-        bandwidth = self.bandwidth_bytes_per_s
-        _check(f"level {self.name!r}: bandwidth_bytes_per_s", bandwidth, bandwidth > 0)
-        _check_seconds(f"level {self.name!r}: latency_s", self.latency_s)
-        for name in ("reduce_bytes_per_s", "scatter_bytes_per_s"):
+        title = f"level {self.name!r}"
+        _check_table(title, self.table, link_names)
+        _check(f"{title}: size", self.size, self.size >= 1)
+        _check_seconds(f"{title}: latency_s", self.latency_s)
+        for name in ("bandwidth_bytes_per_s", "reduce_bytes_per_s", "scatter_bytes_per_s"):
             rate = getattr(self, name)
             if rate is not None:
-                _check(f"level {self.name!r}: {name}", rate, rate > 0)
+                _check(f"{title}: {name}", rate, rate > 0)
         if not 0 <= self.overlap <= 1:
-            raise CostError(f"level {self.name!r}: overlap is {self.overlap}, not within 0 and 1")
+            raise CostError(f"{title}: overlap is {self.overlap}, not within 0 and 1")
 
     def tables(self, each: int) -> LinkTable | None:
         """Published seconds of communications of `each` ranks in every group of the level below."""
@@ -403,31 +401,33 @@ def _devices(number: int, entry: Any, inner: Sequence[Any]) -> tuple[DeviceSpec,
     known = {item.name for item in fields(DeviceSpec)}
     optional = {"profile", "table", "is_gpu", "border_s"}
     _check_keys("device", entry, known - optional, known | {"count"}, number)
-    rates, name, is_gpu = entry["peak_flops_per_s"], entry["name"], entry.get("is_gpu", False)
+    rates, is_gpu = entry["peak_flops_per_s"], entry.get("is_gpu", False)
+    title = f"device {entry['name']!r}"
     if not isinstance(rates, Mapping):
-        raise CostError(f"device {name!r}: peak_flops_per_s is {rates!r}, not rates by type")
+        raise CostError(f"{title}: peak_flops_per_s is {rates!r}, not rates by type")
     if not isinstance(is_gpu, bool):
-        raise CostError(f"device {name!r}: is_gpu is {is_gpu!r}, not true or false")
-    count = _count(f"device {name!r}: count", entry.get("count", 1))
+        raise CostError(f"{title}: is_gpu is {is_gpu!r}, not true or false")
+    count = _count(f"{title}: count", entry.get("count", 1))
+    figures = ("memory_bytes_per_s", "launch_s", "border_s")
     spec = DeviceSpec(
-        str(name),
+        str(entry["name"]),
         {dtype: _float(f"rate of {dtype}", rate) for dtype, rate in rates.items()},
-        _float(f"memory_bytes_per_s of device {name!r}", entry["memory_bytes_per_s"]),
-        parse_bytes(entry["memory_bytes"]),
-        _float(f"launch_s of device {name!r}", entry["launch_s"]),
-        _profile(f"device {name!r}: profile", entry["profile"], inner=inner)
-        if "profile" in entry
-        else None,
-        str(entry["table"]) if "table" in entry else None,
-        is_gpu,
-        _float(f"border_s of device {name!r}", entry["border_s"]) if "border_s" in entry else None,
+        memory_bytes=parse_bytes(entry["memory_bytes"]),
+        profile=_profile(title, entry, inner=inner),
+        table=str(entry["table"]) if "table" in entry else None,
+        is_gpu=is_gpu,
+        **{key: _float(f"{key} of {title}", entry[key]) for key in figures if key in entry},
     )
     return (spec,) * count
 
 
-def _profile(title: str, entry: Any, level: str = "", inner: Sequence[Any] = ()) -> Profile:
+def _profile(
+    title: str, table: Mapping[str, Any], level: str = "", inner: Sequence[Any] = ()
+) -> Profile | None:
     """The profile of a table: of the devices of the level `inner`, if it gives no `processes`."""
-    keys = {"file", "device", "threads"}
+    if "profile" not in table:
+        return None
+    title, entry, keys = f"{title}: profile", table["profile"], {"file", "device", "threads"}
     _check_keys(title, entry, keys, keys | {"processes"})
     threads = _count(f"{title}: threads", entry["threads"])
     if "processes" in entry:
@@ -444,14 +444,13 @@ def _level_size(number: int, entry: Any) -> int:
 
 
 def _level(number: int, entry: Any) -> LinkLevel:
-    size = _level_size(number, entry)
-    rates = {
-        key: _float(f"{key} of level {entry['name']!r}", value)
-        for key, value in entry.items()
-        if key not in ("name", "size", "profile", "table")
-    }
-    title = f"level {entry['name']!r}: profile"
+    size, title = _level_size(number, entry), f"level {entry['name']!r}"
+    others = ("name", "size", "profile", "table")
     level = str(entry["name"]) if number > 1 else ""  # the innermost has the plain entries
-    profile = _profile(title, entry["profile"], level) if "profile" in entry else None
-    table = str(entry["table"]) if "table" in entry else None
-    return LinkLevel(str(entry["name"]), size, **rates, profile=profile, table=table)
+    return LinkLevel(
+        str(entry["name"]),
+        size,
+        profile=_profile(title, entry, level),
+        table=str(entry["table"]) if "table" in entry else None,
+        **{k: _float(f"{k} of {title}", value) for k, value in entry.items() if k not in others},
+    )

@@ -42,7 +42,13 @@ def representatives(
     while len(set(classes)) != count:
         count = len(set(classes))
         for hop in hops:
-            _refine(classes, _peer_classes(hop, classes))
+            peers: dict[int, list[Hashable]] = defaultdict(list)
+            for priced in hop.comms:
+                sides = priced.comm.sources(), priced.comm.targets()
+                pair = tuple(frozenset(classes[device] for device in side) for side in sides)
+                for device in priced.seconds:
+                    peers[device].append(pair)
+            _refine(classes, {device: tuple(parts) for device, parts in peers.items()})
     first: dict[int, int] = {}
     shared = {device: first.setdefault(label, device) for device, label in enumerate(classes)}
     return shared | {device: device for device in _beside(hops, classes, first.values())}
@@ -95,16 +101,6 @@ def _hops(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> S
         home = homes[value]
         reshards.setdefault((graph.types[value].dtype, home, home.without_partial()))
     return [*{id(hop): hop for args in reshards for hop in resharder.hops(*args)}.values()]
-
-
-def _peer_classes(hop: Hop, classes: Sequence[int]) -> Mapping[int, Hashable]:
-    peers: dict[int, list[Hashable]] = defaultdict(list)
-    for priced in hop.comms:
-        sides = priced.comm.sources(), priced.comm.targets()
-        pair = tuple(frozenset(classes[device] for device in side) for side in sides)
-        for device in priced.seconds:
-            peers[device].append(pair)
-    return {device: tuple(parts) for device, parts in peers.items()}
 
 
 def _beside(hops: Sequence[Hop], classes: Sequence[int], firsts: Iterable[int]) -> Iterator[int]:

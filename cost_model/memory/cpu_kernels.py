@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from partitioner.ir.graph import Attr
 from partitioner.ir.types import dense_bytes
@@ -148,7 +149,7 @@ class Session:
                 blocked += math.prod(made.blocked.shape) * window
         return plain, blocked
 
-    @property
+    @cached_property
     def may_be_blocked(self) -> bool:
         """Tell whether a convolution or a pool of it may have a blocked layout."""
         return any(
@@ -256,7 +257,6 @@ def _added(
 
 
 def _plain(node: LocalNode, tensors: Mapping[Name, Tensor]) -> Kernel:
-    """The kernel of a node on plain tensors."""
     into: tuple[Name, ...] = ()
     if node.added is not None:
         into = (node.added,)
@@ -296,8 +296,6 @@ def _may_be_blocked(node: LocalNode, tensors: Mapping[Name, Tensor]) -> bool:
 
 @dataclass(frozen=True)
 class _Form:
-    """The blocked form of a tensor."""
-
     of: Name
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -141,17 +141,6 @@ def summed_tensors(schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> fr
     return frozenset(roots.get(local, local) for local in outputs)
 
 
-def usage_curves(schedule: Schedule, lifetimes: Iterable[Lifetime]) -> Curves:
-    """Activation bytes at each task position, by device."""
-    changes: dict[int, npt.NDArray[np.int64]] = {}
-    for life in lifetimes:
-        if life.device not in changes:
-            changes[life.device] = np.zeros(len(schedule.tasks) + 1, np.int64)
-        changes[life.device][life.first] += life.nbytes
-        changes[life.device][life.last + 1] -= life.nbytes
-    return {device: np.cumsum(change)[:-1] for device, change in sorted(changes.items())}
-
-
 def safe_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
     """Yield lifetimes from the first task that computes any part of a value to its last use."""
     first: dict[str, int] = {}
@@ -244,8 +233,11 @@ def operands_in_flight(
     read: dict[LocalKey, int] = {}
     end_of: dict[int, int] = {}
     for position, task in enumerate(schedule.tasks):
-        end_of[0 if schedule.order is None else task.phase] = position
-        if task.placed is not None and not _is_named(task):
+        end_of[schedule.phases[position]] = position
+        row = row_of(task.placed.node) if task.placed is not None else None
+        # The result of some nodes is their first operand itself, or a view of it.
+        is_named = row and (row.view or row.again or row.either or row.in_place is not None)
+        if task.placed is not None and not is_named:
             for local in task.reads:
                 read.setdefault(roots.get(local, local), position)
     brought: set[LocalKey] = set()
@@ -253,7 +245,7 @@ def operands_in_flight(
     for position, task in enumerate(schedule.tasks):
         if task.comm is None or task.phase != task.target_phase or position in joined:
             continue
-        end = end_of[0 if schedule.order is None else task.phase]
+        end = end_of[schedule.phases[position]]
         results = {device: (device, key) for device, key, _ in task.writes}
         is_part = task.comm.kind is CommKind.SLICE
         if task.comm.kind is CommKind.ALL_REDUCE:  # sums a copy, which is its result
@@ -351,12 +343,6 @@ def roots_of(schedule: Schedule) -> Mapping[LocalKey, LocalKey]:
 
 def _is_view(task: Task) -> bool:
     return task.placed is not None and is_view(task.placed.node)
-
-
-def _is_named(task: Task) -> bool:
-    """Test whether a node's result is its first operand itself, or a view of it."""
-    row = row_of(task.placed.node) if task.placed is not None else None
-    return row is not None and (row.view or row.again or row.either or row.in_place is not None)
 
 
 def _is_either(task: Task) -> bool:

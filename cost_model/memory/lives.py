@@ -12,14 +12,24 @@ are not planned yet).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.cost_model.memory.lifetimes import Curves, Lifetime, roots_of, summed_tensors
+from partitioner.cost_model.memory.lifetimes import (
+    Curves,
+    Lifetime,
+    exact_lifetimes,
+    loaded_lifetimes,
+    roots_of,
+    safe_lifetimes,
+    summed_tensors,
+    with_headroom,
+)
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey
 from partitioner.ir.phases import Part, StepOrder
@@ -176,32 +186,26 @@ class StepLives(Lives):
 
         While a phase runs, all that earlier phases keep is held.
         """
-        count, order = len(self.schedule.tasks), self.schedule.order
-        curves = {}
+        count, curves = len(self.schedule.tasks), {}
+        phase_of = np.array(self.schedule.phases, np.int64)
         for device in np.unique(self.device).tolist():
             rows = self.device == device
-            curve = self.inside(count, rows)
-            if order is not None:
-                phases = [phase for phase, _ in order.runs(device)]
+            curve, phases = self.inside(count, rows), self.schedule.runs(device)
+            if (rows & (self.kept | self.always)).any():
                 _, nbytes, held = self.across(rows, phases)
                 most = np.zeros(1 + max(phases), np.int64)
                 np.maximum.at(most, phases, held @ nbytes)
-                curve += most[self._phase_at] + self.nbytes[rows & self.always].sum()
+                curve += most[phase_of] + self.nbytes[rows & self.always].sum()
             curves[device] = curve
         return curves
 
-    @cached_property
-    def _phase_at(self) -> Numbers:
-        return np.array([task.phase for task in self.schedule.tasks], np.int64)
-
     def moments(self, device: int) -> Moments:
         """Bytes of a device at each moment, without its residents and head-room."""
-        order, count = self.schedule.order, len(self.schedule.tasks)
+        count, phases = len(self.schedule.tasks), self.schedule.runs(device)
         own = self.device == device
         buffer = np.array([life.buffer for life in self.tensors], np.bool_)
-        phases = [0] if order is None else [phase for phase, _ in order.runs(device)]
-        every = np.arange(count)
-        positions = [every if order is None else every[self._phase_at == p] for p in phases]
+        phase_of = np.array(self.schedule.phases, np.int64)
+        positions = [np.flatnonzero(phase_of == phase) for phase in phases]
         run = np.repeat(np.arange(len(phases)), [len(at) for at in positions])
         position = np.concatenate(positions)
         columns = []
@@ -232,11 +236,8 @@ class Moments:
     @cached_property
     def in_flight(self) -> Sequence[Mapping[tuple[int, int], int]]:
         """Micro-batches of which each run holds tensors, by the phases that make and read them."""
-        order = self.lives.schedule.order
-        if order is None:
-            return ({},)
-        phases = [phase for phase, _ in order.runs(self.device)]
-        pairs, _, held = self.lives.across(self.lives.device == self.device, phases)
+        lives, phases = self.lives, self.lives.schedule.runs(self.device)
+        pairs, _, held = lives.across(lives.device == self.device, phases)
         keys = [(made, read) for made, read in pairs.tolist()]
         return tuple(dict(zip(keys, counts, strict=True)) for counts in held.tolist())
 
@@ -252,6 +253,74 @@ class Moments:
             times += lives.always[row]
             if times:
                 yield lives.tensors[row], int(times)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPeak:
+    """The most bytes that a device holds."""
+
+    bytes: int  #: Sum of the two below.
+    resident_bytes: int  #: Constants and zeros, of blocks those that are held at the peak.
+    activation_bytes: int  #: All other tensors at the peak.
+    at: str  #: Name of the first task at the peak, "" if there is none.
+
+
+def peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
+    """Safe peaks, with head-room, of all devices that hold a tensor."""
+    return peaks(schedule, StepLives.of(schedule, safe_lifetimes(schedule)).curves(), with_headroom)
+
+
+class Peaks(NamedTuple):
+    """Peaks of all devices that hold a tensor."""
+
+    safe: Mapping[int, MemoryPeak]  #: Those of `peak_bytes`.
+    exact: Mapping[int, MemoryPeak]  #: Exact peaks, at the task where a device needs most room.
+    #: The exact ones with what kernels take for themselves, each at the task where most is held
+    #: with it.
+    with_scratch: Mapping[int, MemoryPeak]
+
+    @classmethod
+    def of(cls, schedule: Schedule, scratch: Curves) -> Peaks:
+        """Count the peaks of a schedule; `scratch` has kernels' bytes, of devices where any is."""
+        uses = Uses.of(schedule)
+        safe = StepLives.of(schedule, safe_lifetimes(schedule), uses)
+        exact = StepLives.of(schedule, exact_lifetimes(schedule, uses.roots), uses)
+        curves = dict(exact.curves())
+        safe_peaks = peaks(schedule, safe.curves(), with_headroom)
+        exact_peaks = peaks(schedule, curves, int)
+        if not scratch:
+            return cls(safe_peaks, exact_peaks, exact_peaks)
+        for device, taken in scratch.items():
+            curves[device] = curves.get(device, 0) + taken
+        return cls(safe_peaks, exact_peaks, peaks(schedule, curves, int, headroom=False))
+
+
+def peaks(
+    schedule: Schedule, curves: Curves, counted: Callable[[int], int], *, headroom: bool = True
+) -> Mapping[int, MemoryPeak]:
+    """Peaks of devices with these bytes of activations, beside what is resident.
+
+    Args:
+        curves: Bytes at each position of a task.
+        counted: What so many bytes count as.
+        headroom: Whether the peak is where most bytes are held with head-room.
+    """
+    resident: dict[int, int] = defaultdict(int)
+    for key, nbytes in schedule.residents.items():
+        resident[key[0]] += 0 if key in schedule.loads else nbytes
+    loaded = StepLives.of(schedule, loaded_lifetimes(schedule)).curves()
+    zeros = np.zeros(len(schedule.tasks), np.int64)
+    most_of = {}
+    for device in sorted({*resident, *curves}):
+        constants, curve = resident[device], curves.get(device, zeros)
+        held = loaded.get(device, zeros)
+        most, name = 0, ""
+        if curve.size:
+            position = int(np.argmax(held + (with_headroom(curve) if headroom else curve)))
+            constants += int(held[position])
+            most, name = counted(int(curve[position])), schedule.tasks[position].name
+        most_of[device] = MemoryPeak(constants + most, constants, most, name)
+    return most_of
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.memory.cpu_kernels import Kernel, LocalNode, Name, Session, Tensor
-from partitioner.cost_model.memory.peaks import MemoryPeak, peaks
+from partitioner.cost_model.memory.lives import MemoryPeak, peaks
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
 from partitioner.ir.graph import Graph
@@ -41,11 +41,6 @@ class Run:
     part: Part  #: Their block.
     session: Session  #: Their nodes.
 
-    @cached_property
-    def may_be_blocked(self) -> bool:
-        """Tell whether a kernel of it may have a blocked layout."""
-        return self.session.may_be_blocked
-
 
 @dataclass(frozen=True)
 class Sessions:
@@ -58,7 +53,20 @@ class Sessions:
         """Count the most bytes at each position, if convolutions of some parts are plain."""
         curve = self.between.copy()
         for run in self.runs:
-            for at, nbytes in _held(run.session, blocked=run.part not in plain).items():
+            session, live = run.session, 0
+            kernels, tensors = session.kernels(blocked=run.part not in plain)
+            memory = _Memory(tensors, session.given, Counter(n for k in kernels for n in k.reads))
+            for index, kernel in enumerate(kernels):
+                memory.take(index, kernel)
+            change = [0] * (len(kernels) + 1)
+            for nbytes, first, last in memory.spans:
+                change[first] += nbytes
+                change[last + 1] -= nbytes
+            most: dict[int, int] = {}
+            for kernel, more in zip(kernels, change, strict=False):
+                live += more
+                most[kernel.at] = max(most.get(kernel.at, 0), live + kernel.scratch_bytes)
+            for at, nbytes in most.items():
                 curve[at] += nbytes
         return curve
 
@@ -83,7 +91,12 @@ class Held:
         plain = plain_parts(sessions.values())
         most = cls._peaks(schedule, sessions, plain)
         over = {device for device, peak in most.items() if peak.bytes > limits[device]}
-        runs = {run.part for device in over for run in sessions[device].runs if run.may_be_blocked}
+        runs = {
+            run.part
+            for device in over
+            for run in sessions[device].runs
+            if run.session.may_be_blocked
+        }
         if not runs <= plain:
             plain |= runs
             most = cls._peaks(schedule, sessions, plain)
@@ -106,24 +119,6 @@ def plain_parts(sessions: Iterable[Sessions]) -> frozenset[Part]:
         plain[run.part] += some
         blocked[run.part] += filled
     return frozenset(part for part in plain if blocked[part] > MOST_FILLED * plain[part])
-
-
-def _held(session: Session, *, blocked: bool) -> Mapping[int, int]:
-    """Count the most bytes inside a session at each position of a task."""
-    kernels, tensors = session.kernels(blocked=blocked)
-    memory = _Memory(tensors, session.given, Counter(n for k in kernels for n in k.reads))
-    for index, kernel in enumerate(kernels):
-        memory.take(index, kernel)
-    change = [0] * (len(kernels) + 1)
-    for nbytes, first, last in memory.spans:
-        change[first] += nbytes
-        change[last + 1] -= nbytes
-    most: dict[int, int] = {}
-    live = 0
-    for kernel, more in zip(kernels, change, strict=False):
-        live += more
-        most[kernel.at] = max(most.get(kernel.at, 0), live + kernel.scratch_bytes)
-    return most
 
 
 @dataclass

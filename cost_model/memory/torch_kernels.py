@@ -103,11 +103,7 @@ class _Call:
 
 
 def scratch_curves(graph: Graph, schedule: Schedule, gpus: Container[int]) -> Curves:
-    """Bytes that kernels take for themselves at each position of a task, by device with any.
-
-    Args:
-        gpus: The devices that are GPUs; the others are processors.
-    """
+    """Bytes that kernels take for themselves at each position of a task, by device with any."""
     curves: dict[int, Curve] = defaultdict(lambda: np.zeros(len(schedule.tasks), np.int64))
     steps: dict[int, tuple[int, int]] = {}
     for position, task in enumerate(schedule.tasks):
@@ -143,13 +139,7 @@ def _step_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
 
 
 def scratch_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
-    """Bytes that a node's kernel takes for itself on a processor; 0 if that is not known.
-
-    Args:
-        graph: The graph.
-        placed: The node.
-        point: The mesh coordinate.
-    """
+    """Bytes that a node's kernel takes for itself on a processor; 0 if that is not known."""
     kernel = _KERNELS.get(placed.node.op)
     if kernel is None or placed.absent:
         return 0

@@ -165,6 +165,14 @@ class Resharder:
         return self._priced[key]
 
     def _plan(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
+        def busiest_s(hops: Sequence[Hop]) -> float:
+            load: dict[int, float] = defaultdict(float)
+            for hop in hops:
+                for priced in hop.comms:
+                    for device, seconds in priced.seconds.items():
+                        load[device] += seconds
+            return max(load.values(), default=0.0)
+
         whole = target.without_partial()
         reductions = {op for _, op in source.sharding.partial}
         if len(reductions) > 1:
@@ -174,7 +182,7 @@ class Resharder:
             if scatter := self._reduce_scatter(dtype, source, whole):
                 heads.append(scatter)
             options = ([head, *self._move(dtype, head.after, whole)] for head in heads)
-            hops = min(options, key=_busiest_s)
+            hops = min(options, key=busiest_s)
         else:
             hops = self._move(dtype, source, whole)
         if target.sharding.partial:
@@ -370,15 +378,6 @@ def overlap_share(comm: Comm, cluster: Cluster) -> float:
     if comm.kind is CommKind.SLICE:
         return 0.0
     return cluster.level(comm.ranks).hidden_share(len(comm.ranks))
-
-
-def _busiest_s(hops: Sequence[Hop]) -> float:
-    load: dict[int, float] = defaultdict(float)
-    for hop in hops:
-        for priced in hop.comms:
-            for device, seconds in priced.seconds.items():
-                load[device] += seconds
-    return max(load.values(), default=0.0)
 
 
 def _lines(mesh: DeviceMesh, axes: frozenset[str]) -> Iterator[tuple[int, ...]]:

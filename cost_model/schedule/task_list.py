@@ -71,6 +71,15 @@ class Schedule:
             return 1
         return self.order.table.micro_batches
 
+    def runs(self, device: int) -> Sequence[int]:
+        """The phases that a device runs, in order; one of all tasks without stages."""
+        return [0] if self.order is None else [phase for phase, _ in self.order.runs(device)]
+
+    @cached_property
+    def phases(self) -> Sequence[int]:
+        """The phase of each task, 0 without stages."""
+        return [0 if self.order is None else task.phase for task in self.tasks]
+
     @cached_property
     def devices(self) -> tuple[int, ...]:
         """Devices that a task occupies, ascending."""
@@ -118,18 +127,6 @@ def schedule(
             return tasks
         for key, by in builder.early.items():  # each has a phase that was not known to read it
             needed[key] = by if key not in needed else needed[key].and_by(by)
-
-
-def _blocks(graph: Graph, tasks: Sequence[Task]) -> Mapping[tuple[int, int], tuple[int, int]]:
-    spans: dict[tuple[int, int], tuple[int, int]] = {}
-    for position, task in enumerate(tasks) if graph.blocks else ():
-        block = None if task.placed is None else graph.blocks.get(task.name)
-        if block is None:
-            continue
-        for device in task.devices:
-            first, _ = spans.get((device, block), (position, position))
-            spans[device, block] = first, position
-    return spans
 
 
 @dataclass
@@ -192,8 +189,7 @@ class _Builder:
             for key, blocks in self.readers.items()
             if None not in blocks
         }
-        blocks = _blocks(self.graph, tasks)
-        tasks = self._loading(tasks, loads, blocks)
+        tasks, blocks = self._in_blocks(tasks, loads)
         buckets: tuple[Bucket, ...] = ()
         is_of_one_mesh = len({node.mesh.devices for node in placed}) == 1
         if is_of_one_mesh and self._executor.joins:
@@ -225,25 +221,30 @@ class _Builder:
     def _prices(self) -> NodePrices:
         return NodePrices(self.graph, self.cluster, self.in_parts)
 
-    def _loading(
-        self,
-        tasks: Sequence[Task],
-        loads: Mapping[LocalKey, frozenset[int]],
-        blocks: Mapping[tuple[int, int], tuple[int, int]],
-    ) -> list[Task]:
-        """The tasks; the first of a block on a device has the seconds of loading its constants."""
-        loading: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    def _in_blocks(
+        self, tasks: Sequence[Task], loads: Mapping[LocalKey, frozenset[int]]
+    ) -> tuple[list[Task], Mapping[tuple[int, int], tuple[int, int]]]:
+        """The tasks, and positions of the first and the last of each block on each device.
+
+        The first of a block on a device has the seconds of loading the block's constants.
+        """
+        blocks: dict[tuple[int, int], tuple[int, int]] = {}
+        for position, task in enumerate(tasks) if self.graph.blocks else ():
+            block = None if task.placed is None else self.graph.blocks.get(task.name)
+            if block is not None:
+                for device in task.devices:
+                    first, _ = blocks.get((device, block), (position, position))
+                    blocks[device, block] = first, position
+        loading: dict[tuple[int, int], float] = defaultdict(float)
         for key, of in loads.items():
             for block in of:
-                first, _ = blocks[key[0], block]
-                loading[first][key[0]] += self.residents[key] / LOAD_BYTES_PER_S
+                loading[blocks[key[0], block][0], key[0]] += self.residents[key] / LOAD_BYTES_PER_S
         timed = list(tasks)
-        for position, seconds in loading.items():
+        for (position, device), more in loading.items():
             devices = dict(timed[position].devices)
-            for device, more in seconds.items():
-                devices[device] = devices.get(device, 0.0) + more
+            devices[device] = devices.get(device, 0.0) + more
             timed[position] = replace(timed[position], devices=devices)
-        return timed
+        return timed, blocks
 
     @property
     def _delivery(self) -> int:

@@ -42,6 +42,13 @@ class Task:
         return "comm" if self.comm is not None or self.placed is None else "compute"
 
     @property
+    def of_node(self) -> str:
+        """Name of the node that is computed or communicated for; "" for new names of tensors."""
+        if self.comm is not None:
+            return self.comm.why
+        return self.name if self.placed is not None else ""
+
+    @property
     def waits(self) -> bool:
         """Tell whether the task's devices wait for each other: a node's do if it sends inside."""
         return self.kind == "comm" or (self.placed is not None and bool(self.placed.sent))

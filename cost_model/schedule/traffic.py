@@ -50,12 +50,9 @@ def sent_bytes(schedule: Schedule) -> Mapping[int, float]:
             for source, _, nbytes in moves(task):
                 total[source] += times * nbytes
             continue
-        if comm.part:
-            numels = comm.sent_numel()
-        else:
-            if id(comm.transfers) not in counted:
-                counted[id(comm.transfers)] = comm.sent_numel()
-            numels = counted[id(comm.transfers)]
-        for source, numel in numels.items():
+        key = id(comm if comm.part else comm.transfers)
+        if key not in counted:
+            counted[key] = comm.sent_numel()
+        for source, numel in counted[key].items():
             total[source] += times * numel * item_bytes(comm.dtype)
     return total

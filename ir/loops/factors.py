@@ -57,13 +57,6 @@ def parse_dim(text: str) -> DimExpr:
     return tuple(terms)
 
 
-def parse_tensor(text: str) -> Dims | None:
-    """Dims of one tensor: ``"b (h d) 1"``; ``"_"`` is an operand outside the loops (None)."""
-    if text.strip() == "_":
-        return None
-    return tuple(parse_dim(dim) for dim in re.findall(r"\([^)]*\)|\S+", text))
-
-
 def dim_text(expr: DimExpr) -> str:
     """Inverse of `parse_dim`."""
     terms = [f"({' '.join(term)})" if len(term) > 1 else "".join(term) or "1" for term in expr]
@@ -81,11 +74,36 @@ def single(expr: DimExpr) -> str:
     return expr[0][0] if len(expr) == 1 and len(expr[0]) == 1 else ""
 
 
-def parse_tensors(side: str | Sequence[Sequence[str] | None]) -> tuple[Dims | None, ...]:
-    """Dims of the tensors of a side: ``"b m k, k n"``, or lists of dims."""
-    if isinstance(side, str):
-        return tuple(parse_tensor(text) for text in side.split(",")) if side.strip() else ()
-    return tuple(None if dims is None else tuple(parse_dim(dim) for dim in dims) for dims in side)
+def listed(
+    side: str | Sequence[str | Sequence[str] | None], shapes: Sequence[Sequence[int] | None]
+) -> list[list[str] | None]:
+    """Dims of each tensor of a side: ``"b m k, k n"``, or a text or list of dims a tensor.
+
+    None where it is absent, or outside the loops: ``"_"``, None or none given.
+    """
+    tensors = side.split(",") if isinstance(side, str) else side
+    dims_of: list[list[str] | None] = []
+    for dims, shape in zip((*tensors, *[None] * len(shapes)), shapes, strict=False):
+        if shape is None or dims is None:
+            dims_of.append(None)
+        elif isinstance(dims, str):
+            dims_of.append(None if dims.strip() == "_" else re.findall(r"\([^)]*\)|\S+", dims))
+        else:
+            dims_of.append(list(dims))
+    return dims_of
+
+
+def runs_of(
+    tensors: Iterable[Sequence[str] | None], shapes: Iterable[Sequence[int] | None]
+) -> dict[str, list[str]]:
+    """What each ``s..`` stands for: as many dims as the tensor has beside the others, ``s0 s1``."""
+    runs: dict[str, list[str]] = {}
+    for dims, shape in zip(tensors, shapes, strict=True):
+        for name in dims or ():
+            if name.endswith(".."):
+                width = len(shape or ()) - len(dims or ()) + 1
+                runs[name] = [f"{name[:-2]}{i}" for i in range(width)]
+    return runs
 
 
 def solve_sizes(

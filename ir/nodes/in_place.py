@@ -1,9 +1,8 @@
 """Writes that take the memory of what they write to, as of a token to a cache.
 
-A write of some rows is a node like any other: its result is a new value, the operand with other
-rows. Where the operand is what a module keeps, a buffer, the result becomes its next contents at
-the end of the call. If nothing else reads the operand, the rows can be written where it lies, and
-nothing is copied. An input stays as it is: it belongs to the caller.
+The result of a write of some rows is a new value. Where the operand is what a module keeps, a
+buffer, it becomes its next contents at the end of the call. If nothing else reads the operand, the
+rows can be written where it lies. An input stays as it is: it belongs to the caller.
 """
 
 from __future__ import annotations

@@ -75,10 +75,7 @@ def origins(graph: Graph, value: str) -> Iterator[str]:
 
 
 def _layers(graph: Graph) -> Mapping[str, frozenset[str]]:
-    """Name the layers of experts by node: by their weights, nodes and modules.
-
-    Nodes that read the same weights are of one layer.
-    """
+    """The names of each layer of experts, by node; nodes that read the same weights are of one."""
     weights: dict[str, tuple[str, ...]] = {}
     for node in graph.nodes:
         rule = rules_of(graph)[node.name]
@@ -102,11 +99,7 @@ def _modules(name: str) -> Iterator[str]:
 
 
 def _shares(pattern: str, numbers: Sequence[float], graph: Graph, name: str) -> tuple[float, ...]:
-    """Numbers as shares of their sum.
-
-    Raises:
-        LoadsError: There are fewer or more than experts, or an expert has too large a share.
-    """
+    """Numbers as shares of their sum; LoadsError if too few, too many or too large."""
     rule = rules_of(graph)[name]
     assert isinstance(rule, Rule)
     assert rule.dispatch is not None

@@ -26,7 +26,11 @@ def alternatives(graph: Graph, node: Node, placed: tuple[PlacedNode, ...]) -> It
                 ins = tuple(at if i == slot else None for i, at in enumerate(p.ins))
                 yield replace(p, node=reader, ins=ins)
     if node.name in graph.optional:
-        yield _absent(placed[0])
+        sides = (("",) * len(side) for side in (node.inputs, node.outputs, node.captures))
+        inputs, outputs, captures = sides
+        empty = replace(node, inputs=inputs, outputs=outputs, captures=captures)
+        ins, outs = (None,) * len(placed[0].ins), (None,) * len(placed[0].outs)
+        yield PlacedNode(empty, placed[0].mesh, None, {}, ins, outs)
 
 
 def everything(node: Node) -> int:
@@ -54,15 +58,3 @@ def originals(graph: Graph) -> Mapping[str, str]:
             if again and first and again.name in graph.optional and again.op == first.op:
                 copied.setdefault(again.name, first.name)
     return copied
-
-
-def _absent(placed: PlacedNode) -> PlacedNode:
-    node = placed.node
-    empty = replace(
-        node,
-        inputs=("",) * len(node.inputs),
-        outputs=("",) * len(node.outputs),
-        captures=("",) * len(node.captures),
-    )
-    ins, outs = (None,) * len(placed.ins), (None,) * len(placed.outs)
-    return PlacedNode(empty, placed.mesh, None, {}, ins, outs)

@@ -92,10 +92,7 @@ def rule_of(graph: Graph, node: Node) -> Rule | str:
 
 
 def _form(graph: Graph, node: Node) -> Hashable:
-    """All that a row sees of a node but names (see `OpView`); None if there is more to see.
-
-    Small constants steer rules by their contents, and bodies of branches are graphs.
-    """
+    """All that a row sees of a node but names; None if contents of constants or bodies steer it."""
     if any(value in graph.constants and not graph.constants[value].weight for value in node.inputs):
         return None
     if not all(isinstance(value, int | float | str | tuple) for value in node.attrs.values()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
@@ -10,13 +9,11 @@ from typing import Any, TypedDict, Unpack
 from partitioner.ir.errors import IRError
 from partitioner.ir.loops.dispatch import Dispatch
 from partitioner.ir.loops.windows import Parts, Window
-from partitioner.ir.rule import Rule
+from partitioner.ir.rule import Names, Rule, Tensors
 from partitioner.ir.types import DTYPE_BITS, TensorType
 
 Shape = tuple[int, ...]
 Dims = str | Sequence[str] | None  #: Of one tensor: "b m k" or ["b", "m", "k"].
-Tensors = str | Sequence[Dims]  #: Dims of several tensors: "b m k, k n".
-Names = str | Iterable[str]  #: Of factors: "m k" or ["m", "k"].
 
 
 class OpaqueError(IRError):
@@ -24,10 +21,9 @@ class OpaqueError(IRError):
 
 
 class Options(TypedDict, total=False):
-    """Options of `Signature.rule`: those of `Rule.of`, and two more forms.
+    """Options of `Signature.rule`: those of `Rule.of`, and another one.
 
-    Names in `reduce` are summed, unless it maps them to another reduction. Operands in `sums` are
-    `linear` if the element types allow it (`Signature.sums`).
+    Operands in `sums` are `linear` if the element types allow it (`Signature.sums`).
     """
 
     sizes: Mapping[str, int]
@@ -104,35 +100,10 @@ class Signature(ABC):
         return indices if all(_keeps_sums(tensor.dtype, after) for tensor in tensors) else ()
 
     def rule(self, operands: Tensors, results: Tensors, **options: Unpack[Options]) -> Rule:
-        """The rule of a node: ``rule("n c s.., c", "n c s..", whole="s..", flops=2)``.
-
-        ``s..`` stands for as many dims as the tensor has beside the others: ``s0 s1`` of an image.
-        Dims given for absent tensors are ignored; operands without dims are outside the loops.
-        """
-        shapes, out_shapes = self.shapes, self.out_shapes
-        ins, outs = _listed(operands, shapes), _listed(results, out_shapes)
-        assert None not in outs or None in out_shapes, f"a result without dims: {results}"
-        runs: dict[str, list[str]] = {}
-        for dims, shape in (*zip(ins, shapes, strict=True), *zip(outs, out_shapes, strict=True)):
-            for name in dims or ():
-                if name.endswith(".."):
-                    width = len(shape or ()) - len(dims or ()) + 1
-                    runs[name] = [f"{name[:-2]}{i}" for i in range(width)]
-
-        def expanded(names: Names) -> Iterable[str]:
-            listed = names.split() if isinstance(names, str) else names
-            return [part for name in listed for part in runs.get(name, (name,))] if runs else listed
-
+        """The rule of a node: ``rule("n c s.., c", "n c s..", whole="s..", flops=2)``."""
         given: dict[str, Any] = {name: of for name, of in options.items() if name != "sums"}
-        for name in {"whole", "dropped", "summed", "points"} & given.keys():
-            given[name] = given[name] if given[name] is None else expanded(given[name])
-        reduce = given.get("reduce", ())
-        if not isinstance(reduce, Mapping):
-            given["reduce"] = dict.fromkeys(expanded(reduce), "sum")
         given["linear"] = *options.get("linear", ()), *self.sums(options.get("sums", ()))
-        operand_dims = [dims and [*expanded(dims)] for dims in ins]
-        result_dims = [dims and [*expanded(dims)] for dims in outs]
-        return Rule.of(operand_dims, result_dims, shapes, out_shapes, **given)
+        return Rule.of(operands, results, self.shapes, self.out_shapes, **given)
 
 
 def pattern(text: str, **options: Unpack[Options]) -> Callable[[Signature], Rule]:
@@ -146,17 +117,3 @@ def _keeps_sums(before: str, after: str) -> bool:
         return before != "bool"
     widens = DTYPE_BITS[after] > DTYPE_BITS[before]
     return widens and "float" in before and "float" in after
-
-
-def _listed(side: Tensors, shapes: Sequence[Shape | None]) -> list[list[str] | None]:
-    """Dims of each tensor; None where it is absent or outside the loops."""
-    tensors = side.split(",") if isinstance(side, str) else side
-    listed: list[list[str] | None] = []
-    for dims, shape in zip((*tensors, *[None] * len(shapes)), shapes, strict=False):
-        if shape is None or dims is None:
-            listed.append(None)
-        elif isinstance(dims, str):
-            listed.append(None if dims.strip() == "_" else re.findall(r"\([^)]*\)|\S+", dims))
-        else:
-            listed.append(list(dims))
-    return listed

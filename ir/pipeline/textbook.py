@@ -115,7 +115,6 @@ def rounds(lanes: int, micro_batches: int) -> int:
 def _round_trip(
     lane: int, lanes: int, chunks: int, micro_batches: int, backward: ActionKind
 ) -> tuple[list[Action], list[Action]]:
-    """All forward and all backward passes of a lane, each in order."""
     size = round_size(lanes, micro_batches)
     steps = [
         (chunk, m)

@@ -144,8 +144,7 @@ def verify(
     seed: InputSeed = 0,
 ) -> int:
     """Compare the outputs of all ranks with those of the whole model."""
-    from partitioner.api.compiled.folder import load_plan
-    from partitioner.api.compiled.rank_files import rank_files
+    from partitioner.api.compiled.folder import load_plan, rank_files
     from partitioner.api.compiled.reload import load_named
     from partitioner.run.local import read_inputs
 

@@ -32,10 +32,8 @@ def write_problem(problem: Problem, path: Path, space: str, *, placement: bool) 
     """Write a problem for other solvers.
 
     Args:
-        problem: The problem of one search space.
         path: File to write; gzipped if its name ends in `.gz`. An existing one is replaced. A name
             in `.lp` or `.mps` asks for the integer program.
-        space: The search space, in words.
         placement: Whether it is a placement problem; else a sharding problem.
 
     Raises:

@@ -149,10 +149,7 @@ class Folded:
     def _counted(self, item: Item, times: float, *, stays: bool) -> tuple[Item, Item | None]:
         """An item of the stand-in, paid so many times; what the other blocks hold apart from it.
 
-        Args:
-            item: The item.
-            times: Blocks that the stand-in counts for.
-            stays: Whether it is resident: then all blocks hold it throughout.
+        If it `stays`, all blocks hold it throughout.
         """
         paid = replace(item, load_s=_scaled(item.load_s, times))
         first, last = item.first, item.last  # when all other blocks hold theirs
@@ -232,24 +229,7 @@ def fold(graph: Graph, rules: Rules, demands: Mapping[str, Hashable] = NO_DEMAND
     for run, shortened in zip(runs, short, strict=True):
         for block in dropped:
             places.update(zip(run.block(block), shortened.block(STAND_IN), strict=True))
-    names = _names_at_seam(graph, runs, count)
-    nodes = [reading(graph.nodes[i], names.get(i, {})) for i in left]
-    ordered = tuple(places[i] for i in range(len(graph.nodes)))
-    results = {value for node in nodes for value in node.writes}
-    outputs = tuple(value for value in graph.outputs if value in results)
-    writer = GraphWriter(source=graph, nodes=nodes)
-    folded = writer.graph({node.name for node in nodes}, outputs=outputs)
-    return Folded(folded, graph, runs, short, ordered)
-
-
-def _names_at_seam(
-    graph: Graph, runs: Sequence[Run], count: int
-) -> Mapping[int, Mapping[str, str]]:
-    """New names of operands, by position of the reader, where kept blocks meet that were apart.
-
-    The last kept block of the middle reads from the last block what it read from its neighbour,
-    and the last block from it.
-    """
+    # new names of operands, by position of the reader, where kept blocks meet that were apart
     last = runs[0].count - 1
     names: dict[int, Mapping[str, str]] = {}
     for block, neighbour, instead in ((count - 2, count - 1, last), (last, last - 1, count - 2)):
@@ -261,4 +241,10 @@ def _names_at_seam(
             if old
         }
         names.update((i, values) for run in runs for i in run.block(block))
-    return names
+    nodes = [reading(graph.nodes[i], names.get(i, {})) for i in left]
+    ordered = tuple(places[i] for i in range(len(graph.nodes)))
+    results = {value for node in nodes for value in node.writes}
+    outputs = tuple(value for value in graph.outputs if value in results)
+    writer = GraphWriter(source=graph, nodes=nodes)
+    folded = writer.graph({node.name for node in nodes}, outputs=outputs)
+    return Folded(folded, graph, runs, short, ordered)

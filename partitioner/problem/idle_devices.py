@@ -18,11 +18,7 @@ ROUNDING = 1e-12
 
 
 def cover(problem: Problem, chosen: Sequence[int]) -> tuple[int, ...] | None:
-    """Give each idle device one node, the one whose move costs least.
-
-    Returns:
-        A plan in which every device has work and memory suffices; None if no such plan is near.
-    """
+    """Give each idle device the node whose move costs least; None if no plan that fits is near."""
     state = State(tables(problem), chosen, bytes_matter=problem.limited)
     for device in range(problem.devices):
         if _node_counts(problem, state.chosen)[device]:

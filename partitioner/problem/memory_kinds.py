@@ -55,7 +55,6 @@ class Holdings:
         """Bytes of each kind at the peak of a device; their sum is the peak.
 
         Args:
-            device: The device.
             exact: Whether by liveness; else by the safe formula.
             headroom: Whether activations have head-room; None: by the safe formula alone.
         """
@@ -99,11 +98,7 @@ def parts_text(parts: Mapping[str, int]) -> str:
 def planned_parts(
     graph: Graph, built: Built, chosen: Sequence[int], position: int
 ) -> Mapping[str, int]:
-    """Bytes of each kind on the first device of a problem, as the search counts them.
-
-    Args:
-        position: Node at which they are held.
-    """
+    """Bytes of each kind that a problem's first device holds at a node, as the search counts."""
     problem, kinds = built.problem, Kinds(graph)
     by_nodes = {item for hold in problem.holds for item in hold.items[chosen[hold.node]]}
     parts: Counter[str] = Counter()

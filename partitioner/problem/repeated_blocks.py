@@ -89,8 +89,6 @@ def find_runs(
     """The coupled runs that hide most nodes; empty if none hide any.
 
     Args:
-        graph: The graph.
-        rules: Its rules.
         kept: Blocks that stay in a folded graph, by the number of its runs.
         demands: What is demanded of nodes beside, by their names: it is equal in equal blocks.
     """
@@ -98,7 +96,21 @@ def find_runs(
     def hidden(runs: Sequence[Run]) -> int:
         return sum((run.count - kept(len(runs))) * run.period for run in runs)
 
-    kinds = _kinds(graph, rules, demands)
+    # a number for each node, equal for those of equal signature, rule, pass and results returned
+    loops: dict[int, Hashable] = {}  # of each rule object: equal rules are few objects
+    keys: list[Hashable] = []
+    returned, types = frozenset(graph.outputs), graph.types
+    for node in graph.nodes:
+        rule = rules.rule(node)
+        if rule is not None and id(rule) not in loops:
+            addends = tuple(sorted(rule.addends))
+            loops[id(rule)] = str(rule), rule.flops_per_point, addends, rule.points
+        iterated = loops[id(rule)] if rule is not None else rules.why_opaque(node)
+        given = tuple(value in returned for value in node.outputs)
+        passes = node.name in graph.backward, node.name in graph.optional
+        demanded = demands.get(node.name)
+        keys.append((signature(node, types), iterated, given, passes, demanded))
+    kinds = numbered(keys)
     stretches = sorted(repetitions(kinds), key=lambda s: (-s.beyond(MIN_BLOCKS), s.start))
     if not stretches or stretches[0].period < MIN_PERIOD:
         return ()
@@ -116,27 +128,6 @@ def find_runs(
     return best if hidden(best) > 0 else ()
 
 
-def _kinds(graph: Graph, rules: Rules, demands: Mapping[str, Hashable]) -> Ints:
-    """A number for each node, equal for those of equal signature, rule, pass and results returned.
-
-    Results count that are outputs of the graph.
-    """
-    loops: dict[int, Hashable] = {}  # of each rule object: equal rules are few objects
-    kinds: list[Hashable] = []
-    returned, types = frozenset(graph.outputs), graph.types
-    for node in graph.nodes:
-        rule = rules.rule(node)
-        if rule is not None and id(rule) not in loops:
-            addends = tuple(sorted(rule.addends))
-            loops[id(rule)] = str(rule), rule.flops_per_point, addends, rule.points
-        iterated = loops[id(rule)] if rule is not None else rules.why_opaque(node)
-        given = tuple(value in returned for value in node.outputs)
-        passes = node.name in graph.backward, node.name in graph.optional
-        demanded = demands.get(node.name)
-        kinds.append((signature(node, types), iterated, given, passes, demanded))
-    return numbered(kinds)
-
-
 def _operands(graph: Graph) -> list[list[tuple[int, str]]]:
     """List each node's operands, by position: the producer's position (-1 if none), the value."""
     places = {value: graph.order[node.name] for value, node in graph.producers.items()}
@@ -147,11 +138,7 @@ def _operands(graph: Graph) -> list[list[tuple[int, str]]]:
 
 
 def _coupled(pairs: Ints, regions: Sequence[_Region]) -> list[_Region]:
-    """The first region and those coupled to it, directly or through others, numbered like it.
-
-    Args:
-        pairs: Positions of producer and reader of each operand; (pairs, 2).
-    """
+    """The first region and those coupled to it, directly or through others, numbered like it."""
     coupled, left = list(regions[:1]), list(regions[1:])
     while True:
         for region in left:
@@ -270,10 +257,7 @@ class _Labels:
     def origin(self, reader: int, producer: int, value: str) -> Hashable:
         """Equal for operands that two blocks read from corresponding places.
 
-        Args:
-            reader: Position of the node that reads.
-            producer: Position of the node that makes the value; -1 if none does.
-            value: The operand; "" if it is absent.
+        Nodes are positions; the producer is -1 if there is none, the value "" if it is absent.
         """
         if producer >= 0 and self._adjacent(producer, reader):
             step = int(self.block[producer] - self.block[reader])

@@ -81,7 +81,16 @@ def paths(graph: Graph, groups: Sequence[int]) -> Sequence[Path]:
     found = list(map(module_path, told))
     if sum(map(bool, found)) * 2 >= len(found):
         return found
-    return _paths_of_blocks(len(found), blocks(graph, groups))
+    made: list[Path] = [()] * len(found)
+
+    def enter(level: Iterable[Block], around: Path) -> None:
+        for block in level:
+            path = (*around, f"\0{block.kind}.{block.first}")
+            made[block.first : block.last + 1] = [path] * len(block)
+            enter(block.inner, path)
+
+    enter(blocks(graph, groups), ())
+    return made
 
 
 def module_path(name: str) -> Path:
@@ -99,19 +108,6 @@ def module_path(name: str) -> Path:
 def is_name(part: str) -> bool:
     """Tell a module's name in a path from a repeat, whose operators say what it is."""
     return part[0] != "\0"
-
-
-def _paths_of_blocks(nodes: int, outer: Iterable[Block]) -> Sequence[Path]:
-    made: list[Path] = [()] * nodes
-
-    def enter(level: Iterable[Block], around: Path) -> None:
-        for block in level:
-            path = (*around, f"\0{block.kind}.{block.first}")
-            made[block.first : block.last + 1] = [path] * len(block)
-            enter(block.inner, path)
-
-    enter(outer, ())
-    return made
 
 
 def repeats(kinds: Ints, crossing: Floats) -> list[Stretch]:
@@ -146,20 +142,17 @@ class _Folder:
             for block in self._parts(Stretch(first + s.start, first + s.stop, s.period))
         ]
         if len(_entries(first, stop, inside)) > most:
-            inside = self._between(first, stop, inside)
+            folded: list[Block] = []  # the nodes between the repeats, too
+            at = first
+            for block in [*inside, Block(stop, stop)]:
+                if inside and block.first - at >= MIN_HIDDEN:
+                    folded += self._chunks(at, block.first, [])
+                folded.append(block)
+                at = block.last + 1
+            inside = folded[:-1]
         if len(_entries(first, stop, inside)) > most:
             inside = self._chunks(first, stop, inside)
         return inside
-
-    def _between(self, first: int, stop: int, inside: Sequence[Block]) -> list[Block]:
-        folded: list[Block] = []
-        at = first
-        for block in [*inside, Block(stop, stop)]:
-            if inside and block.first - at >= MIN_HIDDEN:
-                folded += self._chunks(at, block.first, [])
-            folded.append(block)
-            at = block.last + 1
-        return folded[:-1]
 
     def _parts(self, stretch: Stretch) -> Iterator[Block]:
         key = tuple(self.kinds[stretch.start : stretch.start + stretch.period].tolist())
@@ -179,7 +172,12 @@ class _Folder:
         chunks: list[Block] = []
         position = 0
         while position < len(starts):
-            end = self._end(starts, position, size)
+            # After about `size` entries: where the group changes, if it does nearby.
+            least, most = position + max(2, size // 2), min(len(starts), position + size * 3 // 2)
+            target, groups = min(len(starts), position + size), self.groups
+            near = sorted(range(least, most), key=lambda at: abs(at - target))
+            changes = (at for at in near if groups[starts[at - 1]] != groups[starts[at]])
+            end = next(changes, target)
             after = starts[end] if end < len(starts) else stop
             within = [b for b in inside if starts[position] <= b.first and b.last < after]
             if end - position > MAX_INSIDE:
@@ -190,17 +188,6 @@ class _Folder:
                 chunks += within
             position = end
         return chunks
-
-    def _end(self, starts: Sequence[int], position: int, size: int) -> int:
-        """End of a chunk of about `size` entries: where the group changes, if it does nearby."""
-        least, most = position + max(2, size // 2), min(len(starts), position + size * 3 // 2)
-        changes = (
-            end
-            for end in range(least, most)
-            if self.groups[starts[end - 1]] != self.groups[starts[end]]
-        )
-        target = min(len(starts), position + size)
-        return min(changes, key=lambda end: abs(end - target), default=target)
 
 
 def _entries(first: int, stop: int, inside: Sequence[Block]) -> list[int]:

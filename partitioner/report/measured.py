@@ -33,6 +33,7 @@ from partitioner.report.schema import MeasuredRankRow
 FILE = "measured.json"
 _VERSION = 1
 _TASK = get_type_hints(MeasuredTask)
+_NAMED = ("nodes", "comms", "label")  #: Fields of a task that are left out if empty.
 
 PlannedT_co = TypeVar("PlannedT_co", bound=Planned, covariant=True)
 
@@ -79,7 +80,14 @@ class Measured:
         lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
         ranks = []
         for rank in self.ranks:
-            tasks = ",\n".join(f"   {json.dumps(_task_data(task))}" for task in rank.tasks)
+            rows = []
+            for task in rank.tasks:
+                data: dict[str, Any] = {k: v for k in _NAMED if (v := getattr(task, k))}
+                data |= {"start_s": _rounded(task.start_s), "seconds": _rounded(task.seconds)}
+                more = {"waited_s": _rounded(task.waited_s), "spread": round(task.spread, 4)}
+                data |= {key: value for key, value in more.items() if value}
+                rows.append(f"   {json.dumps(data)}")
+            tasks = ",\n".join(rows)
             peak = json.dumps(rank.peak_bytes)
             ranks.append(f'  {{"peak_bytes": {peak}, "tasks": [\n{tasks}\n  ]}}')
         text = ",\n".join(ranks)
@@ -107,24 +115,16 @@ class Measured:
     def _of_data(cls, data: Mapping[str, Any]) -> Measured:
         kinds = get_type_hints(cls)
         names = [each.name for each in fields(cls) if each.name != "ranks"]
+
+        def task(given: Mapping[str, Any]) -> MeasuredTask:
+            given = {"nodes": [], "comms": [], "waited_s": 0.0, "spread": 0.0, **given}
+            return MeasuredTask(**{name: _checked(given[name], of) for name, of in _TASK.items()})
+
         ranks = tuple(
-            MeasuredRank(_checked(rank["peak_bytes"], int | None), tuple(map(_task, rank["tasks"])))
+            MeasuredRank(_checked(rank["peak_bytes"], int | None), tuple(map(task, rank["tasks"])))
             for rank in data["ranks"]
         )
         return cls(**{name: _checked(data[name], kinds[name]) for name in names}, ranks=ranks)
-
-
-def _task_data(task: MeasuredTask) -> dict[str, Any]:
-    data: dict[str, Any] = {"nodes": task.nodes, "comms": task.comms, "label": task.label}
-    data = {key: value for key, value in data.items() if value}
-    data |= {"start_s": _rounded(task.start_s), "seconds": _rounded(task.seconds)}
-    more = {"waited_s": _rounded(task.waited_s), "spread": round(task.spread, 4)}
-    return data | {key: value for key, value in more.items() if value}
-
-
-def _task(data: Mapping[str, Any]) -> MeasuredTask:
-    given = {"nodes": [], "comms": [], "waited_s": 0.0, "spread": 0.0, **data}
-    return MeasuredTask(**{name: _checked(given[name], kind) for name, kind in _TASK.items()})
 
 
 def _checked(value: Any, kind: Any) -> Any:

@@ -85,18 +85,14 @@ def stages(schedule: Schedule) -> list[StageRow]:
             nodes=nodes[stage],
             forward_s=max(seconds[stage, Part.FORWARD].values(), default=0.0),
             backward_s=max(seconds[stage, Part.BACKWARD].values(), default=0.0),
-            weights_bytes=_most(weights[stage]),
+            weights_bytes=max(weights[stage].values(), default=0),
             in_flight=held[stage],
-            kept_bytes=with_headroom(_most(kept[stage])),
+            kept_bytes=with_headroom(max(kept[stage].values(), default=0)),
             sends_to=sorted(sends[stage]),
             sends_bytes=[round(nbytes) for _, nbytes in sorted(sends[stage].items())],
         )
         for stage in range(order.phases.stages)
     ]
-
-
-def _most(by_device: Mapping[int, int]) -> int:
-    return max(by_device.values(), default=0)
 
 
 def _seconds(

@@ -1,13 +1,15 @@
-"""The steps of a plan as rows, each operator and communication, and as figures of the graph."""
+"""The steps of a plan as rows and figures of the graph, and its edges with their communications."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 from partitioner.cost_model.schedule.readings import LETTERS
 from partitioner.cost_model.schedule.task_list import Schedule
-from partitioner.cost_model.schedule.tasks import Task
+from partitioner.cost_model.schedule.tasks import Key, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.phases import Part, StepOrder
@@ -17,6 +19,9 @@ from partitioner.ir.types import DTYPE_BITS
 
 if TYPE_CHECKING:
     import networkx as nx
+
+NODE, INPUT, OUTPUT = "node", "input", "output"
+Terminal = tuple[str, str]  #: (NODE, its name), or (INPUT or OUTPUT, the value).
 
 
 class Step(TypedDict):
@@ -39,14 +44,43 @@ class Step(TypedDict):
 
 def steps(graph: Graph, schedule: Schedule) -> list[Step]:
     """The operators and communications of a schedule, one row each."""
-    tasks = [task for task in schedule.tasks if task.placed or task.comm]
-    return [_step(graph, schedule.order, index, task) for index, task in enumerate(tasks)]
+    rows: list[Step] = []
+    for task in schedule.tasks:
+        placed, comm = task.placed, task.comm
+        op, flops, sent = "", 0.0, 0
+        if comm is not None:
+            kind, devices, name = comm.kind.spelled, tuple(comm.ranks), comm.source
+            sent = 0 if comm.kind is CommKind.SLICE else comm_bytes(task)
+        elif placed is not None:
+            kind, devices = "compute", placed.mesh.devices
+            name, op = placed.node.name, placed.node.op
+            flops = float(placed.rule.flops if placed.rule else estimated_flops(graph, placed.node))
+        else:
+            continue
+        row = Step(
+            step=len(rows),
+            passes="" if schedule.order is None else pass_name(schedule.order, task),
+            kind=kind,
+            name=name,
+            op=op,
+            devices=devices,
+            cuts=placed.cut_text if placed else "",
+            seconds=task.longest_s,
+            flops=flops,
+            sent_bytes=sent,
+        )
+        rows.append(row)
+    return rows
 
 
 def attributed(graph: Graph, placed: Sequence[PlacedNode], schedule: Schedule) -> nx.DiGraph:
     """Make a `networkx.DiGraph` of a graph with the figures of a plan on its nodes."""
     network = graph.to_networkx()
     for node in placed:
+        held = dict.fromkeys(node.mesh.devices, 0)
+        for value, out in node.results():
+            for device, size in out.local_bytes(graph.types[value].dtype).items():
+                held[device] += size
         network.add_node(
             node.node.name,
             devices=node.mesh.devices,
@@ -54,7 +88,7 @@ def attributed(graph: Graph, placed: Sequence[PlacedNode], schedule: Schedule) -
             stage=node.stage,
             seconds=0.0,
             flops=0.0,
-            device_bytes=_device_bytes(graph, node),
+            device_bytes=max(held.values()),
             sent_bytes=0,
         )
     for row in steps(graph, schedule):
@@ -64,40 +98,6 @@ def attributed(graph: Graph, placed: Sequence[PlacedNode], schedule: Schedule) -
         elif name in graph.producers:
             network.nodes[graph.producers[name].name]["sent_bytes"] += row["sent_bytes"]
     return network
-
-
-def _device_bytes(graph: Graph, placed: PlacedNode) -> int:
-    """Add up the bytes of a node's results on the device that holds most of them."""
-    held: dict[int, int] = dict.fromkeys(placed.mesh.devices, 0)
-    for value, out in zip(placed.node.outputs, placed.outs, strict=True):
-        if out is not None:
-            for device, size in out.local_bytes(graph.types[value].dtype).items():
-                held[device] += size
-    return max(held.values())
-
-
-def _step(graph: Graph, order: StepOrder | None, index: int, task: Task) -> Step:
-    placed, comm = task.placed, task.comm
-    op, flops, sent = "", 0.0, 0
-    if comm is not None:
-        kind, devices, name = comm.kind.spelled, tuple(comm.ranks), comm.source
-        sent = 0 if comm.kind is CommKind.SLICE else comm_bytes(task)
-    else:
-        assert placed is not None
-        kind, devices, name, op = "compute", placed.mesh.devices, placed.node.name, placed.node.op
-        flops = float(placed.rule.flops if placed.rule else estimated_flops(graph, placed.node))
-    return Step(
-        step=index,
-        passes="" if order is None else pass_name(order, task),
-        kind=kind,
-        name=name,
-        op=op,
-        devices=devices,
-        cuts=placed.cut_text if placed else "",
-        seconds=task.longest_s,
-        flops=flops,
-        sent_bytes=sent,
-    )
 
 
 def pass_name(order: StepOrder, task: Task) -> str:
@@ -119,3 +119,63 @@ def comm_bytes(task: Task) -> int:
         return sum(size for _, _, size in task.writes)
     numel = sum(comm.sent_numel().values())
     return (numel * DTYPE_BITS[comm.dtype] + 7) // 8
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value from its producer to one reader."""
+
+    source: Terminal
+    target: Terminal
+    value: str
+    comms: tuple[Task, ...]  #: Communications that carry it, in order, local slices among them.
+    new: tuple[Task, ...]  #: Those between devices that carry no earlier edge.
+
+    @property
+    def crosses(self) -> bool:
+        """Tell whether a communication between devices carries the edge."""
+        return any(map(_between_devices, self.comms))
+
+
+def placed_nodes(schedule: Schedule) -> tuple[PlacedNode, ...]:
+    """All nodes with their decisions, in the plan's order."""
+    return tuple(task.placed for task in schedule.tasks if task.placed is not None)
+
+
+def edges(graph: Graph, schedule: Schedule) -> Iterator[Edge]:
+    """The edges between nodes, from inputs and to outputs, by reader; constants have none."""
+    before: dict[Key, Key] = {}
+    comms: dict[Key, list[Task]] = defaultdict(list)
+    # A phase of a plan in stages may fetch a value again that its devices had: that is no new way.
+    known = {key for task in schedule.tasks if task.placed for _, key, _ in task.writes}
+    for task in schedule.tasks:
+        if task.placed is None:
+            steps = [(task.writes[0][1], task.reads[0][1])] if task.writes and task.reads else []
+            for after, start in [*steps, *((new[1], old[1]) for new, old in task.aliases)]:
+                known.add(start)
+                if after not in known:
+                    before[after] = start
+                    known.add(after)
+                if task.comm is not None and before.get(after) == start:
+                    comms[after].append(task)
+    carried: set[int] = set()  # communications of earlier edges, by identity
+    placed = placed_nodes(schedule)
+    reads = [((NODE, one.node.name), key) for one in placed for key in one.operands()]
+    reads += [((OUTPUT, value), key) for value, key in schedule.output_keys.items()]
+    for reader, key in dict.fromkeys(reads):
+        value, way = key[0], key
+        if value in graph.constants:
+            continue
+        path: list[Task] = []
+        while way in before:  # a way may begin at another name of the value
+            path[:0] = comms[way]
+            way = before[way]
+        new = tuple(task for task in path if _between_devices(task) and id(task) not in carried)
+        carried.update(map(id, new))
+        producer = graph.producers.get(value)
+        source = (NODE, producer.name) if producer else (INPUT, value)
+        yield Edge(source, reader, value, tuple(path), new)
+
+
+def _between_devices(task: Task) -> bool:
+    return task.comm is not None and task.comm.kind is not CommKind.SLICE

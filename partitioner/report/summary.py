@@ -21,17 +21,6 @@ OPTIMAL_GAP = 1e-4
 MAX_PEAKS = 8
 
 
-def _beside_one(summary: Mapping[str, Any]) -> str:
-    if summary["devices_used"] == 1 or summary["objective"] == "memory":
-        return ""
-    what = "answers a request " if summary["objective"] == "latency" else ""
-    gain = summary["gain"]
-    if gain is None:
-        return ""
-    times = units.digits(gain)
-    return f"{what}{'' if times == '1' else f'{times} times '}as fast as one device: "
-
-
 def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
     """The facts as lines for people, with the seconds of the search if they are known."""
     objective, fewer = summary["objective"], summary["fewer_devices"]
@@ -40,13 +29,23 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
     if single.fits:
         alone_s = f"one device: {units.seconds(single.latency_s)}"
         alone_per_s = f"one device: {units.per_second(single.throughput_per_s)}"
+    sizes = list(map(units.size, summary["peak_bytes"]))
+    runs = [(size, len(list(same))) for size, same in groupby(sizes)]
+    peaks = ", ".join(f"{count} x {size}" if count > 1 else size for size, count in runs)
+    if len(runs) > MAX_PEAKS:
+        least, most = (units.size(end(summary["peak_bytes"])) for end in (min, max))
+        peaks = f"{least} to {most} on {len(sizes)} devices"
     searched = _searched(summary["seed"], summary["folded"], search_s)
     copies = single.copies_sentence(summary["throughput_per_s"], objective, summary["bound"])
+    gain, faster = summary["gain"], ""
+    if gain is not None and summary["devices_used"] > 1 and objective != "memory":
+        times = units.digits(gain)
+        faster = "answers a request " if objective == "latency" else ""
+        faster += f"{'' if times == '1' else f'{times} times '}as fast as one device: "
     idle = ", the others idle" if summary["devices_used"] < summary["devices"] else ""
     lines = [
-        _beside_one(summary)
-        + f"{summary['strategy']} plan on {summary['devices_used']} of {summary['devices']} "
-        + f"devices{idle}: "
+        f"{faster}{summary['strategy']} plan on {summary['devices_used']} of {summary['devices']} "
+        f"devices{idle}: "
         + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status"))),
         *([f"  copies      {copies}"] if copies else []),
         *([f"  step        {step}"] if (step := step_sentence(summary)) else []),
@@ -56,7 +55,7 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         ),
         f"  latency     {units.seconds(summary['latency_s'])} ({alone_s})",
         f"  throughput  {units.per_second(summary['throughput_per_s'])} ({alone_per_s})",
-        f"  peak memory {_peaks(summary)} (one device: {units.size(single.held_bytes)})",
+        f"  peak memory {peaks} (one device: {units.size(single.held_bytes)})",
         f"  split       {split.sentence(summary)}",
         f"  costs       {costs_sentence(summary['cost_sources'], summary['cost_error'])}",
         f"  search      {solved_by(summary['solver'], summary['status'])}, {searched}",
@@ -122,8 +121,7 @@ def trial_lines(trials: Sequence[Trial]) -> list[str]:
     """The plans that were run, one line each after a heading; nothing if none was."""
     if not trials:
         return []
-    head = "chosen by measurement on this machine (cost, bound and gap are the cost model's):"
-    lines = [head]
+    lines = ["chosen by measurement on this machine (cost, bound and gap are the cost model's):"]
     for trial in trials:
         measured = f"measured {units.seconds(trial.measured_s)} (± {units.share(trial.spread)})"
         predicted = f"predicted {units.seconds(trial.predicted_s)}"
@@ -153,16 +151,6 @@ def _certified(objective: str, cost: float, bound: float, gap: float, status: st
         f"{objective} cost {units.cost(objective, cost)}, bound {units.cost(objective, bound)}, "
         f"gap {units.share(gap)}, {status_text(status, gap)}"
     )
-
-
-def _peaks(summary: Mapping[str, Any]) -> str:
-    """The peaks in order of device, equal neighbours counted; their range if that is long."""
-    sizes = list(map(units.size, summary["peak_bytes"]))
-    runs = [(size, len(list(same))) for size, same in groupby(sizes)]
-    if len(runs) > MAX_PEAKS:
-        least, most = (units.size(end(summary["peak_bytes"])) for end in (min, max))
-        return f"{least} to {most} on {len(sizes)} devices"
-    return ", ".join(f"{count} x {size}" if count > 1 else size for size, count in runs)
 
 
 def _searched(seed: int, folded: str, search_s: float | None) -> str:

@@ -107,7 +107,7 @@ class _BlockWriter:
             for value, at in layout.handed.items():
                 wanted = _box(at, layout.mesh, point)
                 held = _box(layout.made[value], layout.mesh, point)
-                handed[value] = self._piece(names[value], held, wanted, {})
+                handed[value] = self._piece(names[value], held, wanted, names[value])
             self.numbers.update((node.name, index) for node in nodes[start:])
             self._end_block(start)
             for value, part in handed.items():
@@ -119,14 +119,36 @@ class _BlockWriter:
         self.count += 1
 
     def _block(self, layout: StretchLayout, index: int, point: Mapping[str, int]) -> dict[str, str]:
-        """Add the nodes of a block; returns the names of what it makes."""
         names: dict[str, str] = {}
         pieces: dict[tuple[str, _Box], str] = {}
         suffix = f"block{index}"
+
+        def operand(value: str, at: Placement) -> str:
+            wanted = _box(at.sharding, at.mesh, point)
+            type_ = at.sharding.local_type(self.whole.types[value], at.mesh, point)
+            if any(point[axis] for axis, _ in at.sharding.partial):  # it counts in one block
+                return self._zeros(value, type_)
+            name, held = (
+                names.get(value, value),
+                tuple((0, n) for n in self.whole.types[value].shape),
+            )
+            if value in names:
+                held = _box(layout.made[value], layout.mesh, point)
+            elif value in self.whole.constants and wanted != held:
+                region = tuple((interval,) for interval in wanted)
+                if (value, region) not in self.cut_constants:
+                    part = self.writer.constant_part(value, region, type_)
+                    self.cut_constants[value, region] = part
+                return self.cut_constants[value, region]
+            if (name, wanted) not in pieces:
+                called = name if value in names else f"{value}.{suffix}"
+                pieces[name, wanted] = self._piece(name, held, wanted, called)
+            return pieces[name, wanted]
+
         for placed in layout.placed:
             node = placed.node
             operands = tuple(
-                "" if at is None else self._operand(value, at, layout, suffix, point, names, pieces)
+                "" if at is None else operand(value, at)
                 for value, at in zip((*node.inputs, *node.captures), placed.ins, strict=True)
             )
             for value, at in placed.results():
@@ -135,52 +157,14 @@ class _BlockWriter:
             self.writer.local(placed, point, operands, names, suffix)
         return names
 
-    def _operand(
-        self,
-        value: str,
-        at: Placement,
-        layout: StretchLayout,
-        suffix: str,
-        point: Mapping[str, int],
-        names: Mapping[str, str],
-        pieces: dict[tuple[str, _Box], str],
-    ) -> str:
-        """The name of a block's part of an operand."""
-        wanted = _box(at.sharding, at.mesh, point)
-        type_ = at.sharding.local_type(self.whole.types[value], at.mesh, point)
-        if any(point[axis] for axis, _ in at.sharding.partial):  # an addend counts in one block
-            return self._zeros(value, type_)
-        if value in names:
-            held = _box(layout.made[value], layout.mesh, point)
-            return self._piece(names[value], held, wanted, pieces)
-        whole = tuple((0, size) for size in self.whole.types[value].shape)
-        if value in self.whole.constants and wanted != whole:
-            region = tuple((interval,) for interval in wanted)
-            if (value, region) not in self.cut_constants:
-                name = self.writer.constant_part(value, region, type_)
-                self.cut_constants[value, region] = name
-            return self.cut_constants[value, region]
-        return self._piece(value, whole, wanted, pieces, f"{value}.{suffix}")
-
-    def _piece(
-        self,
-        name: str,
-        held: _Box,
-        wanted: _Box,
-        pieces: dict[tuple[str, _Box], str],
-        called: str = "",
-    ) -> str:
+    def _piece(self, name: str, held: _Box, wanted: _Box, called: str) -> str:
         """The name of a part of a value that lies in this block."""
         cuts = {
             dim: (start - first, length)
             for dim, ((first, size), (start, length)) in enumerate(zip(held, wanted, strict=True))
             if (first, size) != (start, length)
         }
-        if not cuts:
-            return name
-        if (name, wanted) not in pieces:
-            pieces[name, wanted] = self.writer.part(name, cuts, f"{called or name}.part")
-        return pieces[name, wanted]
+        return self.writer.part(name, cuts, f"{called}.part") if cuts else name
 
     def _zeros(self, value: str, type_: TensorType) -> str:
         key = value, (((-1, type_.numel),),)

@@ -78,7 +78,17 @@ class _Copier:
                 continue
             cut = {name for value, name in names.items() if value in self.inner}
             for nodes in _connected(run, cut.union(*one.dims)):
-                yield nodes, _seeded(stretch.chunks, one.dims, nodes, names)
+                made, chunks = {value for node in nodes for value in node.writes}, list[Chunk]()
+                for chunk, of in zip(stretch.chunks, one.dims, strict=True):
+                    named = ((names.get(value, value), dim) for value, dim in of.items())
+                    seed = next(((value, dim) for value, dim in named if value in made), None)
+                    if seed is None:
+                        last = nodes[-1]
+                        raise BlockError(
+                            f"blocks: {last.name!r} ({last.op}) combines what is kept whole"
+                        )
+                    chunks.append(Chunk(*seed, chunk.parts))
+                yield nodes, tuple(chunks)
 
     @cached_property
     def spans(self) -> dict[Stretch, tuple[int, int]]:
@@ -239,22 +249,3 @@ def _connected(nodes: Sequence[Node], cut: Collection[str]) -> list[list[Node]]:
         groups += [[] for _ in range(at + 1 - len(groups))]
         groups[at].append(node)
     return [group for group in groups if group]
-
-
-def _seeded(
-    chunks: Sequence[Chunk],
-    dims: Sequence[Mapping[str, int]],
-    nodes: Sequence[Node],
-    names: Mapping[str, str],
-) -> tuple[Chunk, ...]:
-    """The chunks of a stretch, named by values of one of its rounds, with `names` of copies."""
-    made = {value for node in nodes for value in node.writes}
-    seeds = []
-    for chunk, of in zip(chunks, dims, strict=True):
-        named = ((names.get(value, value), dim) for value, dim in of.items())
-        seed = next(((value, dim) for value, dim in named if value in made), None)
-        if seed is None:
-            node = nodes[-1]
-            raise BlockError(f"blocks: {node.name!r} ({node.op}) combines what is kept whole")
-        seeds.append(Chunk(*seed, chunk.parts))
-    return tuple(seeds)

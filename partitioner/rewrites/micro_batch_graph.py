@@ -186,7 +186,6 @@ class _Cutter:
         )
 
     def _node(self, node: Node) -> None:
-        """Add a node as it runs for a micro-batch."""
         if all(self.at[value].is_replicated for value in node.reads):
             self.writer.nodes.append(node)
             for value in node.writes:
@@ -234,7 +233,6 @@ class _Cutter:
         self.writer.local(placed, {AXIS: 0}, operands, names, "part", stays=named is None)
 
     def _operand(self, node: Node, value: str, at: Sharding) -> str:
-        """The name in the part of an operand that lies so."""
         if self.at[value] == at:
             return value
         if self.at[value].axes or at.partial:

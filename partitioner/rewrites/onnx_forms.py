@@ -33,6 +33,8 @@ from partitioner.rewrites.keys import weighs_values
 #: Least elements along the reduced dims for a second form: a row of fewer, 4 KiB, is gathered in
 #: less time than an all-reduce takes to start, by the figures of all presets but `ideal`.
 LEAST_ELEMENTS = 1024
+#: Types of floats that have forms.
+_WIDE = ("float32", "float64")
 #: First opset in which Equal and IsInf take all types of floats that have a form here.
 _COMPARES = 11
 #: First opset in which GroupNormalization has a scale and a bias a channel, not a group.
@@ -61,17 +63,12 @@ def _dims(of: Dims, graph: Graph, node: Node, dtypes: tuple[str, ...]) -> frozen
 
 
 def _divides(graph: Graph, node: Node) -> bool:
-    dims = _dims(reduced_dims, graph, node, ("float32", "float64"))
+    dims = _dims(reduced_dims, graph, node, _WIDE)
     return math.prod(graph.types[node.inputs[0]].shape[dim] for dim in dims) > 1
 
 
 def _is_long(
-    graph: Graph,
-    node: Node,
-    of: Dims,
-    *,
-    opset: int = 1,
-    dtypes: tuple[str, ...] = ("float32", "float64"),
+    graph: Graph, node: Node, of: Dims, opset: int = 1, dtypes: tuple[str, ...] = _WIDE
 ) -> bool:
     """Test whether a node reduces a long dim, of more elements than there are results.
 
@@ -90,7 +87,6 @@ def _is_long_softmax(graph: Graph, node: Node) -> bool:
 
 
 def _of_sum(op: str, reduction: str, writer: PartWriter) -> None:
-    """Write an operator of a reduction."""
     view = writer.view
     keepdims, dims = view.int_attr("keepdims", 1), sorted(reduced_dims(view))
     total = writer.reduced(reduction, writer.operand, dims, keepdims=keepdims)
@@ -222,7 +218,7 @@ def _normalises(graph: Graph, node: Node) -> bool:
     """
     tensors = [graph.types[value] for value in node.reads]
     data = tensors[0]
-    wide = data.dtype in ("float32", "float64") and all(t.dtype == data.dtype for t in tensors)
+    wide = data.dtype in _WIDE and all(t.dtype == data.dtype for t in tensors)
     if not wide or not data.nbytes or data.rank < 3:
         return False
     return math.prod(data.shape[dim] for dim in _normalised(node, data.rank)) > 1
@@ -286,8 +282,7 @@ def _centred(writer: PartWriter, x: str, axes: Iterable[int]) -> tuple[str, str]
 
 def _long(write: Callable[[PartWriter], object], of: Dims, *dtypes: str) -> Form:
     """The form of an operator that compares elements along a long dim."""
-    of_types = dtypes or ("float32", "float64")
-    return Form(partial(_is_long, of=of, opset=_COMPARES, dtypes=of_types), write)
+    return Form(partial(_is_long, of=of, opset=_COMPARES, dtypes=dtypes or _WIDE), write)
 
 
 _ARG = _long(_place, partial(_axis, 0), "float32", "float64", "int32", "int64")

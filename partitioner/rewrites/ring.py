@@ -80,14 +80,12 @@ class _Ring:
 
     @cached_property
     def segments(self) -> Segments:
-        """The runs of the sequence, by part."""
         size = self.writer.types[self.node.inputs[int(self.node.op == BACKWARD)]].shape[2]
         is_causal = self.node.attrs.get("is_causal", False)
         return folded_cut(size, self.parts) if is_causal else (even_cut(size, self.parts),)
 
     @cached_property
     def pieces(self) -> Sequence[Sequence[Interval]]:
-        """The intervals of the sequence of each part."""
         pieces: list[list[Interval]] = [[] for _ in range(self.parts)]
         start = 0
         for cuts in self.segments:
@@ -146,7 +144,6 @@ class _Ring:
         }
 
     def write(self) -> None:
-        """Write the steps in the place of the node."""
         if self.node.op == BACKWARD:
             self._backward()
             return

@@ -175,7 +175,6 @@ class _Proof:
         return [(each.op, each.attrs) for each in local] == [(other.op, other.attrs)]
 
     def _laid_out(self, node: Node) -> Sequence[_Value | None]:
-        """The results of a node that takes its operands as they lie."""
         operands = [self.values[value] if value else None for value in node.inputs]
         read = [value for value in map(self.values.get, node.reads) if value is not None]
         if all(value.sharding.is_replicated for value in read):

@@ -186,7 +186,6 @@ class _Cutter:
 
     @cached_property
     def cut(self) -> frozenset[str]:
-        """Values that blocks make."""
         in_blocks = filter(self._is_in_blocks, self.nodes)
         return frozenset(value for node in in_blocks for value in node.writes)
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partitioner.api.compiled.folder import EXAMPLES, load_plan, load_summary
-from partitioner.api.compiled.rank_files import OnnxFiles, rank_files
+from partitioner.api.compiled.folder import EXAMPLES, OnnxFiles, load_plan, load_summary, rank_files
 from partitioner.backends.arrays import save_named_arrays
 from partitioner.backends.errors import one_line
+from partitioner.backends.launch import LocalRun
 from partitioner.backends.optimization import Optimization, level_line
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.foundations import units
@@ -109,16 +109,14 @@ def run_directory(
             directory, given, requests, seed=seed, recorded=steps, device=files.device
         )
         unit = "step" if program.graph.backward else "request"
-    elif inputs is None:
-        arrays = draw_inputs(directory, seed, files.headers()[0].whole_inputs)
-        run = files.run(arrays, requests, steps)
     else:
         types = files.headers()[0].whole_inputs
-        run = files.run(read_inputs(inputs, types), requests, steps)
+        arrays = read_inputs(inputs, types) if inputs else draw_inputs(directory, seed, types)
+        run = files.run(arrays, requests, steps)
     if outputs is not None:
         write_outputs(outputs, run.outputs)
     level = files.optimization if isinstance(files, OnnxFiles) else ""
-    text = report(run.seconds, requests, expected, run.outputs, unit, level)
+    text = report(run, requests, expected, unit, level)
     if program is None or not steps:
         return text
     comparison = program.compared(run.logs, run.seconds, requests)
@@ -137,12 +135,7 @@ def _program(
 
 
 def report(
-    seconds: float,
-    requests: int,
-    expected: str,
-    outputs: Mapping[str, np.ndarray],
-    unit: str = "request",
-    optimization: str = "",
+    run: LocalRun, requests: int, expected: str, unit: str = "request", optimization: str = ""
 ) -> str:
     """The measured time, the line of the expected one ("" for none), and the outputs' types.
 
@@ -150,10 +143,10 @@ def report(
     optimizations.
     """
     number = f"{requests} {unit}s" if requests > 1 else f"1 {unit}"
-    rate = units.per_second(requests / seconds)
-    lines = [f"measured on this machine: {number} in {units.seconds(seconds)}, {rate}"]
+    rate = units.per_second(requests / run.seconds)
+    lines = [f"measured on this machine: {number} in {units.seconds(run.seconds)}, {rate}"]
     lines += [expected] if expected else []
-    lines += [f"  {name}: {array.dtype}{list(array.shape)}" for name, array in outputs.items()]
+    lines += [f"  {name}: {x.dtype}{list(x.shape)}" for name, x in run.outputs.items()]
     lines += [level_line(optimization)] if optimization else []
     return "\n".join(lines)
 

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from partitioner.api.compiled.folder import load_plan
-from partitioner.api.compiled.rank_files import check_plan, has_module_file
+from partitioner.api.compiled.folder import check_plan, has_module_file, load_plan
 from partitioner.backends.arrays import assemble, check_inputs, local_inputs
 from partitioner.backends.errors import BackendError
-from partitioner.backends.launch import threads_per_rank
+from partitioner.backends.launch import LocalRun, threads_per_rank
 from partitioner.backends.onnx.files.load import check_ranks, load_rank, read_rank
 from partitioner.backends.onnx.rank import RankProcess, rank_device
 from partitioner.backends.onnx.sessions.segments import SessionConfig
@@ -100,6 +99,7 @@ def loaded(
         if outputs is not None:
             write_outputs(outputs, whole_results)
         expected = prediction(directory) if has_plan else ""
-        return report(seconds, requests, expected, whole_results, optimization=config.optimization)
+        done = LocalRun(whole_results, seconds)
+        return report(done, requests, expected, optimization=config.optimization)
 
     return run

@@ -2,7 +2,7 @@
 
 Small clusters: every space (all devices as a mesh, every device alone, equal sub-meshes) becomes
 one joint problem (`search.spaces.explicit`), and meshes of three axes are searched one axis at a
-time (`search.levels.split_axes`). Large clusters: stages of equal meshes (`search.levels.staged`).
+time, large clusters in stages of equal meshes (`search.levels.staged`).
 The certificate has the least bound of the spaces, so that it covers them all.
 """
 
@@ -21,8 +21,7 @@ from partitioner.foundations import units
 from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
 from partitioner.search.levels.meshes import device_pools
-from partitioner.search.levels.split_axes import SplitAxesSpace, axes_meshes
-from partitioner.search.levels.staged import StagesSpace
+from partitioner.search.levels.staged import SplitAxesSpace, StagesSpace, axes_meshes
 from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
 from partitioner.search.outcome import (
     NoCheaper,
@@ -243,7 +242,9 @@ def _explicit(
         spaces.insert(0, OneDeviceSpace(graph, cluster, request))
     elif is_to_run(graph, request) and len(cluster) > 1:
         spaces.append(OneDeviceSpace(graph, cluster, request))
-    if _tries_kinds(request) and len(cluster) > 1:
+    # the usual kinds come last: the space of all plans of a mesh of one axis has theirs
+    is_open = request.parallel is None and request.mesh is None and not request.constraints.bound
+    if is_open and request.strategy != "inter" and len(cluster) > 1:
         kinds = TRAINING_KINDS if graph.backward else KINDS
         spaces += [KindSpace(search, kind) for kind in kinds]
         spaces += [
@@ -345,15 +346,6 @@ def _alone(
     return [SpaceResult((best,))] if any(best is plan for plan in alone) else []
 
 
-def _tries_kinds(request: Request) -> bool:
-    """Whether the usual kinds of parallelism are among the plans that are searched.
-
-    If they are, they come last: the space of all plans of a mesh of one axis has theirs.
-    """
-    free = request.parallel is None and request.mesh is None and not request.constraints.bound
-    return free and request.strategy != "inter"
-
-
 def _searched(
     spaces: Sequence[Space], request: Request, cluster: Cluster, budget: Budget
 ) -> list[SpaceResult]:
@@ -372,7 +364,9 @@ def _searched(
     while waiting:
         is_known = any(result.plans for result in results)
         if results and (request.objective == "memory" or not is_known):
-            waiting.sort(key=lambda space: not _is_small(space))
+            waiting.sort(
+                key=lambda other: not isinstance(other, KindSpace) or other.mesh is not None
+            )
         space = waiting.pop(0)
         is_kind = isinstance(space, KindSpace)
         kinds = sum(isinstance(other, KindSpace) for other in waiting)
@@ -385,11 +379,6 @@ def _searched(
         begin_s, result = now_s(), space.search(share, tuple(results))
         results.append(replace(result, took_s=now_s() - begin_s))
     return _gone_on(results, request, cluster, budget)
-
-
-def _is_small(space: Space) -> bool:
-    """Test whether a space is that of one kind of parallelism over one axis."""
-    return isinstance(space, KindSpace) and space.mesh is None
 
 
 def _unfinished(

@@ -96,10 +96,7 @@ class Bounds:
 
 
 def returns(groups: Iterable[frozenset[int]]) -> int:
-    """The number of times that a device is used again after other devices alone were.
-
-    Args:
-        groups: The devices of each operator, in their order.
+    """The number of times that a device is used again after other operators' devices alone were.
 
     >>> returns(map(frozenset, [{0}, {1}, {1}, {0}, {0, 1}]))
     2

@@ -22,12 +22,7 @@ class Site(NamedTuple):
 def item_sites(
     problem: Problem, among: Collection[int] | None = None
 ) -> tuple[tuple[Site, ...], ...]:
-    """List for each item its sites, edges first, then holds.
-
-    Args:
-        problem: The problem.
-        among: The items that get sites; None for all.
-    """
+    """List for each item, or for those `among` some, its sites: edges first, then holds."""
     sites: list[list[Site]] = [[] for _ in problem.items]
     for index, edge in enumerate(problem.edges):
         for item, pairs in _triggers(edge.items.items(), among):

@@ -51,22 +51,18 @@ def bound(named: NamedDims, graph: Graph, mesh: Mapping[str, int]) -> tuple[Alon
     )
     rules = rules_of(graph)
     for demand in demands:
-        _check_sizes(demand, rules, mesh)
+        parts = math.prod(mesh[axis] for axis in demand.axes)
+        for node, factors in demand.factors.items():
+            rule = rules[node]
+            assert isinstance(rule, Rule)
+            size = max(rule.factors[factor].size for factor in factors)
+            if size < parts:
+                raise ConstraintError(
+                    f"{demand.text}: it has {size} elements in {node!r}, fewer than {parts} devices"
+                )
     for one, other in combinations(demands, 2):
         _check_together(one, other, graph)
     return demands
-
-
-def _check_sizes(demand: Along, rules: Mapping[str, Rule | str], mesh: Mapping[str, int]) -> None:
-    parts = math.prod(mesh[axis] for axis in demand.axes)
-    for name, factors in demand.factors.items():
-        rule = rules[name]
-        assert isinstance(rule, Rule)
-        size = max(rule.factors[factor].size for factor in factors)
-        if size < parts:
-            raise ConstraintError(
-                f"{demand.text}: it has {size} elements in {name!r}, fewer than {parts} devices"
-            )
 
 
 def _demand(named: NamedDims, name: str, axes: tuple[str, ...], graph: Graph) -> Along:

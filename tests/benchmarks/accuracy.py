@@ -55,7 +55,7 @@ from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.executors import ONNX_RUNTIME, PYTORCH
-from partitioner.cost_model.memory.peaks import MemoryPeak
+from partitioner.cost_model.memory.lives import MemoryPeak
 from partitioner.cost_model.prices.compute import Sources
 from partitioner.cost_model.profiles.database import Profile, write_entries
 from partitioner.cost_model.profiles.forms import Form

@@ -92,7 +92,7 @@ def test_a_program_keeps_the_region_that_it_was_compiled_in() -> None:
         assert torch.equal(program(*batch(1))[1], scores)
     assert loss.dtype == torch.float32
     smaller = variant(program, batch(1, 2), {}, training=False, share=lambda search: search())
-    assert smaller.graph.types[smaller.traced.results[1]].dtype == "bfloat16"
+    assert smaller.graph.types[smaller.traced.call.results[1]].dtype == "bfloat16"
 
 
 def test_a_call_in_another_region_is_refused() -> None:

@@ -201,7 +201,7 @@ def test_no_proof_is_wrong(part: int) -> None:
     for name in list(batch_losses.LOSSES)[part::4]:
         module, example = batch_losses.module(name), Example(batch_losses.batch(), {})
         whole = trace_module(module, example, ModuleOptions(training=True))
-        results = tuple(filter(None, whole.traced.results))
+        results = tuple(filter(None, whole.traced.call.results))
         for count in COUNTS:
             try:
                 cut = trace_micro_batch(module, example, ModuleOptions(training=True), count)

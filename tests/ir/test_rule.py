@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding
-from partitioner.ir.loops.factors import FactorKind, parse_dim, parse_tensor
+from partitioner.ir.loops.factors import FactorKind, listed, parse_dim
 from partitioner.ir.loops.windows import Window
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.rule import Cut, Rule
@@ -63,7 +63,8 @@ def segmented(draw: st.DrawFn, size: int) -> DimLayout:
     ],
 )
 def test_tensors_are_parsed(text: str, dims: object) -> None:
-    assert parse_tensor(text) == dims
+    (parsed,) = listed(text, [()])
+    assert (None if parsed is None else tuple(map(parse_dim, parsed))) == dims
 
 
 def test_a_sum_of_compounds_is_parsed() -> None:

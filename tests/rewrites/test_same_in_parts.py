@@ -97,7 +97,7 @@ def of(forward: Forward, *, training: bool = True, count: int = COUNT) -> Differ
     part = trace_micro_batch(module, example, options, count)
     whole = trace_module(module, example, options)
     assert part.micro is not None
-    results = tuple(filter(None, whole.traced.results))
+    results = tuple(filter(None, whole.traced.call.results))
     return difference(whole.graph, part.graph, part.micro.split, results, count, SEED)
 
 

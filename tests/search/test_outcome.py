@@ -8,7 +8,7 @@ import pytest
 
 from helpers.plans.cost_cases import chain_graph, flat
 from partitioner.cost_model.evaluate import Evaluation
-from partitioner.cost_model.memory.peaks import MemoryPeak
+from partitioner.cost_model.memory.lives import MemoryPeak
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Certificate, NodePlan, Plan
 from partitioner.ir.rule import Cut

@@ -1,10 +1,16 @@
 """The budget of a search and its shares."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from partitioner.search.request import PART, Budget, Request, silent
+import partitioner
+from partitioner.examples.small import build_tiny
+from partitioner.search.outcome import Outcome
+from partitioner.search.request import LEAST_CLOCK, PART, SHORT_S, Budget, Request, silent
+from partitioner.search.ways.way import Weighing
+from partitioner.solver import Infeasible
 from partitioner.solver import work as work_module
 from partitioner.solver.work import STEPS_PER_S
 
@@ -31,3 +37,41 @@ def test_a_share_has_its_part_of_the_steps_and_all_the_time(budget: Budget) -> N
     assert share.work.left_s == 30
     assert {**vars(share), "work": budget.work} == vars(budget)
     assert share.work.of_the_clock(3).left_s == 10
+
+
+def test_the_steps_of_a_short_limit_are_those_of_a_longer_one_at_most(budget: Budget) -> None:
+    for limit_s in (1.0, 6.0, PART * SHORT_S, 10.0, SHORT_S):
+        short = Budget.of(replace(Request(), time_limit_s=limit_s))
+        assert short.work.left == min(limit_s, PART * SHORT_S) * STEPS_PER_S
+    assert budget.with_steps(1.0).work.left == budget.work.left
+    assert budget.with_steps(1e9).work.left == 1e9
+
+
+@pytest.mark.parametrize(("spent_s", "left_s"), [(0, 30), (10, 20), (29, 30 * LEAST_CLOCK)])
+def test_a_search_has_what_tracing_leaves_of_the_limit(
+    spent_s: float, left_s: float, budget: Budget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partitioner.search.request.now_s", lambda: NOW_S)
+    begun = Budget.of(Request(time_limit_s=30), begun_s=NOW_S - spent_s)
+    assert begun.work.left_s == left_s
+    assert begun.work.left == budget.work.left
+
+
+def test_the_clock_begins_with_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [NOW_S]
+    seen: list[Budget] = []
+    for module in ("solver.work", "search.request", "search.ways.stage_clock"):
+        monkeypatch.setattr(f"partitioner.{module}.now_s", lambda: now[0])
+
+    def weighed(weighing: Weighing) -> Outcome:
+        seen.append(weighing.budget)
+        raise Infeasible("nothing fits")
+
+    def slow(stage: str) -> None:
+        now[0] += 7.0 if stage == "reading the model" else 0.0
+
+    monkeypatch.setattr(Weighing, "best", weighed)
+    with pytest.raises(Infeasible, match="nothing fits"):
+        partitioner.compile(build_tiny(), devices=2, time_limit_s=30, progress=slow)
+    assert now[0] == NOW_S + 7
+    assert seen[0].work.deadline == NOW_S + 30

@@ -101,7 +101,7 @@ def test_a_mesh_keeps_its_plan_when_the_clock_stops_its_improvement(
     plan = sharder.begin(MESH, 0.0)[0]
     first = plan.best
     monkeypatch.setattr(work_module, "now_s", late_after(looks))
-    monkeypatch.setattr("partitioner.search.levels.one_column.LEAST_S", 1e-9)
+    monkeypatch.setattr("partitioner.search.levels.mesh_sharder.LEAST_S", 1e-9)
     sharder.work.deadline = 1.0
     improved = sharder.improve(plan)
     assert improved.cost_s <= first.cost_s

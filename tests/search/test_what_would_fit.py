@@ -33,6 +33,18 @@ def test_the_least_count_is_found_and_none_is_tried_that_cannot_fit(
     assert all(count >= least for count in tried)
 
 
+def test_numbers_of_devices_without_a_mesh_of_two_kinds_do_not_fit() -> None:
+    """Of the numbers up to twice as many as asked for, some are prime."""
+    with pytest.raises(Infeasible, match=r"it fits .*on 6 devices"):
+        partitioner.compile(
+            mlp(layers=4, hidden=64, batch=8),
+            cluster="4xh100",
+            parallel="dp+tp",
+            memory=34_000,
+            plan_only=True,
+        )
+
+
 def test_nothing_is_tried_where_the_weights_alone_want_too_many_devices() -> None:
     def fits(count: int) -> bool:
         raise AssertionError(count)

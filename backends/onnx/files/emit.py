@@ -9,6 +9,7 @@ tensor, or zeros). A local slice is standard nodes, a Slice per piece and a Conc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -29,18 +30,20 @@ from onnx import (
 )
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.header import Origin
+from partitioner.backends.header import Origin, header_data
 from partitioner.backends.onnx.files.messages import (
     BLOCK_KEY,
     DOMAIN,
+    FORMAT_VERSION,
     ORIGIN_KEY,
     PHASE_KEY,
     PLAIN_KEY,
+    PROGRAM_KEY,
+    VERSION_KEY,
     dump_transfers,
     node_proto,
     tensor_proto,
     value_info,
-    write_header,
 )
 from partitioner.backends.onnx.files.weights import Store, WeightFile, inline_tensor
 from partitioner.backends.regions import cut, is_whole
@@ -134,7 +137,11 @@ def _build(
         opset_imports=[helper.make_opsetid(*pair) for pair in opsets],
         functions=[_stub(name, node, opset) for name, node in sorted(functions.items())],
     )
-    write_header(model, program, programs, len(comms), origin, parts)
+    header = json.dumps(
+        header_data(program, programs, len(comms), origin, parts), separators=(",", ":")
+    )
+    for key, text in ((VERSION_KEY, str(FORMAT_VERSION)), (PROGRAM_KEY, header)):
+        model.metadata_props.add(key=key, value=text)
     return model
 
 

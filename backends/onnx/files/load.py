@@ -1,11 +1,12 @@
-"""A rank file -> steps: cut at its communications, everything checked."""
+"""Rank files -> steps: cut at their communications, everything checked, also that they agree."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -13,7 +14,6 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from partitioner.backends.errors import BackendError, one_line, why_unreadable
 from partitioner.backends.header import Header, fits
-from partitioner.backends.onnx.files.agreement import check_agreement, check_delivery, check_order
 from partitioner.backends.onnx.files.messages import (
     BLOCK_KEY,
     DOMAIN,
@@ -28,14 +28,16 @@ from partitioner.backends.onnx.files.weights import check_digest
 from partitioner.backends.regions import region_shape
 from partitioner.foundations.files import read_file
 from partitioner.ir.errors import IRError
-from partitioner.ir.exchange import Transfer
+from partitioner.ir.exchange import Transfer, region_numel
 from partitioner.ir.onnx_types import from_onnx_dtype
-from partitioner.ir.phases import RunOrder
+from partitioner.ir.phases import Part, RunOrder
+from partitioner.ir.pipeline import PipelineScheduleError, check
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import TensorType
 
 #: Most bytes of a rank file without its weights: what a protobuf message may have.
 _MOST_BYTES = 2**31 - 1
+Steps = Sequence[Segment | Cut]
 #: The header of a rank file, and its steps, of which segments have their first node only.
 RankFile = tuple[Header, tuple[Segment | Cut, ...]]
 
@@ -84,9 +86,9 @@ def check_ranks(files: Sequence[RankFile], where: str) -> tuple[Header, ...]:
         if _shared(header) != _shared(headers[0]):
             raise BackendError(f"{where}: rank{rank}.onnx is not of the plan that rank0.onnx is of")
     try:
-        check_agreement([steps for _, steps in files])
-        check_delivery(headers)
-        check_order(headers[0], [steps for _, steps in files])
+        _check_agreement([steps for _, steps in files])
+        _check_delivery(headers)
+        _check_order(headers[0], [steps for _, steps in files])
     except BackendError as error:
         raise BackendError(f"{where}: {error}") from None
     return headers
@@ -96,6 +98,113 @@ def _shared(header: Header) -> tuple[object, ...]:
     """The fields that are equal in all files of a folder."""
     plan = header.ranks, header.programs, header.origin, header.batch
     return *plan, header.whole_inputs, header.whole_outputs
+
+
+def _check_agreement(files: Sequence[Steps]) -> None:
+    """Compare the communications in the steps of each rank's file, in order of rank.
+
+    Each file holds its own side only. Where two sides differ the ranks would wait for each other,
+    or move the wrong parts.
+    """
+    _check_reached(files)
+    comms: dict[int, dict[int, Cut]] = {}
+    for rank, steps in enumerate(files):
+        for step in steps:
+            if isinstance(step, Cut):
+                comms.setdefault(step.comm.seq, {})[rank] = step
+    for seq, sides in sorted(comms.items()):
+        _check_sides(seq, sides)
+
+
+def _check_delivery(headers: Sequence[Header]) -> None:
+    """Refuse files that do not deliver every output once."""
+    for name in headers[0].whole_outputs:
+        type_ = headers[0].run_type(name)
+        parts = [out.region for header in headers for out in header.outputs if out.whole == name]
+        delivered = sum(type_.numel if part is None else region_numel(part) for part in parts)
+        if delivered != type_.numel:
+            raise BackendError(
+                f"the ranks deliver {delivered} elements of output {name!r}, which is {type_}; "
+                "partition the model again"
+            )
+
+
+def _check_order(header: Header, files: Sequence[Steps]) -> None:
+    """Refuse an order of micro-batches in which ranks would wait for each other for ever."""
+    if header.batch is None:
+        return
+    order = header.batch.order
+    spans = {step.span for steps in files for step in steps if isinstance(step, Cut)}
+    ends = ([order.phases.of(phase) for phase in span] for span in spans)
+    edges = {
+        (stage, target)
+        for (part, stage), (of_target, target) in ends
+        if part is of_target is Part.FORWARD and stage != target
+    }
+    try:
+        check(order.table, sorted(edges))
+    except PipelineScheduleError as error:
+        raise BackendError(f"the schedule of micro-batches cannot run: {error}") from None
+
+
+def _check_reached(files: Sequence[Steps]) -> None:
+    """A phase is a number of hops, of which there are no more than steps."""
+    most = sum(map(len, files))
+    for rank, step in ((rank, step) for rank, steps in enumerate(files) for step in steps):
+        first, last = step.span
+        if not 0 <= first <= last <= most:
+            name = f"node {step.nodes[0].name!r}" if isinstance(step, Segment) else str(step)
+            raise BackendError(
+                f"rank{rank}.onnx: phases {first} to {last} of {name} are not in order "
+                f"within 0 to {most}; partition the model again"
+            )
+
+
+def _check_sides(seq: int, sides: Mapping[int, Cut]) -> None:
+    (first, cut), *rest = sides.items()
+    for rank, other in rest:
+        for field, value in _agreed(other).items():
+            if value != _agreed(cut)[field]:
+                raise BackendError(
+                    f"rank{rank}.onnx and rank{first}.onnx differ in communication {seq}: {field} "
+                    f"{value} and {_agreed(cut)[field]}; partition the model again"
+                )
+    if sorted(sides) != sorted(cut.active):
+        raise BackendError(
+            f"communication {seq} is of ranks {sorted(cut.active)}, but is in the files of "
+            f"{sorted(sides)}; partition the model again"
+        )
+    _check_transfers(seq, {rank: side.comm.transfers for rank, side in sides.items()})
+
+
+def _agreed(cut: Cut) -> dict[str, Any]:
+    """The fields that are equal on all sides of a communication."""
+    comm = cut.comm
+    return {
+        "kind": comm.kind.value,
+        "ranks": comm.ranks,
+        "type": comm.dtype,
+        "reduction": comm.reduce,
+        "phase": comm.phase,
+        "target phase": comm.target_phase,
+        "active ranks": cut.active,
+        "uniform": cut.uniform,
+    }
+
+
+def _check_transfers(seq: int, sides: Mapping[int, tuple[Transfer, ...]]) -> None:
+    """Check that both ends of a transfer have it, in the same order among those of the pair."""
+    pairs = {(t.source, t.target) for t in chain(*sides.values())}
+    for source, target in sorted(pairs):
+        sent, received = (
+            [t for t in sides.get(end, ()) if (t.source, t.target) == (source, target)]
+            for end in (source, target)
+        )
+        if sent != received:
+            raise BackendError(
+                f"rank{source}.onnx and rank{target}.onnx differ in communication {seq}: what goes "
+                f"from {source} to {target}; partition the model again"
+            )
 
 
 def load_rank(source: Path | ModelProto, keep: Collection[str] = ()) -> RankModel:

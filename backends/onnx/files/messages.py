@@ -26,9 +26,7 @@ from onnx import (
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.header import (
     Header,
-    Origin,
     count,
-    header_data,
     parse_header,
     parse_region,
 )
@@ -36,8 +34,6 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Attr, Node, Opaque
 from partitioner.ir.onnx_types import onnx_dtype
-from partitioner.ir.pieces.batch_parts import BatchParts
-from partitioner.ir.program import Programs, RankProgram
 from partitioner.ir.types import TensorType, numpy_dtype
 
 #: Domain of the communication operators and of the keys in metadata.
@@ -135,20 +131,6 @@ def _attribute(key: str, value: Attr, empty_type: int, rename: Mapping[str, str]
     if isinstance(value, tuple):
         return helper.make_attribute(key, list(value), attr_type=None if value else empty_type)
     return helper.make_attribute(key, value)
-
-
-def write_header(
-    model: ModelProto,
-    program: RankProgram,
-    programs: Programs,
-    comms: int,
-    origin: Origin,
-    parts: BatchParts | None,
-) -> None:
-    """Add the description of one rank to its file's metadata (`model` is modified)."""
-    data = header_data(program, programs, comms, origin, parts)
-    model.metadata_props.add(key=VERSION_KEY, value=str(FORMAT_VERSION))
-    model.metadata_props.add(key=PROGRAM_KEY, value=json.dumps(data, separators=(",", ":")))
 
 
 def read_header(model: ModelProto, where: str) -> Header:

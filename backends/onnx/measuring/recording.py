@@ -95,31 +95,26 @@ class Recorder:
             graph = self.executor.sessions.graph_of(index)
             by_kernel = nodes_of_kernels(self.executor.model.segment(index).nodes, graph)
             names[index] = {kernel: _work_of(nodes) for kernel, nodes in by_kernel.items()}
+        model = self.executor.model
+
+        def events(number: int, actions: Iterable[tuple[Action, float, float]]) -> Iterator[Event]:
+            for action, begin, end in actions:
+                step = model.steps[action.index]
+                if isinstance(step, Cut):
+                    seqs, role = (step.comm.seq,), _ROLES[action.role]
+                    yield Event((), seqs, step.comm.kind.value, role, begin, end)
+                    continue
+                for kernel in runs[action.index][number]:
+                    nodes, comms = names[action.index].get(kernel.name, ((), ()))
+                    label = kernel.op if nodes or comms else f"{kernel.op} {kernel.name}"
+                    first, last = end + kernel.begin_s, end + kernel.end_s
+                    yield Event(nodes, comms, label, Role.COMPUTE, first, last)
+
         recorded = tuple(
-            Step(begin, end, tuple(self._events(number, actions, runs, names)))
+            Step(begin, end, tuple(events(number, actions)))
             for number, (begin, end, actions) in enumerate(timed, 1)
         )
-        model = self.executor.model
         return recorded, held_bytes(model, live.by_step, runs, shared=True).total
-
-    def _events(
-        self,
-        number: int,
-        actions: Iterable[tuple[Action, float, float]],
-        runs: Mapping[int, list[tuple[Kernel, ...]]],
-        names: Mapping[int, Mapping[str, _Work]],
-    ) -> Iterator[Event]:
-        for action, begin, end in actions:
-            step = self.executor.model.steps[action.index]
-            if isinstance(step, Cut):
-                seqs, role = (step.comm.seq,), _ROLES[action.role]
-                yield Event((), seqs, step.comm.kind.value, role, begin, end)
-                continue
-            for kernel in runs[action.index][number]:
-                nodes, comms = names[action.index].get(kernel.name, ((), ()))
-                label = kernel.op if nodes or comms else f"{kernel.op} {kernel.name}"
-                first, last = end + kernel.begin_s, end + kernel.end_s
-                yield Event(nodes, comms, label, Role.COMPUTE, first, last)
 
 
 def _work_of(nodes: Iterable[NodeProto]) -> _Work:

@@ -249,7 +249,9 @@ class Executor:
             place = targets.get(name)
             values[name] = self._empty(self.model.types[name]) if place is None else place
         with self.sessions.opened(index) as session:
-            binding = self._bindings.get(index) or _Binding(session, session.io_binding())
+            binding = self._bindings.get(index)
+            if binding is None:
+                binding = _Binding(session, session.io_binding(), self._nowhere.data_ptr())
             if segment.block is None:
                 self._bindings[index] = binding
             self._run(binding, segment, values, places)
@@ -261,45 +263,29 @@ class Executor:
         values: Values,
         places: Iterable[tuple[Sums, torch.Tensor]],
     ) -> None:
-        types = self.model.types
+        types, device, io = self.model.types, self.config.device, binding.io
         for name in segment.inputs:
-            self._bind(binding, binding.io.bind_input, name, types[name], values[name])
-        device = self.config.device
+            binding.place(io.bind_input, name, types[name], values[name])
         for name in segment.outputs:
             if name in self.model.bounded:
-                binding.io.bind_output(name, device.type, device.index or 0)
+                io.bind_output(name, device.type, device.index or 0)
             else:
-                self._bind(binding, binding.io.bind_output, name, types[name], values[name])
+                binding.place(io.bind_output, name, types[name], values[name])
         for sums, place in places:
             for name in sums.inner:
-                self._bind(binding, binding.io.bind_output, name, types[sums.image], place)
-        if self.config.device.type == "cuda":
-            torch.cuda.synchronize(self.config.device)
+                binding.place(io.bind_output, name, types[sums.image], place)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         try:
-            binding.session.run_with_iobinding(binding.io)
+            binding.session.run_with_iobinding(io)
         except Exception as error:
             raise BackendError(
                 f"rank {self.model.rank}: ONNX Runtime: {one_line(error)}"
             ) from error
         for index, name in enumerate(segment.outputs):
             if name in self.model.bounded:
-                array = binding.io.get_outputs()[index].numpy()
+                array = io.get_outputs()[index].numpy()
                 values[name] = from_numpy(array, types[name].dtype).to(device)
-
-    def _bind(
-        self,
-        binding: _Binding,
-        bind: Callable[..., None],
-        name: str,
-        type_: TensorType,
-        tensor: torch.Tensor,
-    ) -> None:
-        """Tell a session where a value lies, if that has changed since its last run."""
-        address = tensor.data_ptr() or self._nowhere.data_ptr()
-        if binding.addresses.get(name) != address:
-            device, element = tensor.device, onnx_dtype(type_.dtype)
-            bind(name, device.type, device.index or 0, element, type_.shape, address)
-            binding.addresses[name] = address
 
 
 @dataclass(frozen=True)
@@ -308,7 +294,18 @@ class _Binding:
 
     session: ort.InferenceSession
     io: ort.IOBinding
+    nowhere: int  # the address of tensors without elements
     addresses: dict[str, int] = field(default_factory=dict)
+
+    def place(
+        self, bind: Callable[..., None], name: str, type_: TensorType, at: torch.Tensor
+    ) -> None:
+        """Tell the session where a value lies, if that has changed since its last run."""
+        address = at.data_ptr() or self.nowhere
+        if self.addresses.get(name) != address:
+            index, element = at.device.index or 0, onnx_dtype(type_.dtype)
+            bind(name, at.device.type, index, element, type_.shape, address)
+            self.addresses[name] = address
 
 
 def _actions(steps: Sequence[Segment | Cut]) -> Iterator[Action]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count, pairwise
@@ -181,16 +181,18 @@ def _open_group(
     The weights of the optimized graph lie in a file that is deleted when the sessions have mapped
     it. They are not in memory twice: the session that writes them is closed before others open.
     """
-    try:
-        folder = TemporaryDirectory(prefix="partitioner-", ignore_cleanup_errors=True)
-    except OSError as error:
-        _warn_of_plain_images(group, error)
-        return {}
-    with folder as name:
+    with ExitStack() as stack:
         try:
+            folder = TemporaryDirectory(prefix="partitioner-", ignore_cleanup_errors=True)
+            name = stack.enter_context(folder)
             optimized = _optimized(group, replace(config, optimized=Path(name)))
         except (BackendError, OSError) as error:
-            _warn_of_plain_images(group, error)
+            warnings.warn(
+                f"rank {group.model.rank}: {len(group.segments)} segments open one by one and run "
+                "slower, because ONNX Runtime could not optimize them together in the temporary "
+                f"folder {gettempdir()!r}: {one_line(error)}",
+                stacklevel=1,
+            )
             return {}
         if not optimized.plain:
             as_it_is = replace(config, optimization="disable")
@@ -201,15 +203,6 @@ def _open_group(
                 sessions[index] = session, piece.sums
             return sessions
     return open_joined(group.model, tuple(group.segments), config, plain | optimized.plain)
-
-
-def _warn_of_plain_images(group: Group, error: Exception) -> None:
-    warnings.warn(
-        f"rank {group.model.rank}: {len(group.segments)} segments open one by one and run slower, "
-        "because ONNX Runtime could not optimize them together in the temporary folder "
-        f"{gettempdir()!r}: {one_line(error)}",
-        stacklevel=2,
-    )
 
 
 def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> ort.InferenceSession:
@@ -252,7 +245,6 @@ def _opened(
     *,
     plain: bool = False,
 ) -> ort.InferenceSession:
-    """A session of a model of a rank, on its device."""
     providers: list[object] = ["CPUExecutionProvider"]
     if config.device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": config.device.index or 0}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -25,11 +25,12 @@ class Signature:
     out_spec: pytree.TreeSpec  #: Structure of the returned value.
     inputs: tuple[str, ...]  #: Graph input of each flat argument; "" for those that are no tensors.
     example: tuple[Any, ...]  #: The flat arguments that the module was traced with.
-    types: Mapping[str, TensorType]  #: Type of each graph input.
-    results: tuple[str, ...]  #: Graph output of each flat result; "" for one that is no tensor.
-    others: tuple[Any, ...]  #: Each flat result that is no tensor; None in the place of tensors.
-    seed: str  #: Graph input that seeds random draws; "" if there are none.
-    tangent: str  #: Graph input for the gradient of the first result; "" for inference.
+    #: Type of each graph input.
+    types: Mapping[str, TensorType] = field(default_factory=dict)
+    results: tuple[str, ...] = ()  #: Graph output of each flat result; "" if it is no tensor.
+    others: tuple[Any, ...] = ()  #: Each flat result that is no tensor; None for tensors.
+    seed: str = ""  #: Graph input that seeds random draws; "" if there are none.
+    tangent: str = ""  #: Graph input for the gradient of the first result; "" for inference.
     #: Element type of the `torch.autocast` around the trace; "" if there was none.
     autocast: str = ""
     #: Whether each flat result depends on a trained parameter in the module; a program

@@ -135,10 +135,7 @@ def _gathered(
     positions: Sequence[Sequence[Sequence[Interval]]],
     **attrs: Attr,
 ) -> LocalOp:
-    """The node on its operand `index`, padded: each position reads a window of it.
-
-    The spatial dims of the region in `positions` are the positions.
-    """
+    """The node on its operand `index`, padded: each of the `positions` reads a window of it."""
     attrs = {**_groups(local), **attrs}
     node = replace(view.node, attrs={**view.node.attrs, **attrs})
     if not local.regions:

@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from partitioner.ir.exchange import intersect, localize
 from partitioner.ir.graph import LOADS, Attr
 from partitioner.ir.loops.dispatch import Dispatch
 from partitioner.ir.ops.local import in_whole, same_node
-from partitioner.ir.ops.signature import Dims, Options
+from partitioner.ir.ops.signature import Dims
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import item_bytes
@@ -73,7 +74,7 @@ def _rule(view: OpView, *, backward: bool, biased: bool) -> Rule:
     width = view.shape(first + 4)[2]
     gates = {"u": view.shape(first + 3)[1] // max(width, 1), "i": width}
     columns = "" if biased or "%" in str(view.attr("activation", "")) else "i"
-    options: Options = {
+    options: dict[str, Any] = {
         "sizes": gates,
         "whole": "k h u" if columns else "k h u i",
         "points": "t k e h i",

@@ -72,7 +72,6 @@ def _select(view: OpView, *, backward: bool = False) -> Rule:
 
 
 def _select_scatter(view: OpView) -> Rule:
-    """The second operand replaces one element of a dim, where the device has it."""
     dims, dim = _dims_of_whole(view, "dim", backward=False)
     around = replaced(dims, dim, "x")
     return view.rule([around, replaced(dims, dim)], [around], sums=[0, 1])

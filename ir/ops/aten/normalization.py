@@ -1,10 +1,8 @@
 """Normalizations and their gradients: the normalised dims are whole, all others are cut.
 
-Gradients of weights and biases are sums over the dims that are not normalised; means and
-deviations are operands, so that the normalised dims may be cut as well. Batch norm in training is
-several operators (see `partitioner.backends.torch.operators.normalization`), of which only those
-that give sums reduce the batch; factor t, of size 2, is a sum and a sum of squares. Group norm of
-images likewise: its sums reduce space.
+Gradients of weights and biases are sums over the dims that are not normalised. Batch norm in
+training, and group norm of images, are several operators, of which only those that give sums reduce
+the batch, or space; factor t, of size 2, is a sum and a sum of squares.
 """
 
 from __future__ import annotations

@@ -208,8 +208,8 @@ def _written(write: _Writer, cut: Sequence[int], places: str) -> LocalOp:
         sizes[dim] += 1
         data = write.add("Concat", data, spare, shape=sizes, attrs={"axis": dim})
     whole = write.add(node.op, data, places, *node.inputs[2:], shape=sizes, attrs=node.attrs)
-    begins, ends = (0 for _ in cut), (part[dim] for dim in cut)
-    bounds = (write.numbers(*numbers) for numbers in (begins, ends, cut))
+    ends = write.numbers(*(part[dim] for dim in cut))
+    bounds = write.numbers(*(0 for _ in cut)), ends, write.numbers(*cut)
     write.add("Slice", whole, *bounds, made=node.outputs[0])
     return write.done()
 

@@ -23,18 +23,12 @@ def _batch_norm(view: OpView) -> Rule:
     return batch_norm(view)
 
 
-def _layer_norm(view: OpView, flops: float) -> Rule:
-    """Dims from `axis` on are whole; results Y, mean, inverse deviation."""
-    return _from_dim(view, view.dim("axis", -1), flops)
+def _layer_norm(view: OpView, flops: float, *, skips: bool = False) -> Rule:
+    """Dims from `axis` on are whole; results Y, mean, inverse deviation.
 
-
-def _skip_norm(view: OpView, flops: float) -> Rule:
-    """A residual sum (and bias), normalised over the last dim, and as the fourth result."""
-    return _from_dim(view, view.rank() - 1, flops + 2)
-
-
-def _from_dim(view: OpView, first: int, flops: float) -> Rule:
-    out = names("b", view.rank())
+    Of a residual sum (and bias), the fourth result, the last dim is normalised.
+    """
+    first, out = view.rank() - 1 if skips else view.dim("axis", -1), names("b", view.rank())
     operands = [shape if shape is None else broadcast(shape, out) for shape in view.shapes]
     dims = broadcast(view.shape(), out)
     mean = [*dims[:first], *["1"] * len(dims[first:])]
@@ -57,6 +51,10 @@ ROWS: Mapping[str, OpRow] = {
     ),
     "RMSNormalization": OpRow(partial(_layer_norm, flops=UNCENTRED)),
     "SimplifiedLayerNormalization": OpRow(partial(_layer_norm, flops=UNCENTRED)),
-    "com.microsoft::SkipLayerNormalization": OpRow(partial(_skip_norm, flops=CENTRED)),
-    "com.microsoft::SkipSimplifiedLayerNormalization": OpRow(partial(_skip_norm, flops=UNCENTRED)),
+    "com.microsoft::SkipLayerNormalization": OpRow(
+        partial(_layer_norm, flops=CENTRED + 2, skips=True)
+    ),
+    "com.microsoft::SkipSimplifiedLayerNormalization": OpRow(
+        partial(_layer_norm, flops=UNCENTRED + 2, skips=True)
+    ),
 }

@@ -12,27 +12,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from partitioner.ir.ops.rules.dims import broadcast, names
-from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
+from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL, elementwise
 from partitioner.ir.ops.signature import OpaqueError
 from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
 
 Dims = Sequence[str] | None
-
-
-def _elementwise(view: OpView, places: Sequence[int], flops: float) -> Rule:
-    """Operands at these places broadcast to the result; the others are settings."""
-    out = names("b", len(view.out_shape))
-    operands = [
-        broadcast(view.shape(i), out) if i in places else None for i in range(len(view.types))
-    ]
-    return view.rule(operands, [broadcast(view.out_shape, out)], flops=flops)
-
-
-def _on_data(view: OpView, data: Sequence[str], result: Sequence[str], **options: object) -> Rule:
-    """A rule of the first operand; the others are settings."""
-    operands: list[Dims] = [data, *[None] * (len(view.types) - 1)]
-    return view.rule(operands, [result], **options)  # type: ignore[arg-type]
 
 
 def _softmax(view: OpView) -> Rule:
@@ -41,7 +26,7 @@ def _softmax(view: OpView) -> Rule:
     dims = names("d", rank)
     alone = view.int_attr("opset", 13) >= 13
     whole = dims[axis : axis + 1] if alone else dims[axis:]
-    return _on_data(view, dims, dims, whole=whole, flops=TRANSCENDENTAL + 6)
+    return view.rule([dims], [dims], whole=whole, flops=TRANSCENDENTAL + 6)
 
 
 def _concat(view: OpView) -> Rule:
@@ -71,7 +56,8 @@ def _image(view: OpView, *, last: bool | None = None) -> Rule:
     result = ["n", *after, "c"] if last else ["n", "c", *after]
     whole = {*before, *(name for name in after if name != "1")}
     points = [name for name in result if name != "1"]
-    return _on_data(view, data, result, whole=whole, points=points, flops=float(math.prod(kernel)))
+    flops = float(math.prod(kernel))
+    return view.rule([data], [result], whole=whole, points=points, flops=flops)
 
 
 def _conv(view: OpView) -> Rule:
@@ -101,14 +87,14 @@ def _by_channel(view: OpView, index: int) -> Dims:
 
 ROWS: Mapping[str, OpRow] = {
     "com.microsoft::NhwcMaxPool": OpRow(partial(_image, last=True)),
-    "com.microsoft::QLinearAdd": OpRow(lambda view: _elementwise(view, (0, 3), 6)),
+    "com.microsoft::QLinearAdd": OpRow(partial(elementwise, flops=6, places=(0, 3))),
     "com.microsoft::QLinearAveragePool": OpRow(_image),
     "com.microsoft::QLinearConcat": OpRow(_concat),
     "com.microsoft::QLinearConv": OpRow(_conv),
     "com.microsoft::QLinearGlobalAveragePool": OpRow(_image),
-    "com.microsoft::QLinearLeakyRelu": OpRow(lambda view: _elementwise(view, (0,), 5)),
-    "com.microsoft::QLinearMul": OpRow(lambda view: _elementwise(view, (0, 3), 6)),
-    "com.microsoft::QLinearSigmoid": OpRow(lambda view: _elementwise(view, (0,), 8)),
+    "com.microsoft::QLinearLeakyRelu": OpRow(partial(elementwise, flops=5, places=(0,))),
+    "com.microsoft::QLinearMul": OpRow(partial(elementwise, flops=6, places=(0, 3))),
+    "com.microsoft::QLinearSigmoid": OpRow(partial(elementwise, flops=8, places=(0,))),
     "com.microsoft::QLinearSoftmax": OpRow(_softmax),
-    "com.microsoft::QLinearWhere": OpRow(lambda view: _elementwise(view, (0, 1, 4), 4)),
+    "com.microsoft::QLinearWhere": OpRow(partial(elementwise, flops=4, places=(0, 1, 4))),
 }

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from partitioner.ir.graph import Node
+from partitioner.ir.graph import Attr, Node
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
 from partitioner.ir.ops.rules.reduction import along, reduce, top_k
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
@@ -84,7 +84,7 @@ def _empty_sum(view: OpView, dims: list[int], keepdims: int) -> LocalOp:
     add = Node(node.name, "ReduceSum", (node.inputs[0], axes), node.outputs, {"keepdims": keepdims})
     if view.opset >= SUM_AXES_INPUT:
         return LocalOp((add,), {axes: np.array(dims, np.int64)})
-    attrs = {"keepdims": keepdims, "axes": tuple(dims)}
+    attrs: dict[str, Attr] = {"keepdims": keepdims, "axes": tuple(dims)}
     return LocalOp((replace(add, inputs=node.inputs[:1], attrs=attrs),))
 
 

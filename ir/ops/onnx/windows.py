@@ -95,7 +95,7 @@ def _conv(
     Those are one for the tensor or one for each output channel. Where the sum is rounded, or an
     activation follows, it is needed over all input channels.
     """
-    names = operands.split()[: len(view.types)]
+    names = operands.split()
     weights = view.shape(names.index("w"))
     dims = ConvDims.of(weights, view.positive("group", 1), transposed=transposed)
     tensors = {"x": dims.data, "w": dims.weights, "b": dims.channel, "y": dims.result}
@@ -158,7 +158,6 @@ def _local_pads(view: OpView, local: LocalView, slides: Sequence[Slide]) -> dict
 
 
 def _pool(view: OpView) -> Rule:
-    """``n c s.. -> n c s..``, one FLOP a point of the window."""
     if len(view.node.writes) > 1:
         raise OpaqueError("result Indices counts through the whole tensor")
     kernel, dims = view.ints("kernel_shape") or (), names("s", view.rank() - 2)
@@ -258,7 +257,6 @@ def _scales(view: OpView) -> list[float] | None:
 
 
 def _resized_dims(view: OpView) -> list[int]:
-    """The dims that scales or sizes are given for, in their order."""
     axes = view.ints("axes")
     return list(range(view.rank())) if axes is None else [axis % view.rank() for axis in axes]
 

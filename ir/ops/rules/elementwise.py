@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from partitioner.ir.ops.rules.dims import broadcast, names
 from partitioner.ir.ops.signature import Signature
@@ -42,9 +42,17 @@ def flops_of(op: str) -> float:
     return FLOPS.get(function.replace("_", "").lower(), 1.0)
 
 
-def elementwise(signature: Signature, flops: float = 1.0, sums: Iterable[int] = ()) -> Rule:
-    """Every operand broadcasts to the result; each result element costs `flops`."""
+def elementwise(
+    signature: Signature,
+    flops: float = 1.0,
+    sums: Iterable[int] = (),
+    places: Container[int] | None = None,
+) -> Rule:
+    """Operands (those at `places`, if given) broadcast to the result, of `flops` an element."""
     out = names("b", len(signature.out_shape))
-    operands = [shape if shape is None else broadcast(shape, out) for shape in signature.shapes]
+    operands = [
+        None if shape is None or not (places is None or i in places) else broadcast(shape, out)
+        for i, shape in enumerate(signature.shapes)
+    ]
     results = [broadcast(signature.out_shape, out)] * len(signature.out_types)
     return signature.rule(operands, results, flops=flops, sums=sums)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from partitioner.api.compiled.folder import EXAMPLES, GraphFile, is_written
-from partitioner.api.compiled.rank_files import RankFiles
+from partitioner.api.compiled.folder import EXAMPLES, GraphFile, RankFiles, is_written
 from partitioner.api.lowering import lower
 from partitioner.api.verify.compare import Verification
 from partitioner.backends.arrays import save_named_arrays

@@ -16,15 +16,15 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from partitioner.api.compiled.base import Compiled, Model, ProfiledRun
-from partitioner.api.compiled.folder import GraphFile, ModuleRequest
-from partitioner.api.compiled.module_ranks import ModuleRanks, rest_of
-from partitioner.api.compiled.module_state import (
+from partitioner.api.compiled.folder import GraphFile, ModuleFiles, ModuleRequest
+from partitioner.api.compiled.module_ranks import (
+    ModuleRanks,
+    rest_of,
     stored_of,
     submodules_of,
     weights_of,
     with_contents,
 )
-from partitioner.api.compiled.rank_files import ModuleFiles
 from partitioner.api.compiled.taken_over import taken_over
 from partitioner.api.verify.module import check_contents, has_no_contents, random_arguments
 from partitioner.backends.errors import BackendError
@@ -69,7 +69,7 @@ class ModuleModel(Model):
     def described(self) -> GraphFile:
         """See `Model.described`; every rank returns the module's results whole."""
         graph = self.module.graph
-        results = frozenset(value for value in self.module.traced.results if value)
+        results = frozenset(value for value in self.module.traced.call.results if value)
         return GraphFile(self.source.name or graph.name, graph, results, input_ranges(graph))
 
     @property

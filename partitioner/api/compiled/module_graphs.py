@@ -148,9 +148,9 @@ class ModuleGraphs:
             whole.graph,
             part.graph,
             part.micro.split,
-            tuple(filter(None, whole.traced.results)),
+            tuple(filter(None, whole.traced.call.results)),
             count,
-            whole.traced.seed,
+            whole.traced.call.seed,
         )
         if found.counted and (value := _unlike_counts(part, found.counted)):
             node = part.graph.producers[value].name

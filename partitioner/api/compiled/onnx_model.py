@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from partitioner.api.compiled.base import Compiled, Model, Ranks, origin
-from partitioner.api.compiled.folder import GraphFile, OnnxRequest
-from partitioner.api.compiled.rank_files import OnnxFiles
+from partitioner.api.compiled.folder import GraphFile, OnnxFiles, OnnxRequest
 from partitioner.api.verify.compare import Verification
 from partitioner.api.verify.onnx_model import verify
 from partitioner.backends.errors import BackendError
@@ -136,14 +135,16 @@ class OnnxGraphs:
     clock: StageClock  #: Times what is read and made.
     _parts: dict[int, OnnxModel] = field(default_factory=dict)
     pins_reach_forms = True
+    offered = None  #: Inference computes nothing again.
 
     @cached_property
     def model(self) -> OnnxModel:
         """The model that runs as a whole, in the form of the plan that is kept, if one is."""
         opened = self.opened
         with self.clock("reading the model"):
-            path = opened.path
-            source = opened.model if path is None else path.parent.resolve() / path.name
+            source = opened.model
+            if isinstance(source, str | Path):
+                source = Path(source).parent.resolve() / Path(source).name
             model = OnnxModel(opened.traced, source, opened.dims, opened.shapes)
         kept = self.request.constraints.plan
         return model if kept is None else model.of_form(kept.graph_digest)
@@ -167,11 +168,6 @@ class OnnxGraphs:
         if kept is not None and kept.blocks:
             return (self.model.in_blocks(kept.blocks).graph,)
         return tuple(form.graph for form in self.model.forms)
-
-    @property
-    def offered(self) -> None:
-        """See `ModelGraphs.offered`: inference computes nothing again."""
-        return
 
     @property
     def uncut(self) -> Graph:

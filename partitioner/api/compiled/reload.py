@@ -18,14 +18,16 @@ from partitioner.api.compiled.base import Compiled, Model
 from partitioner.api.compiled.folder import (
     GRAPH_FILE,
     GraphFile,
+    ModuleFiles,
     ModuleRequest,
+    OnnxFiles,
     OnnxRequest,
+    RankFiles,
     load_plan,
     load_request,
     load_summary,
 )
 from partitioner.api.compiled.onnx_model import OnnxModel
-from partitioner.api.compiled.rank_files import ModuleFiles, OnnxFiles, RankFiles
 from partitioner.backends.torch.tried import naming_untried
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import evaluate

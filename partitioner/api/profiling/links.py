@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 import tempfile
 import time
 from collections import defaultdict
@@ -53,6 +54,7 @@ _FLOAT_BYTES = 4
 #: Seconds of the products between two communications: for one that passes beside compute at least
 #: as many as it takes alone.
 _BETWEEN_S = 1e-3
+_STAGES = "stages.pickle"  #: What is measured, in the folder of the job.
 _SIDE = 192  #: Of the matrices that are multiplied.
 #: The communications that are measured; a message is between two ranks.
 _KINDS = tuple(
@@ -167,13 +169,7 @@ def added_seconds(
 def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`."""
     torch.set_num_threads(job["threads"])
-    stages = [
-        [
-            (kind, LinkGroup(level, each, tuple(ranks)), nbytes)
-            for kind, (level, each, ranks), nbytes in stage
-        ]
-        for stage in job["stages"]
-    ]
+    stages = pickle.loads((folder / _STAGES).read_bytes())  # noqa: S301 (our own file)
     times = _measured(rank, stages, job["end_s"])
     (folder / f"times-{rank}.json").write_text(json.dumps(times))
 
@@ -290,6 +286,7 @@ class _Communication:
             self.products(self.number)
             _wait(work)
 
+        runs: tuple[Callable[[], None], ...]
         runs = partial(self.products, self.number), at_once, later
         for seconds, run in zip(self.turns, runs, strict=True):
             dist.barrier(self.group)
@@ -371,7 +368,8 @@ def measure_here(known: Profile, wanted: Sequence[Wanted], end_s: float, say: Sa
     stages = _in_stages(wanted)
     with tempfile.TemporaryDirectory(prefix="partitioner-links-") as name:
         folder = Path(name)
-        run_job(folder, ranks, {"runner": __name__, "stages": stages, "end_s": end_s})
+        (folder / _STAGES).write_bytes(pickle.dumps(stages))
+        run_job(folder, ranks, {"runner": __name__, "end_s": end_s})
         times = [json.loads((folder / f"times-{rank}.json").read_text()) for rank in range(ranks)]
     return _write(known, added_seconds([one for stage in stages for one in stage], times))
 

@@ -148,7 +148,7 @@ def has_no_contents(module: TracedModule) -> bool:
     captured = module.traced.captured
     return any(
         isinstance(tensor, FakeTensor) or getattr(tensor, "is_meta", False)
-        for tensor in (*captured.tensors.values(), *captured.arguments)
+        for tensor in (*captured.tensors.values(), *captured.call.example)
     )
 
 
@@ -239,7 +239,7 @@ def _named(module: TracedModule, step: Step) -> Values:
 def _compared_values(module: TracedModule) -> dict[str, str]:
     """Values of the graph that are compared, by the module's names."""
     traced = module.traced
-    names = zip(result_names(module), traced.results, strict=True)
+    names = zip(result_names(module), traced.call.results, strict=True)
     values = {name: value for name, value in names if value}
     values |= {f"grad:{name}": value for name, value in sorted(traced.gradients.items())}
     values |= {f"buffer:{name}": value for name, value in sorted(traced.written.items())}
@@ -293,10 +293,10 @@ def _called(
             flat = pytree.tree_leaves(copied(*call_args, **call_kwargs))
             if training:
                 (flat[0] * share).backward()
-            of_values = zip(module.traced.results, flat, strict=True)
+            of_values = zip(module.traced.call.results, flat, strict=True)
             results.append({value: result.detach() for value, result in of_values if value})
     whole = results[0] if micro is None else micro.whole(results)
-    names = zip(result_names(module), module.traced.results, strict=True)
+    names = zip(result_names(module), module.traced.call.results, strict=True)
     return {name: whole[value] for name, value in names if value}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from torch import nn
@@ -65,26 +64,10 @@ class TracedModule:
         """The module with the graph that has nodes of these names, if there is one."""
         return replace(self, traced=self.traced.of(names), rest=self.rest and self.rest.of(names))
 
-    @cached_property
+    @property
     def signature(self) -> Signature:
         """The arguments and results of a call of the module."""
-        if self.batch is not None:
-            return self.batch
-        traced, inputs = self.traced, self.graph.inputs
-        return Signature(
-            traced.captured.in_spec,
-            traced.captured.out_spec,
-            traced.inputs,
-            traced.captured.arguments,
-            {name: self.graph.types[name] for name in inputs},
-            traced.results,
-            traced.captured.others,
-            traced.seed if traced.seed in inputs else "",
-            traced.tangent if traced.tangent in inputs else "",
-            traced.captured.autocast.dtype,
-            traced.captured.differentiable,
-            traced.captured.parameters,
-        )
+        return self.traced.signature if self.batch is None else self.batch
 
     def stored_values(self) -> dict[str, torch.Tensor]:
         """Whole parameters and buffers of the module, by value of the graph, as they are now."""

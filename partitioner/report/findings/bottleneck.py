@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.prices.compute import node_limit
 from partitioner.cost_model.schedule.readings import critical_path
-from partitioner.cost_model.schedule.simulate import Event, simulate
+from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.foundations import units
 from partitioner.ir.graph import Graph
@@ -55,7 +55,12 @@ def bottleneck(
     if objective == "latency":
         timeline = simulate(tasks)
         total_s = timeline.makespan_s
-        spans = _disjoint([timeline.events[index] for index in critical_path(timeline)])
+        spans, covered_s = [], 0.0  # less the seconds that earlier events cover
+        for event in (timeline.events[index] for index in critical_path(timeline)):
+            fresh_s = event.end_s - max(event.start_s, covered_s)
+            if fresh_s > 0:
+                spans.append((event.task, event.device, fresh_s))
+                covered_s = event.end_s
     else:
         device = max(evaluation.load_s, key=evaluation.load_s.__getitem__)
         total_s = evaluation.load_s[device] if tasks.order is None else evaluation.latency_s
@@ -117,7 +122,12 @@ def limit_sentence(limits: Bottleneck, evaluation: Evaluation, objective: str) -
         )
     if not limits.total_s:
         return "Nothing takes time on this cluster."
-    subject = _subject(limits)
+    total = units.seconds(limits.total_s)
+    subject = f"device {limits.device} is busy {total} a {limits.turn}"
+    if limits.device is None:
+        subject = f"the critical path takes {total}"
+    elif WAITING in limits.seconds:
+        subject = f"a {limits.turn} takes {total} on device {limits.device}, the busiest"
     tight, free = tightest(evaluation)
     tail = ""
     if free < TIGHT:
@@ -142,15 +152,6 @@ def limit_sentence(limits: Bottleneck, evaluation: Evaluation, objective: str) -
     title = titles.get(limit, limit.capitalize())
     share = units.share(spent_s / limits.total_s)
     return f"{title}: {subject}, {share} of it in {_counted(limits, limit)}.{tail}"
-
-
-def _subject(limits: Bottleneck) -> str:
-    total = units.seconds(limits.total_s)
-    if limits.device is None:
-        return f"the critical path takes {total}"
-    if WAITING in limits.seconds:
-        return f"a {limits.turn} takes {total} on device {limits.device}, the busiest"
-    return f"device {limits.device} is busy {total} a {limits.turn}"
 
 
 def verdict(
@@ -241,18 +242,6 @@ def tightest(evaluation: Evaluation) -> tuple[int, float]:
     }
     device = min(free, key=free.__getitem__)
     return device, free[device]
-
-
-def _disjoint(path: Iterable[Event]) -> list[tuple[int, int, float]]:
-    """Task, device and seconds of each event, less the seconds that earlier events cover."""
-    spans = []
-    covered_s = 0.0
-    for event in path:
-        fresh_s = event.end_s - max(event.start_s, covered_s)
-        if fresh_s > 0:
-            spans.append((event.task, event.device, fresh_s))
-            covered_s = event.end_s
-    return spans
 
 
 def _counted(limits: Bottleneck, limit: str) -> str:

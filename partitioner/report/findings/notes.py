@@ -7,6 +7,7 @@ devices, a cache or a parameter is stored in another way than it is used, and mo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -83,10 +84,11 @@ def moved_notes(graph: Graph, plan: Plan) -> tuple[str, ...]:
         return ()
     (value, (dim, used)), *others = uses.moved.items()
     more = f" (and {len(others)} more)" if others else ""
+    own, chunks = (", ".join(map(str, sizes)) for sizes in (used.sizes(), _chunks(used)))
     note = (
-        f"{value!r}{more} is moved each step: dim {dim}, of {used.size}, is cut as "
-        f"{_listed(used.sizes())} where it is used, and stored values only like torch.chunk, as "
-        f"{_listed(_chunks(used))}; a size that {len(used.sizes())} divides stays in place"
+        f"{value!r}{more} is moved each step: dim {dim}, of {used.size}, is cut as {own} where it "
+        f"is used, and stored values only like torch.chunk, as {chunks}; a size that "
+        f"{len(used.sizes())} divides stays in place"
     )
     return (note,)
 
@@ -95,10 +97,6 @@ def _chunks(layout: DimLayout) -> tuple[int, ...]:
     parts = len(layout.sizes())
     chunk = -(-layout.size // parts)
     return tuple(max(0, min(chunk, layout.size - part * chunk)) for part in range(parts))
-
-
-def _listed(sizes: tuple[int, ...]) -> str:
-    return ", ".join(map(str, sizes))
 
 
 @dataclass
@@ -224,7 +222,13 @@ def profile_notes(
         for one in profiles
         if one is not None and (measures_gpus or not is_of_gpu(one.device))
     ]
-    return (*(note for of_profile in notes for note in of_profile), *_level_notes(cluster))
+    levels = (
+        f"profile {level.profile.file} has no communications over level {level.name!r}: "
+        "they cost the level's rates; measure with `partition profile` under torchrun"
+        for level in cluster.levels[1:]
+        if level.profile is not None and not level.profile.links
+    )
+    return (*itertools.chain.from_iterable(notes), *levels)
 
 
 def border_notes(cluster: Cluster) -> tuple[str, ...]:
@@ -237,15 +241,6 @@ def border_notes(cluster: Cluster) -> tuple[str, ...]:
         for one in profiles
         if one is not None and one.links and one.border is None and not is_of_gpu(one.device)
     )
-
-
-def _level_notes(cluster: Cluster) -> Iterator[str]:
-    for level in cluster.levels[1:]:
-        if level.profile is not None and not level.profile.links:
-            yield (
-                f"profile {level.profile.file} has no communications over level {level.name!r}: "
-                "they cost the level's rates; measure with `partition profile` under torchrun"
-            )
 
 
 def _notes(

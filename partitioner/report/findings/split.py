@@ -8,7 +8,6 @@ from typing import Any
 
 from partitioner.foundations import units
 from partitioner.ir.graph import Graph
-from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import is_stored, is_view
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import Plan
@@ -22,12 +21,13 @@ def facts(plan: Plan) -> dict[str, Any]:
     """The numbers of nodes, of cut and of replicated nodes, and the meshes of both."""
     cut = [plan.groups[node.group] for node in plan.nodes.values() if node.cuts]
     whole = [plan.groups[node.group] for node in plan.nodes.values() if not node.cuts]
+    replicated = [group for group in whole if group.axes]
     return {
         "nodes": len(plan.nodes),
         "cut_nodes": len(cut),
-        "cut_over": _names(cut),
-        "replicated_nodes": sum(1 for group in whole if group.axes),
-        "replicated_on": _names([group for group in whole if group.axes]),
+        "cut_over": list(map(str, dict.fromkeys(cut))),
+        "replicated_nodes": len(replicated),
+        "replicated_on": list(map(str, dict.fromkeys(replicated))),
     }
 
 
@@ -48,24 +48,16 @@ def kept_whole(graph: Graph, rules: Mapping[str, Rule | str]) -> dict[str, Any]:
     }
 
 
-def _names(groups: list[DeviceMesh]) -> list[str]:
-    return [str(group) for group in dict.fromkeys(groups)]
-
-
 def sentence(summary: Mapping[str, Any]) -> str:
     """The split of a plan, without a full stop, from the facts of its summary."""
-    return _split(summary) + _without_rule(summary)
-
-
-def _without_rule(summary: Mapping[str, Any]) -> str:
     share, counts = summary["kept_whole_flops_share"], summary["kept_whole"]
     if summary["devices"] == 1 or share < WORTH_NAMING:
-        return ""
+        return _split(summary)
     named = ", ".join(f"{count} x {op}" for op, count in list(counts.items())[:3])
     more = f" and {len(counts) - 3} more operators" if len(counts) > 3 else ""
     return (
-        f"; {named}{more} cannot be cut for want of a rule: {units.share(share)} of all FLOPs "
-        "(estimated)"
+        f"{_split(summary)}; {named}{more} cannot be cut for want of a rule: {units.share(share)} "
+        "of all FLOPs (estimated)"
     )
 
 

@@ -123,22 +123,16 @@ def why(old: Evaluation, new: Evaluation, change: float, objective: str) -> str:
         held = new.needed_bytes
         parts.append(f"device {max(held, key=held.__getitem__)} holds more")
     elif change > 0:
-        parts.append(_slower(old, new))
+        first, second = (max(of.load_s, key=of.load_s.__getitem__) for of in (old, new))
+        more = {
+            "communicates": new.comm_s[second] - old.comm_s[second],
+            "computes": new.compute_s[second] - old.compute_s[second],
+        }
+        verb = max(more, key=more.__getitem__)
+        becomes = f"device {second} becomes the bottleneck, "
+        where = f"device {second}, the bottleneck, " if first == second else becomes
+        if more[verb] > 0:
+            parts.append(f"{where}{verb} {units.seconds(more[verb])} more")
     if sent > 0:
         parts.append(f"{units.size(sent)} more are sent")
-    return ", ".join(part for part in parts if part) or "costs the same"
-
-
-def _slower(old: Evaluation, new: Evaluation) -> str:
-    first, second = (max(of.load_s, key=of.load_s.__getitem__) for of in (old, new))
-    more = {
-        "communicates": new.comm_s[second] - old.comm_s[second],
-        "computes": new.compute_s[second] - old.compute_s[second],
-    }
-    verb = max(more, key=more.__getitem__)
-    if more[verb] <= 0:
-        return ""
-    does = f"{verb} {units.seconds(more[verb])} more"
-    if first != second:
-        return f"device {second} becomes the bottleneck, {does}"
-    return f"device {second}, the bottleneck, {does}"
+    return ", ".join(parts) or "costs the same"

@@ -18,7 +18,6 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.plan import place
 from partitioner.report.blocks import Block, block_label, blocks
-from partitioner.report.edges import NODE, edges
 from partitioner.report.findings.alternatives import Alternative, Neighbourhood, best_other
 from partitioner.report.findings.bottleneck import (
     Bottleneck,
@@ -54,6 +53,7 @@ from partitioner.report.schema import (
     TerminalRow,
 )
 from partitioner.report.stages import stages, step_facts, step_sentence
+from partitioner.report.steps import NODE, edges
 from partitioner.report.summary import solved_by, status_text, trial_lines
 
 #: Tasks of a step times nodes, above which the other strategies of nodes in stages are not priced:
@@ -82,6 +82,20 @@ def headline(
     status = status_text(cert.status, cert.gap) if cert else ""
     status = status if figures.fits_exactly else "does not fit"
     step_measured_s, latency_measured_s = _measured_seconds(result, comparison)
+    facts = step_facts(result.plan, figures)
+    step = None
+    if facts:
+        own = lanes(result)
+        step = StepRow(
+            sentence=step_sentence(facts),
+            schedule=facts["schedule"],
+            micro_batches=facts["micro_batches"],
+            bubble=facts["bubble_share"],
+            stages=[
+                {**stage, "devices": own.among(stage["devices"])}
+                for stage in stages(result.schedule)
+            ],
+        )
     return Head(
         cluster=cluster.name,
         strategy=cert.strategy if cert else "",
@@ -101,7 +115,7 @@ def headline(
         step_measured_s=step_measured_s,
         latency_measured_s=latency_measured_s,
         turn=turn_of(result.graph, result.plan.pipeline),
-        step=_step_row(result),
+        step=step,
         speedup=result.speedup,
         communication=sum(figures.comm_s.values()) / busy if busy else 0.0,
         balance=limits.balance,
@@ -184,22 +198,6 @@ def _why_not(row: Mapping[str, Any], chosen: Mapping[str, Any], objective: str) 
     return f"costs {units.digits(row['cost'] / chosen['cost'])} times as much"
 
 
-def _step_row(result: Planned) -> StepRow | None:
-    facts = step_facts(result.plan, result.evaluation)
-    if not facts:
-        return None
-    return StepRow(
-        sentence=step_sentence(facts),
-        schedule=facts["schedule"],
-        micro_batches=facts["micro_batches"],
-        bubble=facts["bubble_share"],
-        stages=[
-            {**stage, "devices": lanes(result).among(stage["devices"])}
-            for stage in stages(result.schedule)
-        ],
-    )
-
-
 def result_bottleneck(result: Planned) -> Bottleneck:
     """The bottleneck of a plan by the objective of its search."""
     return bottleneck(
@@ -225,7 +223,26 @@ class _Builder:
         return Neighbourhood(self.graph, self.result.plan, self.result.cluster)
 
     def report(self) -> Report:
-        result = self.result
+        result, graph = self.result, self.graph
+        terminals = [(name, "input", graph.consumers[name]) for name in graph.inputs]
+        terminals += [(name, "output", (graph.producers[name],)) for name in graph.outputs]
+        comms = []
+        for task in self._comms:
+            comm = task.comm
+            assert comm is not None
+            producer = graph.producers.get(comm.source)
+            row = CommRow(
+                kind=comm.kind.spelled,
+                value=comm.source,
+                ranks=self.lanes.among(comm.ranks),
+                times=result.schedule.times(task),
+                bytes=crossing_bytes(task),
+                seconds=task.longest_s,
+                algorithm=algorithm(task, result.cluster),
+                producer=graph.order[producer.name] if producer else -1,
+                consumer=graph.order.get(comm.why, -1),
+            )
+            comms.append(row)
         return Report(
             version=VERSION,
             kind="plan",
@@ -238,8 +255,17 @@ class _Builder:
             ],
             nodes=[self._node(node) for node in self.graph.nodes],
             edges=list(self._edges()),
-            terminals=list(self._terminals()),
-            comms=[self._comm(task) for task in self._comms],
+            terminals=[
+                TerminalRow(
+                    name=name,
+                    kind=kind,  # type: ignore[typeddict-item]
+                    shape=list(graph.types[name].shape),
+                    dtype=graph.types[name].dtype,
+                    nodes=[graph.order[node.name] for node in nodes],
+                )
+                for name, kind, nodes in terminals
+            ],
+            comms=comms,
             blocks=self._blocks(),
             moves=block_moves(self.result, self._outer_blocks),
             ribbon=ribbon(result, self.lanes),
@@ -351,35 +377,6 @@ class _Builder:
             nbytes = self.graph.types[value].nbytes
             yield EdgeRow(u=u, v=v, value=value, bytes=nbytes, comms=list(comms[v, value]))
 
-    def _terminals(self) -> Iterable[TerminalRow]:
-        graph = self.graph
-        terminals = [(name, "input", graph.consumers[name]) for name in graph.inputs]
-        terminals += [(name, "output", (graph.producers[name],)) for name in graph.outputs]
-        for name, kind, nodes in terminals:
-            yield TerminalRow(
-                name=name,
-                kind=kind,  # type: ignore[typeddict-item]
-                shape=list(graph.types[name].shape),
-                dtype=graph.types[name].dtype,
-                nodes=[graph.order[node.name] for node in nodes],
-            )
-
-    def _comm(self, task: Task) -> CommRow:
-        comm = task.comm
-        assert comm is not None
-        producer = self.graph.producers.get(comm.source)
-        return CommRow(
-            kind=comm.kind.spelled,
-            value=comm.source,
-            ranks=self.lanes.among(comm.ranks),
-            times=self.result.schedule.times(task),
-            bytes=crossing_bytes(task),
-            seconds=task.longest_s,
-            algorithm=algorithm(task, self.result.cluster),
-            producer=self.graph.order[producer.name] if producer else -1,
-            consumer=self.graph.order.get(comm.why, -1),
-        )
-
     @cached_property
     def _outer_blocks(self) -> list[Block]:
         groups = [self.result.plan.nodes[node.name].group for node in self.graph.nodes]
@@ -391,17 +388,16 @@ class _Builder:
 
         def add(level: Iterable[Block], parent: int) -> None:
             for block in level:
-                rows.append(
-                    BlockRow(
-                        label=block_label(block, names),
-                        first=block.first,
-                        last=block.last,
-                        parent=parent,
-                        kind=block.kind,
-                        index=block.index,
-                        count=block.count,
-                    )
+                row = BlockRow(
+                    label=block_label(block, names),
+                    first=block.first,
+                    last=block.last,
+                    parent=parent,
+                    kind=block.kind,
+                    index=block.index,
+                    count=block.count,
                 )
+                rows.append(row)
                 add(block.inner, len(rows) - 1)
 
         add(self._outer_blocks, -1)

@@ -65,7 +65,11 @@ class LoopWords:
         if rule is None or not loops:
             return "sums"
         name = min(loops, key=lambda name: rule.factors[name].kind == FactorKind.REDUCE)
-        words = self.loops[placed.node.name].get(name) or _by_place(rule, name)
+        words = self.loops[placed.node.name].get(name)
+        if not words:  # nothing tells: dim 0 is the batch
+            tensors = [exprs for exprs in (*rule.results, *rule.operands) if exprs]
+            first = any(name in term for exprs in tensors for term in exprs[0])
+            words = BATCH if first else POSITIONS
         word = words[-1] if words[-1:] == COLUMNS else words[0]
         reduced = rule.factors[name].kind == FactorKind.REDUCE
         return "rows" if reduced and word == "columns" else word
@@ -103,10 +107,3 @@ def _apart(term: Term, told: Words) -> list[tuple[str, Words]]:
     if told[-1:] == COLUMNS:
         return [(name, COLUMNS if at else HEADS) for at, name in enumerate(term)]
     return [(name, told[-1:] if at else told[:1]) for at, name in enumerate(term)]
-
-
-def _by_place(rule: Rule, name: str) -> Words:
-    """The word of a loop of which nothing tells: dim 0 is the batch."""
-    tensors = [exprs for exprs in (*rule.results, *rule.operands) if exprs]
-    first = any(name in term for exprs in tensors for term in exprs[0])
-    return BATCH if first else POSITIONS

@@ -15,7 +15,7 @@ from partitioner.cost_model.memory.lifetimes import (
     safe_lifetimes,
     with_headroom,
 )
-from partitioner.cost_model.memory.lives import Moments, Numbers, StepLives
+from partitioner.cost_model.memory.lives import Moments, StepLives
 from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.foundations import units
@@ -92,7 +92,14 @@ def _device(
     total = with_headroom(moments.activations + moments.buffers)
     resident = sum(nbytes for _, nbytes in weights)
     peak = moments.peak
-    shown = _shown(moments, total, peak, staged=seconds is not None)
+    changes = [np.diff(part, prepend=-1) for part in (moments.activations, moments.buffers)]
+    shown: list[int] = np.flatnonzero(changes[0] | changes[1]).tolist()
+    if seconds is not None and len(shown) > MAX_MOMENTS:
+        fullest: dict[int, int] = {}
+        for moment, run in enumerate(moments.run.tolist()):
+            if run not in fullest or total[moment] > total[fullest[run]]:
+                fullest[run] = moment
+        shown = sorted({*fullest.values(), peak})
     return Memory(
         limit_bytes=limit,
         weights_bytes=resident,
@@ -105,20 +112,6 @@ def _device(
         peak_s=units.short(seconds[peak]) if seconds else None,
         live=_live(moments, weights, peak),
     )
-
-
-def _shown(moments: Moments, total: Numbers, peak: int, *, staged: bool) -> Sequence[int]:
-    """The moments at which the bytes change; of many, the fullest of each pass."""
-    parts = (moments.activations, moments.buffers)
-    changes = [np.diff(part, prepend=-1) for part in parts]
-    changed: list[int] = np.flatnonzero(changes[0] | changes[1]).tolist()
-    if not staged or len(changed) <= MAX_MOMENTS:
-        return changed
-    fullest: dict[int, int] = {}
-    for moment, run in enumerate(moments.run.tolist()):
-        if run not in fullest or total[moment] > total[fullest[run]]:
-            fullest[run] = moment
-    return sorted({*fullest.values(), peak})
 
 
 def _live(moments: Moments, weights: Sequence[tuple[str, int]], peak: int) -> Live:

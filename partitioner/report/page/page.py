@@ -11,7 +11,6 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable
 from importlib import resources
 
 from partitioner.report.schema import Diff, Report, Sweep
@@ -69,8 +68,11 @@ def render(data: Report | Diff | Sweep) -> str:
     scripts = {name: _read(f"vendor/{name}.js").strip() for name in LIBRARIES}
     body = "\n".join(_read(f"js/{name}.js") for name in SCRIPTS)
     scripts["app"] = f'(() => {{\n"use strict";\n{body}}})();'  # `page` is its only global
+    digests = [hashlib.sha256(script.encode()).digest() for script in scripts.values()]
     slots = scripts | {
-        "policy": _policy(scripts.values()),
+        "policy": "default-src 'none'; script-src "
+        + " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+        + "; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'",
         "style": _read("style.css"),
         "licences": _read("LICENSES.txt").replace("<", "\u2039"),
         "data": embedded(data),
@@ -82,15 +84,6 @@ def embedded(data: Report | Diff | Sweep) -> str:
     """The data as JSON that is safe in a script element."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.translate(_ESCAPES)
-
-
-def _policy(scripts: Iterable[str]) -> str:
-    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
-    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
 
 
 def _read(path: str) -> str:

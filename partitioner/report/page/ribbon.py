@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -18,7 +18,6 @@ from typing import Literal
 from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
-from partitioner.ir.plan import PlacedNode
 from partitioner.report.blocks import Path, is_name, paths
 from partitioner.report.lanes import Lanes
 from partitioner.report.page.loop_words import LoopWords
@@ -78,19 +77,16 @@ def pattern(ops: Sequence[str], seconds: Sequence[float]) -> str:
         for op in ops
     ]
     parts: list[str] = []
-    single: list[str] = []
-    at = 0
+    at = single = 0  # where those begin that do not repeat
     while at < len(types):
         length, times = _repeat(types[at:])
         if times == 1:
-            single.append(types[at])
             at += 1
             continue
-        parts += ["-".join(single)] if single else []
-        single = []
+        parts += ["-".join(types[single:at])] if single < at else []
         parts.append(f"{'-'.join(types[at : at + length])} x {times}")
-        at += length * times
-    parts += ["-".join(single)] if single else []
+        at = single = at + length * times
+    parts += ["-".join(types[single:])] if single < at else []
     text = ", ".join(parts)
     if len(text) <= MOST_LETTERS:
         return text
@@ -120,10 +116,6 @@ class _Ribbon:
     @property
     def graph(self) -> Graph:
         return self.result.graph
-
-    @cached_property
-    def placed(self) -> Sequence[PlacedNode]:
-        return self.result.placed
 
     @cached_property
     def groups(self) -> list[int]:
@@ -179,11 +171,11 @@ class _Ribbon:
 
     @cached_property
     def loops(self) -> LoopWords:
-        return LoopWords.of(self.graph, self.placed, self.static)
+        return LoopWords.of(self.graph, self.result.placed, self.static)
 
     def words(self, node: Node) -> Mapping[str, str]:
         """The word for the cut of each axis of a node's mesh; of a backward node its twin's."""
-        placed = self.placed[self.graph.order[node.name]]
+        placed = self.result.placed[self.graph.order[node.name]]
         sizes = dict(placed.mesh.axes)
         words = {axis: self.loops.cut(placed, axis) for axis, size in sizes.items() if size > 1}
         twin = self.graph.by_name.get(self.graph.twins.get(node.name, ""))
@@ -207,8 +199,18 @@ class _Ribbon:
         for index in sorted(self.drawn, key=lambda index: self.drawn[index]):
             members[self.groups[index], self._part(self.graph.nodes[index])].append(index)
         rows: list[BoxRow] = []
+        long_s = LONG_GAP * max((end for _, end in self.drawn.values()), default=0.0)
         for (group, part), nodes in sorted(members.items()):
-            for bout in self._bouts(nodes):
+            # Parted where their devices do others or wait for long.
+            bouts: list[list[int]] = []
+            last = -math.inf
+            for node in nodes:
+                start, end = self.drawn[node]
+                if start - last > long_s:
+                    bouts.append([])
+                bouts[-1].append(node)
+                last = max(last, end)
+            for bout in bouts:
                 level = self._level(bout, 0)
                 update = PARTS[part] == "update"
                 boxes = [_Box(("update",), tuple(bout), tuple(level))] if update else None
@@ -216,19 +218,6 @@ class _Ribbon:
                     self._add(rows, box, -1, group, of[group], PARTS[part])
         end = max((row["end_s"] for row in rows), default=0.0)
         return Ribbon(lanes=lanes, boxes=rows, end_s=end, training=bool(self.graph.backward))
-
-    def _bouts(self, nodes: Sequence[int]) -> list[list[int]]:
-        """Nodes in order of time, parted where their devices do others or wait for long."""
-        long_s = LONG_GAP * max(end for _, end in self.drawn.values())
-        bouts: list[list[int]] = []
-        last = -math.inf
-        for node in nodes:
-            start, end = self.drawn[node]
-            if start - last > long_s:
-                bouts.append([])
-            bouts[-1].append(node)
-            last = max(last, end)
-        return bouts
 
     def _part(self, node: Node) -> int:
         """The index of a node's part in `PARTS`; the update writes over a weight."""
@@ -296,16 +285,16 @@ class _Ribbon:
                 else _Box(path, tuple(inside), tuple(inner))
             )
         boxes.sort(key=lambda box: self._start(box.nodes))
-        return list(self._merged(boxes))
-
-    def _merged(self, boxes: Iterable[_Box]) -> Iterator[_Box]:
-        for _, run in groupby(boxes, key=self._structure):
-            alike = tuple(run)
+        merged: list[_Box] = []
+        for _, same in groupby(boxes, key=self._structure):
+            alike = tuple(same)
             if len(alike) == 1 or not alike[0].path:
-                yield from alike
+                merged += alike
                 continue
-            nodes = tuple(node for box in alike for node in box.nodes)
-            yield _Box(alike[0].path, nodes, alike, len(alike), _ranged([_name(b) for b in alike]))
+            every = tuple(node for box in alike for node in box.nodes)
+            label = _ranged([_name(box) for box in alike])
+            merged.append(_Box(alike[0].path, every, alike, len(alike), label))
+        return merged
 
     def _structure(self, box: _Box) -> object:
         path = tuple(
@@ -336,10 +325,9 @@ class _Ribbon:
         at = 0
         while at + 1 < len(shown):
             pair = shown[at : at + 2]
-            small = sum(self._seconds(box.nodes) for box in pair) < SMALL * whole
-            tiny = sum(self._seconds(box.nodes) for box in pair) < TINY * whole
-            named = any(_name(box) for box in pair)
-            if (tiny if named else small) and all(box.count == 1 for box in pair):
+            most = TINY if any(_name(box) for box in pair) else SMALL
+            is_small = sum(self._seconds(box.nodes) for box in pair) < most * whole
+            if is_small and all(box.count == 1 for box in pair):
                 shown[at : at + 2] = [_joined(*pair)]
             else:
                 at += 1

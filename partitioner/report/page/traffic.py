@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.prices.collectives import comm_cost
@@ -26,12 +25,28 @@ def traffic(schedule: Schedule, cluster: Cluster, lanes: Lanes) -> Traffic:
     of_lanes: Counter[tuple[int, int]] = Counter()
     for (source, target), nbytes in pairs.items():
         of_lanes[lanes.of[source], lanes.of[target]] += nbytes
+    sent: dict[str, Counter[int]] = defaultdict(Counter)
+    for (source, target), nbytes in pairs.items():
+        sent[cluster.level((source, target)).name][source] += nbytes
+    links = []
+    for level in cluster.levels:
+        most = max(sent[level.name].values(), default=0)
+        rate = level.bandwidth_bytes_per_s
+        link = Link(
+            level=level.name,
+            size=min(level.size, len(cluster)),
+            bytes=most,
+            total_bytes=sum(sent[level.name].values()),
+            seconds=most / rate,
+            bandwidth_bytes_per_s=rate if math.isfinite(rate) else None,
+        )
+        links.append(link)
     rows = sorted(of_lanes.items())
     return Traffic(
         source=[source for (source, _), _ in rows],
         target=[target for (_, target), _ in rows],
         bytes=[nbytes for _, nbytes in rows],
-        links=list(_links(pairs, cluster)),
+        links=links,
     )
 
 
@@ -47,20 +62,3 @@ def algorithm(task: Task, cluster: Cluster) -> str:
     bits = DTYPE_BITS[comm.dtype]
     largest = max((nbytes for _, _, nbytes in task.writes), default=0)
     return comm_cost(comm, largest * 8 // bits, cluster).algorithm
-
-
-def _links(pairs: Mapping[tuple[int, int], int], cluster: Cluster) -> Iterator[Link]:
-    sent: dict[str, Counter[int]] = defaultdict(Counter)
-    for (source, target), nbytes in pairs.items():
-        sent[cluster.level((source, target)).name][source] += nbytes
-    for level in cluster.levels:
-        most = max(sent[level.name].values(), default=0)
-        rate = level.bandwidth_bytes_per_s
-        yield Link(
-            level=level.name,
-            size=min(level.size, len(cluster)),
-            bytes=most,
-            total_bytes=sum(sent[level.name].values()),
-            seconds=most / rate,
-            bandwidth_bytes_per_s=rate if math.isfinite(rate) else None,
-        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from partitioner.ir.plan import PlacedNode
-from partitioner.report.edges import INPUT, NODE, OUTPUT, Edge, Terminal, edges, placed_nodes
 from partitioner.report.pictures.canvas import (
     COMM,
     FAINT,
@@ -18,6 +17,7 @@ from partitioner.report.pictures.canvas import (
 )
 from partitioner.report.pictures.fold import comm_lines, group_indices, how_cut
 from partitioner.report.planned import Planned
+from partitioner.report.steps import INPUT, NODE, OUTPUT, Edge, Terminal, edges, placed_nodes
 
 
 def dot(result: Planned) -> str:
@@ -27,7 +27,10 @@ def dot(result: Planned) -> str:
     needs communications is vermillion, with their kind, bytes between devices and seconds; it is
     dotted if an earlier edge carries them all. The same plan gives the same text.
     """
-    ids = _ids(result)
+    nodes = enumerate(placed_nodes(result.schedule))
+    ids: dict[Terminal, str] = {(NODE, placed.node.name): f"n{i}" for i, placed in nodes}
+    ids.update({(INPUT, value): f"i{i}" for i, value in enumerate(result.graph.inputs)})
+    ids.update({(OUTPUT, value): f"o{i}" for i, value in enumerate(result.graph.outputs)})
     title = _quoted(f"{shown(result.graph.name)} on {shown(result.cluster.name)}")
     lines = [
         "digraph plan {",
@@ -35,20 +38,14 @@ def dot(result: Planned) -> str:
         "  node [shape=box style=filled fontname=Helvetica fontsize=10 margin=0.08]",
         "  edge [fontname=Helvetica fontsize=9 arrowsize=0.6]",
         *_clusters(result, ids),
-        *_terminals(result, ids),
     ]
+    for kind, values in ((INPUT, result.graph.inputs), (OUTPUT, result.graph.outputs)):
+        for value in values:
+            label = _quoted(f"{shown(value)}\n{result.graph.types[value]}")
+            look = f'shape=ellipse fillcolor=white color="{QUIET}"'
+            lines.append(f"  {ids[kind, value]} [label={label} {look}]")
     lines += [_edge(edge, ids) for edge in edges(result.graph, result.schedule)]
     return "\n".join([*lines, "}", ""])
-
-
-def _ids(result: Planned) -> dict[Terminal, str]:
-    ids: dict[Terminal, str] = {
-        (NODE, placed.node.name): f"n{index}"
-        for index, placed in enumerate(placed_nodes(result.schedule))
-    }
-    ids.update({(INPUT, value): f"i{i}" for i, value in enumerate(result.graph.inputs)})
-    ids.update({(OUTPUT, value): f"o{i}" for i, value in enumerate(result.graph.outputs)})
-    return ids
 
 
 def _clusters(result: Planned, ids: Mapping[Terminal, str]) -> Iterator[str]:
@@ -72,14 +69,6 @@ def _node(placed: PlacedNode, ids: Mapping[Terminal, str], colour: str) -> str:
     if cut == "replicated":
         look += ' style="filled,dashed"'
     return f"{ids[NODE, placed.node.name]} [label={_quoted(label)} {look}]"
-
-
-def _terminals(result: Planned, ids: Mapping[Terminal, str]) -> Iterator[str]:
-    for kind, values in ((INPUT, result.graph.inputs), (OUTPUT, result.graph.outputs)):
-        for value in values:
-            label = f"{shown(value)}\n{result.graph.types[value]}"
-            look = f'shape=ellipse fillcolor=white color="{QUIET}"'
-            yield f"  {ids[kind, value]} [label={_quoted(label)} {look}]"
 
 
 def _edge(edge: Edge, ids: Mapping[Terminal, str]) -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 
-from partitioner.report.edges import INPUT, OUTPUT
 from partitioner.report.pictures.canvas import (
     COMM,
     GROUPS,
@@ -26,7 +25,6 @@ from partitioner.report.pictures.canvas import (
 )
 from partitioner.report.pictures.fold import (
     Arc,
-    Box,
     Diagram,
     End,
     box_lines,
@@ -38,6 +36,7 @@ from partitioner.report.pictures.fold import (
 from partitioner.report.pictures.layers import Layout, Point, arrange
 from partitioner.report.pictures.timeline import draw_timeline
 from partitioner.report.planned import Planned
+from partitioner.report.steps import INPUT, OUTPUT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,29 +104,34 @@ class _Picture:
         axes.axis("off")
         for arc in self.diagram.arcs:
             self._draw_arc(axes, arc)
+        numbers = group_indices(self.result)
         for index, box in enumerate(self.diagram.boxes):
-            self._draw_box(axes, box, layout.at[index])
+            group = numbers[box.mesh]
+            colour = group_colour(group)
+            _rectangle(
+                axes,
+                layout.at[index],
+                facecolor=tint(colour, STRONG if box.is_cut else LIGHT),
+                edgecolor=tint(colour, 1.0),
+                linestyle="--" if box.cut == "replicated" else "-",
+                linewidth=0.8,
+            )
+            lines = box_lines(box, f"group {group}" if self._many_groups else "")
+            _two_lines(axes, layout.at[index], lines)
         for end, values in self.diagram.terminals.items():
             at = layout.at[end]
             _rectangle(axes, at, facecolor=PAPER, edgecolor=QUIET, linewidth=0.6, rounding=0.08)
             first_type = str(self.result.graph.types[values[0]])
             _two_lines(axes, at, terminal_lines(values, end[0], first_type))
-        self._title(figure)
+        graph, cluster = self.result.graph, self.result.cluster
+        count = f"{len(graph.nodes)} nodes"
+        if len(self.diagram.boxes) < len(graph.nodes):
+            count += f" in {len(self.diagram.boxes)} boxes"
+        title = f"{drawable(graph.name, 40)} on {drawable(cluster.name, 40)}, {count}"
+        top = 1 - 0.08 / figure.get_figheight()
+        figure.text(0.5, top, title, ha="center", va="top", fontsize=8)
         self._legend(figure)
         return figure
-
-    def _draw_box(self, axes: Axes, box: Box, at: Point) -> None:
-        index = group_indices(self.result)[box.mesh]
-        colour = group_colour(index)
-        _rectangle(
-            axes,
-            at,
-            facecolor=tint(colour, STRONG if box.is_cut else LIGHT),
-            edgecolor=tint(colour, 1.0),
-            linestyle="--" if box.cut == "replicated" else "-",
-            linewidth=0.8,
-        )
-        _two_lines(axes, at, box_lines(box, f"group {index}" if self._many_groups else ""))
 
     @property
     def _many_groups(self) -> bool:
@@ -144,7 +148,12 @@ class _Picture:
         if edge != (arc.source, arc.target):
             points.reverse()
         colour, width = (COMM, 1.3) if arc.needs_comm else (QUIET, 0.6)
-        vertices, codes = _rounded(points)
+        # Corners are round, all else is straight.
+        vertices, codes = [points[0]], [int(Outline.MOVETO)]
+        for before, here, after in zip(points, points[1:], points[2:], strict=False):
+            vertices += [_toward(here, before), here, _toward(here, after)]
+            codes += [int(Outline.LINETO), int(Outline.CURVE3), int(Outline.CURVE3)]
+        vertices, codes = [*vertices, points[-1]], [*codes, int(Outline.LINETO)]
         axes.add_patch(
             FancyArrowPatch(
                 path=Outline(vertices, codes),
@@ -160,31 +169,18 @@ class _Picture:
             )
         )
         if arc.comms:
-            self._label_arc(axes, "\n".join(comm_lines(arc.comms)), points)
-
-    def _label_arc(self, axes: Axes, text: str, points: Sequence[Point]) -> None:
-        (x0, y0), (x1, y1) = points[0], points[1]
-        axes.text(
-            (x0 + x1) / 2 + 0.02,
-            (y0 + y1) / 2,
-            text,
-            fontsize=_SMALL,
-            color=COMM,
-            ha="left",
-            va="center",
-            zorder=5,
-            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.85},
-        )
-
-    def _title(self, figure: Figure) -> None:
-        graph, cluster = self.result.graph, self.result.cluster
-        count = f"{len(graph.nodes)} nodes"
-        if len(self.diagram.boxes) < len(graph.nodes):
-            count += f" in {len(self.diagram.boxes)} boxes"
-        title = f"{drawable(graph.name, 40)} on {drawable(cluster.name, 40)}, {count}"
-        figure.text(
-            0.5, 1 - 0.08 / figure.get_figheight(), title, ha="center", va="top", fontsize=8
-        )
+            (x0, y0), (x1, y1) = points[0], points[1]
+            axes.text(
+                (x0 + x1) / 2 + 0.02,
+                (y0 + y1) / 2,
+                "\n".join(comm_lines(arc.comms)),
+                fontsize=_SMALL,
+                color=COMM,
+                ha="left",
+                va="center",
+                zorder=5,
+                bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.85},
+            )
 
     def _legend(self, figure: Figure) -> None:
         from matplotlib.lines import Line2D
@@ -238,27 +234,8 @@ def _two_lines(axes: Axes, at: Point, lines: Sequence[str]) -> None:
     for line, shift, size, colour in zip(
         lines, (-0.12, 0.14), (_FONT, _SMALL), (INK, "#444444"), strict=True
     ):
-        axes.text(
-            at[0],
-            at[1] + shift,
-            line,
-            fontsize=size,
-            color=colour,
-            ha="center",
-            va="center",
-            zorder=4,
-        )
-
-
-def _rounded(points: Sequence[Point]) -> tuple[list[Point], list[int]]:
-    """Vertices and codes of a line with round corners that is straight elsewhere."""
-    from matplotlib.path import Path as Outline
-
-    vertices, codes = [points[0]], [int(Outline.MOVETO)]
-    for before, here, after in zip(points, points[1:], points[2:], strict=False):
-        vertices += [_toward(here, before), here, _toward(here, after)]
-        codes += [int(Outline.LINETO), int(Outline.CURVE3), int(Outline.CURVE3)]
-    return [*vertices, points[-1]], [*codes, int(Outline.LINETO)]
+        look: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4}
+        axes.text(at[0], at[1] + shift, line, fontsize=size, color=colour, **look)
 
 
 def _toward(corner: Point, other: Point) -> Point:

@@ -13,10 +13,18 @@ from partitioner.foundations import units
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.blocks import Path, paths
-from partitioner.report.edges import INPUT, NODE, OUTPUT, Edge, Terminal, edges, placed_nodes
 from partitioner.report.pictures.canvas import ELISION, MAX_CHARACTERS, drawable
 from partitioner.report.planned import Planned
-from partitioner.report.steps import comm_bytes
+from partitioner.report.steps import (
+    INPUT,
+    NODE,
+    OUTPUT,
+    Edge,
+    Terminal,
+    comm_bytes,
+    edges,
+    placed_nodes,
+)
 
 MAX_TERMINALS = 12  #: More inputs, or outputs, are joined if they go to the same boxes.
 MAX_JOINED = 60  #: If that leaves more, all are joined.
@@ -89,8 +97,18 @@ def fold(result: Planned, limit: int) -> Diagram:
     groups = [result.plan.nodes[node.name].group for node in result.graph.nodes]
     names = [node.name for node in result.graph.nodes]
     around = dict(zip(names, paths(result.graph, groups), strict=True))
-    small = next((runs for runs in _foldings(placed, around) if len(runs) <= limit), None)
-    boxes = tuple(map(_box, small or _stretches(placed, limit)))
+    runs = next((runs for runs in _foldings(placed, around) if len(runs) <= limit), [])
+    if not runs:
+        length = math.ceil(len(placed) / max(1, limit // len({node.mesh for node in placed})))
+        stretches: dict[Hashable, list[PlacedNode]] = defaultdict(list)
+        for index, node in enumerate(placed):
+            stretches[index // length, node.mesh].append(node)
+        runs = list(stretches.values())
+    boxes = []
+    for nodes in runs:
+        cuts, is_cut = {how_cut(node) for node in nodes}, any(node.layouts for node in nodes)
+        cut = cuts.pop() if len(cuts) == 1 else ("mixed cuts" if is_cut else "")
+        boxes.append(Box(tuple(nodes), nodes[0].mesh, cut, is_cut))
     drawn = tuple(edges(result.graph, result.schedule))
     home: Home = {(NODE, p.node.name): i for i, box in enumerate(boxes) for p in box.nodes}
     terminals: dict[Terminal, tuple[str, ...]] = {}
@@ -98,7 +116,7 @@ def fold(result: Planned, limit: int) -> Diagram:
         for run in _joined(side, values, drawn, home):
             terminals[side, run[0]] = run
             home.update({(side, value): (side, run[0]) for value in run})
-    return Diagram(boxes, _arcs(drawn, home), terminals)
+    return Diagram(tuple(boxes), _arcs(drawn, home), terminals)
 
 
 def _foldings(
@@ -117,22 +135,6 @@ def _foldings(
             runs = [list(run) for _, run in itertools.groupby(placed, key=key)]
             for length in (*_LENGTHS, len(placed)):
                 yield [run[i : i + length] for run in runs for i in range(0, len(run), length)]
-
-
-def _stretches(placed: Sequence[PlacedNode], limit: int) -> list[list[PlacedNode]]:
-    groups = len({node.mesh for node in placed})
-    length = math.ceil(len(placed) / max(1, limit // groups))
-    runs: dict[Hashable, list[PlacedNode]] = defaultdict(list)
-    for index, node in enumerate(placed):
-        runs[index // length, node.mesh].append(node)
-    return list(runs.values())
-
-
-def _box(run: Sequence[PlacedNode]) -> Box:
-    cuts = {how_cut(placed) for placed in run}
-    is_cut = any(placed.layouts for placed in run)
-    cut = cuts.pop() if len(cuts) == 1 else ("mixed cuts" if is_cut else "")
-    return Box(tuple(run), run[0].mesh, cut, is_cut)
 
 
 def _joined(

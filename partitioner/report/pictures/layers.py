@@ -41,7 +41,18 @@ class Layout:
 def arrange(graph: nx.DiGraph, shape: float) -> Layout:
     """Positions for a graph without cycles, of about `shape` rows for each box of width."""
     grid = _Grid.of(graph).swept()
-    return _wrap(grid, grid.centres(), shape)
+    x = grid.centres()
+    counts = range(1, min(len(grid.layers), _MAX_COLUMNS) + 1)
+    columns = min(
+        (_Columns.of(grid, x, count) for count in counts),
+        key=lambda columns: abs(math.log(columns.rows / (columns.width * shape))),
+    )
+    at = {node: columns.spot(grid.depth[node], x[node]) for node in grid.graph}
+    routes = {
+        edge: tuple(columns.route([(grid.depth[item], x[item]) for item in chain]))
+        for edge, chain in grid.chains.items()
+    }
+    return Layout(at, routes, columns.width, columns.rows)
 
 
 def _layers(graph: nx.DiGraph) -> list[list[Item]]:
@@ -103,7 +114,16 @@ class _Grid:
         for turn in range(_SWEEPS):
             toward = self.up if turn % 2 == 0 else self.down
             for row in layers if turn % 2 == 0 else layers[::-1]:
-                _order(row, toward, layers)
+                # By the mean place of the neighbours, 0 .. 1 in their layer.
+                place = {
+                    item: (i + 0.5) / len(items) for items in layers for i, item in enumerate(items)
+                }
+                means = {
+                    item: sum(place[n] for n in near) / len(near)
+                    for item in row
+                    for near in (toward.get(item) or [item],)
+                }
+                row.sort(key=means.__getitem__)
             crossings = self._crossings(layers)
             if crossings < best[0]:
                 best = crossings, [list(row) for row in layers]
@@ -156,19 +176,6 @@ class _Grid:
         return {i: s + o for i, s, o in zip(row, starts, offsets, strict=True)}
 
 
-def _order(
-    row: list[Item], toward: Mapping[Item, Sequence[Item]], layers: Sequence[Sequence[Item]]
-) -> None:
-    place = {item: (i + 0.5) / len(items) for items in layers for i, item in enumerate(items)}
-    mean = {
-        item: sum(place[n] for n in toward[item]) / len(toward[item])
-        if toward.get(item)
-        else place[item]
-        for item in row
-    }
-    row.sort(key=lambda item: mean[item])
-
-
 @dataclass(frozen=True)
 class _Columns:
     """The stack of layers cut into columns of `rows` layers, each as wide as it needs to be."""
@@ -206,18 +213,3 @@ class _Columns:
                 low, high = self.rows - 0.5 + 0.25 * inside, -0.75 + 0.25 * inside
                 yield from ((before[0], low), (gutter, low), (gutter, high), (here[0], high))
             yield here
-
-
-def _wrap(grid: _Grid, x: Mapping[Item, float], shape: float) -> Layout:
-    """The layout in the number of columns whose picture comes nearest to the shape."""
-    counts = range(1, min(len(grid.layers), _MAX_COLUMNS) + 1)
-    columns = min(
-        (_Columns.of(grid, x, count) for count in counts),
-        key=lambda columns: abs(math.log(columns.rows / (columns.width * shape))),
-    )
-    at = {node: columns.spot(grid.depth[node], x[node]) for node in grid.graph}
-    routes = {
-        edge: tuple(columns.route([(grid.depth[item], x[item]) for item in chain]))
-        for edge, chain in grid.chains.items()
-    }
-    return Layout(at, routes, columns.width, columns.rows)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partitioner.cost_model.schedule.readings import Pass, passes
-from partitioner.cost_model.schedule.simulate import Event, Timeline, simulate
+from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.report.pictures.canvas import (
     BLUE,
     COMM,
@@ -80,30 +80,22 @@ def bars(timeline: Timeline, boxes: Sequence[Pass] = ()) -> tuple[Bar, ...]:
     thin = timeline.makespan_s * _THIN
     lanes: dict[tuple[int, str], list[Bar]] = defaultdict(list)
     for box in boxes:
-        span = box.start_s, box.end_s
-        lanes[box.device, "compute"].append(
-            Bar(box.device, "compute", box.micro_batch, *span, (box.label,))
-        )
+        bar = Bar(box.device, "compute", box.micro_batch, box.start_s, box.end_s, (box.label,))
+        lanes[box.device, "compute"].append(bar)
     for event in timeline.events:
-        if boxes and event.kind == "compute":
+        start, end = event.start_s, event.end_s
+        if end <= start or (boxes and event.kind == "compute"):
             continue
         lane = lanes[event.device, event.kind]
-        if event.end_s <= event.start_s:
-            continue
-        if lane and _joins(lane[-1], event, thin):
-            last = lane.pop()
-            names = (*last.names, event.name)
-            lane.append(Bar(last.device, last.kind, last.request, last.start_s, event.end_s, names))
-        else:
-            start, end = event.start_s, event.end_s
-            lane.append(Bar(event.device, event.kind, event.request, start, end, (event.name,)))
+        names: tuple[str, ...] = (event.name,)
+        if lane and end - start < thin:
+            last = lane[-1]
+            is_thin = len(last.names) > 1 or last.end_s - last.start_s < thin
+            if is_thin and last.end_s == start and last.request == event.request:
+                start, names = last.start_s, (*last.names, event.name)
+                lane.pop()
+        lane.append(Bar(event.device, event.kind, event.request, start, end, names))
     return tuple(bar for _, lane in sorted(lanes.items()) for bar in lane)
-
-
-def _joins(bar: Bar, event: Event, thin: float) -> bool:
-    is_thin = len(bar.names) > 1 or bar.end_s - bar.start_s < thin
-    touches = bar.end_s == event.start_s and bar.request == event.request
-    return is_thin and touches and event.end_s - event.start_s < thin
 
 
 def _figure(result: Planned, timeline: Timeline, boxes: Sequence[Pass]) -> Figure:
@@ -119,7 +111,15 @@ def _figure(result: Planned, timeline: Timeline, boxes: Sequence[Pass]) -> Figur
     axes = figure.add_axes((_LEFT, below / high, _ACROSS, inner / high))
     fit = (unit for unit in _UNITS if timeline.makespan_s >= unit[1])
     unit, scale = next(fit, _UNITS[-1])
-    _lanes(axes, devices, timeline.makespan_s / scale or 1.0)
+    end = timeline.makespan_s / scale or 1.0
+    for device in range(devices):  # empty lanes show idle time where no bar covers them
+        for kind in LANES:
+            place = _top(device, kind) + 0.06, 0.88
+            axes.broken_barh([(0, end)], place, facecolor=IDLE, linewidth=0)
+    axes.set_xlim(0, end)
+    axes.set_ylim(2.5 * devices, 0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
     drawn = bars(timeline, boxes)
     for bar in drawn:
         _draw_bar(axes, bar, scale)
@@ -136,25 +136,23 @@ def _figure(result: Planned, timeline: Timeline, boxes: Sequence[Pass]) -> Figur
     elif timeline.requests > 1:
         title += f", {timeline.requests} requests"
     figure.text(0.5, 1 - 0.05 / high, title, ha="center", va="top", fontsize=_FONT + 1)
-    _legend(figure, entries)
+    figure.legend(
+        handles=entries,
+        loc="lower center",
+        borderaxespad=0.1,
+        labelspacing=0.3,
+        ncols=min(len(entries), _COLUMNS),
+        fontsize=_FONT,
+        frameon=False,
+        handlelength=1.4,
+        columnspacing=1.0,
+    )
     return figure
 
 
 def _top(device: int, kind: str) -> float:
     """Upper edge of a lane; a device's two lanes fill 2 of 2.5 units, downwards."""
     return 2.5 * device + 0.25 + LANES.index(kind)
-
-
-def _lanes(axes: Axes, devices: int, end: float) -> None:
-    for device in range(devices):
-        for kind in LANES:
-            axes.broken_barh(
-                [(0, end)], (_top(device, kind) + 0.06, 0.88), facecolor=IDLE, linewidth=0
-            )
-    axes.set_xlim(0, end)
-    axes.set_ylim(2.5 * devices, 0)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
 
 
 def _draw_bar(axes: Axes, bar: Bar, scale: float) -> None:
@@ -202,17 +200,3 @@ def _legend_entries(timeline: Timeline) -> list[Any]:
     )
     entries.append(Patch(facecolor=IDLE, label="idle"))
     return entries
-
-
-def _legend(figure: Figure, entries: Sequence[Any]) -> None:
-    figure.legend(
-        handles=entries,
-        loc="lower center",
-        borderaxespad=0.1,
-        labelspacing=0.3,
-        ncols=min(len(entries), _COLUMNS),
-        fontsize=_FONT,
-        frameon=False,
-        handlelength=1.4,
-        columnspacing=1.0,
-    )

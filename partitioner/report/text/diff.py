@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Sequence
 
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule.tasks import Task
@@ -49,12 +48,16 @@ def diff(
             op=before.graph.by_name[name].op,
             before=first,
             after=second,
-            seconds_before=_seconds(before, old[name]),
-            seconds_after=_seconds(after, new[name]),
+            seconds_before=before.schedule.times(old[name]) * old[name].longest_s,
+            seconds_after=after.schedule.times(new[name]) * new[name].longest_s,
         )
         for name, (first, second) in decisions.items()
         if first != second
     ]
+    figures, others = _measures(before), _measures(after)
+    if before.plan.pipeline is not None or after.plan.pipeline is not None:
+        figures, others = [*figures, *_stages(before)], [*others, *_stages(after)]
+    sizes, new_sizes = _sizes(before), _sizes(after)
     same = before.graph.digest == after.graph.digest
     return Diff(
         version=VERSION,
@@ -63,12 +66,24 @@ def diff(
         before=names[0],
         after=names[1],
         verdict=diff_verdict(before, after, names, objective or before.objective),
-        figures=_figures(before, after),
+        figures=[
+            Figure(name=name, unit=unit, before=value, after=other, better=better)
+            for (name, unit, better, value), (*_, other) in zip(figures, others, strict=True)
+        ],
         moved=moved,
         only_before=[name for name in old if name not in new],
         only_after=[name for name in new if name not in old],
         same=len(both) - len(moved),
-        traffic=_traffic(before, after),
+        traffic=[
+            DiffTraffic(
+                kind=kind,
+                count_before=len(sizes[kind]),
+                count_after=len(new_sizes[kind]),
+                bytes_before=sum(sizes[kind]),
+                bytes_after=sum(new_sizes[kind]),
+            )
+            for kind in sorted({*sizes, *new_sizes})
+        ],
         devices=_devices(before, after),
     )
 
@@ -111,14 +126,9 @@ def _devices(before: Planned, after: Planned) -> list[tuple[DeviceRow | None, De
         shared[both[0].of.get(device), both[1].of.get(device)].append(device)
 
     def rows(plan: Planned) -> list[DeviceRow | None]:
-        of = iter(device_rows(plan, joined(plan, shared_by(plan))))
-        return [next(of) if has(plan, members) else None for members in shared.values()]
-
-    def has(plan: Planned, members: Sequence[int]) -> bool:
-        return members[0] < len(plan.cluster)
-
-    def shared_by(plan: Planned) -> list[Sequence[int]]:
-        return [members for members in shared.values() if has(plan, members)]
+        has = [members[0] < len(plan.cluster) for members in shared.values()]
+        of = iter(device_rows(plan, joined(plan, itertools.compress(shared.values(), has))))
+        return [next(of) if one else None for one in has]
 
     return list(zip(rows(before), rows(after), strict=True))
 
@@ -178,24 +188,10 @@ def _moved(changes: Diff) -> list[str]:
     return lines
 
 
-def _seconds(result: Planned, task: Task) -> float:
-    return result.schedule.times(task) * task.longest_s
-
-
 def _decision(result: Planned, task: Task) -> str:
     assert task.placed is not None
     stage = f"stage {task.placed.stage}, " if result.plan.pipeline is not None else ""
     return f"{stage}{task.placed.mesh}: {task.placed.cut_text or 'whole'}"
-
-
-def _figures(before: Planned, after: Planned) -> list[Figure]:
-    old, new = _measures(before), _measures(after)
-    if before.plan.pipeline is not None or after.plan.pipeline is not None:
-        old, new = [*old, *_stages(before)], [*new, *_stages(after)]
-    return [
-        Figure(name=name, unit=unit, before=value, after=other, better=better)
-        for (name, unit, better, value), (*_, other) in zip(old, new, strict=True)
-    ]
 
 
 def _stages(result: Planned) -> list[_Measure]:
@@ -222,20 +218,6 @@ def _measures(result: Planned) -> list[_Measure]:
         ("fullest device, of its memory", "share", "less", 1 - tightest(figures)[1]),
         ("balance", "share", "more", balance(figures)),
         ("devices used", "count", "", float(figures.devices_used)),
-    ]
-
-
-def _traffic(before: Planned, after: Planned) -> list[DiffTraffic]:
-    old, new = _sizes(before), _sizes(after)
-    return [
-        DiffTraffic(
-            kind=kind,
-            count_before=len(old[kind]),
-            count_after=len(new[kind]),
-            bytes_before=sum(old[kind]),
-            bytes_after=sum(new[kind]),
-        )
-        for kind in sorted({*old, *new})
     ]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.memory.peaks import peak_bytes
+from partitioner.cost_model.memory.lives import peak_bytes
 from partitioner.cost_model.prices.compute import node_estimates, node_limit
 from partitioner.cost_model.profiles.forms import stores_parts
 from partitioner.cost_model.schedule.simulate import simulate
@@ -27,7 +27,7 @@ from partitioner.ir.pipeline import SCHEDULES
 from partitioner.ir.plan import Pipeline, PlacedNode
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.report.findings.alternatives import Neighbourhood
-from partitioner.report.findings.bottleneck import COMPUTING, Bottleneck
+from partitioner.report.findings.bottleneck import COMPUTING
 from partitioner.report.lanes import lanes
 from partitioner.report.page.data import headline, result_bottleneck
 from partitioner.report.page.memory import memory
@@ -50,10 +50,19 @@ need half the seconds and activations of a whole one, which is the best that it 
 def explain(result: Planned) -> str:
     """The plan's figures, the time of its bottleneck, and its tightest point of memory."""
     limits = result_bottleneck(result)
+    where = f"device {limits.device}" if limits.device is not None else "the critical path"
+    time = [f"time of {where}, {units.seconds(limits.total_s)} a {limits.turn}"]
+    if limits.total_s:
+        rows = [("of that", "seconds", "share", "tasks")]
+        for limit, spent_s in sorted(limits.seconds.items(), key=lambda entry: -entry[1]):
+            label = f"bound by {limit}" if limit in COMPUTING else limit
+            share = units.share(spent_s / limits.total_s)
+            rows.append((label, units.seconds(spent_s), share, str(limits.counts.get(limit, ""))))
+        time += table(rows)
     parts = [
         _verdict(headline(result, limits)),
         _schedules(result),
-        _time(limits),
+        time,
         _longest(result),
         _memory(result),
     ]
@@ -68,9 +77,13 @@ def explain_node(result: Planned, name: str) -> str:
     """
     neighbourhood = Neighbourhood(result.graph, result.plan, result.cluster)
     placed = neighbourhood.placed[result.node(name).node.name]
+    tensors = [("tensor", "", "whole", "sharding")]
+    for side, ends in (("in", placed.operands()), ("out", placed.results())):
+        for value, at in ends:
+            tensors.append((clean(value), side, str(result.graph.types[value]), str(at.sharding)))
     parts = [
         _about(result, placed),
-        _tensors(result, placed),
+        table(tensors),
         _choices(result, neighbourhood, placed.node),
     ]
     return "\n\n".join("\n".join(lines) for lines in parts)
@@ -119,19 +132,6 @@ def _schedules(result: Planned) -> list[str]:
     return [*lines, *(f"not {c.name}: {c.why_not}" for c in choices if c.why_not)]
 
 
-def _time(limits: Bottleneck) -> list[str]:
-    where = f"device {limits.device}" if limits.device is not None else "the critical path"
-    title = f"time of {where}, {units.seconds(limits.total_s)} a {limits.turn}"
-    if not limits.total_s:
-        return [title]
-    rows = [("of that", "seconds", "share", "tasks")]
-    for limit, spent_s in sorted(limits.seconds.items(), key=lambda entry: -entry[1]):
-        label = f"bound by {limit}" if limit in COMPUTING else limit
-        share = units.share(spent_s / limits.total_s)
-        rows.append((label, units.seconds(spent_s), share, str(limits.counts.get(limit, ""))))
-    return [title, *table(rows)]
-
-
 def _longest(result: Planned) -> list[str]:
     times = result.schedule.times
     tasks = [task for task in result.schedule.tasks if task.longest_s]
@@ -178,6 +178,7 @@ def _memory(result: Planned) -> list[str]:
 
 def _about(result: Planned, placed: PlacedNode) -> list[str]:
     node, rule = placed.node, placed.rule
+    bound, cert = _constraints_on(result, node), result.plan.certificate
     spent_s = result.node_tasks[node.name].longest_s
     busy = (device for node in result.placed for device in node.mesh.devices)
     cluster, in_parts = result.cluster.beside(busy), stores_parts(result.placed)
@@ -202,16 +203,7 @@ def _about(result: Planned, placed: PlacedNode) -> list[str]:
         f"  {units.seconds(spent_s)} on {where}{each} ({source}), {units.flops(flops)} {about}",
         f"  {rule_text}",
         *loads,
-        *_bound(result, node),
-    ]
-
-
-def _bound(result: Planned, node: Node) -> list[str]:
-    """The constraints on a node, and what was searched; nothing of a plan written by hand."""
-    rules = _constraints_on(result, node)
-    cert = result.plan.certificate
-    return [
-        *([f"  constrained by {'; '.join(clean(rule, 120) for rule in rules)}"] if rules else []),
+        *([f"  constrained by {'; '.join(clean(text, 120) for text in bound)}"] if bound else []),
         *([f"  searched: {clean(cert.space, 120)}"] if cert else []),
     ]
 
@@ -220,15 +212,6 @@ def _constraints_on(result: Planned, node: Node) -> list[str]:
     position = result.graph.order[node.name]
     bound = result.summary.get("bound_by", {})
     return [text for text, nodes in bound.items() if contains(nodes, position)]
-
-
-def _tensors(result: Planned, placed: PlacedNode) -> list[str]:
-    rows = [
-        (clean(value), side, str(result.graph.types[value]), str(at.sharding))
-        for side, tensors in (("in", placed.operands()), ("out", placed.results()))
-        for value, at in tensors
-    ]
-    return table([("tensor", "", "whole", "sharding"), *rows])
 
 
 def _choices(result: Planned, neighbourhood: Neighbourhood, node: Node) -> list[str]:

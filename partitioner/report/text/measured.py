@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partitioner.foundations import units
-from partitioner.report.measured import Comparison, Row
+from partitioner.report.measured import Comparison
 from partitioner.report.planned import Planned
 from partitioner.report.schema import MeasuredRankRow
 from partitioner.report.text.show import clean
@@ -21,7 +21,17 @@ def measured_text(comparison: Comparison[Planned]) -> str:
     """A plan's prediction beside a measured run of it."""
     ranks = [_rank(rank, totals) for rank, totals in enumerate(comparison.totals)]
     head = ("rank", "compute", "communication", "waiting", "layouts", "peak memory")
-    worst = [_worst(row) for row in comparison.worst[:WORST]]
+    worst = []
+    for row in comparison.worst[:WORST]:
+        name = clean(row.name)
+        of = (
+            name if len(name) <= _WIDTH else f"{name[: _WIDTH - 3]}...",
+            str(row.rank),
+            units.seconds(row.predicted_s),
+            units.seconds(row.measured.seconds),
+            "-" if row.ratio is None else units.digits(row.ratio),
+        )
+        worst.append(of)
     parts = [list(_head(comparison)), table([head, *ranks])]
     if worst:
         parts.append(table([("worst errors", "rank", "predicted", "measured", "ratio"), *worst]))
@@ -61,14 +71,3 @@ def _rank(rank: int, totals: MeasuredRankRow) -> tuple[str, ...]:
 
 def _pair(predicted_s: float, measured_s: float) -> str:
     return f"{units.seconds(predicted_s)} -> {units.seconds(measured_s)}"
-
-
-def _worst(row: Row) -> tuple[str, ...]:
-    name = clean(row.name)
-    return (
-        name if len(name) <= _WIDTH else f"{name[: _WIDTH - 3]}...",
-        str(row.rank),
-        units.seconds(row.predicted_s),
-        units.seconds(row.measured.seconds),
-        "-" if row.ratio is None else units.digits(row.ratio),
-    )

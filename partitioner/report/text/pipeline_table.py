@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from partitioner.foundations.units import share
 from partitioner.ir.pipeline import (
@@ -29,32 +29,30 @@ def pipeline_table(
     """
     starts = start_times(schedule, edges)
     end = makespan(schedule, starts)
-    stages = _count(schedule.stages, "stage")
-    micro_batches = _count(schedule.micro_batches, "micro-batch", "micro-batches")
-    units = ", ".join(f"{kind} {units}" for kind, units in UNIT_DURATIONS.items())
-    held = in_flight(schedule)
-    lines = [
-        f"{schedule.name}: {stages} on lanes {_listed(schedule.lane_of)}, {micro_batches}",
-        f"{end} time units ({units}), {share(bubble_share(schedule, starts))} bubbles",
-        "",
-        *_aligned([["time", *map(str, range(end))], *_rows(schedule, starts, end)]),
-        "",
-        "micro-batches in flight",
-        *_aligned([["stage", *map(str, range(len(held)))], ["most", *map(str, held)]]),
-        f"stage activations held at once, by lane: {_listed(lane_in_flight(schedule))}",
-    ]
-    return "\n".join(lines)
-
-
-def _rows(
-    schedule: PipelineSchedule, starts: tuple[tuple[int, ...], ...], end: int
-) -> Iterator[list[str]]:
+    stages = f"{schedule.stages} stage{'' if schedule.stages == 1 else 's'}"
+    count = schedule.micro_batches
+    micro_batches = f"{count} micro-batch{'' if count == 1 else 'es'}"
+    rows = [["time", *map(str, range(end))]]
     for lane, (actions, times) in enumerate(zip(schedule.lanes, starts, strict=True)):
         cells = ["."] * end
         for action, start in zip(actions, times, strict=True):
             stop = start + UNIT_DURATIONS[action.kind]
             cells[start:stop] = [str(action), *"-" * (stop - start - 1)]
-        yield [f"lane {lane}", *cells]
+        rows.append([f"lane {lane}", *cells])
+    units = ", ".join(f"{kind} {units}" for kind, units in UNIT_DURATIONS.items())
+    held, lanes = in_flight(schedule), ",".join(map(str, schedule.lane_of))
+    by_lane = ",".join(map(str, lane_in_flight(schedule)))
+    lines = [
+        f"{schedule.name}: {stages} on lanes {lanes}, {micro_batches}",
+        f"{end} time units ({units}), {share(bubble_share(schedule, starts))} bubbles",
+        "",
+        *_aligned(rows),
+        "",
+        "micro-batches in flight",
+        *_aligned([["stage", *map(str, range(len(held)))], ["most", *map(str, held)]]),
+        f"stage activations held at once, by lane: {by_lane}",
+    ]
+    return "\n".join(lines)
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
@@ -65,11 +63,3 @@ def _aligned(rows: list[list[str]]) -> list[str]:
         f"{row[0]:{first}}  {' '.join(f'{cell:{width}}' for cell in row[1:])}".rstrip()
         for row in rows
     ]
-
-
-def _count(number: int, noun: str, plural: str | None = None) -> str:
-    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return ",".join(map(str, numbers))

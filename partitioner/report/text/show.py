@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations import units
-from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import numbers
-from partitioner.ir.phases import StepOrder
 from partitioner.ir.plan import PlacedNode
-from partitioner.ir.program import Comm, CommKind
+from partitioner.ir.program import JOINING, CommKind
 from partitioner.report.findings.bottleneck import turn_of
 from partitioner.report.findings.notes import moved_notes
 from partitioner.report.lanes import lanes
@@ -28,8 +26,8 @@ MOST_ALONE = 16
 #: Parts of experts whose loads are listed.
 MOST_LOADS = 8
 _STEP_HEAD: Row = ("devices", "step", "what", "seconds", "sent")
-#: Kinds in which every rank both sends and receives.
-_COLLECTIVE = (CommKind.ALL_REDUCE, CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER)
+#: Kinds in which every rank both sends and receives, or keeps what it has.
+_COLLECTIVE = (*JOINING, CommKind.SLICE)
 
 _LEGEND = """\
 load     of one {turn}: compute + communication; "at" is the node that the peak is reached at
@@ -58,14 +56,19 @@ def show(result: Planned, *, everything: bool = False) -> str:
         parts += [_stages(result), step_text(result.schedule)]
     parts += [_devices(result), _steps(result, everything=everything)]
     if everything:
-        parts.append(_tensors(result.graph))
-    legend = _LEGEND.format(turn=_turn(result), unit="micro-batch" if staged else _turn(result))
+        graph = result.graph  # every value, which pins of tensors may name
+        rows = [("tensor", "what", "type")]
+        rows += [(name, "input", str(graph.types[name])) for name in graph.inputs]
+        rows += [(name, "constant", str(graph.types[name])) for name in graph.constants]
+        for node in graph.nodes:
+            for name in node.writes:
+                role = "output" if name in graph.outputs else "result"
+                rows.append((name, f"{role} of {node.name}", str(graph.types[name])))
+        parts.append(table(rows))
+    turn = turn_of(result.graph, result.plan.pipeline)
+    legend = _LEGEND.format(turn=turn, unit="micro-batch" if staged else turn)
     parts.append([_STAGED_LEGEND, legend] if staged else [legend])
     return "\n\n".join("\n".join(lines) for lines in parts)
-
-
-def _turn(result: Planned) -> str:
-    return turn_of(result.graph, result.plan.pipeline)
 
 
 def _head(result: Planned) -> list[str]:
@@ -139,22 +142,30 @@ def _steps(result: Planned, *, everything: bool) -> list[str]:
     tasks = [task for task in result.schedule.tasks if task.placed or task.comm]
     order = result.schedule.order
     head: Row = _STEP_HEAD if order is None else ("pass", *_STEP_HEAD)
+
+    def in_pass(task: Task) -> Row:
+        return () if order is None else (pass_name(order, task),)
+
     if not everything:
-        runs = itertools.groupby(tasks, key=lambda task: _pass(order, task))
+        runs = itertools.groupby(tasks, key=in_pass)
         return table([head, *((*name, *row) for name, run in runs for row in _joined(list(run)))])
     rows: list[Row] = [(*head, "factors: operands -> results")]
     for task in tasks:
         rule = task.placed.rule if task.placed is not None else None
-        rows.append((*_pass(order, task), *_row(task, str), "" if rule is None else str(rule)))
+        rows.append((*in_pass(task), *_row(task, str), "" if rule is None else str(rule)))
     return table(rows)
 
 
-def _pass(order: StepOrder | None, task: Task) -> Row:
-    return () if order is None else (pass_name(order, task),)
-
-
 def _joined(tasks: Sequence[Task]) -> Iterator[Row]:
-    for key, run in itertools.groupby(tasks, key=_run_key):
+    def line(task: Task) -> object:
+        """Equal for tasks of one line: group of uncut nodes, tensor of slices; None for others."""
+        if task.comm is not None:
+            slices = task.comm.kind is CommKind.SLICE
+            return (task.comm.source, task.comm.why) if slices else None
+        assert task.placed is not None
+        return task.placed.mesh if not task.placed.layouts else None
+
+    for key, run in itertools.groupby(tasks, key=line):
         entries = list(run)
         first, last = entries[0], entries[-1]
         busy = [task.longest_s for task in entries]
@@ -172,21 +183,19 @@ def _joined(tasks: Sequence[Task]) -> Iterator[Row]:
             yield _where(first.placed), step, _uncut(first.placed), units.seconds(sum(busy)), ""
 
 
-def _run_key(task: Task) -> object:
-    """Equal for tasks of one line: group of uncut nodes, tensor of slices; None for others."""
-    if task.comm is not None:
-        slices = task.comm.kind is CommKind.SLICE
-        return (task.comm.source, task.comm.why) if slices else None
-    assert task.placed is not None
-    return task.placed.mesh if not task.placed.layouts else None
-
-
 def _row(task: Task, shown: Callable[[str], str]) -> Row:
     busy = units.seconds(task.longest_s)
-    if task.comm is not None:
-        kind = task.comm.kind.spelled
-        sent = units.size(comm_bytes(task)) if task.comm.kind is not CommKind.SLICE else ""
-        return _direction(task.comm), f"  {kind}", shown(task.comm.source), busy, sent
+    if (comm := task.comm) is not None:
+        kind = comm.kind.spelled
+        sent = units.size(comm_bytes(task)) if comm.kind is not CommKind.SLICE else ""
+        where = numbers(comm.ranks)
+        if comm.kind not in _COLLECTIVE:
+            moves = [move for move in comm.transfers if move.source != move.target]
+            sources = sorted({move.source for move in moves})
+            targets = sorted({move.target for move in moves})
+            if sources != targets:
+                where = f"{numbers(sources)} -> {numbers(targets)}"
+        return where, f"  {kind}", shown(comm.source), busy, sent
     placed = task.placed
     assert placed is not None
     step = f"{shown(placed.node.name)} ({shown(placed.node.op)})"
@@ -207,28 +216,6 @@ def loads_text(placed: PlacedNode) -> str:
 
 def _where(placed: PlacedNode) -> str:
     return str(placed.mesh) if placed.mesh.axes else str(placed.mesh.devices[0])
-
-
-def _direction(comm: Comm) -> str:
-    if comm.kind in _COLLECTIVE or comm.kind is CommKind.SLICE:
-        return numbers(comm.ranks)
-    moves = [transfer for transfer in comm.transfers if transfer.source != transfer.target]
-    sources = sorted({transfer.source for transfer in moves})
-    targets = sorted({transfer.target for transfer in moves})
-    both = sources == targets or not moves
-    return numbers(comm.ranks) if both else f"{numbers(sources)} -> {numbers(targets)}"
-
-
-def _tensors(graph: Graph) -> list[str]:
-    outputs = set(graph.outputs)
-    rows = [("tensor", "what", "type")]
-    rows += [(name, "input", str(graph.types[name])) for name in graph.inputs]
-    rows += [(name, "constant", str(graph.types[name])) for name in graph.constants]
-    for node in graph.nodes:
-        for name in node.writes:
-            role = "output" if name in outputs else "result"
-            rows.append((name, f"{role} of {node.name}", str(graph.types[name])))
-    return table(rows)
 
 
 def _uncut(placed: PlacedNode) -> str:

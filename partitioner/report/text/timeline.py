@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from partitioner.cost_model.schedule.readings import LETTERS, Pass, passes
 from partitioner.cost_model.schedule.simulate import Event, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
@@ -36,20 +34,16 @@ def step_text(schedule: Schedule) -> list[str]:
         device = lane[0]
         first = [box for box in boxes if box.device == device]
         sent = [e for e in timeline.events if e.device == device and e.kind == "comm"]
-        lines.append(f"{name.ljust(wide)}  {_row(first, sent, end_s)}")
+        cells = [_IDLE] * WIDTH
+        parts: list[Pass | Event] = [*sent, *first]
+        for part in parts:
+            start, stop = (round(WIDTH * t / end_s) for t in (part.start_s, part.end_s))
+            width = stop - start
+            if isinstance(part, Event):
+                cells[start:stop] = _BUSY * width
+                continue
+            short = LETTERS.get(part.part, str(part.part))
+            label = part.label if len(part.label) <= width else short
+            cells[start:stop] = label.ljust(width, "-")[:width]
+        lines.append(f"{name.ljust(wide)}  {''.join(cells)}")
     return lines
-
-
-def _row(boxes: Sequence[Pass], comms: Sequence[Event], end_s: float) -> str:
-    cells = [_IDLE] * WIDTH
-    parts: list[Pass | Event] = [*comms, *boxes]
-    for part in parts:
-        start, stop = (round(WIDTH * t / end_s) for t in (part.start_s, part.end_s))
-        width = stop - start
-        if isinstance(part, Event):
-            cells[start:stop] = _BUSY * width
-            continue
-        short = LETTERS.get(part.part, str(part.part))
-        label = part.label if len(part.label) <= width else short
-        cells[start:stop] = label.ljust(width, "-")[:width]
-    return "".join(cells)

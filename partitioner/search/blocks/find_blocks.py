@@ -1,23 +1,25 @@
 """The cheapest way to run a graph within the memory of its devices, some of it in blocks.
 
-On one device it is a path (`search.blocks.paths`). Over several a path is cut into stages, each
-within the memory of its device (`search.blocks.chains`), or the blocks of each stretch run on all
-devices, or both. In training, every device runs its part of each block (`search.blocks.shared`).
+On one device it is a path (`search.blocks.paths`). Over several a path is cut into stages over the
+devices in their order, each within the memory of its device, or the blocks of each stretch run on
+all devices, or both. In training, every device runs its part of each block
+(`search.blocks.shared`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import evaluate, one_device
 from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.pieces.blocks import Blocks
+from partitioner.ir.plan import NodePlan, Plan
+from partitioner.problem.decode import planned_on
 from partitioner.rewrites.block_graph import BlockGraph, traced_blocks
-from partitioner.search.blocks.block_plan import BlockPlan
-from partitioner.search.blocks.chains import staged
 from partitioner.search.blocks.paths import MARGINS, PathSearch
 from partitioner.search.blocks.runs import Option, Runs
 from partitioner.search.blocks.shared import SHARED_KINDS, Shared
@@ -26,6 +28,7 @@ from partitioner.search.outcome import Candidate, Outcome, SpaceResult, winner
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Objective, Solution
 from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.spaces import Family
 
 #: As `MARGINS`, of stages, which also hold what they send and receive.
 STAGE_MARGINS = (*MARGINS, 0.75)
@@ -41,39 +44,48 @@ SOLVER = "decomposition into blocks, the cheapest path through them"
 
 
 @dataclass(frozen=True)
-class Found:
-    """The cheapest ways that the cost model expects to fit."""
+class BlockPlan:
+    """A way to run a graph in blocks."""
 
-    #: The ways: some of the cheapest, then the others, those first that leave most room.
-    ways: tuple[BlockPlan, ...]
-    searched: str  #: In words, the plans that were searched.
-    complete: bool  #: Whether all runs in blocks were priced within the budget.
+    blocks: Blocks  #: The stretches.
+    #: Position at which each stage begins, with its device; ascending, the first is 0.
+    stages: tuple[tuple[int, int], ...]
+    #: Whether the blocks of a stretch that is cut run on all devices, on that of its stage first.
+    is_spread: bool = False
+    #: How every device runs its part of each node, in place of stages; None if nodes are placed
+    #: whole.
+    shared: Shared | None = None
 
+    def plan(
+        self, graph: Graph, cut: BlockGraph, cluster: Cluster, budget: Budget
+    ) -> tuple[Family, Plan] | None:
+        """The plan of the graph of all blocks, `cut`; None if the search finds none."""
+        if self.shared is not None:
+            planned = self.shared.plan(cut.graph, cluster, budget)
+            if planned is None:
+                return None
+            family, plan = planned
+            return family, replace(plan, blocks=self.blocks)
+        groups = tuple(DeviceMesh.single(device) for device in range(len(cluster)))
+        name = "inter" if len(cluster) > 1 else "single"
+        devices = self._devices(graph, cut, len(cluster))
+        decided = {name: NodePlan(device, {}) for name, device in devices.items()}
+        _, plan = planned_on(cut.graph, cluster, groups, decided)
+        return Family(name, groups, groups, symmetric=False), replace(plan, blocks=self.blocks)
 
-@dataclass(frozen=True)
-class Prices:
-    """The runs of a graph in blocks that searches have priced, whatever their limits of memory."""
-
-    _runs: dict[DeviceSpec, Runs] = field(default_factory=dict)
-
-    def runs(self, graph: Graph, cluster: Cluster, spec: DeviceSpec) -> Runs:
-        """Those on a device of a cluster."""
-        any_memory = replace(spec, memory_bytes=1)
-        if any_memory not in self._runs:
-            level = replace(cluster.levels[0], size=1)
-            alone = replace(cluster, devices=(spec,), levels=(level,))
-            self._runs[any_memory] = Runs(graph, alone)
-        return self._runs[any_memory]
-
-
-@dataclass(frozen=True)
-class Unfit:
-    """A search in which no plan fits."""
-
-    #: Bytes of the fullest device in the plan in which that has least; None if the cost model
-    #: expects none to fit.
-    needed_bytes: int | None
-    searched: str = ""  #: In words, the plans that were searched.
+    def _devices(self, graph: Graph, cut: BlockGraph, count: int) -> Mapping[str, int]:
+        """The device of each node of the graph of all blocks, of so many."""
+        blocks = {graph.order[s.first]: s.blocks for s in self.blocks.stretches if s.chunks}
+        devices = {}
+        for node in cut.graph.nodes:
+            position = cut.positions[node.name]
+            device = max((begin, device) for begin, device in self.stages if begin <= position)[1]
+            if self.is_spread and node.name in cut.numbers:
+                of = blocks[position]
+                turn = cut.numbers[node.name] * min(count, of) // of
+                device = (device + turn) % count
+            devices[node.name] = device
+        return devices
 
 
 def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:
@@ -96,193 +108,201 @@ def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:
     return " or ".join(what for what, is_asked in asked.items() if is_asked)
 
 
-def plan_in_blocks(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, prices: Prices
-) -> Outcome | Unfit:
-    """The cheapest known plan that runs stretches of a graph in blocks, if one fits.
+@dataclass
+class BlockSearch:
+    """The search of plans that run stretches of a graph in blocks."""
 
-    Runs are priced into `prices`, where other limits of memory find them.
+    graph: Graph
+    cluster: Cluster
+    request: Request
+    searched: str = ""  #: In words, the plans that were searched.
+    #: If none of them fits: bytes of the fullest device in the one in which that has least; None if
+    #: the cost model expects none to fit.
+    needed_bytes: int | None = None
+    #: The runs that were priced, by device, whatever the limits of memory.
+    _runs: dict[DeviceSpec, Runs] = field(default_factory=dict)
 
-    Its bound is the price of the whole graph on the fastest device, or the share of one device in
-    it if there are several: blocks compute no less.
-    """
-    if not graph.nodes:
-        return Unfit(None)
-    found = find_blocks(graph, cluster, request, budget, prices)
-    best: Candidate | None = None
-    needed: list[int] = []
-    graphs: dict[Blocks, BlockGraph] = {}
-    took_s = 0.0  # for the way before
-    for priced, way in enumerate(found.ways, 1):
-        left_s = budget.work.left_s
-        # The last way holds least: there must be time for it, too.
-        if graph.backward and priced < len(found.ways) and left_s <= 2 * took_s:
-            budget.work.stop()
-            continue
-        if way.blocks not in graphs:
-            graphs[way.blocks] = traced_blocks(graph, way.blocks)
-        candidate = _priced(way, graph, graphs[way.blocks], cluster, request.objective, budget)
-        took_s = left_s - budget.work.left_s
-        if candidate is not None:
-            needed.append(max(candidate.evaluation.needed_bytes.values()))
-            best = _better(best, candidate, request.objective)
-        if priced >= _enough(best, trains=bool(graph.backward), late=budget.work.late):
-            break
-    if best is None:
-        return Unfit(min(needed, default=None), found.searched)
-    result = SpaceResult((best,), found.searched)
-    stopped = budget.work.stopped or not found.complete
-    return winner([result], request, cluster, stopped=stopped)
+    def plan(self, budget: Budget) -> Outcome | None:
+        """The cheapest known plan; None if none fits.
 
+        Its bound is the price of the whole graph on the fastest device, or the share of one device
+        in it if there are several: blocks compute no less.
+        """
+        graph, objective, trains = self.graph, self.request.objective, bool(self.graph.backward)
+        if not graph.nodes:
+            return None
+        ways, complete = self._in_training(budget) if trains else self._in_inference(budget)
+        best: Candidate | None = None
+        needed: list[int] = []
+        graphs: dict[Blocks, BlockGraph] = {}
+        took_s, enough = 0.0, math.inf  # for the way before; number of ways that are priced
+        for priced, way in enumerate(ways, 1):
+            left_s = budget.work.left_s
+            # The last way holds least: there must be time for it, too.
+            if trains and priced < len(ways) and left_s <= 2 * took_s:
+                budget.work.stop()
+                continue
+            if way.blocks not in graphs:
+                graphs[way.blocks] = traced_blocks(graph, way.blocks)
+            candidate = self._priced(way, graphs[way.blocks], budget)
+            took_s = left_s - budget.work.left_s
+            if candidate is not None:
+                needed.append(max(candidate.evaluation.needed_bytes.values()))
+                is_cheaper = best is None or candidate.cost(objective) < best.cost(objective)
+                best = candidate if candidate.evaluation.fits_exactly and is_cheaper else best
+            late = budget.work.late
+            if best is not None:  # in training the first that fits is the cheapest by these prices
+                enough = 1 if trains or late else MOST_PRICED
+            elif late and not trains:
+                enough = LATE_PRICED
+            if priced >= enough:
+                break
+        if best is None:
+            self.needed_bytes = min(needed, default=None)
+            return None
+        result = SpaceResult((best,), self.searched)
+        stopped = budget.work.stopped or not complete
+        return winner([result], self.request, self.cluster, stopped=stopped)
 
-def _priced(
-    way: BlockPlan,
-    graph: Graph,
-    cut: BlockGraph,
-    cluster: Cluster,
-    objective: Objective,
-    budget: Budget,
-) -> Candidate | None:
-    """The plan of a way, which may not fit; None if the search finds none."""
-    planned = way.plan(graph, cut, cluster, budget)
-    if planned is None:
+    def _priced(self, way: BlockPlan, cut: BlockGraph, budget: Budget) -> Candidate | None:
+        """The plan of a way, which may not fit; None if the search finds none."""
+        cluster, objective = self.cluster, self.request.objective
+        planned = way.plan(self.graph, cut, cluster, budget)
+        if planned is None:
+            return None
+        family, plan = planned
+        evaluation = evaluate(cut.graph, plan, cluster)
+        cost, least = evaluation.cost(objective), 0.0
+        if objective != "memory":
+            first = cluster.first_of_spec.values()
+            alone = (one_device(self.graph, cluster, device).cost(objective) for device in first)
+            least = min(alone) / len(cluster)
+        solution = Solution((), cost, min(cost, least), "feasible", None, SOLVER)
+        return Candidate(family, cut.graph, plan, evaluation, solution)
+
+    def least_limit(self, budget: Budget) -> int | None:
+        """A larger limit of memory under which a plan is known; None if none is found."""
+        asked = self.cluster.devices[0].memory_bytes
+        limits = [round(times * asked) for times in TIMES_LIMIT]
+        if (needed := self.needed_bytes) is not None:  # a plan that takes no more is known
+            limits = [needed, *(limit for limit in limits if limit > needed)]
+        for limit in limits[:1] if self.graph.backward else limits:
+            if replace(self, cluster=self.cluster.with_memory(limit)).plan(budget) is not None:
+                return limit
+            if budget.work.late:
+                break
         return None
-    family, plan = planned
-    evaluation = evaluate(cut.graph, plan, cluster)
-    cost = evaluation.cost(objective)
-    least = min(cost, _least(graph, cluster, objective))
-    solution = Solution((), cost, least, "feasible", None, SOLVER)
-    return Candidate(family, cut.graph, plan, evaluation, solution)
+
+    def _in_inference(self, budget: Budget) -> tuple[tuple[BlockPlan, ...], bool]:
+        """The ways that are expected to fit, and whether all runs in blocks were priced in time.
+
+        Some of the cheapest come first, then the others, those first that leave most room.
+        """
+        cluster, searches = self.cluster, dict[DeviceSpec, PathSearch]()
+        for spec in cluster.first_of_spec:
+            any_memory = replace(spec, memory_bytes=1)
+            if any_memory not in self._runs:
+                level = replace(cluster.levels[0], size=1)
+                alone = replace(cluster, devices=(any_memory,), levels=(level,))
+                self._runs[any_memory] = Runs(self.graph, alone)
+            searches[spec] = PathSearch.of(self._runs[any_memory], spec, len(cluster), budget)
+        ways: dict[BlockPlan, tuple[float, int]] = {}
+        margins: dict[BlockPlan, float] = {}
+        for margin, way, seconds in self._ways(searches):
+            ways.setdefault(way, (seconds, len(way.blocks.stretches)))
+            margins[way] = margin
+            if budget.work.late:
+                break
+        cheapest = sorted(ways, key=ways.__getitem__)
+        more = sorted(cheapest[MOST_PRICED:], key=lambda way: (margins[way], ways[way]))
+        on, spread = "one device", ""
+        if len(cluster) > 1:
+            on = f"stages of {len(cluster)} devices in their order"
+            spread = ", which may be spread over all devices"
+        runs = sum(len(search.options) for search in searches.values())
+        self.searched = f"{on}, with {runs} runs of nodes in blocks{spread}"
+        complete = all(search.complete for search in searches.values()) and not budget.work.late
+        return (*cheapest[:MOST_PRICED], *more[:MOST_MORE]), complete
+
+    def _ways(
+        self, searches: Mapping[DeviceSpec, PathSearch]
+    ) -> Iterator[tuple[float, BlockPlan, float]]:
+        """Ways on one device and in stages, each with the share of memory it fills and seconds."""
+        count = len(self.cluster)
+        for spec, device in self.cluster.first_of_spec.items():
+            for margin, path in searches[spec].paths_of_all():
+                blocks = Blocks(tuple(option.stretch(self.graph) for option in path.runs))
+                for is_spread in (False, True)[: min(count, 2)]:
+                    seconds = path.seconds / (count if is_spread else 1)
+                    yield margin, BlockPlan(blocks, ((0, device),), is_spread), seconds
+        for margin in STAGE_MARGINS if count > 1 else ():
+            chain = _staged(self.cluster, searches, margin, self.request.objective)
+            if chain is not None:
+                blocks = Blocks(tuple(option.stretch(self.graph) for option in chain.options))
+                for is_spread in (False, True):
+                    yield margin, BlockPlan(blocks, chain.stages, is_spread), chain.longest_s
+
+    def _in_training(self, budget: Budget) -> tuple[tuple[BlockPlan, ...], bool]:
+        """The same on one device, or on devices of which each runs its part of each block."""
+        graph, cluster, shared, on = self.graph, self.cluster, None, "one device"
+        if len(cluster) > 1:
+            try:
+                shared = Shared.of(graph, len(cluster), self.request)
+            except ConstraintError as error:
+                self.searched = str(error)
+                return (), True
+            on = f"{shared.kind} over {len(cluster)} devices"
+        spec = min(cluster.devices, key=lambda device: device.memory_bytes)
+        alone = replace(cluster, devices=(spec,), levels=(replace(cluster.levels[0], size=1),))
+        trained, runs, complete = training_blocks(graph, alone, budget, shared)
+        self.searched = f"{on}, with {runs} runs of nodes in blocks"
+        stages = ((0, 0),) if shared is None else ()
+        return tuple(BlockPlan(blocks, stages, shared=shared) for blocks in trained), complete
 
 
-def _better(best: Candidate | None, other: Candidate, objective: Objective) -> Candidate | None:
-    """The cheaper one of those that fit."""
-    is_cheaper = best is None or other.cost(objective) < best.cost(objective)
-    return other if other.evaluation.fits_exactly and is_cheaper else best
+@dataclass(frozen=True)
+class _Chain:
+    """Stages from the first node to a position."""
+
+    longest_s: float = 0.0
+    sum_s: float = 0.0
+    stages: tuple[tuple[int, int], ...] = ()
+    options: tuple[Option, ...] = ()
+
+    def rank(self, objective: Objective) -> tuple[float, ...]:
+        """The seconds by which chains are compared, those of the objective first."""
+        both = self.longest_s, self.sum_s
+        return both[::-1] if objective == "latency" else both
 
 
-def _enough(best: Candidate | None, *, trains: bool, late: bool) -> float:
-    """Number of ways after which no other is priced.
-
-    In training the first that fits is the cheapest by the same prices.
-    """
-    if best is not None:
-        return 1 if trains or late else MOST_PRICED
-    return LATE_PRICED if late and not trains else math.inf
-
-
-def _least(graph: Graph, cluster: Cluster, objective: Objective) -> float:
-    """No plan in blocks costs less."""
-    if objective == "memory":
-        return 0.0
-    first = cluster.first_of_spec.values()
-    alone = (one_device(graph, cluster, device).cost(objective) for device in first)
-    return min(alone) / len(cluster)
-
-
-def least_limit(
-    graph: Graph,
-    cluster: Cluster,
-    request: Request,
-    budget: Budget,
-    prices: Prices,
-    unfit: Unfit,
-) -> int | None:
-    """A larger limit of memory under which a plan in blocks is known; None if none is found.
-
-    Args:
-        graph: The graph.
-        cluster: The devices.
-        request: The request.
-        budget: The budget of this search.
-        prices: Those of the search in which no plan fits.
-        unfit: What came of it.
-    """
-    asked = cluster.devices[0].memory_bytes
-    limits = [round(times * asked) for times in TIMES_LIMIT]
-    if unfit.needed_bytes is not None:  # a plan that takes no more is known
-        limits = [unfit.needed_bytes, *(limit for limit in limits if limit > unfit.needed_bytes)]
-    for limit in limits[:1] if graph.backward else limits:
-        found = plan_in_blocks(graph, cluster.with_memory(limit), request, budget, prices)
-        if isinstance(found, Outcome):
-            return limit
-        if budget.work.late:
-            break
-    return None
-
-
-def find_blocks(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, prices: Prices
-) -> Found:
-    """Look for stretches and stages that bring a graph within the memory of its devices."""
-    if graph.backward:
-        return _find_in_training(graph, cluster, request, budget)
-    objective = request.objective
-    searches: dict[DeviceSpec, PathSearch] = {}
-    for spec in cluster.first_of_spec:
-        searches[spec] = PathSearch.of(
-            prices.runs(graph, cluster, spec), spec, len(cluster), budget
-        )
-    ways: dict[BlockPlan, tuple[float, int]] = {}
-    margins: dict[BlockPlan, float] = {}
-    for margin, way, seconds in _ways(cluster, searches, objective):
-        ways.setdefault(way, (seconds, len(way.blocks.stretches)))
-        margins[way] = margin
-        if budget.work.late:
-            break
-    cheapest = sorted(ways, key=ways.__getitem__)
-    more = sorted(cheapest[MOST_PRICED:], key=lambda way: (margins[way], ways[way]))
-    on, spread = "one device", ""
-    if len(cluster) > 1:
-        on = f"stages of {len(cluster)} devices in their order"
-        spread = ", which may be spread over all devices"
-    runs = sum(len(search.options) for search in searches.values())
-    return Found(
-        (*cheapest[:MOST_PRICED], *more[:MOST_MORE]),
-        f"{on}, with {runs} runs of nodes in blocks{spread}",
-        all(search.complete for search in searches.values()) and not budget.work.late,
-    )
-
-
-def _ways(
-    cluster: Cluster, searches: Mapping[DeviceSpec, PathSearch], objective: Objective
-) -> Iterator[tuple[float, BlockPlan, float]]:
-    """Ways on one device and in stages, each with the share of memory that it fills and seconds."""
-    count = len(cluster)
-    for spec, device in cluster.first_of_spec.items():
-        for margin, path in searches[spec].paths_of_all():
-            blocks = _blocks(next(iter(searches.values())).graph, path.runs)
-            yield margin, BlockPlan(blocks, ((0, device),)), path.seconds
-            if count > 1:
-                yield (
-                    margin,
-                    BlockPlan(blocks, ((0, device),), is_spread=True),
-                    path.seconds / count,
+def _staged(
+    cluster: Cluster, searches: Mapping[DeviceSpec, PathSearch], margin: float, objective: Objective
+) -> _Chain | None:
+    """The best stages over the devices in their order, some of which may be left out."""
+    any_search = next(iter(searches.values()))
+    count = len(any_search.runs.graph.nodes)
+    starts = any_search.starts
+    best: dict[int, _Chain] = {0: _Chain()}
+    for device, spec in enumerate(cluster.devices):
+        search, after = searches[spec], dict(best)
+        for begin in starts:
+            if begin not in best:
+                continue
+            for stop, path in search.paths_from(begin, margin).items():
+                chain = best[begin]
+                seconds = path.seconds
+                if chain.stages:  # it is sent what lives where it begins
+                    level = cluster.level((chain.stages[-1][1], device))
+                    nbytes = any_search.runs.around(begin, begin)[1]
+                    seconds += level.message_s + level.transfer_s(nbytes)
+                longer = _Chain(
+                    max(chain.longest_s, seconds),
+                    chain.sum_s + seconds,
+                    (*chain.stages, (begin, device)),
+                    (*chain.options, *path.runs),
                 )
-    for margin in STAGE_MARGINS if count > 1 else ():
-        chain = staged(cluster, searches, margin, objective)
-        if chain is not None:
-            blocks = _blocks(next(iter(searches.values())).graph, chain.options)
-            for is_spread in (False, True):
-                yield margin, BlockPlan(blocks, chain.stages, is_spread), chain.longest_s
-
-
-def _find_in_training(graph: Graph, cluster: Cluster, request: Request, budget: Budget) -> Found:
-    """Look for stretches on one device, or on devices of which each runs its part of them."""
-    shared, on = None, "one device"
-    if len(cluster) > 1:
-        try:
-            shared = Shared.of(graph, len(cluster), request)
-        except ConstraintError as error:
-            return Found((), str(error), complete=True)
-        on = f"{shared.kind} over {len(cluster)} devices"
-    spec = min(cluster.devices, key=lambda device: device.memory_bytes)
-    alone = replace(cluster, devices=(spec,), levels=(replace(cluster.levels[0], size=1),))
-    trained = training_blocks(graph, alone, budget, shared)
-    stages = ((0, 0),) if shared is None else ()
-    ways = tuple(BlockPlan(blocks, stages, shared=shared) for blocks in trained.blocks)
-    return Found(ways, f"{on}, with {trained.runs} runs of nodes in blocks", trained.complete)
-
-
-def _blocks(graph: Graph, options: Sequence[Option]) -> Blocks:
-    return Blocks(tuple(option.stretch(graph) for option in options))
+                known = after.get(stop)
+                if known is None or longer.rank(objective) < known.rank(objective):
+                    after[stop] = longer
+        best = after
+    return best.get(count)

@@ -64,8 +64,6 @@ class Option:
 
 @dataclass
 class _Entry:
-    """A run in blocks."""
-
     priced: Option  #: The run, priced if `most_bytes` are not 0.
     cut: tuple[str, ...]  #: Its nodes with the loops that it cuts.
     layout: StretchLayout | None  #: Its layout, until it is priced.
@@ -139,7 +137,6 @@ class Runs:
 
     @cached_property
     def _fed(self) -> npt.NDArray[np.bool_]:
-        """Tell which tensors are inputs."""
         inputs = set(self.graph.inputs)
         return np.array([life.value in inputs for life in self.lives.tensors], np.bool_)
 
@@ -202,8 +199,6 @@ class Runs:
         """The run in blocks, in dims and numbers, the fewest blocks of each dim first.
 
         Args:
-            start: Position of its first node.
-            stop: Position behind its last node.
             most_bytes: Options of more bytes of tensors are left out.
             enough_bytes: Once so few of tensors are held, more blocks are not tried.
         """
@@ -308,15 +303,13 @@ class Runs:
         """The option with its bytes and, if these are few enough, its seconds.
 
         Args:
-            option: A run in blocks.
-            layout: Its layout.
             most_bytes: Of an option of more bytes of tensors no more is counted.
         """
         inside, after = self.around(option.start, option.stop)
         handed = {value: self.graph.types[value].nbytes for value in layout.handed}
         once = sum(map(self._made_bytes, (*layout.once, *layout.after)))
         inner = {axis: size // 2 for axis, size in layout.mesh.axes}
-        inside_block = self._block(layout, inner)
+        inside_block = _Tally(self.graph, layout, inner, self.kernel_bytes).count()
         least = inside + inside_block.peak
         if least > most_bytes:
             return replace(option, activation_bytes=least)
@@ -325,7 +318,9 @@ class Runs:
         summed = sum(n for v, n in handed.items() if layout.handed[v].partial)
         some = list(_representatives(layout.mesh, alike=bool(self.graph.backward)))
         for _, point, times in some:
-            held = inside_block if point == inner else self._block(layout, point)
+            held = inside_block
+            if point != inner:
+                held = _Tally(self.graph, layout, point, self.kernel_bytes).count()
             most = max(most, gathered + (times - 1) * (held.handed - summed) + held.peak)
             gathered = max(summed, gathered + times * (held.handed - summed))
             constants = max(constants, held.constants)
@@ -362,7 +357,6 @@ class Runs:
         return sum(self.graph.types[value].nbytes for value in node.writes)
 
     def _seconds(self, layout: StretchLayout, block: int) -> float:
-        """Seconds of the nodes of a block."""
         count = layout.mesh.size()
         if count not in self._clusters:
             device, level = self.cluster.devices[0], self.cluster.levels[0]
@@ -375,15 +369,9 @@ class Runs:
     def _moved_s(self, nbytes: int) -> float:
         return kernel_seconds(0.0, 2 * nbytes, "float32", self.cluster.devices[0])
 
-    def _block(self, layout: StretchLayout, point: Mapping[str, int]) -> _Held:
-        """The bytes of a block."""
-        return _Tally(self.graph, layout, point, self.kernel_bytes).count()
-
 
 @dataclass(frozen=True)
 class _Held:
-    """Bytes of a block."""
-
     peak: int  #: Most bytes of what it makes.
     handed: int  #: Of what it hands on.
     constants: int  #: Of the constants that it reads.

@@ -91,13 +91,7 @@ class Shared:
         return math.prod(shape[dim] / -(-shape[dim] // parts) for dim, parts in cuts)
 
     def plan(self, graph: Graph, cluster: Cluster, budget: Budget) -> tuple[Family, Plan] | None:
-        """The best plan of this kind, whatever its memory; None if the search finds none.
-
-        Args:
-            graph: The graph of all blocks.
-            cluster: The devices.
-            budget: The budget of the search.
-        """
+        """The best plan of this kind, whatever its memory; None if the search finds none."""
         roomy = cluster.with_memory(4 * sum(type_.nbytes for type_ in graph.types.values()))
         (family,) = families("intra", len(cluster), self.mesh)
         family = replace(family, name=self.kind)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -23,7 +23,7 @@ from partitioner.ir.ops import row_of
 from partitioner.ir.pieces.blocks import Blocks, Chunk, Stretch
 from partitioner.rewrites.block_recompute import computing_again
 from partitioner.rewrites.stretch_layout import BlockError, lay_out, span_of
-from partitioner.search.blocks.cheapest import Path, Step, cheapest
+from partitioner.search.blocks.paths import Path, Step, cheapest
 from partitioner.search.blocks.runs import Option, Runs
 from partitioner.search.blocks.shared import Shared
 from partitioner.search.request import Budget
@@ -57,25 +57,17 @@ class _Part:
     seconds: float  #: Of both passes.
 
 
-@dataclass(frozen=True)
-class TrainingBlocks:
-    """Blocks of a training graph that the cost model expects to fit."""
-
-    blocks: tuple[Blocks, ...]  #: The blocks, the cheapest first, and last those that hold least.
-    runs: int  #: Number of parts in blocks that were priced.
-    complete: bool  #: Whether all were priced within the budget.
-
-
 def training_blocks(
     graph: Graph, cluster: Cluster, budget: Budget, shared: Shared | None = None
-) -> TrainingBlocks:
+) -> tuple[tuple[Blocks, ...], int, bool]:
     """Look for parts in blocks that bring a training graph within the memory of one device.
 
     Args:
-        graph: The graph.
-        cluster: The device.
-        budget: The budget of the search.
         shared: How such devices share the graph; None if the one runs it alone.
+
+    Returns:
+        Those that the cost model expects to fit, the cheapest first, and last those that hold
+        least; the number of parts in blocks that were priced, and whether all were in time.
     """
     parts = Parts(graph, cluster, shared)
     pricing = budget.work.of_the_clock(PRICING_SHARES)
@@ -90,25 +82,24 @@ def training_blocks(
     for part in (*plain, *priced):
         step = Step(part.stop, part.seconds, part.held_bytes, part.kept_bytes, part)
         steps.setdefault(part.start, []).append(step)
-    paths = [_path(steps, borders, margin * parts.room) for margin in MARGINS]
-    ranked = sorted(filter(None, paths), key=lambda path: path.seconds)
-    candidates = dict.fromkeys(map(_blocks, (*ranked, *_least(steps, borders))))
-    return TrainingBlocks(tuple(filter(None, candidates)), len(priced), not pricing.stopped)
 
+    def path(room: float) -> Path[_Part] | None:
+        """The cheapest path that holds no more than so many bytes; None if none does."""
+        return cheapest(steps, borders[0], borders[-1:], room).get(borders[-1])
 
-_Steps = Mapping[int, Sequence[Step[_Part]]]
-
-
-def _path(steps: _Steps, borders: Sequence[int], room: float) -> Path[_Part] | None:
-    """The cheapest path that holds no more than so many bytes; None if none does."""
-    return cheapest(steps, borders[0], borders[-1:], room).get(borders[-1])
-
-
-def _blocks(path: Path[_Part]) -> Blocks:
-    """The stretches of a path, those of the backward pass in its order."""
-    cut = [part.stretches for part in path.runs if part.stretches]
-    forward = [stretches[0] for stretches in cut]
-    return Blocks((*forward, *(s for stretches in reversed(cut) for s in stretches[1:])))
+    fitting = filter(None, (path(margin * parts.room) for margin in MARGINS))
+    found = sorted(fitting, key=lambda path: path.seconds)
+    low, least = 0, path(math.inf)  # becomes the path that holds least
+    while least is not None and low < (most := _most_bytes(least)):
+        middle = (low + most) // 2
+        low, least = (low, less) if (less := path(middle)) is not None else (middle + 1, least)
+    found += [least] if least is not None else []
+    candidates: dict[Blocks, None] = {}
+    for one in found:  # the stretches of the backward pass in its order
+        cut = [part.stretches for part in one.runs if part.stretches]
+        backward = (stretch for stretches in reversed(cut) for stretch in stretches[1:])
+        candidates[Blocks((*(stretches[0] for stretches in cut), *backward))] = None
+    return tuple(filter(None, candidates)), len(priced), not pricing.stopped
 
 
 def _most_bytes(path: Path[_Part]) -> int:
@@ -116,17 +107,6 @@ def _most_bytes(path: Path[_Part]) -> int:
     kept = itertools.accumulate((part.kept_bytes for part in path.runs), initial=0)
     held = (part.held_bytes for part in path.runs)
     return max(map(sum, zip(kept, held, strict=False)), default=0)
-
-
-def _least(steps: _Steps, borders: Sequence[int]) -> Iterator[Path[_Part]]:
-    """The path that holds least; of those that hold as much, the cheapest."""
-    low, best = 0, _path(steps, borders, math.inf)
-    while best is not None and low < (most := _most_bytes(best)):
-        middle = (low + most) // 2
-        path = _path(steps, borders, middle)
-        low, best = (middle + 1, best) if path is None else (low, path)
-    if best is not None:
-        yield best
 
 
 def _counts(counts: Sequence[int], least: float, size: int) -> Sequence[int]:
@@ -242,7 +222,10 @@ class Parts:
         # A part of a tensor is no smaller than its share.
         least = held / (MARGINS[0] * self.room) if self.room > 0 else math.inf
         sizes = [min(of) for of in zip(*(self.graph.types[s].shape for s in seeds), strict=False)]
-        dims = [dim for dim in range(len(sizes)) if not self._is_shared(seeds, dim)]
+        over_devices = set[int]()
+        if self.shared is not None:
+            over_devices.update(dim for v in seeds for dim in self.shared.cuts(self.graph, v))
+        dims = [dim for dim in range(len(sizes)) if dim not in over_devices]
         fitting: list[int] = []
         few = math.inf
         for dim in sorted(dims, key=lambda dim: (-sizes[dim], dim)):
@@ -263,11 +246,6 @@ class Parts:
                 yield from tried
                 if tried:
                     return
-
-    def _is_shared(self, values: Sequence[str], dim: int) -> bool:
-        """Tell whether this dim of one of some values lies over devices."""
-        shared = self.shared
-        return shared is not None and any(dim in shared.cuts(self.graph, v) for v in values)
 
     def stretches(
         self,
@@ -301,8 +279,12 @@ class Parts:
                 return
             stretches = self.stretches(spans, seeds, dims, count)
             try:
-                if copied is None:
-                    copied = self._copied(Blocks(stretches))
+                if copied is None:  # the graph with what stretches compute again
+                    graph, blocks = computing_again(self.graph, Blocks(stretches))
+                    names = tuple(node.name for node in graph.nodes)
+                    if names not in self._known:  # whichever dims are cut, it is often the same
+                        self._known[names] = Runs(graph, self.cluster)
+                    copied = self._known[names], blocks
                 part = self._priced(copied, spans[0], stretches, count)
             except BlockError:
                 return
@@ -310,14 +292,6 @@ class Parts:
             if part.held_bytes > LESS * before or part.held_bytes < ENOUGH * self.room:
                 return
             before = part.held_bytes
-
-    def _copied(self, blocks: Blocks) -> tuple[Runs, Blocks]:
-        """The graph with what stretches compute again, and the stretches there."""
-        graph, blocks = computing_again(self.graph, blocks)
-        names = tuple(node.name for node in graph.nodes)
-        if names not in self._known:  # whichever dims are cut, most often the same is copied
-            self._known[names] = Runs(graph, self.cluster)
-        return self._known[names], blocks
 
     def _priced(
         self,

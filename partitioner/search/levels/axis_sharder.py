@@ -32,9 +32,8 @@ from partitioner.ir.nodes.offers import alternatives, everything, originals
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.problem.build import Built, build
-from partitioner.search.levels.mesh_sharder import Sharded, Sharder
+from partitioner.search.levels.mesh_sharder import Sharded, Sharder, minimised, refused
 from partitioner.search.levels.meshes import split_from
-from partitioner.search.levels.one_column import minimised, refused
 from partitioner.search.outcome import OutOfTime
 from partitioner.solver import Infeasible, Solution, evaluate_choices
 from partitioner.solver.problem import Problem
@@ -138,14 +137,10 @@ class AxisSharder:
     def _kinds(self) -> tuple[tuple[str, ...], ...]:
         """The kinds of parallelism of first plans, in turn; () for none but what is demanded."""
         usual = (WHOLE, *KINDS) if self.sharder.micro_batches > 1 else KINDS
-        if self.constraints.busy or self.constraints.along:  # they say what each axis is for
+        asked = self.sharder.constraints
+        if asked.busy or asked.along:  # they say what each axis is for
             return ((),)
-        return (*usual, ()) if self.constraints.bound else usual
-
-    @property
-    def constraints(self) -> Constraints:
-        """Those that all plans honour."""
-        return self.sharder.constraints
+        return (*usual, ()) if asked.bound else usual
 
     def _follow(self, plan: MeshPlan, kinds: Sequence[str], *, tight: bool) -> None:
         """Plan by kinds of parallelism, one for each axis; see `MeshPlan.step`."""
@@ -261,28 +256,21 @@ class AxisSharder:
 
     def composed(self, node: Node, model: DeviceMesh, pick: Pick) -> PlacedNode | None:
         """A node with these cuts over the axes of a stand-in; None if they do not go together."""
-        key = model, node.name, pick
-        if key not in self._composed:
-            self._composed[key] = self._compose(node, model, pick)
-        return self._composed[key]
-
-    def _compose(self, node: Node, model: DeviceMesh, pick: Pick) -> PlacedNode | None:
-        rule = self.sharder.rule(node)
-        if rule is None:
-            home = DeviceMesh.single(model.devices[0])
-            return place(self.graph, node, home, {}, None)
+        key, rule = (model, node.name, pick), self.sharder.rule(node)
+        if key in self._composed:
+            return self._composed[key]
         by_factor: dict[str, list[tuple[str, DimLayout]]] = {}
-        for (axis, length), index in zip(model.axes, pick, strict=True):
+        for (axis, length), index in zip(model.axes, pick, strict=True) if rule is not None else ():
             for name, layout in self.cuts(length)[node.name][index].items():
                 by_factor.setdefault(name, []).append((axis, layout))
         joined = {name: _joined(cuts, model) for name, cuts in by_factor.items()}
         layouts = {name: layout for name, layout in joined.items() if layout is not None}
-        if len(layouts) < len(joined):
-            return None
-        try:
-            return place(self.graph, node, model, layouts, rule)
-        except LayoutError:
-            return None
+        mesh = model if rule is not None else DeviceMesh.single(model.devices[0])
+        self._composed[key] = None
+        if len(layouts) == len(joined):
+            with suppress(LayoutError):
+                self._composed[key] = place(self.graph, node, mesh, layouts, rule)
+        return self._composed[key]
 
 
 def weight_side(graph: Graph) -> Iterator[str]:
@@ -389,7 +377,7 @@ class MeshPlan:
             return
         names = self.even.mesh.names
         index, self.turns = names.index(axis), self.turns | {axis}
-        own = self.owner.constraints.over(self.turns, every=len(self.turns) == len(names))
+        own = self.owner.sharder.constraints.over(self.turns, every=len(self.turns) == len(names))
         honoured = own if pins is None else own.joined(pins)
         with suppress(OutOfTime):
             options = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,14 +11,20 @@ from functools import cached_property
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import GroupColumns
 from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, EvenResharder, stand_in
-from partitioner.ir.graph import Node
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
 from partitioner.problem.build import Built, build
-from partitioner.problem.folding import Folded
-from partitioner.solver import Solution, evaluate_choices, solve
+from partitioner.problem.folding import Folded, fold
+from partitioner.problem.memory_kinds import parts_text, planned_parts
+from partitioner.search.levels.meshes import device_pools
+from partitioner.search.request import Budget
+from partitioner.solver import Infeasible, Solution, evaluate_choices, solve
+from partitioner.solver.joint.shortage import shortage_message
 from partitioner.solver.milp.engines import HIGHS, Engine
+from partitioner.solver.outcome import relative_gap
+from partitioner.solver.presolve.merge_equal import merge_equal
 from partitioner.solver.problem import Problem
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError, Constraints
@@ -24,6 +32,8 @@ from partitioner.strategies.derive import Rules, strategies
 
 Options = Mapping[str, tuple[PlacedNode, ...]]
 
+#: The least seconds of a search that has begun.
+LEAST_S = 0.01
 #: Steps of building a problem, for each item.
 ITEM_STEPS = 60
 
@@ -85,10 +95,7 @@ class Sharder:
     """Shards one model over many meshes; strategies are derived once a stand-in.
 
     Attributes:
-        folded: The model.
-        cluster: The devices.
         seed: As of `Budget`.
-        engine: MILP solver.
         micro_batches, lanes: As of `DeviceColumns`.
         constraints: Those on the whole graph, by which `folded` tells its blocks apart.
     """
@@ -102,10 +109,59 @@ class Sharder:
     constraints: Constraints = field(default_factory=Constraints)
     _strategies: dict[DeviceMesh, Options] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        rules: Rules,
+        cluster: Cluster,
+        budget: Budget,
+        micro_batches: int = 1,
+        lanes: int = 1,
+        constraints: Constraints | None = None,
+    ) -> Sharder:
+        """Fold a graph, blocks that are constrained alike."""
+        asked = constraints or Constraints()
+        folded = fold(graph, rules, asked.demands(graph))
+        return cls(folded, cluster, budget.seed, budget.engine, micro_batches, lanes, asked)
+
     @cached_property
     def rules(self) -> Rules:
         """The rules of the folded graph."""
         return Rules.of(self.folded.graph)
+
+    @cached_property
+    def bound_s(self) -> float:
+        """Seconds that no plan is below: all nodes' least device seconds, shared by all devices.
+
+        A node on a mesh takes no fewer device seconds than on one device: launches are paid by
+        each, and FLOPs and bytes are at best divided. Unlike devices count by their speed. Optional
+        nodes may be left out.
+        """
+        graph, cluster, pools = self.folded.graph, self.cluster, device_pools(self.cluster)
+        times, seconds = Counter(self.folded.places), []  # nodes that each folded one stands for
+        for pool in pools:
+            mesh = DeviceMesh.single(pool.first)
+            even = EvenMesh(mesh, mesh, cluster)
+            prices = GroupColumns(graph, EvenResharder(cluster, even=even), self.micro_batches)
+            alone = (place(graph, n, mesh, {}, self.rule(n)) for n in graph.nodes)
+            seconds.append(
+                [
+                    0.0
+                    if placed.node.name in graph.optional
+                    else prices.node_seconds(placed)[even.device]
+                    for placed in alone
+                ]
+            )
+        whole = [sum(times[node] * s for node, s in enumerate(each)) for each in seconds]
+        if not all(whole):
+            return 0.0
+        speed = sum(pool.count / total for pool, total in zip(pools, whole, strict=True))
+        weights = [1 / total / speed for total in whole]
+        return sum(
+            times[node] * min(w * each[node] for w, each in zip(weights, seconds, strict=True))
+            for node in range(len(graph.nodes))
+        )
 
     def rule(self, node: Node) -> Rule | None:
         """The rule of a node of the folded graph."""
@@ -118,9 +174,6 @@ class Sharder:
 
         Args:
             stages: Groups like it that share the model: each holds its part of the weights.
-            work: Pays for the search.
-            limited: Whether memory counts.
-            gap: Relative gap at which the solver may stop.
 
         Raises:
             Infeasible: Nothing fits the memory of all stages together.
@@ -183,3 +236,77 @@ class Sharder:
                 for node in graph.nodes
             }
         return self._strategies[model]
+
+
+def minimised(
+    problem: Problem,
+    work: Work,
+    gap: float,
+    rounds: int,
+    engine: Engine,
+    patience: int,
+    start: Sequence[int] | None = None,
+    *,
+    least_s: float = 0.0,
+) -> Solution | None:
+    """A plan of little load within the column's memory; None if none was found.
+
+    The clock that stops `work` stops the search, but not before it has taken `least_s` seconds; the
+    other arguments are those of `pairwise.solve`. `start` is a plan that fits, so that nothing that
+    costs more is of use.
+    """
+    from partitioner.solver.pairwise import solve as solve_pairwise  # they load Numba
+    from partitioner.solver.pairwise.convert import PER_SECOND, convert
+
+    merged = merge_equal(problem)
+    if not all(merged.problem.nodes):
+        return None
+    converted = convert(merged.problem)
+    outcome = solve_pairwise(
+        converted.pairwise,
+        max(work.left_s, least_s, LEAST_S),
+        gap,
+        rounds=rounds,
+        engine=engine,
+        patience=patience,
+        start=converted.assign(merged.lower(start)) if start is not None else None,
+    )
+    if outcome.status == "time_limit" and not work.left_s:
+        work.stop()
+    if outcome.cost is None:
+        return None
+    chosen = merged.restore(converted.restore(outcome.chosen))
+    cost = evaluate_choices(problem, chosen).load_s[0]
+    bound = min(cost, outcome.bound / PER_SECOND)
+    met = relative_gap(cost, bound) <= gap
+    return Solution(chosen, cost, bound, "optimal" if met else "feasible", None, outcome.solver)
+
+
+def refused(
+    graph: Graph, even: EvenMesh, built: Built, chosen: Sequence[int], room: float
+) -> Infeasible:
+    """The refusal of a plan above a `room`, as if the axes after this one cut all its bytes."""
+    outcome = evaluate_choices(built.problem, chosen)
+    position = outcome.peak_position[0]
+    name = built.problem.names[position]
+    limit = even.cluster.devices[even.device].memory_bytes
+    lines = room / limit
+    held = math.ceil(outcome.peak_bytes[0] / lines)
+    message = shortage_message(
+        proven=False,
+        least=False,
+        where=f"on each device at {name!r}",
+        short=held - limit,
+        held=held,
+        limit=limit,
+    )
+    parts = planned_parts(graph, built, chosen, position)
+    each = parts_text({kind: round(size / lines) for kind, size in parts.items()})
+    return Infeasible(
+        f"{message}; there it holds {each}; this is {even.mesh}",
+        device=even.device,
+        position=position,
+        name=name,
+        bytes_short=float(held - limit),
+        proven=False,
+    )

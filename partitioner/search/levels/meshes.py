@@ -48,7 +48,6 @@ def sizes(pool: DevicePool, cluster: Cluster) -> tuple[int, ...]:
 
 
 def _factors(count: int) -> Iterator[int]:
-    """Prime factors, ascending."""
     prime = 2
     while count > 1:
         while count % prime == 0:

@@ -10,19 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.ir.graph import Graph
-from partitioner.problem.folding import fold
 from partitioner.search.levels.axis_sharder import LEAST_GAIN, AxisSharder, MeshPlan
 from partitioner.search.levels.mesh_sharder import Sharded, Sharder
 from partitioner.search.levels.meshes import Layout, split_from
-from partitioner.search.levels.stages import JOINT_AXES, Option, Staged, unsearched, work_bound
+from partitioner.search.levels.stages import JOINT_AXES, Option, Staged, unsearched
 from partitioner.search.request import Budget
 from partitioner.solver import Infeasible
 from partitioner.solver.stages import Cut, Stage
-from partitioner.strategies.constraints import ConstraintError, Constraints
-from partitioner.strategies.derive import Rules
+from partitioner.strategies.constraints import ConstraintError
 
 #: A mesh whose first plan costs so many times the best plan is left at that.
 FAR = 1.25
@@ -32,39 +30,6 @@ FIRST_PART = 2
 IDLE = 2
 #: Plans of least load that are counted anew.
 RIVALS = 2
-
-
-def search_whole(
-    graph: Graph,
-    rules: Rules,
-    cluster: Cluster,
-    candidates: Sequence[Layout],
-    budget: Budget,
-    micro_batches: int = 1,
-    lanes: int = 1,
-    constraints: Constraints | None = None,
-) -> tuple[Staged, ...]:
-    """The best plans with one stage of all devices, on one of the meshes `candidates`.
-
-    The graph runs `micro_batches` times in a step, the optimizer once, and so many `lanes` share
-    the model in stages (see `DeviceColumns`).
-
-    With a budget that defers memory, the search stops where memory forbids a cheaper plan
-    (`Staged.tight`): the graph with offers is planned there.
-
-    Raises:
-        Infeasible: No plan fits the devices' memory.
-        ConstraintError: The constraints leave no plan.
-    """
-    asked = constraints or Constraints()
-    folded = fold(graph, rules, asked.demands(graph))
-    sharder = Sharder(folded, cluster, budget.seed, budget.engine, micro_batches, lanes, asked)
-    axes = AxisSharder(
-        sharder,
-        budget.work,
-        defers_memory=budget.defers_memory,
-    )
-    return _MeshSearch(axes, ranked(candidates, cluster), work_bound(sharder), budget).run()
 
 
 def ranked(candidates: Sequence[Layout], cluster: Cluster) -> tuple[Layout, ...]:
@@ -84,12 +49,15 @@ def ranked(candidates: Sequence[Layout], cluster: Cluster) -> tuple[Layout, ...]
 
 
 @dataclass
-class _MeshSearch:
-    """The state of a search; see `Staged`."""
+class MeshSearch:
+    """The search of plans of one stage of all devices.
 
-    sharder: AxisSharder
-    layouts: tuple[Layout, ...]  #: Meshes in the order of the search.
-    bound_s: float
+    With a budget that defers memory, it stops where memory forbids a cheaper plan
+    (`Staged.tight`): the graph with offers is planned there.
+    """
+
+    whole: Sharder
+    candidates: Sequence[Layout]  #: The meshes.
     budget: Budget
     #: Least cost of the plans seen that do not fit the memory of a device.
     free_s: float = math.inf
@@ -97,14 +65,24 @@ class _MeshSearch:
     failed: dict[Layout, str] = field(default_factory=dict)
     refusals: list[Infeasible] = field(default_factory=list)
 
+    @cached_property
+    def sharder(self) -> AxisSharder:
+        """Shards over one axis at a time."""
+        return AxisSharder(self.whole, self.budget.work, defers_memory=self.budget.defers_memory)
+
     def run(self) -> tuple[Staged, ...]:
         """First plans, then one mesh after the other, until one gains nothing or the work is done.
 
         Then the best one's splits. Meshes of three axes are searched by themselves only if there
         are no others.
+
+        Raises:
+            Infeasible: No plan fits the devices' memory.
+            ConstraintError: The constraints leave no plan.
         """
-        few = tuple(layout for layout in self.layouts if len(layout.mesh.axes) <= JOINT_AXES)
-        first_meshes = few or self.layouts
+        layouts = ranked(self.candidates, self.whole.cluster)
+        few = tuple(layout for layout in layouts if len(layout.mesh.axes) <= JOINT_AXES)
+        first_meshes = few or layouts
         plans = self._first_plans(first_meshes)
         for at, (layout, plan) in enumerate(plans):
             if self._left_to_others():
@@ -128,25 +106,23 @@ class _MeshSearch:
             why = "was found within the time limit" if late else "of a known kind fits"
             unlikely = Infeasible(f"no plan {why}", proven=False)
             refusals = [*self.refusals, *self.sharder.refusals]
-            if not refusals and self.sharder.constraints.bound and self.sharder.impossible:
+            if not refusals and self.whole.constraints.bound and self.sharder.impossible:
                 raise self.sharder.impossible[-1]
             raise min(refusals, key=lambda error: error.bytes_short, default=unlikely)
         best, _ = self._ranked()[0]
         coarse = (plan for layout, plan in plans if layout == best and plan.sharded is not None)
-        finer = self.layouts[len(first_meshes) :]
-        self._split(min(coarse, key=lambda plan: plan.best.cost_s), finer)
+        self._split(min(coarse, key=lambda plan: plan.best.cost_s), layouts[len(first_meshes) :])
         return tuple(map(self._staged, self._ranked()[:RIVALS]))
 
     def _staged(self, entry: tuple[Layout, Sharded]) -> Staged:
-        """A plan as one stage."""
         layout, sharded = entry
         folded = sharded.folded
         return Staged(
             folded,
-            Cut((Stage(0, 1, 0, 0),), sharded.cost_s, self.bound_s, sharded.solution.status),
+            Cut((Stage(0, 1, 0, 0),), sharded.cost_s, self.whole.bound_s, sharded.solution.status),
             (len(folded.whole.nodes),),
             (Option(layout, sharded),),
-            self.bound_s,
+            self.whole.bound_s,
             tuple(self.best),
             self.failed,
             self._tight,
@@ -172,7 +148,7 @@ class _MeshSearch:
     def _met(self) -> bool:
         """Tell whether the best plan is within the gap of the bound."""
         best_s = self._best_s
-        return best_s < math.inf and best_s - self.bound_s <= self.budget.gap * best_s
+        return best_s < math.inf and best_s - self.whole.bound_s <= self.budget.gap * best_s
 
     def _first_plans(self, layouts: Sequence[Layout]) -> list[tuple[Layout, MeshPlan]]:
         """First plans of meshes, the cheapest first; the meshes without one at the end."""

@@ -1,10 +1,10 @@
-"""Large clusters: plans of stages whose devices execute identical work (see `search.levels`)."""
+"""Plans of stages whose devices execute identical work (see `search.levels`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import Evaluation, evaluate
@@ -13,10 +13,10 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan
 from partitioner.problem.decode import planned_on
-from partitioner.search.levels.decode import decisions, groups
+from partitioner.search.levels.mesh_sharder import Sharder
 from partitioner.search.levels.meshes import Layout, layouts
-from partitioner.search.levels.one_mesh import search_whole
-from partitioner.search.levels.stages import JOINT_AXES, Staged, search_levels
+from partitioner.search.levels.one_mesh import MeshSearch
+from partitioner.search.levels.stages import JOINT_AXES, Staged, StageSearch
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
@@ -29,6 +29,8 @@ from partitioner.strategies.spaces import Family, SearchError
 #: Times that a search whose plans do not fit by the referee is repeated, within less memory.
 _REPEATS = 3
 SOLVER = "decomposition into stages of shardings / device seconds of the nodes"
+#: Of meshes that are searched one axis at a time.
+AXES_SOLVER = "decomposition into mesh axes / device seconds of the nodes"
 
 
 @dataclass(frozen=True)
@@ -41,18 +43,33 @@ class StagedPlan:
     plan: Plan
     evaluation: Evaluation  #: The plan's evaluation.
 
+    @classmethod
+    def of(cls, staged: Staged, graph: Graph, resharder: Resharder) -> StagedPlan:
+        """A plan as the referee prices it."""
+        cluster = resharder.cluster
+        meshes = staged.groups(cluster)
+        planned, plan = planned_on(graph, cluster, *staged.decisions(meshes))
+        evaluation = evaluate(planned, plan, cluster, resharder=resharder)
+        return cls(staged, meshes, planned, plan, evaluation)
+
+    def candidate(self, family: Family, solver: str, *, bounds_space: bool = True) -> Candidate:
+        """The plan of a space, with its bound."""
+        cost_s = self.evaluation.step_s
+        bound_s = min(self.staged.bound_s, cost_s)
+        solution = Solution((), cost_s, bound_s, "feasible", None, solver)
+        return Candidate(
+            family, self.graph, self.plan, self.evaluation, solution, bounds_space=bounds_space
+        )
+
 
 @dataclass(frozen=True)
 class StagesSpace:
     """All plans of stages on equal meshes with even cuts.
 
     Attributes:
-        graph: The graph.
-        rules: Its rules.
-        cluster: The devices.
-        layouts: The meshes.
         micro_batches, lanes: As of `DeviceColumns`.
         constraints: Those on the graph, which are none of single devices.
+        one_stage: Whether all devices share every operator, as in training: each mesh has all.
     """
 
     graph: Graph
@@ -61,7 +78,8 @@ class StagesSpace:
     layouts: tuple[Layout, ...]
     micro_batches: int = 1
     lanes: int = 1
-    constraints: Constraints | None = None
+    constraints: Constraints = field(default_factory=Constraints)
+    one_stage: bool = False
 
     @classmethod
     def of(cls, graph: Graph, rules: Rules, cluster: Cluster, request: Request) -> StagesSpace:
@@ -92,7 +110,8 @@ class StagesSpace:
                 f"{EXPLICIT} devices; --strategy auto gives each kind stages of its own"
             )
         count = request.micro_batch_count or 1
-        return cls(graph, rules, cluster, meshes, count, request.lanes, constraints)
+        is_one = bool(graph.backward)
+        return cls(graph, rules, cluster, meshes, count, request.lanes, constraints, is_one)
 
     def search(self, budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The cheapest plan.
@@ -100,24 +119,12 @@ class StagesSpace:
         Raises:
             Infeasible: No plan was found that fits.
         """
-        best = cheapest_staged(
-            self.graph,
-            self.rules,
-            self.cluster,
-            self.layouts,
-            budget,
-            one_stage=bool(self.graph.backward),
-            micro_batches=self.micro_batches,
-            lanes=self.lanes,
-            constraints=self.constraints,
-        )
+        best = self.cheapest(budget)
         staged = best.staged
         family = Family(best.plan.kind, best.meshes, best.meshes[:1], symmetric=False)
-        cost_s = best.evaluation.step_s
-        solution = Solution((), cost_s, min(staged.bound_s, cost_s), "feasible", None, SOLVER)
         sizes = sorted({layout.mesh.size() for layout in staged.searched})
         return SpaceResult(
-            (Candidate(family, best.graph, best.plan, best.evaluation, solution),),
+            (best.candidate(family, SOLVER),),
             searched=(
                 "one group of all devices, even cuts"
                 if self.graph.backward
@@ -131,77 +138,41 @@ class StagesSpace:
             memory_binds=staged.tight,
         )
 
+    def cheapest(self, budget: Budget) -> StagedPlan:
+        """The cheapest plan or, if none fits by the referee, the one short of the fewest bytes.
 
-def cheapest_staged(
-    graph: Graph,
-    rules: Rules,
-    cluster: Cluster,
-    meshes: Sequence[Layout],
-    budget: Budget,
-    *,
-    one_stage: bool,
-    micro_batches: int = 1,
-    lanes: int = 1,
-    constraints: Constraints | None = None,
-) -> StagedPlan:
-    """The cheapest plan by levels.
-
-    Args:
-        graph: The graph.
-        rules: Its rules.
-        cluster: The devices.
-        meshes: Meshes of stages; each of all devices with `one_stage`.
-        budget: The budget.
-        one_stage: Whether all devices share every operator, as in training.
-        micro_batches, lanes: As of `DeviceColumns`, with one stage.
-        constraints: Those on the graph; None for none.
-
-    Returns:
-        If none fits by the referee, the one that is short of the fewest bytes on a device.
-
-    Raises:
-        Infeasible: No plan fits by what the solver counts.
-    """
-    plans: list[StagedPlan] = []
-    within, steps, resharder = cluster, budget.work.left, Resharder(cluster)
-    for again in range(1 + _REPEATS):
-        try:
-            if one_stage:
-                rivals = search_whole(
-                    graph, rules, within, meshes, budget, micro_batches, lanes, constraints
-                )
-            else:
-                rivals = search_levels(graph, rules, within, meshes, budget, constraints)
-        except Infeasible:
-            if not plans:
-                raise
-            break
-        if micro_batches > 1:  # counted anew, all that runs once a step would count fully
-            rivals = rivals[:1]
-        priced = [_priced(rival, graph, resharder) for rival in rivals]
-        fitting = [plan for plan in priced if plan.evaluation.fits_exactly]
-        if fitting:
-            best = min(fitting, key=_step_s)
-            return replace(best, staged=replace(best.staged, tight=True)) if again else best
-        plans += priced
-        if budget.work.late:
-            break
-        budget = replace(budget, work=budget.work.beyond(steps))
-        within = _narrowed(within, min(priced, key=_most_short_bytes))
-    return min(plans, key=_most_short_bytes)
-
-
-def _priced(staged: Staged, graph: Graph, resharder: Resharder) -> StagedPlan:
-    """A plan as the referee prices it."""
-    cluster = resharder.cluster
-    meshes = groups(staged, cluster)
-    planned, plan = planned_on(graph, cluster, *decisions(staged, meshes))
-    evaluation = evaluate(planned, plan, cluster, resharder=resharder)
-    return StagedPlan(staged, meshes, planned, plan, evaluation)
-
-
-def _step_s(plan: StagedPlan) -> float:
-    return plan.evaluation.step_s
+        Raises:
+            Infeasible: No plan fits by what the solver counts.
+        """
+        plans: list[StagedPlan] = []
+        within, steps, resharder = self.cluster, budget.work.left, Resharder(self.cluster)
+        graph, rules, constraints = self.graph, self.rules, self.constraints
+        for again in range(1 + _REPEATS):
+            try:
+                if self.one_stage:
+                    count, lanes = self.micro_batches, self.lanes
+                    sharder = Sharder.of(graph, rules, within, budget, count, lanes, constraints)
+                    rivals = MeshSearch(sharder, self.layouts, budget).run()
+                else:
+                    sharder = Sharder.of(graph, rules, within, budget, constraints=constraints)
+                    rivals = StageSearch(sharder, self.layouts, budget).run()
+            except Infeasible:
+                if not plans:
+                    raise
+                break
+            if self.micro_batches > 1:  # counted anew, what runs once a step would count fully
+                rivals = rivals[:1]
+            priced = [StagedPlan.of(rival, graph, resharder) for rival in rivals]
+            fitting = [plan for plan in priced if plan.evaluation.fits_exactly]
+            if fitting:
+                best = min(fitting, key=lambda plan: plan.evaluation.step_s)
+                return replace(best, staged=replace(best.staged, tight=True)) if again else best
+            plans += priced
+            if budget.work.late:
+                break
+            budget = replace(budget, work=budget.work.beyond(steps))
+            within = _narrowed(within, min(priced, key=_most_short_bytes))
+        return min(plans, key=_most_short_bytes)
 
 
 def _most_short_bytes(plan: StagedPlan) -> int:
@@ -227,3 +198,63 @@ def _narrowed(cluster: Cluster, plan: StagedPlan) -> Cluster:
         for spec in cluster.devices
     )
     return replace(cluster, devices=devices)
+
+
+def axes_meshes(cluster: Cluster, request: Request) -> tuple[Layout, ...]:
+    """The meshes of several axes; none if none has three, or the request needs joint problems.
+
+    Devices must be equal, the objective throughput, and nothing pinned.
+    """
+    joint = request.objective != "throughput" or request.constraints.bound
+    if joint or request.strategy == "inter":
+        return ()
+    meshes = layouts(cluster, "intra", request.mesh)
+    several = tuple(layout for layout in meshes if len(layout.mesh.axes) >= JOINT_AXES)
+    return several if any(len(layout.mesh.axes) > JOINT_AXES for layout in several) else ()
+
+
+@dataclass(frozen=True)
+class SplitAxesSpace:
+    """All plans on one of several meshes of up to 16 devices, each searched one axis at a time.
+
+    Strategies multiply over axes, so that joint problems of three would be too large. Where those
+    of simpler meshes leave something to gain, meshes of several axes are searched as those of a
+    large cluster are. The only bound over them is the least device seconds of all nodes.
+    """
+
+    graph: Graph
+    rules: Rules
+    cluster: Cluster
+    meshes: tuple[Layout, ...]
+
+    def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
+        """The best plan; none if none is found to fit, or nothing is left to gain or no time."""
+        if budget.work.late or not may_gain(others):
+            return SpaceResult()
+        try:
+            space = StagesSpace(self.graph, self.rules, self.cluster, self.meshes, one_stage=True)
+            best = space.cheapest(budget)
+        except Infeasible:
+            return SpaceResult()
+        if not best.evaluation.fits:
+            return SpaceResult()
+        family = Family("intra", (best.staged.options[0].layout.mesh,), (), symmetric=False)
+        return SpaceResult((best.candidate(family, AXES_SOLVER, bounds_space=False),))
+
+
+def may_gain(others: Sequence[SpaceResult]) -> bool:
+    """Whether to search the meshes of several axes axis by axis.
+
+    They are if no plan is known, if the best plan is on one of them, or if the joint problem of
+    one is not solved. Where one axis is best, three are no better.
+    """
+    plans = [plan for result in others for plan in result.plans]
+    if not plans:
+        return True
+    best = min(plans, key=lambda plan: plan.evaluation.step_s)
+    open_spaces = [plan.space for plan in plans if plan.solution.status != "optimal"]
+    for result in others:
+        open_spaces += [space for space, error in result.failed if isinstance(error, OutOfTime)]
+        if result.refused is not None and not result.refused.error.proven:
+            open_spaces.append(result.refused.space)
+    return any(len(space.groups[0].axes) >= JOINT_AXES for space in (best.space, *open_spaces))

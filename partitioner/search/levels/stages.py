@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.equal_devices.columns import GroupColumns
-from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, EvenResharder
-from partitioner.ir.graph import Graph
+from partitioner.ir.layout import DimLayout
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.plan import place
-from partitioner.problem.folding import Folded, fold
+from partitioner.ir.plan import NodePlan
+from partitioner.ir.rule import Cut as DimCut
+from partitioner.problem.folding import Folded
 from partitioner.search.levels.axis_sharder import AxisSharder
 from partitioner.search.levels.mesh_sharder import Sharded, Sharder
 from partitioner.search.levels.meshes import DevicePool, Layout, device_pools, split_from
@@ -31,8 +29,7 @@ from partitioner.solver.stages import (
     evaluate_cut,
 )
 from partitioner.solver.work import Work
-from partitioner.strategies.constraints import ConstraintError, Constraints
-from partitioner.strategies.derive import Rules
+from partitioner.strategies.constraints import ConstraintError
 
 #: Meshes of more axes are sharded one axis at a time.
 JOINT_AXES = 2
@@ -79,50 +76,59 @@ class Staged:
             for option, stage in zip(self.options, self.cut.stages, strict=True)
         )
 
+    def groups(self, cluster: Cluster) -> tuple[DeviceMesh, ...]:
+        """The devices of each stage, in the order of the stages.
 
-def search_levels(
-    graph: Graph,
-    rules: Rules,
-    cluster: Cluster,
-    candidates: Sequence[Layout],
-    budget: Budget,
-    constraints: Constraints | None = None,
-) -> tuple[Staged, ...]:
-    """The best plans of stages by estimated load, each stage on one of the layouts.
+        Larger stages take their devices first, so that all of them lie aligned in the cluster.
+        """
+        free = {index: pool.first for index, pool in enumerate(device_pools(cluster))}
+        layouts = [option.layout for option in self.options]
+        meshes: dict[int, DeviceMesh] = {}
+        for stage in sorted(range(len(layouts)), key=lambda k: (-layouts[k].mesh.size(), k)):
+            layout = layouts[stage]
+            first, size = free[layout.pool], layout.mesh.size()
+            meshes[stage] = DeviceMesh(layout.mesh.axes, tuple(range(first, first + size)))
+            free[layout.pool] = first + size
+        return tuple(meshes[stage] for stage in range(len(layouts)))
 
-    Layouts are sharded in order until the gap is met or the work is done.
+    def decisions(
+        self, meshes: Sequence[DeviceMesh]
+    ) -> tuple[tuple[DeviceMesh, ...], dict[str, NodePlan]]:
+        """Groups and decisions of a plan on meshes of stages; none for nodes that are left out.
 
-    Args:
-        candidates: Layouts to choose from, the most promising first.
-        budget: Its gap is between load and bound; no layout is begun once its work is done.
+        Ops that are kept whole are on their stage's first device.
+        """
+        indices: dict[DeviceMesh, int] = {}
+        plans: dict[str, NodePlan] = {}
+        ends, graph, places = (0, *self.block_ends), self.folded.whole, self.folded.places
+        for option, mesh, stage in zip(self.options, meshes, self.cut.stages, strict=True):
+            home = DeviceMesh.single(mesh.devices[0])
+            for position in range(ends[stage.start], ends[stage.stop]):
+                placed = option.sharded.picks[places[position]]
+                if placed.absent:
+                    continue
+                group = mesh if placed.mesh.axes or not mesh.axes else home
+                cuts = {name: _real(layout, mesh) for name, layout in placed.layouts.items()}
+                index = indices.setdefault(group, len(indices))
+                plans[graph.nodes[position].name] = NodePlan(index, cuts)
+        return tuple(indices), plans
 
-    Raises:
-        Infeasible: No cut into stages fits the devices' memory.
-        ConstraintError: The constraints leave no layout a plan.
-    """
-    asked = constraints or Constraints()
-    folded = fold(graph, rules, asked.demands(graph))
-    sharder = Sharder(folded, cluster, budget.seed, budget.engine, constraints=asked)
-    search = _StageSearch(
-        sharder,
-        tuple(candidates),
-        device_pools(cluster),
-        block_ends(graph),
-        work_bound(sharder),
-        budget,
-    )
-    return search.run()
+
+@lru_cache(maxsize=65536)
+def _real(layout: DimLayout, mesh: DeviceMesh) -> DimCut:
+    """A cut of a stand-in at the mesh's real size."""
+    parts = mesh.size(layout.axes)
+    rows = [(sum(cuts) // parts,) * parts for cuts in layout.segments]
+    return DimCut.of(DimLayout.cut(layout.axes, rows), mesh)
 
 
 @dataclass
-class _StageSearch:
-    """The state of a search; see `Staged`."""
+class StageSearch:
+    """The search of plans of stages, each on one of the layouts."""
 
     sharder: Sharder
-    layouts: tuple[Layout, ...]
-    pools: tuple[DevicePool, ...]
-    ends: tuple[int, ...]  #: Positions at which blocks end.
-    bound_s: float
+    layouts: Sequence[Layout]  #: Layouts to choose from, the most promising first.
+    #: Its gap is between load and bound; no layout is begun once its work is done.
     budget: Budget
     options: list[Option] = field(default_factory=list)
     failed: dict[Layout, str] = field(default_factory=dict)
@@ -136,13 +142,28 @@ class _StageSearch:
     #: Why layouts have no plan that honours the constraints.
     impossible: list[ConstraintError] = field(default_factory=list)
 
+    @cached_property
+    def pools(self) -> tuple[DevicePool, ...]:
+        """The runs of equal devices."""
+        return device_pools(self.sharder.cluster)
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """Positions at which blocks end."""
+        return block_ends(self.sharder.folded.whole)
+
     @property
     def best(self) -> tuple[Cut, tuple[Option, ...]] | None:
         """The cut of least load; None if there is none yet."""
         return min(self.cuts, key=lambda entry: entry[0].load_s, default=None)
 
     def run(self) -> tuple[Staged, ...]:
-        """Shard the model over layout after layout, and cut stages."""
+        """The best plans by estimated load: layouts are sharded until the gap is met.
+
+        Raises:
+            Infeasible: No cut into stages fits the devices' memory.
+            ConstraintError: The constraints leave no layout a plan.
+        """
         self._shard_all()
         if self.best is None and self.impossible and not self.refusals:
             raise self.impossible[-1]
@@ -160,7 +181,7 @@ class _StageSearch:
                 cut,
                 self.ends,
                 options,
-                self.bound_s,
+                self.sharder.bound_s,
                 tuple(dict.fromkeys(self.sharded)),
                 self.failed,
             )
@@ -168,7 +189,6 @@ class _StageSearch:
         )
 
     def _shard_all(self) -> None:
-        """Shard over layout after layout."""
         work = self.budget.work
         took: dict[int, float] = {}  # steps of the longest layout, by number of axes
         for layout in self._ranked():
@@ -215,7 +235,7 @@ class _StageSearch:
         load = self._least_safe_s
         if math.isinf(load):
             return False
-        return load - self.bound_s <= self.budget.gap * load
+        return load - self.sharder.bound_s <= self.budget.gap * load
 
     @property
     def _least_safe_s(self) -> float:
@@ -307,7 +327,6 @@ class _StageSearch:
     def _cut_of(
         self, stages: tuple[StageOption, ...], options: Sequence[Option]
     ) -> tuple[Cut, tuple[Option, ...]]:
-        """The best cut into some of the stages, and its options."""
         cut = cut_stages(
             StageProblem(stages, self._pools, in_flight=False), gap=self.budget.gap / 4
         )
@@ -324,37 +343,3 @@ def unsearched(work: Work) -> str:
     if work.late:
         return "not searched within the time limit"
     return "not searched: the steps of the search were done; a longer time limit has more"
-
-
-def work_bound(sharder: Sharder) -> float:
-    """Seconds that no plan is below: all nodes' least device seconds, shared by all devices.
-
-    A node on a mesh takes no fewer device seconds than on one device: launches are paid by
-    each, and FLOPs and bytes are at best divided. Unlike devices count by their speed. Optional
-    nodes may be left out.
-    """
-    folded, cluster = sharder.folded, sharder.cluster
-    graph, times = folded.graph, Counter(folded.places)  # nodes that each folded one stands for
-    seconds, pools = [], device_pools(cluster)
-    for pool in pools:
-        mesh = DeviceMesh.single(pool.first)
-        even = EvenMesh(mesh, mesh, cluster)
-        prices = GroupColumns(graph, EvenResharder(cluster, even=even), sharder.micro_batches)
-        alone = (place(graph, n, mesh, {}, sharder.rule(n)) for n in graph.nodes)
-        seconds.append(
-            [
-                0.0
-                if placed.node.name in graph.optional
-                else prices.node_seconds(placed)[even.device]
-                for placed in alone
-            ]
-        )
-    whole = [sum(times[node] * s for node, s in enumerate(each)) for each in seconds]
-    if not all(whole):
-        return 0.0
-    speed = sum(pool.count / total for pool, total in zip(pools, whole, strict=True))
-    weights = [1 / total / speed for total in whole]
-    return sum(
-        times[node] * min(w * each[node] for w, each in zip(weights, seconds, strict=True))
-        for node in range(len(graph.nodes))
-    )

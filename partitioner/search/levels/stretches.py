@@ -52,7 +52,6 @@ def stage_options(
     for both. The referee counts the cuts of least load anew.
 
     Args:
-        sharded: The model on the mesh.
         stages: Most stages that there may be.
 
     Returns:
@@ -90,26 +89,19 @@ def _stretch_sums(sharded: Sharded, ends: Sequence[int], stages: int) -> Floats:
     once = (i for i in range(count) if i not in copies and i not in sample)
     rectangles, parts = stretches.charges(once).arrays()
     if run:
-        shifts = [index * run.period for index in range(run.count - 3)]
-        repeated = _shifted(*stretches.charges(sample).arrays(), shifts, count)
-        rectangles = np.concatenate([rectangles, repeated[0]])
-        parts = np.concatenate([parts, repeated[1]])
+        block, paid = stretches.charges(sample).arrays()
+        shifts = np.array([index * run.period for index in range(run.count - 3)])
+        stay = (block[:, 1:] == 0) | (block[:, 1:] == count)  # the ends of the order
+        copies = np.repeat(block[None], len(shifts), axis=0)
+        copies[:, :, 1:] += np.where(stay, 0, 1)[None] * shifts[:, None, None]
+        rectangles = np.concatenate([rectangles, copies.reshape(-1, 5)])
+        parts = np.concatenate([parts, np.tile(paid, (len(shifts), 1))])
     last = np.array(ends) - 1
     first = np.concatenate([[0], last[:-1] + 1])
     in_blocks = rectangles.copy()
     in_blocks[:, 1:3] = np.searchsorted(first, rectangles[:, 1:3])
     in_blocks[:, 3:5] = np.searchsorted(last, rectangles[:, 3:5])
     return summed(in_blocks, parts, len(ends))
-
-
-def _shifted(
-    rectangles: Ints, parts: Floats, shifts: Sequence[int], count: int
-) -> tuple[Ints, Floats]:
-    """The rectangles of a block at each of its copies; the ends of the order stay."""
-    fixed = (rectangles[:, 1:] == 0) | (rectangles[:, 1:] == count)
-    copies = np.repeat(rectangles[None], len(shifts), axis=0)
-    copies[:, :, 1:] += np.where(fixed, 0, 1)[None] * np.array(shifts)[:, None, None]
-    return copies.reshape(-1, 5), np.tile(parts, (len(shifts), 1))
 
 
 @dataclass(frozen=True)
@@ -126,7 +118,13 @@ class _Stretches:
     @classmethod
     def of(cls, sharded: Sharded, stages: int) -> _Stretches:
         even = sharded.even
-        other = away(_farthest(even), beyond=even.model)
+        # The other stage is over the outermost level, if the group is not alone: some stages have
+        # their neighbours in another node, and the busiest stage counts.
+        size, first = even.mesh.size(), even.device
+        last = len(even.cluster) - size - first
+        shift = last if last >= size else -min(first, first // size * size)
+        mesh = replace(even.mesh, devices=tuple(device + shift for device in even.mesh.devices))
+        other = away(replace(even, mesh=mesh), beyond=even.model)
         resharder = EvenResharder(even.cluster, even=even, other=other)
         loads = np.array([sharded.loads_s[place] for place in sharded.folded.places])
         share = (np.cumsum(loads) - loads / 2) / max(float(loads.sum()), 1e-300)
@@ -225,7 +223,6 @@ class _Stretches:
             yield (seconds, 0.0, more), charges.leaf_in(position, far)
 
     def _bytes(self, at: Placement, dtype: str) -> float:
-        """Bytes of a value on each device."""
         return float(self.sharded.even.local_bytes(at, dtype))
 
     def _passing(self, at: Placement, dtype: str) -> float:
@@ -247,25 +244,9 @@ def moved(at: Placement, other: EvenMesh) -> Placement:
 
 
 def _paid_s(hop: Hop, device: int, *, beside: bool) -> float:
-    """Seconds that a hop takes of a device.
-
-    Args:
-        beside: Whether it passes beside compute.
-    """
+    """Seconds that a hop takes of a device, `beside` compute or before it."""
     comms = (priced for priced in hop.comms if device in priced.seconds)
     return sum(priced.busy_seconds(beside=beside)[device] for priced in comms)
-
-
-def _farthest(even: EvenMesh) -> EvenMesh:
-    """The farthest group of the same shape, over the outermost level; itself if it is alone.
-
-    Some stages have their neighbours in another node, and the busiest stage counts.
-    """
-    size, count = even.mesh.size(), len(even.cluster)
-    last = count - size - even.device
-    shift = last if last >= size else -min(even.device, even.device // size * size)
-    devices = tuple(device + shift for device in even.mesh.devices)
-    return replace(even, mesh=replace(even.mesh, devices=devices)) if shift else even
 
 
 def _named(

@@ -378,9 +378,7 @@ def gain(before: Solution, after: Solution) -> float:
     return nearer / after.cost if after.cost > 0 else 0.0
 
 
-def first_problem(
-    graph: Graph, cluster: Cluster, request: Request, rules: Rules | None = None
-) -> tuple[Family, Built]:
+def first_problem(graph: Graph, cluster: Cluster, request: Request) -> tuple[Family, Built]:
     """The first space of a request, as the solver's problem.
 
     Raises:
@@ -391,5 +389,5 @@ def first_problem(
     request.constraints.check(graph, len(cluster))
     request.constraints.check_axes(sorted({axis for mesh in family.groups for axis in mesh.names}))
     resharder = Resharder(cluster, most_joined(graph))
-    shared = JointSearch(graph, cluster, request, rules or Rules.of(graph), resharder)
+    shared = JointSearch(graph, cluster, request, Rules.of(graph), resharder)
     return family, shared.problem(family, shared.options(family))

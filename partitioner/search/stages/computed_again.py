@@ -9,8 +9,7 @@ stages of a device. Cuts are compared by its linear relaxation.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -30,10 +29,8 @@ from partitioner.search.request import Budget
 from partitioner.search.stages.figures import Ints, Sharding, StageFigures
 from partitioner.search.stages.offered_ways import Region, offered_regions, takes_either
 from partitioner.search.stages.stage_lives import RESERVED, Floats, LaneRuns, Span
-from partitioner.solver.stages.knapsack import Ways, pack, steps
+from partitioner.solver.stages.knapsack import Ways, pack, relaxed, steps
 
-#: Prices of a byte, in seconds, at which the relaxation is tabled for all stretches of an order.
-PRICES = 24
 #: Choices of what a lane computes again, each by other weights of the moments at which it is full.
 WEIGHINGS = 12
 #: Of these, those behind which the limit shrinks, too.
@@ -134,6 +131,7 @@ class ComputedAgain:
     whole: StageFigures  #: Those of the sharding in which everything is.
     #: Offers that are independent of one another, in the order of their units.
     regions: tuple[Region, ...]
+    _known: dict[bool, _Counted] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(
@@ -157,29 +155,25 @@ class ComputedAgain:
 
     def _counted(self, *, splits: bool) -> _Counted:
         """The bytes of a step; those of one whose backward passes are split are other ones."""
-        return self._of_splits if splits else self._of_wholes
+        if splits not in self._known:
+            nbytes = self._split_bytes() if splits else self._whole_bytes
+            taken = [
+                (region.unit, region.ways[end][0] - region.ways[start][0], own[start] - own[end])
+                for region, own in zip(self.regions, nbytes, strict=True)
+                for start, end in steps(region.ways)
+            ]
+            units = np.array([unit for unit, _, _ in taken], np.int64)
+            lost = np.array([lost for _, lost, _ in taken])
+            saved = np.array([saved for *_, saved in taken]).reshape(-1, len(Span))
+            self._known[splits] = _Counted(nbytes, units, lost, saved)
+        return self._known[splits]
 
-    @cached_property
-    def _of_wholes(self) -> _Counted:
-        nbytes = (
+    @property
+    def _whole_bytes(self) -> tuple[Floats, ...]:
+        """Kept bytes of the regions where backward passes are not split."""
+        return tuple(
             np.array([(nbytes, 0.0, 0.0) for _, nbytes in region.ways]) for region in self.regions
         )
-        return self._with_bytes(tuple(nbytes))
-
-    @cached_property
-    def _of_splits(self) -> _Counted:
-        return self._with_bytes(self._split_bytes())
-
-    def _with_bytes(self, nbytes: tuple[Floats, ...]) -> _Counted:
-        taken = [
-            (region.unit, region.ways[end][0] - region.ways[start][0], own[start] - own[end])
-            for region, own in zip(self.regions, nbytes, strict=True)
-            for start, end in steps(region.ways)
-        ]
-        units = np.array([unit for unit, _, _ in taken], np.int64)
-        lost = np.array([lost for _, lost, _ in taken])
-        saved = np.array([saved for *_, saved in taken]).reshape(-1, len(Span))
-        return _Counted(nbytes, units, lost, saved)
 
     def _split_bytes(self) -> tuple[Floats, ...]:
         """Kept bytes of the regions where backward passes are split.
@@ -226,26 +220,11 @@ class ComputedAgain:
             Seconds, infinite where so many cannot be saved.
         """
         counted = self._counted(splits=False)
-        units, lost, saved = counted.units, counted.lost, counted.saved.sum(axis=1)
-        least = np.where(need > 0, np.inf, 0.0)
-        if not len(units):
-            return least
+        lost, saved = counted.lost, counted.saved.sum(axis=1)
         order = np.argsort(lost / saved, kind="stable")
-        before = np.zeros((2, *need.shape))
-        for ended in np.unique(np.linspace(1, len(order), PRICES).astype(np.int64)):
-            some = order[:ended]
-            sums = np.zeros((2, int(at[-1]) + 1))
-            np.add.at(sums[0], 1 + units[some], lost[some])
-            np.add.at(sums[1], 1 + units[some], saved[some])
-            upto = np.cumsum(sums, axis=1)[:, at]
-            now = upto[:, None, :] - upto[:, :, None]
-            open_ = np.isinf(least) & (need <= now[1])
-            width = np.maximum(now[1] - before[1], 1e-9)
-            part = np.clip((need - before[1]) / width, 0.0, 1.0)
-            between = before[0] + (now[0] - before[0]) * part
-            least[open_] = between[open_]
-            before = now
-        return least
+        before, pairs = counted.units[order] < at[:, None], np.indices(need.shape).reshape(2, -1)
+        least, _ = relaxed(lost[order], saved[order], before, pairs, need.reshape(-1))
+        return least.reshape(need.shape)
 
     def _held(self, runs: LaneRuns, bounds: Sequence[tuple[int, int]], *, splits: bool) -> Floats:
         """Bytes of a lane that keeps all, with what passes make at most, whatever they compute."""
@@ -263,14 +242,7 @@ class ComputedAgain:
         *,
         splits: bool,
     ) -> Load:
-        """What a cut takes, at least: at the moment at which each lane needs most.
-
-        Args:
-            ends: Ends of the stages, exclusive.
-            lanes: What each lane runs.
-            limits: Bytes of a device of each lane.
-            splits: Whether the schedule splits backward passes.
-        """
+        """What a cut takes, at least: at the moment at which each lane needs most."""
         extra, over = np.zeros(len(ends)), 0.0
         bounds, counted = tuple(pairwise((0, *ends))), self._counted(splits=splits)
         units = counted.units
@@ -329,15 +301,7 @@ class ComputedAgain:
 def _lost_at(
     counted: _Counted, rows: LaneRuns, moment: int, need: float, spans: Sequence[Ints]
 ) -> tuple[Floats, float]:
-    """Seconds that the stages of a lane lose to save so many bytes at a moment, and the rest.
-
-    Args:
-        counted: The bytes of the step.
-        rows: What the lane holds.
-        moment: The moment.
-        need: Bytes to save.
-        spans: The steps of the hulls of each stage of the lane, from and to.
-    """
+    """Seconds that the stages of a lane lose to save so many bytes at a moment, and the rest."""
     extra, lost = np.zeros(len(rows.stages)), counted.lost
     if need <= 0:
         return extra, 0.0
@@ -375,8 +339,6 @@ def ways_within(
     Args:
         rows: The moments.
         fixed: Bytes at each moment that no way bears on.
-        limit: Bytes of a device.
-        ways: Seconds and bytes of the ways of each region.
         nbytes: Bytes of the ways by `Span`.
         of: The stage of each region, as a number among those of the lane.
 
@@ -432,12 +394,7 @@ def _kept_sizes(kept: StageFigures, whole: StageFigures) -> Mapping[str, int]:
 def _spans(
     graph: Graph, weights: Container[str]
 ) -> tuple[Mapping[str, str], Mapping[str, Span | None]]:
-    """The value whose memory each other name or view of it has, and the span of each such value.
-
-    Args:
-        graph: A graph without offers.
-        weights: The backward nodes that make gradients of weights.
-    """
+    """The value whose memory each name or view has, and the span of each, without offers."""
     roots: dict[str, str] = {}
     made: dict[str, int] = {}
     read: dict[str, int] = {}
@@ -460,11 +417,8 @@ def _seconds(figures: StageFigures, names: frozenset[str]) -> Mapping[str, float
     """Seconds of some nodes and of the communications that they cause, on the busiest device."""
     seconds: dict[str, dict[int, float]] = {}
     for task in figures.tasks.tasks:
-        name = task.placed.node.name if task.placed is not None else ""
-        if task.comm is not None:
-            name = task.comm.why
-        if name in names:
-            own = seconds.setdefault(name, {})
+        if task.of_node in names:
+            own = seconds.setdefault(task.of_node, {})
             for device, more in task.devices.items():
                 own[device] = own.get(device, 0.0) + more
     return {name: max(own.values(), default=0.0) for name, own in seconds.items()}

@@ -8,7 +8,7 @@ simulated.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -37,8 +37,13 @@ from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages.computed_again import ComputedAgain
 from partitioner.search.stages.figures import Sharding, StageFigures, StepEstimate, least_of_nodes
-from partitioner.search.stages.lane_memory import LaneMemory, figure, step_cost
-from partitioner.search.stages.staged_plan import Table, staged_plan, too_large
+from partitioner.search.stages.staged_plan import (
+    Table,
+    figure,
+    staged_plan,
+    step_cost,
+    too_large,
+)
 from partitioner.solver import Infeasible, Objective, Solution
 from partitioner.strategies.spaces import Family
 
@@ -51,6 +56,9 @@ RIVALS = 3
 #: A schedule is not simulated if its estimated step is so many times the best simulated one, nor a
 #: cut beside a simulated one of its schedule: of 260 such cuts those that were better had 1.016.
 FAR, NEAR = 1.1, 1.02
+#: Most choices of what stages of a cut compute again, each by the memory of the last one's plan.
+#: What passes hold that compute some of it again is known of their plan alone.
+CHOICES = 5
 #: Schedules with two stages on each lane.
 TWICE = frozenset({"interleaved", "zbv", "dualpipev"})
 #: Steps of an evaluation, for each node, and of an estimate, for each action.
@@ -65,12 +73,7 @@ SOLVER = "decomposition into stages, steps simulated"
 
 
 def to_beat(costs: Iterable[float], wanted: int) -> float:
-    """Cost that a plan must beat to be among the best `wanted`; infinite if any is.
-
-    Args:
-        costs: Those of the plans so far.
-        wanted: A number of plans.
-    """
+    """Cost that a plan must beat to be among the best `wanted`; infinite if any is."""
     ranked = sorted(costs)
     return ranked[wanted - 1] if len(ranked) >= wanted else math.inf
 
@@ -84,21 +87,8 @@ class Pipelines:
     #: Devices of each node that is cut, in order, if they are pinned or kept.
     groups: tuple[tuple[int, ...], ...] = ()
     stages: tuple[int, ...] = ()  #: Stage of each node that is cut, if a plan in stages is kept.
-    wanted: int = 1  #: Number of plans to look for: the best ones.
-    objective: Objective = "throughput"  #: What is to be least of a step.
-
-    @classmethod
-    def of(
-        cls,
-        request: Request,
-        micro_batches: int,
-        schedules: tuple[Table, ...],
-        groups: tuple[tuple[int, ...], ...] = (),
-        stages: tuple[int, ...] = (),
-    ) -> Pipelines:
-        """Those of a request."""
-        wanted = request.tune or 1
-        return cls(micro_batches, schedules, groups, stages, wanted, request.objective)
+    #: Says how many plans to look for, the best ones, and what is to be least of a step.
+    request: Request = field(default_factory=Request)
 
 
 @dataclass(frozen=True)
@@ -183,10 +173,10 @@ class PipelineSearch:
         self, draft: _Draft, plans: Sequence[Candidate], *, is_first: bool
     ) -> PartitionerError | None:
         """Why a draft is not simulated, beside the best plans so far; None if it is."""
-        costs = (step_cost(plan.evaluation, self.ways.objective) for plan in plans)
-        best = min(self.budget.best_s, to_beat(costs, self.ways.wanted))
+        costs = (step_cost(plan.evaluation, self._objective) for plan in plans)
+        best = min(self.budget.best_s, to_beat(costs, self.ways.request.tune or 1))
         estimate = f"not simulated: a step of {units.seconds(draft.rank[1])} is estimated"
-        if self.ways.objective != "memory" and draft.rank[1] > FAR * best:
+        if self._objective != "memory" and draft.rank[1] > FAR * best:
             return PartitionerError(estimate)
         needed = is_first and best == math.inf
         return OutOfTime(estimate) if not needed and self.budget.work.over else None
@@ -228,78 +218,110 @@ class PipelineSearch:
             Infeasible: No cut was found that fits.
             PhaseError: None of the draft's cuts can run.
         """
-        limits = list(self._limits)
-
-        def simulated(ends: tuple[int, ...]) -> Candidate | None:
-            with suppress(PhaseError):
-                return self._run(draft, ends, limits, budget)
-            return None
-
-        rivals = iter(draft.cuts)
-        ends, best = _first_that_runs(rivals, lambda cut: self._run(draft, cut, limits, budget))
-        for rival in rivals:
-            if not budget.work.over and self._is_better(candidate := simulated(rival), best):
-                ends, best = rival, candidate
+        limits, refusals = list(self._limits), list[PhaseError]()
+        ends, best = draft.cuts[0], None
+        for rival in draft.cuts:
+            if best is None or not budget.work.over:
+                candidate = self._run(draft, rival, limits, budget, refusals)
+                if self._is_better(candidate, best):
+                    ends, best = rival, candidate
+        if best is None:
+            raise refusals[0]
         for distance in LAST_MOVES:
             for moved in self._neighbours(ends, distance):
-                if budget.work.over or self._is_far(draft, moved, limits, best):
+                has_step = self._objective != "memory" and best.evaluation.fits_exactly
+                most_s = NEAR * best.evaluation.step_s if has_step else math.inf
+                if budget.work.over or self._rank(draft.estimate, moved, limits)[1] > most_s:
                     continue
-                if self._is_better(candidate := simulated(moved), best):
+                candidate = self._run(draft, moved, limits, budget, refusals)
+                if self._is_better(candidate, best):
                     ends, best = moved, candidate
         if not best.evaluation.fits_exactly:
             raise too_large(best, self.figures.cluster)
         return best
 
-    def _is_far(
-        self, draft: _Draft, ends: tuple[int, ...], limits: Sequence[float], best: Candidate
-    ) -> bool:
-        """Tell whether a cut is estimated to take far longer than the best plan, which fits."""
-        if self.ways.objective == "memory" or not best.evaluation.fits_exactly:
-            return False
-        return self._rank(draft.estimate, ends, limits)[1] > NEAR * best.evaluation.step_s
-
     def _run(
-        self, draft: _Draft, ends: tuple[int, ...], limits: list[float], budget: Budget
-    ) -> Candidate:
-        """The plan of a cut.
+        self,
+        draft: _Draft,
+        ends: tuple[int, ...],
+        limits: list[float],
+        budget: Budget,
+        refusals: list[PhaseError],
+    ) -> Candidate | None:
+        """The best plan of a cut, whose stages compute again what they must; None if none can run.
 
-        Raises:
-            PhaseError: Its stages cannot run.
+        Where the referee counts other bytes than those by which offers were chosen, they are chosen
+        anew for as much less or more, which the next cut begins with: until a plan fits, and once
+        more if the first one does.
+
+        Args:
+            limits: Bytes that the devices of each lane count as having; changed.
+            refusals: Gets why stages cannot run.
         """
+        figures, estimate, work = self.figures, draft.estimate, budget.work
         if self.again is None:
-            return self._simulated(draft, ends, self.figures.sharding, budget)
-
-        def simulated(sharding: Sharding) -> Candidate:
-            return self._simulated(draft, ends, sharding, budget)
-
-        objective, memory = self.ways.objective, self._limits
-        lanes = LaneMemory(self.again, ends, draft.estimate, memory, simulated, objective)
-        return lanes.plan(limits, budget.work)
+            return self._simulated(draft, ends, figures.sharding, budget, refusals)
+        plans: list[Candidate] = []
+        seen: set[frozenset[str]] = set()
+        for _ in range(CHOICES):
+            fits = any(plan.evaluation.fits_exactly for plan in plans)
+            if plans and ((len(plans) > 1 and fits) or (work.over if fits else work.late)):
+                break
+            taken = self.again.packed(ends, estimate.runs, limits, splits=estimate.splits)
+            if taken.again in seen:
+                break
+            seen.add(taken.again)
+            sharding = self.again.offering.taking(taken.again)
+            plan = self._simulated(draft, ends, sharding, budget, refusals)
+            if plan is None:
+                break
+            plans.append(plan)
+            bytes_of = plan.evaluation.exact_bytes
+            for lane, mesh in enumerate(figures.lane_devices):
+                peak = max(bytes_of[device] for device in mesh)
+                limits[lane] = self._limits[lane] + taken.bytes[lane] - peak
+        return min(plans, key=lambda plan: figure(plan, self._objective), default=None)
 
     def _simulated(
-        self, draft: _Draft, ends: tuple[int, ...], sharding: Sharding, budget: Budget
-    ) -> Candidate:
-        """The plan of a cut of a sharding of all stages' devices."""
+        self,
+        draft: _Draft,
+        ends: tuple[int, ...],
+        sharding: Sharding,
+        budget: Budget,
+        refusals: list[PhaseError],
+    ) -> Candidate | None:
+        """The plan of a cut of a sharding of all stages' devices; None if it cannot run."""
         units = np.arange(len(self.figures.units))
         stage_of = np.searchsorted(np.array(ends), units, side="right").tolist()
-        plan = self._plan(draft.name, draft.lane_of, stage_of, sharding=sharding)
-        budget.work.spend(EVALUATION_STEPS * len(plan.nodes))
-        return self._candidate(draft.name, plan, sharding.graph)
+        try:
+            plan = self._plan(draft.name, draft.lane_of, stage_of, sharding=sharding)
+            budget.work.spend(EVALUATION_STEPS * len(plan.nodes))
+            return self._candidate(draft.name, plan, sharding.graph)
+        except PhaseError as error:
+            refusals.append(error)
+            return None
 
-    def _is_better(self, candidate: Candidate | None, best: Candidate) -> TypeGuard[Candidate]:
-        """Tell whether a plan can run, and has a lower figure than the best one."""
-        goal = self.ways.objective
-        return candidate is not None and figure(candidate, goal) < figure(best, goal)
+    def _is_better(
+        self, candidate: Candidate | None, best: Candidate | None
+    ) -> TypeGuard[Candidate]:
+        """Tell whether a plan can run, and has a lower figure than the best one so far."""
+        if candidate is None or best is None:
+            return candidate is not None
+        return figure(candidate, self._objective) < figure(best, self._objective)
+
+    @property
+    def _objective(self) -> Objective:
+        return self.ways.request.objective
 
     @cached_property
     def _limits(self) -> tuple[float, ...]:
         """Bytes of a device of each lane that plans may take; next to none if least is wanted."""
-        if self.ways.objective == "memory":
+        if self._objective == "memory":
             return (1.0,) * self.figures.lanes
-        size, devices = self.figures.sharding.size, self.figures.cluster.devices
+        devices = self.figures.cluster.devices
         return tuple(
-            float(min(device.memory_bytes for device in devices[first : first + size]))
-            for first in range(0, self.figures.lanes * size, size)
+            float(min(devices[device].memory_bytes for device in own))
+            for own in self.figures.lane_devices
         )
 
     def _as_pinned(self, name: Table) -> Candidate:
@@ -324,19 +346,18 @@ class PipelineSearch:
 
     def _candidate(self, name: Table, plan: Plan, graph: Graph) -> Candidate:
         evaluation = evaluate(graph, plan, self.figures.cluster, resharder=self._resharder)
-        cost = step_cost(evaluation, self.ways.objective)
+        cost = step_cost(evaluation, self._objective)
         solution = Solution((), cost, min(cost, self._bound_s), "feasible", None, SOLVER)
         return Candidate(self._family(name), graph, plan, evaluation, solution)
 
     @cached_property
     def _resharder(self) -> Resharder:
-        """Remembers the reshards of all plans, which differ in few."""
         return Resharder(self.figures.cluster)
 
     @cached_property
     def _bound_s(self) -> float:
         """No cut of the sharding costs less, in the order of any of the schedules."""
-        if self.ways.objective == "memory":
+        if self._objective == "memory":
             return 0.0
         if self.shardings:
             return least_of_nodes(
@@ -355,22 +376,15 @@ class PipelineSearch:
         kind = f"pipeline {named}".strip()
         count = self.ways.micro_batches
         text = f"{kind} of {count} micro-batch{'es' if count > 1 else ''}"
-        meshes = tuple(self._meshes())
+        axes = max(self.figures.sharding.plan.groups, key=DeviceMesh.size).axes
+        meshes = tuple(DeviceMesh(axes, devices) for devices in self.figures.lane_devices)
         if self.shardings:
             sizes = sorted({*map(len, self.ways.groups)})
             text += f" in stages of {' and '.join(map(str, sizes))} devices"
             meshes = tuple(DeviceMesh.line(size) for size in sizes[:1])
         return Family(text, meshes, meshes[:1], symmetric=False)
 
-    def _meshes(self) -> Iterator[DeviceMesh]:
-        sharding = self.figures.sharding
-        axes = max(sharding.plan.groups, key=DeviceMesh.size).axes
-        for lane in range(self.figures.lanes):
-            devices = range(lane * sharding.size, (lane + 1) * sharding.size)
-            yield DeviceMesh(axes, tuple(devices))
-
     def _lane_of(self, name: Table) -> tuple[int, ...]:
-        """The lane of each stage."""
         lanes, size = self.figures.lanes, self.figures.sharding.size
         if not isinstance(name, str):
             table = from_csv("\n".join(name) + "\n")
@@ -452,25 +466,7 @@ class PipelineSearch:
         sharding = sharding or self.figures.sharding
         forward = dict(zip(self.figures.units, stage_of, strict=True))
         stages = stages_of_all(sharding.graph, forward)
-        groups = [(lanes or [mesh.devices for mesh in self._meshes()])[lane] for lane in lane_of]
+        groups = [(lanes or self.figures.lane_devices)[lane] for lane in lane_of]
         shardings = [self.shardings.get(len(own), sharding) for own in groups]
         cluster, count = self.figures.cluster, self.ways.micro_batches
         return staged_plan(shardings, cluster, stages, groups, name, count)
-
-
-def _first_that_runs(
-    cuts: Iterator[tuple[int, ...]], run: Callable[[tuple[int, ...]], Candidate]
-) -> tuple[tuple[int, ...], Candidate]:
-    """The first of some cuts whose stages can run, and its plan.
-
-    Raises:
-        PhaseError: None can; of the first one.
-    """
-    cut = next(cuts)
-    try:
-        return cut, run(cut)
-    except PhaseError:
-        for cut in cuts:
-            with suppress(PhaseError):
-                return cut, run(cut)
-        raise

@@ -64,11 +64,22 @@ class StageFigures:
     micro_batches: int = 1  #: Micro-batches of a step.
     #: Remembers reshards on the first devices; None if it is of no other figures.
     resharder: Resharder | None = field(default=None, repr=False, compare=False)
+    _known_lives: dict[bool, StageLives] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def lanes(self) -> int:
         """Number of groups of devices."""
         return len(self.cluster) // self.sharding.size
+
+    @property
+    def lane_devices(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of each group."""
+        size = self.sharding.size
+        return tuple(
+            tuple(range(first, first + size)) for first in range(0, self.lanes * size, size)
+        )
 
     @cached_property
     def units(self) -> tuple[str, ...]:
@@ -217,7 +228,6 @@ class StageFigures:
 
     @cached_property
     def _placed(self) -> tuple[PlacedNode, ...]:
-        """The nodes, all of one stage."""
         return resolve(self.sharding.graph, self.sharding.plan)
 
     @cached_property
@@ -244,10 +254,7 @@ class StageFigures:
         row = {device: index for index, device in enumerate(self.tasks.devices)}
         loads, weights = np.zeros((len(row), 4, len(self.units))), self._weights
         for task in self.tasks.tasks:
-            name = task.placed.node.name if task.placed is not None else ""
-            if task.comm is not None:
-                name = task.comm.why
-            if name not in self.unit_of:
+            if (name := task.of_node) not in self.unit_of:
                 continue
             part = FORWARD if name not in graph.backward else WEIGHT if name in weights else INPUT
             part = ONCE if order.phases.is_once(task.phase) else part
@@ -285,22 +292,17 @@ class StageFigures:
         return np.concatenate((np.zeros((4, 1)), np.cumsum(self.loads, axis=1)), axis=1)
 
     def lives(self, *, splits: bool) -> StageLives:
-        """The tensors of a step; those of one whose backward passes are split are other ones."""
-        return self._split_lives if splits else self._lives
+        """The tensors of a step; those of one whose backward passes are split are other ones.
 
-    @cached_property
-    def _lives(self) -> StageLives:
-        return self._lives_of(self.tasks)
-
-    @cached_property
-    def _split_lives(self) -> StageLives:
-        """Each unit's backward pass is split: a stage of several is split at its lowest."""
-        return self._lives_of(self._observe("zb1", self.unit_of)[0])
-
-    def _lives_of(self, tasks: Schedule) -> StageLives:
-        """The tensors of tasks; collectives of several lanes do not travel together."""
-        tasks = replace(tasks, buckets=()) if self.lanes > 1 else tasks
-        return StageLives.of(self.sharding.graph, self.unit_of, tasks)
+        There each unit's backward pass is split: a stage of several is split at its lowest.
+        """
+        if splits not in self._known_lives:
+            tasks = self._observe("zb1", self.unit_of)[0] if splits else self.tasks
+            # Collectives of several lanes do not travel together.
+            tasks = replace(tasks, buckets=()) if self.lanes > 1 else tasks
+            lives = StageLives.of(self.sharding.graph, self.unit_of, tasks)
+            self._known_lives[splits] = lives
+        return self._known_lives[splits]
 
     @cached_property
     def made_bytes(self) -> Mapping[str, int]:
@@ -372,6 +374,14 @@ class StageFigures:
 
     # Cuts ------------------------------------------------------------------------------------
 
+    def between(self, at: Ints) -> Floats:
+        """Seconds of a stage from each position to each, infinite if it has no node."""
+        sums, sent = self.load_sums[:ONCE].sum(0)[at], 2 * self.messages[1][at]
+        sent[0] = sent[-1] = 0.0
+        loads = sums[None, :] - sums[:, None] + sent[:, None] + sent[None, :]
+        loads[np.tril_indices(len(at))] = math.inf
+        return np.asarray(loads)
+
     def balanced(
         self,
         held: Sequence[int],
@@ -385,19 +395,14 @@ class StageFigures:
 
         Args:
             held: Micro-batches in flight at each stage; 0 where memory does not count.
-            lane_of: Lane of each stage.
             lost_s: Gives the seconds that stretches between positions lose to keep so many bytes
                 less of a micro-batch; None if they keep all.
         """
         at = self.positions
         count = len(at) - 1
         limit = min(device.memory_bytes for device in self.cluster.devices)
-        loads = self.load_sums[:ONCE].sum(0)[at]
         resident, saved = (sums[at] for sums in self.lives(splits=False).sums)
-        sent = 2 * self.messages[1][at]
-        sent[0] = sent[count] = 0.0
-        between = loads[None, :] - loads[:, None] + sent[:, None] + sent[None, :]
-        between[np.tril_indices(count + 1)] = math.inf  # a stage has a node
+        between = self.between(at)
         rest = resident[None, :] - resident[:, None]
         flying = with_headroom(np.maximum(saved[None, :] - saved[:, None], 0).astype(np.int64))
         known: dict[tuple[int, int, int], int] = {}
@@ -428,14 +433,7 @@ class StageFigures:
         *,
         splits: bool,
     ) -> float:
-        """Bytes by which lanes are above their limits, in all.
-
-        Args:
-            ends: Ends of the stages, exclusive.
-            lanes: What each lane runs.
-            limits: Bytes of a device of each lane.
-            splits: Whether the schedule splits backward passes.
-        """
+        """Bytes by which lanes are above their limits, in all."""
         bounds, lives = tuple(pairwise((0, *ends))), self.lives(splits=splits)
         most = (float(lives.lane(runs, bounds).at(runs).max()) for runs in lanes)
         return sum(max(0.0, held - limit) for held, limit in zip(most, limits, strict=True))
@@ -478,10 +476,6 @@ class StepEstimate:
     """Seconds of a step by the figures of its stages, without a plan: for comparing cuts.
 
     Stages are taken as a chain.
-
-    Args:
-        figures: Of the order.
-        table: The schedule.
     """
 
     def __init__(self, figures: StageFigures, table: PipelineSchedule) -> None:

@@ -63,7 +63,6 @@ def first_sharding(
 
     Args:
         sharded: Gives the best plan of a mesh whose devices have so many bytes.
-        limit: Bytes of each device.
         memory: Bytes that each device has, which a refusal names.
         is_guess: Whether stages of a plan above the limit may fit.
 

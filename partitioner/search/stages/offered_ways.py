@@ -50,12 +50,9 @@ def offered_regions(
     """The regions of a graph with offers that have more ways than one.
 
     Args:
-        graph: The graph.
         seconds: Of each optional node, with the communications that it causes.
         kept_bytes: Of each value that may be kept for the backward pass.
-        unit_of: The unit that each node goes with.
         work: Pays for the MILPs; where it is over, a region has two ways: all kept, and the least.
-        engine: MILP solver.
     """
     known: dict[object, tuple[tuple[tuple[float, float], ...], tuple[tuple[int, ...], ...]]] = {}
     regions = []

@@ -2,16 +2,20 @@
 
 A stage is a stretch of the traced order of the forward pass, with the backward nodes that belong to
 it. For each size of a stage's mesh, the graph of a micro-batch is sharded over one mesh as a whole
-(`search.stages.mesh_sharding`), and that plan is cut (`search.stages.cut_search`).
+(`search.stages.mesh_sharding`), and that plan is cut (`search.stages.cut_search`). Of stages of
+several sizes the cut and the sizes are chosen together, for the least largest load of a stage: it
+takes the seconds that its nodes and messages take in the sharding of its size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
+
+import numpy as np
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import evaluate
@@ -35,8 +39,7 @@ from partitioner.search.stages.cut_search import (
     PipelineSearch,
     to_beat,
 )
-from partitioner.search.stages.figures import Sharding, StageFigures
-from partitioner.search.stages.lane_memory import step_cost
+from partitioner.search.stages.figures import StageFigures
 from partitioner.search.stages.mesh_sharding import (
     Known,
     first_sharding,
@@ -45,19 +48,17 @@ from partitioner.search.stages.mesh_sharding import (
     sharded_for,
     sharded_within,
 )
-from partitioner.search.stages.staged_plan import Table
-from partitioner.search.stages.uneven import UnevenCut, uneven_cuts
+from partitioner.search.stages.staged_plan import Table, step_cost
 from partitioner.solver import Infeasible
+from partitioner.solver.stages.least_cuts import State, least_cuts
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.spaces import Family, SearchError
 
 #: Shardings that are searched where no cut of one fits; each is to hold fewer bytes than the last,
-#: by so many times those that its cut is short of (by levels: so many times their share of all that
-#: the cut holds, but no more than the share `MOST_LESS`).
-ATTEMPTS, SHORT, MOST_LESS = 3, 1.2, 0.75
-#: Share of a device's memory that a sharding by levels may take at first: stages are not equally
-#: large, and each has what its phases make beside.
-ROOM = 0.85
+#: by so many times those that its cut is short of.
+ATTEMPTS, SHORT = 3, 1.2
+#: Most stages of several sizes.
+MOST_STAGES = 8
 
 
 @no_collection()
@@ -73,10 +74,8 @@ def find_pipeline(
 
     Args:
         graph: The graph; it may offer to compute values again.
-        cluster: The devices.
         request: The request; called before `Request.over`.
         budget: The budget of the search; what cannot cost less than its known plan is left early.
-        micro_batches: Micro-batches of a step.
         sizes: Numbers of devices of a stage to try; None for those of the request.
 
     Raises:
@@ -91,12 +90,12 @@ def find_pipeline(
     groups, stages = _pinned_groups(graph, request.constraints)
     if len({*map(len, groups)}) > 1:
         names = _schedules(request, len({*groups}), graph)
-        ways = Pipelines.of(request, micro_batches, names, groups, stages)
+        ways = Pipelines(micro_batches, names, groups, stages, request)
         result = _of_pinned_sizes(graph, cluster, request, budget, ways)
         outcome = winner([result], request, cluster, stopped=budget.work.stopped)
         return _of_kept(replace(outcome, of=graph), request.constraints.plan)
     sizes = sizes or request.stage_sizes(len(cluster))
-    sizes = (len(groups[0]),) if groups else _filling(_even(sizes, cluster), graph, cluster)
+    sizes = (len(groups[0]),) if groups else _apt(sizes, graph, cluster)
     for index, size in enumerate(sizes):
         mesh = DeviceMesh.line(size)
         text = f"pipeline of {micro_batches} micro-batches in stages"
@@ -106,7 +105,7 @@ def find_pipeline(
             continue
         share = _beating(results, budget.share(len(sizes) - index), request)
         names = _schedules(request, len(cluster) // size, graph)
-        ways = Pipelines.of(request, micro_batches, names, groups, stages)
+        ways = Pipelines(micro_batches, names, groups, stages, request)
         budget.say(f"cutting stages of {size} device{'s' if size > 1 else ''}")
         try:
             results.append(_of_size(graph, cluster, request, share, size, ways, known))
@@ -129,17 +128,14 @@ def find_pipeline(
     return _of_kept(replace(outcome, of=graph), request.constraints.plan)
 
 
-def _even(sizes: tuple[int, ...], cluster: Cluster) -> tuple[int, ...]:
-    """The sizes that divide the nodes of a cluster or consist of some; all if none does."""
-    levels = [level.size for level in cluster.levels]
-    even = (s for s in sizes if all(s % level == 0 or level % s == 0 for level in levels))
-    return tuple(even) or sizes
+def _apt(sizes: tuple[int, ...], graph: Graph, cluster: Cluster) -> tuple[int, ...]:
+    """The sizes that divide the nodes of a cluster or consist of some; all if none does.
 
-
-def _filling(sizes: tuple[int, ...], graph: Graph, cluster: Cluster) -> tuple[int, ...]:
-    """The sizes of which there are no more stages than operators to cut; all if there are."""
-    most = len(changing_nodes(graph))
-    return tuple(size for size in sizes if len(cluster) // size <= most) or sizes
+    Of these, those of which there are no more stages than operators to cut; all if there are.
+    """
+    levels, most = [level.size for level in cluster.levels], len(changing_nodes(graph))
+    even = [s for s in sizes if all(s % level == 0 or level % s == 0 for level in levels)] or sizes
+    return tuple(size for size in even if len(cluster) // size <= most) or tuple(even)
 
 
 def _beating(results: Sequence[SpaceResult], budget: Budget, request: Request) -> Budget:
@@ -167,9 +163,7 @@ def _of_size(
         Infeasible: No plan was found that fits.
         PipelineScheduleError: No schedule serves the lanes.
     """
-    by_levels = goes_by_levels(graph, size, request.inside_stages(size, 1))
-    memory = least_memory(cluster)
-    limit = int(ROOM * memory) if by_levels else limit_bytes(graph, cluster, size)
+    memory, limit = least_memory(cluster), limit_bytes(graph, cluster, size)
     sharded = partial(
         sharded_within, graph, cluster, request, budget, size, ways.micro_batches, known
     )
@@ -178,35 +172,26 @@ def _of_size(
     budget = budget.with_steps(of_cuts)  # kinds of parallelism may have taken theirs
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return _search_of(graph, sharding, cluster, budget, ways).search()
+            offering = None if ways.groups else Offering.of(graph, sharding)
+            if offering is None:
+                figures, again = StageFigures(sharding, cluster, ways.micro_batches), None
+            else:  # stages choose what they compute again
+                budget.say("pricing what stages may compute again")
+                again = ComputedAgain.of(offering, cluster, ways.micro_batches, budget)
+                figures = again.figures
+            return PipelineSearch(figures, ways, budget, again=again).search()
         except Infeasible as error:
             last = attempt == ATTEMPTS or budget.work.late
             if last or not graph.optional or not error.bytes_short:
                 raise
             refusal = error
-        if by_levels:
-            held = refusal.bytes_short + memory
-            limit -= int(limit * min(MOST_LESS, SHORT * refusal.bytes_short / held))
-        else:
-            held_bytes = evaluate(sharding.graph, sharding.plan, cluster.first(size)).held_bytes
-            limit = max(held_bytes.values()) - int(SHORT * refusal.bytes_short)
+        held_bytes = evaluate(sharding.graph, sharding.plan, cluster.first(size)).held_bytes
+        limit = max(held_bytes.values()) - int(SHORT * refusal.bytes_short)
         try:
             sharding = sharded(limit)
         except Infeasible:  # it is short of bytes of one mesh; the last cut, of those of a stage
             raise refusal from None
     raise AssertionError("every attempt returns or raises")
-
-
-def _search_of(
-    graph: Graph, sharding: Sharding, cluster: Cluster, budget: Budget, ways: Pipelines
-) -> PipelineSearch:
-    """The search of cuts of a sharding; stages choose what they compute again, if they may."""
-    offering = Offering.of(graph, sharding)
-    if offering is None or ways.groups:
-        return PipelineSearch(StageFigures(sharding, cluster, ways.micro_batches), ways, budget)
-    budget.say("pricing what stages may compute again")
-    again = ComputedAgain.of(offering, cluster, ways.micro_batches, budget)
-    return PipelineSearch(again.figures, ways, budget, again=again)
 
 
 def _of_pinned_sizes(
@@ -268,7 +253,7 @@ def _of_several_sizes(
     for cut in sorted(uneven_cuts(figures, len(cluster)), key=estimate)[:RIVALS]:
         names = _schedules(request, len(cut.sizes), graph)
         once = tuple(name for name in names if name not in TWICE)
-        ways = Pipelines.of(request, micro_batches, once, cut.groups)
+        ways = Pipelines(micro_batches, once, cut.groups, request=request)
         try:
             results.append(PipelineSearch(figures[sizes[0]], ways, budget, shardings).search())
         except (PipelineScheduleError, Infeasible) as error:
@@ -281,6 +266,44 @@ def _of_several_sizes(
         bound=min(result.bound for result in results),
         failed=tuple(failure for result in results for failure in result.failed),
     )
+
+
+@dataclass(frozen=True)
+class UnevenCut:
+    """Stages of several sizes."""
+
+    ends: tuple[int, ...]  #: Ends of the stages, exclusive, as numbers of nodes that are cut.
+    sizes: tuple[int, ...]  #: Devices of each stage.
+    load_s: float  #: Of the busiest stage, for one micro-batch.
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Devices of each node that is cut, in order: neighbours share a stage."""
+        groups, start, first = [], 0, 0
+        for end, size in zip(self.ends, self.sizes, strict=True):
+            groups += [tuple(range(first, first + size))] * (end - start)
+            start, first = end, first + size
+        return tuple(groups)
+
+
+def uneven_cuts(figures: Mapping[int, StageFigures], devices: int) -> Iterator[UnevenCut]:
+    """For each number of stages the cut of least largest load over all devices, if sizes differ."""
+    at = figures[min(figures)].positions
+    sizes, loads = tuple(figures), [of_size.between(at) for of_size in figures.values()]
+    most = min(MOST_STAGES, devices)
+    steps: dict[State, list[tuple[State, int]]] = {(0, 0): []}
+    for stages in range(1, most + 1):
+        for used in range(1, devices + 1):
+            steps[stages, used] = [
+                ((stages - 1, used - size), index) for index, size in enumerate(sizes)
+            ]
+    cuts = least_cuts(loads, steps)
+    for stages in range(1, most + 1):
+        load_s = float(cuts.load_s[stages, devices][-1])
+        taken = cuts.stages((stages, devices)) if np.isfinite(load_s) else ()
+        of_stages = tuple(sizes[load] for *_, load in taken)
+        if len(set(of_stages)) > 1:
+            yield UnevenCut(tuple(int(at[stop]) for _, stop, _ in taken), of_stages, load_s)
 
 
 def _pinned_groups(

@@ -168,8 +168,6 @@ class StageLives:
         """The tensors of the tasks of a step of micro-batches on one mesh.
 
         Args:
-            graph: The graph of a micro-batch.
-            unit_of: The unit that each node goes with.
             tasks: The tasks, whose order has one stage.
         """
         order = tasks.order
@@ -215,7 +213,6 @@ class StageLives:
         """The bytes of a lane.
 
         Args:
-            runs: What it runs.
             bounds: The stretch of units of each stage of all lanes.
         """
         own = tuple(bounds[stage] for stage in runs.stages)
@@ -235,8 +232,6 @@ class StageLives:
         waits for computes all its gradients as weight gradients if backward passes are split.
 
         Args:
-            own: The stretch of each stage.
-            phases: The phases of these stages.
             turns: The mean turn of each phase.
         """
         spans = [slice(self._begins[start], self._begins[stop]) for start, stop in own]
@@ -363,7 +358,6 @@ class StageLives:
 
 
 def _is_in(units: Numbers, own: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
-    """Test whether units are of some stretches."""
     return np.asarray(np.logical_or.reduce([(units >= a) & (units < b) for a, b in own]))
 
 
@@ -410,8 +404,7 @@ class _Reading:
 
     def _unit(self, task: Task) -> int:
         """The unit of a task; -1 for another name of a tensor."""
-        name = task.name if task.placed is not None else "" if task.comm is None else task.comm.why
-        return self.unit_of.get(name, -1)
+        return self.unit_of.get(task.of_node, -1)
 
     def uses(self) -> Iterator[tuple[Lifetime, tuple[int, int, int, int, int]]]:
         """Each use: its unit, position and part of the step, another unit, and how it counts."""
@@ -431,8 +424,7 @@ class _Reading:
         first: dict[tuple[int, int], str] = {}  # node that runs first of a unit's part
         for at, task in enumerate(tasks):
             unit, part = self._unit(task), parts[task.phase]
-            name = task.name if task.comm is None else task.comm.why
-            is_first = unit >= 0 and first.setdefault((unit, part), name) == name
+            is_first = unit >= 0 and first.setdefault((unit, part), task.of_node) == task.of_node
             for local in task.reads:
                 read = alone.get(self._roots.get(local, local))
                 if read is None or unit < 0:

@@ -1,17 +1,18 @@
-"""The plan of a graph in stages, made from shardings, and what it lacks where it does not fit."""
+"""The plan of a graph in stages, made from shardings, what it costs and what it lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.executors import executor_of
 from partitioner.ir.mesh import DeviceMesh, numbers
 from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.search.outcome import Candidate
 from partitioner.search.stages.figures import Sharding
-from partitioner.solver import Infeasible
+from partitioner.solver import Infeasible, Objective
 from partitioner.solver.joint.shortage import shortage_message
 
 #: A schedule by name, or the rows of its table.
@@ -89,3 +90,14 @@ def _stages_on(plan: Plan, device: int, task: str) -> tuple[int, ...]:
         return (plan.pipeline.stages[plan.nodes[task].group],)
     groups = zip(plan.groups, plan.pipeline.stages, strict=True)
     return tuple(sorted({stage for mesh, stage in groups if device in mesh.devices}))
+
+
+def figure(candidate: Candidate, objective: Objective) -> tuple[int, float]:
+    """Bytes above the limits, then the cost of a step."""
+    evaluation = candidate.evaluation
+    return sum(evaluation.short_bytes.values()), step_cost(evaluation, objective)
+
+
+def step_cost(evaluation: Evaluation, objective: Objective) -> float:
+    """Cost of a step in micro-batches: bytes for the objective memory, else seconds."""
+    return evaluation.cost("memory") if objective == "memory" else evaluation.step_s

@@ -17,8 +17,8 @@ from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages.micro_batch_counts import CountSearch, Trial, usual_trials
 from partitioner.search.ways.model_graphs import ModelGraphs
-from partitioner.search.ways.refusal import Nearly
 from partitioner.search.ways.stage_clock import StageClock
+from partitioner.search.ways.way import Nearly
 from partitioner.search.what_would_fit import Change
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError

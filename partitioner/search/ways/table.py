@@ -17,12 +17,11 @@ from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages.least_step import LeastStep
-from partitioner.search.ways.blocks import InBlocks
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
 from partitioner.search.ways.stage_clock import StageClock
 from partitioner.search.ways.way import FIRST_SHARE, LEAST_SHARE, Way, Weighing, nothing
-from partitioner.search.ways.whole import WholeBatch
+from partitioner.search.ways.whole import InBlocks, WholeBatch
 from partitioner.search.what_would_fit import Change, what_would_fit
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
@@ -148,9 +147,8 @@ class Table:
         is_first = graph is self._first
         request = self.request
         may_offer = request.recompute == "auto" and request.constraints.plan is None
-        offers = None
-        if is_first and self.training and may_offer:
-            offers = self._offered
+        has_offers = is_first and self.training and may_offer
+        offers = (lambda: self.model.offered) if has_offers else None
         at_once = self.model.uncut if self._keeps_blocks else graph
         whole = WholeBatch(graph, self.cluster, spaces, self.clock, offers, at_once)
         name = "the whole batch" if is_first else "the whole batch in another form"
@@ -163,9 +161,6 @@ class Table:
         """Whether a plan in blocks is kept, so that the graph of all blocks is the first."""
         kept = self.request.constraints.plan
         return kept is not None and bool(kept.blocks)
-
-    def _offered(self) -> Graph | None:
-        return self.model.offered
 
     def _whole_would_fit(
         self, graph: Graph, budget: Budget, refusal: Infeasible
@@ -217,7 +212,7 @@ class Table:
     def _least(self, most: int) -> Callable[[int], float]:
         """A bound on steps by their micro-batches, with stages of so many devices at most."""
         if self.request.objective == "memory":
-            return _nothing_known
+            return lambda _count: 0.0  # of bytes nothing is known
         return LeastStep(self.model.uncut, self.cluster, most, waits=self._waits).seconds
 
     @property
@@ -280,8 +275,3 @@ class Table:
             would_fit=blocks.would_fit,
             closed=closed,
         )
-
-
-def _nothing_known(_count: int) -> float:
-    """The bound on the bytes of steps in so many micro-batches."""
-    return 0.0

@@ -14,7 +14,6 @@ from partitioner.foundations import units
 from partitioner.ir.pipeline import PipelineScheduleError
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
-from partitioner.search.ways.refusal import Nearly, joined
 from partitioner.search.what_would_fit import Change
 from partitioner.solver import Infeasible
 from partitioner.solver.work import Work
@@ -39,6 +38,18 @@ WIDE = 0.1
 def nothing(_budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
     """Know no change of the request."""
     return ()
+
+
+class Nearly(Infeasible):
+    """No plan of a way fits the request as it is, but one is known under a change of it.
+
+    Attributes:
+        changes: The changes.
+    """
+
+    def __init__(self, changes: tuple[Change, ...]) -> None:
+        super().__init__("", proven=False)
+        self.changes = changes
 
 
 @dataclass(frozen=True)
@@ -99,7 +110,9 @@ class Weighing:
         order = sorted(range(len(self.ways)), key=self._rank)
         for place, number in enumerate(order):
             way = self.ways[number]
-            if way.closed or self._is_needless(way):
+            # some would only save bytes that nobody is short of
+            is_needless = not self.refused or (way.rung > 1 and bool(self.found))
+            if way.closed or (way.rung > 0 and is_needless):
                 continue
             if way.bound >= self._enough:
                 self.bounds[number] = way.bound
@@ -129,10 +142,6 @@ class Weighing:
     def _enough(self) -> float:
         """The bound from which on a way is not worth a search."""
         return (1 - self.budget.gap) * self._known
-
-    def _is_needless(self, way: Way) -> bool:
-        """Tell whether a way would only save bytes that nobody is short of."""
-        return way.rung > 0 and (not self.refused or (way.rung > 1 and bool(self.found)))
 
     def _search(self, number: int, after: Sequence[int]) -> None:
         """Search a way with its share of the clock; the steps of each way are its own."""
@@ -207,7 +216,8 @@ class Weighing:
         """The best plan, with a certificate over all ways that were weighed."""
         number = min(self.found, key=self._cost)
         best = replace(self.found[number].noted(*self._others(number)), more=None)
-        refused = self._refused_in_words()
+        unproven = (number for number, why in self.refused.items() if not why.proven)
+        refused = [f"{self.ways[number].name} (no plan was found to fit)" for number in unproven]
         if len(self.found) == 1 and not self.bounds and not refused:
             return best
         certificate = best.plan.certificate
@@ -227,7 +237,9 @@ class Weighing:
         stopped = [one.plan.certificate for one in self.found.values()]
         if is_open and (self.late or any(one and one.status == "time_limit" for one in stopped)):
             status = "time_limit"
-        certificate = replace(certificate, bound=bound, status=status, space=_joined(spaces))
+        certificate = replace(
+            certificate, bound=bound, status=status, space=", ".join(dict.fromkeys(spaces))
+        )
         outcome = replace(best, plan=replace(best.plan, certificate=certificate))
         others = [plan for one in self.found.values() for plan in one.candidates]
         failed = dict.fromkeys(one for each in self.found.values() for one in each.failed)
@@ -264,11 +276,6 @@ class Weighing:
             texts.append(f"{name} ({why})")
         return texts
 
-    def _refused_in_words(self) -> list[str]:
-        """The ways of which no plan was found to fit, without a proof that there is none."""
-        unproven = (number for number, why in self.refused.items() if not why.proven)
-        return [f"{self.ways[number].name} (no plan was found to fit)" for number in unproven]
-
     def _refusal(self) -> Infeasible | Impossible:
         """The refusal of all ways, with the changes under which one of them fits."""
         if not self.refused or 0 in self.impossible:
@@ -290,5 +297,23 @@ class Weighing:
         return joined(tuple(self.refused.values()), changes, left)
 
 
-def _joined(spaces: Sequence[str]) -> str:
-    return ", ".join(dict.fromkeys(spaces))
+def joined(
+    refusals: Sequence[Infeasible], changes: Sequence[Change], left: Sequence[str]
+) -> Infeasible:
+    """The refusal of all ways.
+
+    Args:
+        refusals: Those of the ways that were searched; at least one.
+        changes: Under which plans are known. Of several limits of memory the least is said.
+        left: Why other ways were not searched, a clause each.
+    """
+    short = [refusal for refusal in refusals if refusal.device is not None]
+    nearest = min(short, key=lambda refusal: refusal.bytes_short, default=refusals[0])
+    clauses = [str(one) for one in refusals if one is not nearest and one.device is None]
+    clauses = [*(text for text in clauses if text), *left]
+    least = min((c.memory_bytes for c in changes if c.memory_bytes is not None), default=None)
+    kept = (c.text for c in changes if c.memory_bytes in (None, least))
+    ways = tuple(dict.fromkeys(kept))
+    fits = f"; it fits {' or '.join(ways)}" if ways else ""
+    text = "; ".join([f"{nearest}{fits}", *dict.fromkeys(clauses)])
+    return nearest.saying(text, ways)

@@ -294,10 +294,11 @@ def parse_split(data: Any) -> Split:
     """
     if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in _KEYS):
         raise FormatError('not an object with the lists "fpgas" and "cpus"')
-    by_key = {
+    by_key: dict[str, list[Any]] = {
         key: [e.get("nodes") if isinstance(e, dict) else None for e in data[key]] for key in _KEYS
     }
     for key, nodes in ((key, nodes) for key, lists in by_key.items() for nodes in lists):
         if not isinstance(nodes, list) or set(map(type, nodes)) - {int}:
             raise FormatError(f'an entry of "{key}" has no list "nodes" of whole numbers')
-    return Split(*(tuple(map(tuple, by_key[key])) for key in _KEYS))
+    fpgas, cpus = (tuple(tuple(nodes) for nodes in by_key[key]) for key in _KEYS)
+    return Split(fpgas, cpus)

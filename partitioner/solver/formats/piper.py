@@ -49,7 +49,17 @@ def parse(data: Any) -> StageGraph:
     if not bandwidth:
         raise FormatError("'bandwidth' is 0")
     nodes = by_id(top)
-    edges = _edges(top, nodes)
+    edges: dict[tuple[int, int], float] = {}
+    for edge in objects(top, "edges"):
+        ends = edge.get("sourceId"), edge.get("destId")
+        for end in ends:
+            if not isinstance(end, int) or end not in nodes:
+                raise FormatError(f"the edge from {ends[0]!r} to {ends[1]!r} has no node {end!r}")
+        source, target = int(edge["sourceId"]), int(edge["destId"])
+        where = f"the edge from {source} to {target}"
+        if (source, target) in edges:
+            raise FormatError(f"{where} appears twice")
+        edges[source, target] = number(edge, "communicationCost", where)
     before: dict[int, list[int]] = {name: [] for name in nodes}
     after: dict[int, list[int]] = {name: [] for name in nodes}
     for source, target in edges:
@@ -68,23 +78,6 @@ def parse(data: Any) -> StageGraph:
         nodes={v: _shards(v, nodes[v], before[v], after[v]) for v in order},
         edges=edges,
     )
-
-
-def _edges(
-    top: Mapping[str, Any], nodes: Mapping[int, Mapping[str, Any]]
-) -> dict[tuple[int, int], float]:
-    edges: dict[tuple[int, int], float] = {}
-    for edge in objects(top, "edges"):
-        ends = edge.get("sourceId"), edge.get("destId")
-        for end in ends:
-            if not isinstance(end, int) or end not in nodes:
-                raise FormatError(f"the edge from {ends[0]!r} to {ends[1]!r} has no node {end!r}")
-        source, target = int(edge["sourceId"]), int(edge["destId"])
-        where = f"the edge from {source} to {target}"
-        if (source, target) in edges:
-            raise FormatError(f"{where} appears twice")
-        edges[source, target] = number(edge, "communicationCost", where)
-    return edges
 
 
 def _shards(

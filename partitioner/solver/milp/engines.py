@@ -106,13 +106,10 @@ def solve_milp(
     """Solve with one thread and, where the solver takes one, a fixed seed; silently.
 
     Args:
-        milp: The program.
         work: Steps left for nodes of branch and bound; the root is always solved. Solvers other
             than HiGHS count no nodes: they have the seconds that the steps usually take.
-        gap: Relative gap at which the solver may stop.
         start: Values of the integer columns to start from; HiGHS completes them, other solvers
             start from nothing.
-        engine: The solver.
 
     Raises:
         SolverError: A solver other than HiGHS fails.
@@ -134,10 +131,7 @@ def solve_milp(
 
 
 def find(name: str) -> Engine:
-    """The solver of a name, in small or capital letters.
-
-    Args:
-        name: "highs", a solver's name like "cbc" or "gurobi", or PuLP's own, like "SCIP_CMD".
+    """The solver of a name like "highs", "cbc" or "Gurobi", or of PuLP's own, like "SCIP_CMD".
 
     Raises:
         EngineError: There is none of this name, or it is not on this machine.

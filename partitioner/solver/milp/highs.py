@@ -62,21 +62,10 @@ def solve_with_highs(
     }
     if branches is not None:
         options["mip_max_nodes"] = branches
-    solve = _solved_through_pulp if len(milp.cost) <= MOST_PULP_COLUMNS else _solved_as_arrays
-    return _result(milp, solve(milp, options, start or {}))
-
-
-def _solved_through_pulp(
-    milp: Milp, options: Mapping[str, object], start: Mapping[int, float]
-) -> Any:
-    """HiGHS after its run, called by PuLP."""
-    problem = to_pulp(milp)
-    problem.solve(_pulp_highs()(options, start))
-    return problem.solverModel
-
-
-def _solved_as_arrays(milp: Milp, options: Mapping[str, object], start: Mapping[int, float]) -> Any:
-    """HiGHS after its run, without PuLP."""
+    if len(milp.cost) <= MOST_PULP_COLUMNS:
+        problem = to_pulp(milp)
+        problem.solve(_pulp_highs()(options, start or {}))
+        return _result(milp, problem.solverModel)
     solver = _configured(options)
     solver.passModel(
         _program(
@@ -84,8 +73,8 @@ def _solved_as_arrays(milp: Milp, options: Mapping[str, object], start: Mapping[
             [(row.columns, row.values, row.sense, row.side) for row in milp.rows],
         )
     )
-    _run(solver, start)
-    return solver
+    _run(solver, start or {})
+    return _result(milp, solver)
 
 
 @cache
@@ -154,12 +143,7 @@ def _program(
     columns: Sequence[tuple[float, float, float, bool]],
     rows: Sequence[tuple[Sequence[int], Iterable[float], int, float]],
 ) -> Any:
-    """Lay out a program for HiGHS.
-
-    Args:
-        columns: Cost, lower and upper bound of each, and whether it is integral.
-        rows: Columns, values, sense and side of each.
-    """
+    """A program for HiGHS, of (cost, lower, upper, integral) and (columns, values, sense, side)."""
     import highspy
 
     lp = highspy.HighsLp()

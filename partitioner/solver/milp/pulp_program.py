@@ -50,11 +50,9 @@ def program_format(path: Path) -> Literal["lp", "mps"] | None:
 
 
 def write_program(milp: Milp, path: Path) -> None:
-    """Write a program for other solvers, whole or not at all; gzipped if the name ends in `.gz`.
+    """Write a program with its names, whole or not at all; gzipped if the name ends in `.gz`.
 
-    Args:
-        milp: The program; columns and rows that have names have them in the file, too.
-        path: `.lp` is CPLEX's LP format, every other name MPS.
+    `.lp` is CPLEX's LP format, every other name MPS.
 
     Raises:
         FileError: The file cannot be written.
@@ -111,14 +109,7 @@ _WHOLE_SECONDS = ("GLPK_CMD",)
 def solve_with_pulp(
     milp: Milp, solver_name: str, label: str, time_limit_s: float, gap: float
 ) -> MilpResult:
-    """Solve with a solver that PuLP drives, with one thread where it takes that option, silently.
-
-    Args:
-        milp: The program.
-        solver_name: PuLP's name of the solver.
-        label: Its name in errors.
-        time_limit_s: Wall-clock limit.
-        gap: Relative gap at which the solver may stop.
+    """Solve with a solver of PuLP's, with one thread where it takes that option, silently.
 
     Raises:
         SolverError: The solver fails.

@@ -51,17 +51,12 @@ class Offer:
 
 @dataclass(frozen=True)
 class Triggers:
-    """The items of a problem by what triggers them, less those without cost and bytes that count.
+    """The items that cost something, or whose bytes count, by what triggers them."""
 
-    Attributes:
-        private: For each node and choice the items that it alone brings about.
-        on_edge: For each edge the items without bytes that it alone triggers.
-        offers: All other items.
-    """
-
+    #: For each node and choice the items that it alone brings about.
     private: tuple[tuple[tuple[int, ...], ...], ...]
-    on_edge: tuple[frozenset[int], ...]
-    offers: tuple[Offer, ...]
+    on_edge: tuple[frozenset[int], ...]  #: By edge, those without bytes that it alone triggers.
+    offers: tuple[Offer, ...]  #: All other items.
 
 
 def span_of(problem: Problem, item: int) -> Span | None:

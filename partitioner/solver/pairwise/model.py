@@ -108,24 +108,15 @@ class Graph(NamedTuple):
     """Strategies, and every edge as two arcs; the arcs of a node ascend by the other end.
 
     A named tuple, because compiled functions take one as it is.
-
-    Attributes:
-        offsets: First strategy of each node, and the number of all; (nodes + 1,).
-        unary: Cost of each strategy, infinite only until `prune`; (strategies,).
-        starts: First arc of each node, and the number of all; (nodes + 1,).
-        heads: Node that the arc leads to; (arcs,).
-        back: The arc of the other direction; (arcs,).
-        tables: First entry of the arc's table, (strategies of tail, of head) row-major; (arcs,).
-        entries: Cost of each pair; infinite where forbidden.
     """
 
-    offsets: Ints
-    unary: Floats
-    starts: Ints
-    heads: Ints
-    back: Ints
-    tables: Ints
-    entries: Floats
+    offsets: Ints  #: First strategy of each node, and the number of all; (nodes + 1,).
+    unary: Floats  #: Cost of each strategy, infinite only until `prune`; (strategies,).
+    starts: Ints  #: First arc of each node, and the number of all; (nodes + 1,).
+    heads: Ints  #: Node that the arc leads to; (arcs,).
+    back: Ints  #: The arc of the other direction; (arcs,).
+    tables: Ints  #: First entry of the arc's table, (of tail, of head) row-major; (arcs,).
+    entries: Floats  #: Cost of each pair; infinite where forbidden.
 
     @property
     def nodes(self) -> int:

@@ -58,12 +58,12 @@ def contiguous_plans(
         return []
     blocks = _blocks(problem, [(n,) for n in range(len(problem.nodes))] if parts is None else parts)
     # positions at which intervals are held against the limits
-    positions = {len(problem.nodes) - 1}
+    held_at = {len(problem.nodes) - 1}
     for chosen in picks.values():
         outcome = evaluate_choices(problem, chosen)
         fullest = max(range(problem.devices), key=outcome.peak_bytes.__getitem__)
-        positions.add(outcome.peak_position[fullest])
-    positions = tuple(sorted(positions))
+        held_at.add(outcome.peak_position[fullest])
+    positions = tuple(sorted(held_at))
     loads = []
     for members in classes:
         # one group of each class that the rest may be on while the first one runs an interval
@@ -249,10 +249,7 @@ class Charges:
 def summed(rectangles: Ints, parts: Floats, count: int) -> Floats:
     """[entry, i, j]: the sum of the parts whose rectangle has (i, j); (width, count, count).
 
-    Args:
-        rectangles: As `Rectangle`; (charges, 5).
-        parts: The vector that each adds; (charges, width).
-        count: How many blocks there are.
+    Rectangles are (charges, 5), the vectors that they add (charges, width).
     """
     sign, start, start_end, stop, stop_end = rectangles.T
     change = np.zeros((parts.shape[1], count + 1, count + 1))

@@ -193,17 +193,9 @@ def split(
     limit_s: float,
     together: Iterable[Collection[int]] = (),
 ) -> Splits | None:
-    """All splits of some nodes between two devices that may stay within the limit.
+    """All splits of some nodes between two devices, none of use above the limit; None: too large.
 
-    Args:
-        first: Of device a.
-        second: Of device b.
-        order: Nodes that the two hold, in an order in which few wait for one another.
-        limit_s: No split above it is of use.
-        together: The other nodes that they hold, in sets that stay whole.
-
-    Returns:
-        None if the tables would be too large.
+    In `order` few nodes wait for one another; all others that the two hold stay `together` in sets.
     """
     unit = {node: min(nodes) for nodes in together for node in nodes}
     if unit:

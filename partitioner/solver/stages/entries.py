@@ -9,7 +9,7 @@ that takes more devices must have more room.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -75,7 +75,21 @@ def lay_out(problem: StageProblem) -> tuple[Space, Entries]:
     keys = [(o.pool, o.devices, o.degree) for o in problem.options]
     order = sorted(set(keys))
     of = tuple(order.index(key) for key in keys)
-    entries = join(list(_by_option(problem, of, upper, most)))
+    # by devices, less those that are useless beside earlier ones: where an option of the same pool
+    # and degree, on as few devices, is as fast and has room for everything, as in most intervals
+    largest = most if problem.most_degrees is None else min(most, problem.most_degrees)
+    fastest: dict[tuple[int, int], Floats] = {}
+    parts = []
+    for index in sorted(range(len(of)), key=of.__getitem__):
+        option = problem.options[index]
+        if option.devices > problem.pools[option.pool].devices:
+            continue
+        least = fastest.setdefault((option.pool, option.degree), np.full(len(upper), np.inf))
+        part = _entries(problem, option, of[index], upper, most, least)
+        roomy = part.room == largest
+        np.minimum.at(least, part.cell[roomy], part.load_s[roomy])
+        parts.append(part)
+    entries = join(parts)
     coupled = bool((entries.room < most).any())
     classes: dict[tuple[int, int], list[int]] = {}
     for group, key in enumerate(order):
@@ -93,28 +107,6 @@ def join(parts: Sequence[Entries]) -> Entries:
     parts = parts or [Entries(none, none, none, np.zeros(0))]
     columns = ([getattr(part, field.name) for part in parts] for field in fields(Entries))
     return Entries(*map(np.concatenate, columns))
-
-
-def _by_option(
-    problem: StageProblem, of: Sequence[int], upper: Ints, most: int
-) -> Iterator[Entries]:
-    """The entries of each option, by devices, less those that are useless beside earlier ones.
-
-    That is where an option of the same pool and degree, on as few devices, is as fast and has
-    room for everything: in most intervals, if memory is plenty.
-    """
-    largest = most if problem.most_degrees is None else min(most, problem.most_degrees)
-    fastest: dict[tuple[int, int], Floats] = {}
-    for index in sorted(range(len(of)), key=of.__getitem__):
-        option = problem.options[index]
-        if option.devices > problem.pools[option.pool].devices:
-            continue
-        key = option.pool, option.degree
-        least = fastest.setdefault(key, np.full(len(upper), np.inf))
-        part = _entries(problem, option, of[index], upper, most, least)
-        roomy = part.room == largest
-        np.minimum.at(least, part.cell[roomy], part.load_s[roomy])
-        yield part
 
 
 def _entries(

@@ -19,14 +19,15 @@ from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.outcome import Infeasible, Status, relative_gap
 from partitioner.solver.stages.cut import cut_stages, find_cut
 from partitioner.solver.stages.cut_orders import first_orders, random_order
-from partitioner.solver.stages.downsets import (
+from partitioner.solver.stages.graph import (
     Downset,
     Layout,
+    PlannedStage,
+    StageGraph,
     around,
     between,
     enumerate_downsets,
 )
-from partitioner.solver.stages.graph import PlannedStage, StageGraph
 from partitioner.solver.stages.graph_bound import bound_plans
 from partitioner.solver.stages.packed import StageSeconds, first_ranges
 from partitioner.solver.work import Work

@@ -18,7 +18,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from partitioner.solver.stages.model import Floats, Ints
+from partitioner.solver.stages.model import Bools, Floats, Ints
 
 #: (seconds, bytes) of each way of one thing.
 Ways = tuple[tuple[float, float], ...]
@@ -78,6 +78,41 @@ class _Group:
     seconds: Floats  #: Of each choice for all of them, less the fastest's; (choices,).
     saved: Floats  #: Bytes that each choice saves beside the fastest; (choices,).
     ways: tuple[tuple[int, ...], ...]  #: Of each choice, one way a thing.
+
+
+def relaxed(
+    lost: Floats, saved: Floats, before: Floats | Bools, pairs: Ints, need: Floats
+) -> tuple[Floats, Floats]:
+    """Least seconds that the things of some stretches lose to save so many bytes, by steps.
+
+    Args:
+        lost, saved: Seconds that each step loses and bytes that it saves, the cheapest byte first.
+        before: Whether each step is of a thing before each position; (positions, steps).
+        pairs: Positions at which each stretch starts and stops; (2, stretches).
+        need: Bytes that each saves; (stretches,).
+
+    Returns:
+        The seconds with the last step in part, the least of all, and with it whole, those of a
+        choice; infinite where so many cannot be saved.
+    """
+    lost_by, saved_by = (
+        np.pad(np.cumsum(before * values, axis=1), ((0, 0), (1, 0))) for values in (lost, saved)
+    )
+    start, stop = pairs
+    fits = need <= saved_by[stop, -1] - saved_by[start, -1]
+    lower, upper = np.where(fits, 0.0, np.inf), np.where(fits, 0.0, np.inf)
+    lack = np.flatnonzero(fits & (need > 0))
+    i, j, wanted = start[lack], stop[lack], need[lack]
+    low, high = np.zeros(len(lack), dtype=np.int64), np.full(len(lack), len(lost))
+    while (low + 1 < high).any():  # the first `low` steps do not save enough, the first `high` do
+        middle = (low + high) // 2
+        enough = saved_by[j, middle] - saved_by[i, middle] >= wanted
+        high, low = np.where(enough, middle, high), np.where(enough, low, middle)
+    if len(lack):
+        part = (wanted - (saved_by[j, low] - saved_by[i, low])) / saved[high - 1]
+        lower[lack] = lost_by[j, low] - lost_by[i, low] + lost[high - 1] * part
+        upper[lack] = lost_by[j, high] - lost_by[i, high]
+    return lower, upper
 
 
 def pack(things: Sequence[Ways], limit_bytes: float) -> Packed | None:

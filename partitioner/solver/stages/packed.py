@@ -20,9 +20,8 @@ from typing import Literal
 
 import numpy as np
 
-from partitioner.solver.stages.downsets import Downset, Layout
-from partitioner.solver.stages.graph import Config, PlannedStage, StageGraph
-from partitioner.solver.stages.knapsack import Packed, Ways, pack, steps
+from partitioner.solver.stages.graph import Config, Downset, Layout, PlannedStage, StageGraph
+from partitioner.solver.stages.knapsack import Packed, Ways, pack, relaxed, steps
 from partitioner.solver.stages.model import Cut, Floats, Pool, StageOption, StageProblem, flights
 from partitioner.solver.work import Work
 
@@ -230,7 +229,6 @@ def relax(layout: Layout, tensor: int, many: int) -> tuple[Floats, Floats]:
     present = frozenset(v for v, shards in graph.nodes.items() if tensor in shards)
     tables = node_ways(graph, present, tensor, many)
     fast = [min(tables[v]) if v in tables else (0.0, 0.0) for v in graph.nodes]
-    start, stop = layout.pairs
     time_s, held = (layout.sums([way[axis] for way in fast]) for axis in (0, 1))
     need = held - graph.limit_bytes
     taken = sorted(
@@ -242,25 +240,9 @@ def relax(layout: Layout, tensor: int, many: int) -> tuple[Floats, Floats]:
         key=lambda step: step[0] / step[1],
     )
     lost, saved = np.array([step[:2] for step in taken]).reshape(-1, 2).T
-    there = layout.has[:, [column for _, _, column in taken]]
-    lost_by, saved_by = (
-        np.pad(np.cumsum(there * values, axis=1), ((0, 0), (1, 0))) for values in (lost, saved)
-    )
-    fits = need <= saved_by[stop, -1] - saved_by[start, -1]
-    lack = np.flatnonzero(fits & (need > 0))
-    i, j, wanted = start[lack], stop[lack], need[lack]
-    low, high = np.zeros(len(lack), dtype=np.int64), np.full(len(lack), len(taken))
-    while (low + 1 < high).any():  # the first `low` steps do not save enough, the first `high` do
-        middle = (low + high) // 2
-        enough = saved_by[j, middle] - saved_by[i, middle] >= wanted
-        high, low = np.where(enough, middle, high), np.where(enough, low, middle)
-    before = saved_by[j, low] - saved_by[i, low]
-    spent = lost_by[j, low] - lost_by[i, low]
-    lower, upper = np.where(fits, time_s, np.inf), np.where(fits, time_s, np.inf)
-    if len(lack):
-        part = spent + lost[high - 1] * ((wanted - before) / saved[high - 1])
-        lower[lack] += part * (1 - ROUNDING) - time_s[lack] * ROUNDING
-        upper[lack] += lost_by[j, high] - lost_by[i, high]
+    before = layout.has[:, [column for _, _, column in taken]]
+    least, most = relaxed(lost, saved, before, np.array(layout.pairs), need)
+    lower, upper = (time_s + least) * np.where(need > 0, 1 - ROUNDING, 1.0), time_s + most
     absent = layout.missing(tensor)
     lower[absent], upper[absent] = np.inf, np.inf
     return lower, upper

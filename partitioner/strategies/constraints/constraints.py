@@ -16,8 +16,14 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.loads import Loads
 from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import PlacedNode, Plan, PlanError, check_graph, resolve_node
-from partitioner.strategies.constraints.reading import placements, tables
-from partitioner.strategies.constraints.values import Along, ConstraintError, NamedDims, Pin
+from partitioner.strategies.constraints.values import (
+    Along,
+    ConstraintError,
+    NamedDims,
+    Pin,
+    placements,
+    tables,
+)
 
 #: By mesh axis and node, the factors that the node is cut along over the axis, see `Constraints`.
 Busy = Mapping[str, Mapping[str, frozenset[str]]]

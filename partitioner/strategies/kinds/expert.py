@@ -216,24 +216,22 @@ def expert_lists(graph: Graph) -> tuple[ExpertList, ...]:
             if known.intersection(node.reads):
                 known.update(node.writes)
     both = frozenset(fed & weighed)
-    for path, numbered in _lists(graph).items():
+    # by path of a list of several members, the number of the member of each of its weights
+    lists: dict[str, dict[str, int]] = defaultdict(dict)
+    for value in (value for value in graph.types if _is_weight(graph, value)):
+        parts = value.split(".")
+        for depth, part in enumerate(parts[:-1]):
+            if part.isdecimal():
+                lists[".".join(parts[:depth])][value] = int(part)
+    for path, numbered in lists.items():
+        if len(set(numbered.values())) < 2:
+            continue
         numbers = {number: place for place, number in enumerate(sorted(set(numbered.values())))}
         owners = {value: numbers[number] for value, number in numbered.items()}
         members = _Members.of(graph, owners, len(numbers))
         if members is not None and members.are_chosen(both):
             found.append(ExpertList(path, members.nodes()))
     return tuple(found)
-
-
-def _lists(graph: Graph) -> Mapping[str, Mapping[str, int]]:
-    """By path of a list of several members, the number of the member of each of its weights."""
-    lists: dict[str, dict[str, int]] = defaultdict(dict)
-    for value in (value for value in graph.types if _is_weight(graph, value)):
-        parts = value.split(".")
-        for place, part in enumerate(parts[:-1]):
-            if part.isdecimal():
-                lists[".".join(parts[:place])][value] = int(part)
-    return {path: values for path, values in lists.items() if len(set(values.values())) > 1}
 
 
 def _is_weight(graph: Graph, value: str) -> bool:
@@ -297,17 +295,7 @@ class _Members:
 
     def are_chosen(self, weighed: frozenset[str]) -> bool:
         """Tell whether a router gives each member, or all of their results together, a weight."""
-        routed = self._routed(weighed)
-        readers: dict[str, set[int]] = defaultdict(set)
-        for node in _forward(self.graph):
-            if (place := self.owner.get(node.name)) is not None:
-                for value in routed.intersection(node.reads):
-                    readers[value].add(place)
-        own = {place for places in readers.values() if len(places) == 1 for place in places}
-        return len(own) == self.count or self._are_weighed_together(routed)
-
-    def _routed(self, weighed: frozenset[str]) -> set[str]:
-        """Values that depend on no member, and on a value with an element for each of them."""
+        # values that depend on no member, and on a value with an element for each of them
         routed: set[str] = set()
         for node in _forward(self.graph):
             for value in node.writes:
@@ -315,7 +303,13 @@ class _Members:
                 has_one = self.count in self.graph.types[value].shape
                 if is_plain and (has_one or not routed.isdisjoint(node.reads)):
                     routed.add(value)
-        return routed
+        readers: dict[str, set[int]] = defaultdict(set)
+        for node in _forward(self.graph):
+            if (place := self.owner.get(node.name)) is not None:
+                for value in routed.intersection(node.reads):
+                    readers[value].add(place)
+        own = {place for places in readers.values() if len(places) == 1 for place in places}
+        return len(own) == self.count or self._are_weighed_together(routed)
 
     def _are_weighed_together(self, routed: set[str]) -> bool:
         """Tell whether one value of what all members give is multiplied by weights of all."""

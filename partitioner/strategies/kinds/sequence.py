@@ -9,8 +9,6 @@ in parts (`rewrites.keys`): the sequence is the cache's, and these are cut along
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 from partitioner.ir.graph import Graph
 from partitioner.ir.loops.windows import Parts
 from partitioner.ir.ops import row_of, rule_of
@@ -68,7 +66,14 @@ def sequence_constraints(asked: Asked) -> Constraints:
         )
     reached = (n for n in depending(asked.graph, sequence) if n in sequence.factors)
     kept = (asked.graph.producers[n].name for n in sequence.inputs if n in asked.graph.producers)
-    nodes = {**_factors(asked.graph, sequence, (*reached, *kept))}
+    # factors to be cut of each of these nodes; none, which are any, where the sequence breaks
+    nodes: dict[str, frozenset[str]] = {}
+    for name in (*reached, *kept):
+        rule = rule_of(asked.graph, asked.graph.by_name[name])
+        windows = rule.windows.items() if isinstance(rule, Rule) else ()
+        parts = frozenset(factor for (_, factor), at in windows if isinstance(at, Parts))
+        own = frozenset() if name in sequence.broken else sequence.factors.get(name, frozenset())
+        nodes[name] = parts or own
     for node in asked.graph.nodes:  # what is sent round a ring lies in parts, as an alias too
         row, maker = row_of(node), asked.graph.producers.get(node.reads[0]) if node.reads else None
         if row is not None and row.ahead and maker is not None and maker.name not in nodes:
@@ -86,23 +91,6 @@ def ring_constraints(asked: Asked) -> Constraints:
     if asked.size > 1 and not any(node.op == STEP for node in asked.graph.nodes):
         raise ConstraintError(f"parallel {RING} is for plans that compile makes: give {SEQUENCE}")
     return sequence_constraints(asked)
-
-
-def _factors(
-    graph: Graph, sequence: Followed, nodes: Iterable[str]
-) -> Mapping[str, frozenset[str]]:
-    """Factors to be cut of each of these nodes; none, which are any, where the sequence breaks.
-
-    Of nodes that work on a sequence in parts, those are cut.
-    """
-    factors = {}
-    for name in nodes:
-        rule = rule_of(graph, graph.by_name[name])
-        windows = rule.windows.items() if isinstance(rule, Rule) else ()
-        parts = frozenset(factor for (_, factor), at in windows if isinstance(at, Parts))
-        whole = frozenset() if name in sequence.broken else sequence.factors.get(name, frozenset())
-        factors[name] = parts or whole
-    return factors
 
 
 def sequence_notes(asked: Asked, plan: Plan) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 import partitioner
 from helpers import factories
+from partitioner.api.compiled.folder import rank_files
 from partitioner.api.compiled.module import ModuleProgram
-from partitioner.api.compiled.rank_files import rank_files
 from partitioner.api.verify.compare import VerificationError
 from partitioner.api.verify.module import random_arguments, verify_module
 from partitioner.backends.errors import BackendError

@@ -16,8 +16,8 @@ from helpers.plans.profiled import write_profile
 from partitioner import examples
 from partitioner.api.compiled import base
 from partitioner.api.compiled.base import Compiled
+from partitioner.api.compiled.folder import rank_files
 from partitioner.api.compiled.module import ModuleProgram
-from partitioner.api.compiled.rank_files import rank_files
 from partitioner.backends.errors import BackendError
 from partitioner.backends.observed import MeasuredRank, MeasuredTask
 from partitioner.backends.torch import local as torch_local

@@ -16,8 +16,8 @@ from torch import nn
 import partitioner
 from partitioner.api.compiled.base import Compiled
 from partitioner.api.profiling.candidates import candidates
-from partitioner.api.profiling.device import Device, LastCache, last_cache
 from partitioner.api.profiling.profile import profile
+from partitioner.api.profiling.rank import Device, LastCache, last_cache
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.measuring import timing as torch_timing
 from partitioner.backends.torch.measuring.clocks import StreamClock, timed_run
@@ -54,7 +54,7 @@ def test_processes_drive_all_else_out_of_the_last_cache_that_they_share(
     monkeypatch: pytest.MonkeyPatch, share: float, processes: int, nbytes: int
 ) -> None:
     cache = LastCache(3 * 2**26, share)
-    monkeypatch.setattr("partitioner.api.profiling.device.last_cache", lambda: cache)
+    monkeypatch.setattr("partitioner.api.profiling.rank.last_cache", lambda: cache)
     device = Device.of("cpu")
     device.evict(processes)
     assert device.others.count_nonzero() == nbytes, "at least 64 MiB"

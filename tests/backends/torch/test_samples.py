@@ -205,7 +205,9 @@ def of_ranks(traced: TracedModule, inputs: Sequence[Tensor], devices: int) -> di
     ranks = AllRanks(lowered(graph, forced_plan(graph, devices), devices), graph)
     step = ranks.step(traced.signature.feed(tuple(inputs), {}, 0), traced.stored_values())
     values: Mapping[str, Tensor] = {**step.results, **step.gradients}
-    named = {f"result {i}": values[name] for i, name in enumerate(traced.traced.results) if name}
+    named = {
+        f"result {i}": values[name] for i, name in enumerate(traced.traced.call.results) if name
+    }
     gradients = traced.traced.gradients
     return named | ({"gradient": values[gradients["weight"]]} if "weight" in gradients else {})
 

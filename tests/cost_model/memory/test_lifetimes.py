@@ -10,9 +10,8 @@ from partitioner.cost_model.memory.lifetimes import (
     exact_lifetimes,
     loaded_lifetimes,
     safe_lifetimes,
-    usage_curves,
 )
-from partitioner.cost_model.memory.peaks import MemoryPeak, Peaks, peak_bytes
+from partitioner.cost_model.memory.lives import MemoryPeak, Peaks, StepLives, peak_bytes
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.task_list import schedule as scheduled
 from partitioner.cost_model.schedule.tasks import Task
@@ -25,11 +24,11 @@ from partitioner.ir.types import TensorType
 
 
 def exact_curve(schedule: Schedule, device: int = 0) -> list[int]:
-    return list(usage_curves(schedule, exact_lifetimes(schedule))[device])
+    return list(StepLives.of(schedule, exact_lifetimes(schedule)).curves()[device])
 
 
 def safe_curve(schedule: Schedule, device: int = 0) -> list[int]:
-    return list(usage_curves(schedule, safe_lifetimes(schedule))[device])
+    return list(StepLives.of(schedule, safe_lifetimes(schedule)).curves()[device])
 
 
 def test_a_chain_holds_two_values_at_a_time() -> None:

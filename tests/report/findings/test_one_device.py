@@ -13,7 +13,7 @@ from partitioner import examples
 from partitioner.api.compiled.base import Compiled
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.evaluate import best_single
-from partitioner.cost_model.memory.peaks import MemoryPeak
+from partitioner.cost_model.memory.lives import MemoryPeak
 from partitioner.foundations import units
 from partitioner.report.card import card
 from partitioner.report.findings.one_device import OneDevice

@@ -24,12 +24,10 @@ from partitioner.ir.plan import Plan, resolve
 from partitioner.problem.folding import Folded, fold
 from partitioner.search.levels import stretches
 from partitioner.search.levels.axis_sharder import AxisSharder
-from partitioner.search.levels.decode import decisions, groups
 from partitioner.search.levels.mesh_sharder import Sharder
 from partitioner.search.levels.meshes import DevicePool, device_pools, layouts, sizes
-from partitioner.search.levels.split_axes import SplitAxesSpace, axes_meshes
-from partitioner.search.levels.staged import cheapest_staged
-from partitioner.search.levels.stages import Staged, search_levels
+from partitioner.search.levels.staged import SplitAxesSpace, StagesSpace, axes_meshes
+from partitioner.search.levels.stages import Staged, StageSearch
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, evaluate_choices
 from partitioner.solver.stages import Pool, StageOption, StageProblem, evaluate_cut
@@ -44,12 +42,12 @@ def mlp(layers: int = 24, hidden: int = 1024, batch: int = 64) -> onnx.ModelProt
 def searched(graph: Graph, cluster: Cluster, strategy: str = "auto", gap: float = 0.01) -> Staged:
     budget = Budget.of(Request(time_limit_s=60, gap=gap))
     rules = Rules.of(graph)
-    return search_levels(graph, rules, cluster, layouts(cluster, strategy, None), budget)[0]
+    sharder = Sharder.of(graph, rules, cluster, budget)
+    return StageSearch(sharder, layouts(cluster, strategy, None), budget).run()[0]
 
 
 def plan_of(staged: Staged, cluster: Cluster) -> Plan:
-    meshes = groups(staged, cluster)
-    used, nodes = decisions(staged, meshes)
+    used, nodes = staged.decisions(staged.groups(cluster))
     return Plan(staged.folded.whole.digest, cluster.to_data(), used, nodes)
 
 
@@ -71,10 +69,10 @@ def test_the_search_counts_no_less_than_the_referee(
     staged = searched(graph, cluster, strategy)
     exact = evaluate(graph, plan_of(staged, cluster), cluster)
     assert exact.step_s <= staged.cut.load_s * (1 + 1e-9)
-    for option, mesh in zip(staged.options, groups(staged, cluster), strict=True):
+    for option, mesh in zip(staged.options, staged.groups(cluster), strict=True):
         assert option.layout.mesh.size() == mesh.size()
         assert exact.compute_s[mesh.devices[0]] > 0
-    assert exact.devices_used == sum(mesh.size() for mesh in groups(staged, cluster))
+    assert exact.devices_used == sum(mesh.size() for mesh in staged.groups(cluster))
     assert staged.bound_s <= exact.step_s * (1 + 1e-9)
 
 
@@ -152,9 +150,10 @@ def test_stages_hold_what_they_send_and_receive() -> None:
     meshes, budget = layouts(cluster, "auto", None), Budget.of(Request())
     stages = 0
     short = 0
-    for staged in search_levels(graph, Rules.of(graph), cluster, meshes, budget):
+    sharder = Sharder.of(graph, Rules.of(graph), cluster, budget)
+    for staged in StageSearch(sharder, meshes, budget).run():
         exact = evaluate(graph, plan_of(staged, cluster), cluster)
-        placed = zip(staged.cut.stages, staged.options, groups(staged, cluster), strict=True)
+        placed = zip(staged.cut.stages, staged.options, staged.groups(cluster), strict=True)
         for cut, option, mesh in placed:
             stretch = cut.way, cut.start, cut.stop
             held = max(exact.peak[device].bytes for device in mesh.devices)
@@ -258,7 +257,7 @@ def test_upper_estimates_of_a_stage_are_no_less_than_its_peak(
     for strategy in ("intra", "auto"):
         staged = searched(graph, cluster, strategy)
         exact = evaluate(graph, plan_of(staged, cluster), cluster)
-        stages = zip(staged.cut.stages, staged.options, groups(staged, cluster), strict=True)
+        stages = zip(staged.cut.stages, staged.options, staged.groups(cluster), strict=True)
         for stage, option, mesh in stages:
             safe, at = option.safe_stage, (0, stage.start, stage.stop)
             assert safe is not None
@@ -306,7 +305,7 @@ def test_readers_of_a_constant_are_looked_up_once(monkeypatch: pytest.MonkeyPatc
             opset_imports=[helper.make_opsetid("", 17)],
         )
     ).graph
-    monkeypatch.setattr("partitioner.search.levels.stages.fold", unfolded)
+    monkeypatch.setattr("partitioner.search.levels.mesh_sharder.fold", unfolded)
     staged = searched(graph, resolve_cluster("4x8xh100"), "inter", gap=0.9)
     assert len(graph.nodes) == count
     assert count <= looked_at <= 10 * count * len(staged.searched)
@@ -328,7 +327,7 @@ def test_a_plan_that_fits_is_found_with_more_memory() -> None:
     step_s = []
     for memory_bytes in (36_000, 40_000, 44_000, 48_000):
         cluster, budget = free.with_memory(memory_bytes), Budget.of(Request())
-        plan = cheapest_staged(graph, rules, cluster, meshes, budget, one_stage=False)
+        plan = StagesSpace(graph, rules, cluster, meshes).cheapest(budget)
         assert plan.evaluation.fits_exactly
         step_s.append(plan.evaluation.step_s)
     assert max(step_s) < 80e-6, "118 us, where layouts were not searched within memory"

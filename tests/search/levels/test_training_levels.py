@@ -32,11 +32,9 @@ from partitioner.problem.folding import Folded, fold
 from partitioner.problem.memory_kinds import planned_parts
 from partitioner.rewrites.graph_writer import chosen
 from partitioner.search.levels.axis_sharder import AxisSharder, weight_side
-from partitioner.search.levels.decode import decisions, groups
-from partitioner.search.levels.mesh_sharder import Sharder
+from partitioner.search.levels.mesh_sharder import Sharder, minimised
 from partitioner.search.levels.meshes import layouts
-from partitioner.search.levels.one_column import minimised
-from partitioner.search.levels.one_mesh import ranked, search_whole
+from partitioner.search.levels.one_mesh import MeshSearch, ranked
 from partitioner.search.levels.stages import Staged
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, evaluate_choices
@@ -209,11 +207,12 @@ def searched(
 ) -> tuple[Staged, ...]:
     budget = replace(Budget.of(Request(time_limit_s=120, gap=0.02)), **options)
     rules = Rules.of(graph)
-    return search_whole(graph, rules, cluster, layouts(cluster, "intra", mesh), budget)
+    sharder = Sharder.of(graph, rules, cluster, budget)
+    return MeshSearch(sharder, layouts(cluster, "intra", mesh), budget).run()
 
 
 def plan_of(staged: Staged, cluster: Cluster) -> Plan:
-    used, nodes = decisions(staged, groups(staged, cluster))
+    used, nodes = staged.decisions(staged.groups(cluster))
     left = chosen(staged.folded.whole, nodes)
     return Plan(left.digest, cluster.to_data(), used, nodes)
 

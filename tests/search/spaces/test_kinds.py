@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
 import partitioner
+from helpers.plans.searching import search
 from partitioner.cost_model.cluster.resolve import resolve_cluster
-from partitioner.examples.small import build_tiny
+from partitioner.cost_model.prices.reshard import Resharder
+from partitioner.examples import build
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.problem.build import Built
-from partitioner.search.find_plan import find_plan
-from partitioner.search.outcome import OutOfTime, SpaceResult
+from partitioner.search.find_plan import KIND_STEPS, find_plan
+from partitioner.search.outcome import OutOfTime, Refused, SpaceResult
 from partitioner.search.request import Budget, Request
-from partitioner.search.spaces.explicit import JointSpace, KindSpace
+from partitioner.search.spaces.explicit import JointSearch, JointSpace, KindSpace
+from partitioner.strategies.derive import Rules
 
 
 class Blocks(nn.Module):
@@ -105,7 +108,7 @@ def test_joined_kinds_are_tried_on_all_meshes_of_two_axes(monkeypatch: pytest.Mo
         return SpaceResult()
 
     monkeypatch.setattr(KindSpace, "search", noted)
-    graph, request = load_onnx(build_tiny()).graph, Request()
+    graph, request = load_onnx(build("tiny")).graph, Request()
     find_plan(graph, resolve_cluster("6xideal"), request, Budget.of(request).of_clock(1e12))
     assert asked == [
         ("dp", None),
@@ -116,7 +119,7 @@ def test_joined_kinds_are_tried_on_all_meshes_of_two_axes(monkeypatch: pytest.Mo
 
 
 def test_a_search_that_the_clock_ended_goes_on_with_the_spaces_that_it_did_not_reach() -> None:
-    graph, cluster = load_onnx(build_tiny()).graph, resolve_cluster("4xideal")
+    graph, cluster = load_onnx(build("tiny")).graph, resolve_cluster("4xideal")
     request = Request()
     whole = find_plan(graph, cluster, request, Budget.of(request))
     over = Budget.of(request).of_clock(1e12)
@@ -129,3 +132,45 @@ def test_a_search_that_the_clock_ended_goes_on_with_the_spaces_that_it_did_not_r
     assert whole.plan.certificate is not None
     assert then.plan.certificate is not None
     assert then.plan.certificate.space == whole.plan.certificate.space
+
+
+def test_kinds_have_steps_and_a_third_of_the_clock_whatever_the_spaces_before_them_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, shares = [0.0], list[Budget]()
+    monkeypatch.setattr("partitioner.solver.work.now_s", lambda: now[0])
+    whole = Budget.of(Request(time_limit_s=30))
+
+    def greedy(_space: JointSpace, budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:
+        budget.work.spend(whole.work.steps)
+        now[0] += budget.work.left_s
+        return SpaceResult()
+
+    def noted(_space: KindSpace, budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:
+        shares.append(budget)
+        assert budget.work.left_s >= whole.work.left_s / 3
+        return SpaceResult()
+
+    monkeypatch.setattr(JointSpace, "search", greedy)
+    monkeypatch.setattr(KindSpace, "search", noted)
+    graph, request = load_onnx(build("tiny")).graph, Request()
+    with pytest.raises(ValueError, match="empty"):  # nothing has a plan here
+        find_plan(graph, resolve_cluster("4xideal"), request, whole)
+    assert len(shares) == 3
+    assert all(share.work.left >= KIND_STEPS for share in shares)
+
+
+def test_a_kind_that_was_refused_goes_on_beside_a_known_plan_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, cluster, request = load_onnx(build("tiny")).graph, resolve_cluster("2xideal"), Request()
+    known = search(graph, cluster, request).candidates[0]
+    refused = SpaceResult(refused=cast("Refused", object()), more=lambda _budget: SpaceResult())
+    monkeypatch.setattr(JointSpace, "search", lambda *_: refused)
+    rules, resharder = Rules.of(graph), Resharder(cluster)
+    kind = KindSpace(JointSearch(graph, cluster, request, rules, resharder), "dp")
+    budget = Budget.of(request)
+    assert kind.search(budget, (SpaceResult(failed=()),)).more is None
+    worse = replace(known, solution=replace(known.solution, bound=0.0))
+    beside = replace(budget, best_s=known.cost("throughput"))
+    assert kind.search(beside, (SpaceResult((worse,)),)).more is not None

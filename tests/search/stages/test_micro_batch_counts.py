@@ -24,7 +24,7 @@ from partitioner.strategies.spaces import SearchError
 
 def test_on_few_devices_the_usual_numbers_are_tried_with_stages_of_all_sizes() -> None:
     trials = usual_trials(24, resolve_cluster("4xh100"), Request())
-    assert trials == (Trial(1), Trial(4), Trial(8), Trial(12))
+    assert trials == (Trial(1), Trial(2), Trial(4), Trial(8), Trial(12))
     assert usual_trials(24, resolve_cluster("4xh100"), Request(micro_batches=6)) == (Trial(6),)
 
 

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import combinations, islice
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations, islice, product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,7 +28,8 @@ from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages import mesh_sharding
 from partitioner.search.stages.cut_search import Pipelines, PipelineSearch
-from partitioner.search.stages.figures import Sharding, StageFigures, StepEstimate
+from partitioner.search.stages.figures import Floats, Ints, Sharding, StageFigures, StepEstimate
+from partitioner.search.stages.pipelines import uneven_cuts
 from partitioner.search.stages.staged_plan import staged_plan
 from partitioner.solver import Infeasible
 from partitioner.solver.work import Work
@@ -505,3 +507,70 @@ def test_no_cut_is_simulated_below_the_bound_which_knows_that_stages_wait(
     if name != "interleaved":
         assert own.least_s() < bound, "stages wait"
         assert min(steps) < 1.5 * bound
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of nodes of these loads, and messages of one length."""
+
+    between = StageFigures.between
+
+    loads_s: tuple[float, ...]
+    message_s: float = 0.0
+
+    @cached_property
+    def positions(self) -> Ints:
+        return np.arange(len(self.loads_s) + 1)
+
+    @cached_property
+    def load_sums(self) -> Floats:
+        parts = np.zeros((4, len(self.loads_s) + 1))
+        parts[0, 1:] = np.cumsum(self.loads_s)
+        return parts
+
+    @cached_property
+    def messages(self) -> Floats:
+        return np.full((2, len(self.loads_s) + 1), self.message_s)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("devices", [3, 5])
+def test_cuts_into_stages_of_several_sizes_are_those_of_all_cuts_and_sizes(
+    seed: int, devices: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    one = draw.uniform(0.1, 1, 7)
+    of = {size: Figures(tuple(one / size**0.8), 0.05 * (seed % 3)) for size in (1, 2, 4)}
+
+    def load(ends: tuple[int, ...], sizes: tuple[int, ...]) -> float:
+        bounds = (0, *ends)
+        return max(
+            sum(of[size].loads_s[start:stop])
+            + 2 * of[size].message_s * ((start > 0) + (stop < len(one)))
+            for start, stop, size in zip(bounds, ends, sizes, strict=False)
+        )
+
+    cuts = {
+        len(cut.sizes): cut for cut in uneven_cuts(cast("dict[int, StageFigures]", of), devices)
+    }
+    for count in range(1, devices + 1):
+        every = [
+            (load((*inner, len(one)), sizes), sizes)
+            for inner in combinations(range(1, len(one)), count - 1)
+            for sizes in product((1, 2, 4), repeat=count)
+            if sum(sizes) == devices
+        ]
+        if not every:
+            assert count not in cuts
+            continue
+        least, sizes = min(every)
+        if count in cuts:
+            cut = cuts[count]
+            assert cut.load_s == pytest.approx(least) == pytest.approx(load(cut.ends, cut.sizes))
+            assert len(cut.groups) == len(one)
+            assert sum(cut.sizes) == devices
+        else:
+            assert any(len(set(s)) == 1 for value, s in every if value == pytest.approx(least)), (
+                sizes
+            )
+    assert cuts

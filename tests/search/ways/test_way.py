@@ -7,20 +7,19 @@ import pytest
 
 from helpers.plans.cost_cases import flat
 from partitioner.cost_model.evaluate import one_device
-from partitioner.examples.small import build_tiny
+from partitioner.examples import build
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.pipeline import PipelineScheduleError
 from partitioner.ir.plan import Certificate, NodePlan, Plan
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
-from partitioner.search.ways.refusal import Nearly
-from partitioner.search.ways.way import Way, Weighing
+from partitioner.search.ways.way import Nearly, Way, Weighing
 from partitioner.search.what_would_fit import Change
 from partitioner.solver import Infeasible, work
 from partitioner.strategies.constraints import ConstraintError
 
-GRAPH = load_onnx(build_tiny()).graph
+GRAPH = load_onnx(build("tiny")).graph
 CLUSTER = flat(1)
 EVALUATION = one_device(GRAPH, CLUSTER)
 REQUEST = Request(gap=0.1)

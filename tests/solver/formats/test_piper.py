@@ -16,8 +16,7 @@ from partitioner.cli.main import main
 from partitioner.solver import Infeasible, SolverError
 from partitioner.solver.formats.piper import evaluate_plan, parse, parse_plan, to_solution
 from partitioner.solver.stages import plan_stages
-from partitioner.solver.stages.downsets import enumerate_downsets
-from partitioner.solver.stages.graph import PlannedStage
+from partitioner.solver.stages.graph import PlannedStage, enumerate_downsets
 from partitioner.solver.work import Work
 
 

@@ -19,13 +19,11 @@ from helpers.problems.pairwise_cases import (
     second_opinion,
 )
 from partitioner.solver.pairwise import FORBIDDEN, PairwiseSolution, evaluate, solve
-from partitioner.solver.pairwise.bounding.decode import decode
 from partitioner.solver.pairwise.bounding.dual import Dual
-from partitioner.solver.pairwise.bounding.messages import Messages
+from partitioner.solver.pairwise.bounding.messages import Messages, decode
 from partitioner.solver.pairwise.exact import solve_exactly
 from partitioner.solver.pairwise.model import CONFLICT, build
-from partitioner.solver.pairwise.moving.ledger import add, ledger
-from partitioner.solver.pairwise.moving.moves import Mover
+from partitioner.solver.pairwise.moving.moves import Mover, add, ledger
 from partitioner.solver.pairwise.progress import Progress
 from partitioner.solver.pairwise.reducing.reduce import reduce
 from partitioner.solver.problem import SolverError
@@ -191,7 +189,7 @@ def test_moves_never_make_it_worse_and_keep_their_books(seed: int) -> None:
         if step % 3 == 2:
             mover.cross(other, plain)
         else:
-            mover.improve(plain, 4, 4 if step % 3 else 9)
+            mover.widen(plain, 4 if step % 3 else 1)
         assert mover.cost() <= cost
         assert mover.excess <= excess
         cost, excess = mover.cost(), max(0.0, mover.excess)

@@ -16,8 +16,13 @@ from partitioner.solver import Infeasible
 from partitioner.solver.formats.piper import _time_s, evaluate_plan, parse
 from partitioner.solver.stages import StageGraph, StagePlan, pack, plan_stages
 from partitioner.solver.stages.cut_orders import first_orders, random_order
-from partitioner.solver.stages.downsets import Layout, around, between, enumerate_downsets
-from partitioner.solver.stages.graph import PlannedStage
+from partitioner.solver.stages.graph import (
+    Layout,
+    PlannedStage,
+    around,
+    between,
+    enumerate_downsets,
+)
 from partitioner.solver.stages.graph_bound import bound_plans, least_cut
 from partitioner.solver.stages.packed import StageSeconds, first_ranges, relax
 from partitioner.solver.work import Work

@@ -3,10 +3,11 @@
 import itertools
 import random
 
+import numpy as np
 import pytest
 
 from partitioner.solver.stages import Ways, pack
-from partitioner.solver.stages.knapsack import frontier, steps
+from partitioner.solver.stages.knapsack import frontier, relaxed, steps
 
 
 def draw(rng: random.Random) -> list[Ways]:
@@ -95,3 +96,38 @@ def test_beaten_ways_and_those_above_the_hull() -> None:
     ways = ((1.0, 10.0), (2.0, 9.0), (3.0, 2.0), (3.0, 3.0), (9.0, 1.0))
     assert frontier(ways) == (0, 1, 2, 4)
     assert steps(ways) == ((0, 2), (2, 4))
+
+
+def test_the_relaxation_of_every_stretch_is_that_of_all_steps_and_bounds_the_choices() -> None:
+    """It was tabled at 24 prices of a byte, and chords between them lie above it."""
+    doubtful = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        things = [
+            tuple((float(i * rng.randint(1, 9)), float(40 - 10 * i)) for i in range(3))
+            for _ in range(40)
+        ]
+        taken = sorted(
+            (
+                (ways[end][0] - ways[begin][0], ways[begin][1] - ways[end][1], thing)
+                for thing, ways in enumerate(things)
+                for begin, end in steps(ways)
+            ),
+            key=lambda step: step[0] / step[1],
+        )
+        lost, saved, of = (np.array(column, float) for column in zip(*taken, strict=True))
+        start, stop = sorted(rng.sample(range(41), 2))
+        need = float(rng.randint(-5, 30 * (stop - start)))
+        pairs, before = np.array([[start], [stop]]), of < np.arange(41)[:, None]
+        lower, upper = relaxed(lost, saved, before, pairs, np.array([need]))
+        own = (of >= start) & (of < stop)
+        sums = (np.cumsum(np.append(0.0, column[own])) for column in (saved, lost))
+        most = float(saved[own].sum())
+        wanted = np.inf if need > most else float(np.interp(need, *sums))
+        assert lower[0] == pytest.approx(wanted), seed
+        packed = pack(things[start:stop], 40.0 * (stop - start) - need)
+        assert (packed is None) == (need > most) == np.isinf(upper[0]), seed
+        if packed is not None:
+            assert lower[0] - 1e-9 <= packed.seconds <= upper[0] + 1e-9, seed
+            doubtful += lower[0] < upper[0] - 1e-9
+    assert doubtful > 20

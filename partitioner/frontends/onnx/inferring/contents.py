@@ -44,7 +44,6 @@ class _Call:
         return int(self.node.attributes.get_int("axis", 0))
 
     def shape(self, index: int = 0) -> tuple[int, ...]:
-        """The inferred shape of a result."""
         shape = self.node.outputs[index].shape
         assert shape is not None
         return shape.numpy()
@@ -266,7 +265,6 @@ def _gathered(call: _Call) -> Sequence[Elements] | None:
 
 
 def _cut(call: _Call) -> Sequence[Elements] | None:
-    """Slice with its bounds as operands."""
     data, *bounds = call.operands
     if data is None or len(bounds) < 2:
         return None

@@ -110,8 +110,7 @@ def _typed(
     """Give the first result the type of its zero point, an operand; float without one."""
     result = node.outputs[0] if node.outputs else None
     if result is not None and result.dtype is None:
-        is_given = zero_point is not None and zero_point < len(node.inputs)
-        value = node.inputs[zero_point] if zero_point is not None and is_given else None
+        value = next(iter(node.inputs[zero_point:]), None) if zero_point is not None else None
         dtype = DataType.FLOAT if value is None else value.dtype
         if dtype is not None:
             result.dtype = dtype
@@ -201,7 +200,6 @@ def _attention(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node)
 
 
 def _slice(_: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
-    """Infer a Slice whose axes and steps are operands."""
     data, starts, ends, *others = node.inputs
     axes, steps = (others[index] if index < len(others) else None for index in range(2))
     assert data is not None

@@ -294,7 +294,6 @@ def _check_span(
 
 
 def _file_bytes(path: Path, what: str) -> int:
-    """Size in bytes of a regular file."""
     try:
         status = path.stat()
     except FileNotFoundError as error:

@@ -255,7 +255,6 @@ def _put_in_order(graph: GraphProto) -> bool:
 
 
 def _read(node: NodeProto) -> Iterator[str]:
-    """The names that a node and its bodies read."""
     yield from node.input
     for graph in nested_graphs([node]):
         yield from (name for inner in graph.node for name in inner.input)

@@ -182,7 +182,6 @@ class Calls(GraphWriter):
 
 
 def _branch_graph(owner: fx.GraphModule, body: Any, path: str, wanted: Sequence[int]) -> Graph:
-    """A branch as a graph: its inputs are the operands, its outputs the wanted results."""
     name = str(body.target)
     module = getattr(owner, name)
     assert isinstance(module, fx.GraphModule)
@@ -288,7 +287,6 @@ def encode_call(
 
 @cache
 def _schema(op: torch._ops.OpOverload) -> tuple[str, tuple[tuple[str, str, Any], ...]]:
-    """The full name of an operator, and the name, type and default of each of its arguments."""
     schema = op._schema
     full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     return full, tuple(

@@ -50,7 +50,16 @@ def derived_rule(
 
     Tensors among the arguments and results may be fake.
     """
-    if not _is_usable(op):
+    schema = (
+        op._schema
+    )  # the operator is PyTorch's, draws nothing, and writes or aliases no operand
+    if (
+        op.namespace != "aten"
+        or op.name() in REFUSED  # type: ignore[no-untyped-call]
+        or torch.Tag.nondeterministic_seeded in op.tags
+        or any(entry.alias_info is not None for entry in (*schema.arguments, *schema.returns))
+        or any("List[Tensor]" in str(argument.type) for argument in schema.arguments)
+    ):
         return None
     call = _Call(op, tuple(args), dict(kwargs), _flat(results))
     names = call.factors()
@@ -65,18 +74,6 @@ def derived_rule(
     ]
     count = len(call.results)
     return f"{', '.join(texts[count:])} -> {', '.join(texts[:count])}"
-
-
-def _is_usable(op: torch._ops.OpOverload) -> bool:
-    """Test whether an operator is PyTorch's, draws nothing, and writes or aliases no operand."""
-    schema = op._schema
-    return not (
-        op.namespace != "aten"
-        or op.name() in REFUSED  # type: ignore[no-untyped-call]
-        or torch.Tag.nondeterministic_seeded in op.tags
-        or any(entry.alias_info is not None for entry in (*schema.arguments, *schema.returns))
-        or any("List[Tensor]" in str(argument.type) for argument in schema.arguments)
-    )
 
 
 def _flat(results: Any) -> list[Any]:
@@ -162,7 +159,6 @@ class _Call:
         return [result.shape for result in results] == [half.shape for half in expected]
 
     def _with_operands(self, new: Callable[[Tensor], Any]) -> tuple[Any, dict[str, Any]]:
-        """The arguments of the call with something new in the place of each operand."""
         args, kwargs = pytree.tree_map_only(Tensor, new, (self.args, self.kwargs))
         return args, kwargs
 

@@ -21,6 +21,7 @@ from functools import cached_property
 import torch
 from torch import fx
 
+from partitioner.backends.torch.graphs.signature import Signature
 from partitioner.backends.torch.state.initialise import without_contents
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.building.calls import (
@@ -60,25 +61,31 @@ class ModuleGraph:
 
     graph: Graph  #: The graph. Outputs: results of the module, then gradients and written buffers.
     captured: Captured  #: The trace that it was built from.
-    #: Value of each flat result of the module; "" for one that is no tensor.
-    results: tuple[str, ...]
+    call: Signature  #: A call, in the values of the graph.
     #: Value of the gradient of each trained parameter, by its first name.
     gradients: Mapping[str, str]
     written: Mapping[str, str]  #: New value of each buffer that is written, by its first name.
     stored: Mapping[str, str]  #: Value of each stored parameter or buffer, by its first name.
-    tangent: str  #: Graph input for the gradient of the loss; "" for inference.
-    #: Graph input of each flat example input; "" for those that are no tensors.
-    inputs: tuple[str, ...]
     #: Value of each parameter or buffer that is a constant, by its first name.
     fixed: Mapping[str, str] = field(default_factory=dict)
     #: Value of each parameter as it lies at rest, by its first name, where that is not where its
     #: optimizer's state lies.
     rests: Mapping[str, str] = field(default_factory=dict)
-    seed: str = ""  #: Graph input that seeds random draws; "" if there are none.
     #: In training, the graph in which all that the backward pass reads is kept.
     kept: Graph | None = None
     #: In training, makes the graph that offers to compute it again.
     offer: Callable[[], Graph] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def signature(self) -> Signature:
+        """The arguments and results of a call of the module."""
+        inputs = self.graph.inputs
+        return replace(
+            self.call,
+            types={name: self.graph.types[name] for name in inputs},
+            seed=self.call.seed if self.call.seed in inputs else "",
+            tangent=self.call.tangent if self.call.tangent in inputs else "",
+        )
 
     @cached_property
     def offered(self) -> Graph:
@@ -153,15 +160,18 @@ def module_graph(
     return ModuleGraph(
         graph,
         captured,
-        results,
+        replace(
+            captured.call,
+            inputs=example_inputs,
+            results=results,
+            seed=calls.seed,
+            tangent=calls.tangent,
+        ),
         gradients,
         written,
         {first: value for first, value in calls.stored.items() if value in graph.types},
-        calls.tangent,
-        example_inputs,
         {first: value for first, value in calls.fixed.items() if value in graph.constants},
         {first: value for first, value in calls.rests.items() if value in graph.types},
-        calls.seed,
         graph if training else None,
         (lambda: finished(with_offers(plain))) if training else None,
     )
@@ -173,7 +183,8 @@ class _ModuleCalls(Calls):
 
     Attributes:
         inputs: Graph inputs.
-        tangent, seed, stored, fixed, rests: See `ModuleGraph`.
+        tangent, seed: See `Signature`.
+        stored, fixed, rests: See `ModuleGraph`.
         draws: How many random draws there are.
         steps: Names of the nodes that only stand for the steps of the optimizer.
     """
@@ -195,7 +206,7 @@ class _ModuleCalls(Calls):
         """Declare weights and inputs; returns the graph input of each flat example input."""
         placeholders = self.module.graph.find_nodes(op="placeholder")
         written = {slot.target for slot in self.captured.outputs if slot.role is Role.BUFFER}
-        names = iter(self.captured.names)
+        names = iter(self.captured.call.inputs)
         example_inputs = []
         for node, slot in zip(placeholders, self.captured.inputs, strict=True):
             if slot.role in (Role.PARAMETER, Role.BUFFER):
@@ -314,7 +325,6 @@ class _ModuleCalls(Calls):
 def _plain_graph(
     calls: _ModuleCalls, name: str, outputs: tuple[str, ...], forward_outputs: tuple[str, ...]
 ) -> Graph:
-    """The graph of the calls that the outputs need, first those that the forward outputs need."""
     nodes, inputs = [*early_updates(needed(calls.nodes, outputs, calls.steps))], calls.inputs
     if calls.captured.training:
         forward = needed(nodes, forward_outputs)

@@ -131,7 +131,6 @@ def _clamped(operands: list[str], steps: list[str]) -> str:
 
 
 def _step(node: fx.Node) -> tuple[str, tuple[Any, ...]] | None:
-    """The name of the step that a node is, and its operands: nodes and numbers."""
     if calls(node, operator.getitem):
         chunk, place = args_of(node)
         if not isinstance(chunk, fx.Node) or not _halves(chunk):
@@ -157,7 +156,6 @@ def _step(node: fx.Node) -> tuple[str, tuple[Any, ...]] | None:
 
 
 def _sliced(given: Arguments) -> tuple[str, tuple[Any, ...]] | None:
-    """A slice of columns as a step: every second one, or a half."""
     x, start, end, step = given["self"], given["start"] or 0, given["end"], given["step"]
     rank, columns = value(x).dim(), value(x).shape[-1]
     end = columns if end is None else min(end, columns)
@@ -170,7 +168,6 @@ def _sliced(given: Arguments) -> tuple[str, tuple[Any, ...]] | None:
 
 
 def _named(node: Any) -> str:
-    """The name of an activation; "" of others."""
     if calls(node, _aten.gelu.default):
         return {"none": "gelu", "tanh": "gelu-tanh"}[arguments_of(node)["approximate"]]
     target: Any = node.target if isinstance(node, fx.Node) else None

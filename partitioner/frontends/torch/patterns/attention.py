@@ -64,7 +64,6 @@ def _with_dropout(
     operands: tuple[fx.Node, fx.Node, fx.Node, fx.Node | None],
     scale: float,
 ) -> fx.Node:
-    """Attention whose weights, the softmax of the scores, are dropped out."""
     query, key, values, mask = operands
     group = value(query).shape[1] // value(key).shape[1]
     if group > 1:

@@ -83,7 +83,6 @@ class _Layer:
 
 
 def _replace(last: fx.Node, training: bool) -> bool:
-    """Replace the layer of experts that ends with a node, if there is one."""
     rows = _summed(last)
     layer = None if rows is None else _layer(rows)
     if layer is None or not _typed_alike(last, layer):
@@ -162,7 +161,6 @@ def _either_way(node: fx.Node) -> Iterator[tuple[Any, Any]]:
 
 
 def _scaled(rows: _Rows) -> tuple[_Product, fx.Node] | None:
-    """The product that gives rows, and the weight of each."""
     for results, column in _either_way(rows.node) if calls(rows.node, _aten.mul.Tensor) else ():
         down, weights = _product(results), _weights(column, rows)
         if down is not None and weights is not None and down.order is rows.order:
@@ -358,7 +356,6 @@ def replace_lookups(module: fx.GraphModule) -> None:
 
 
 def _looks_up(node: fx.Node) -> bool:
-    """Tell whether a node gathers rows of a parameter by ids that are computed."""
     if not calls(node, _aten.index.Tensor) or len(args_of(node)[1]) != 1 or not is_tensor(node):
         return False
     table, (ids,) = args_of(node)[0], indices_of(node)

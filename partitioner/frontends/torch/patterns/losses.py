@@ -93,7 +93,6 @@ class _Loss:
 
 
 def _cross_entropy_per_row(loss: _Loss, smoothing: float) -> fx.Node:
-    """The cross entropy of each row, in at least float32."""
     call, args = loss.write.call, loss.args
     size = value(loss.logits).shape[loss.dim]
     detached = call(_aten.detach.default, loss.logits)  # the loss is the same for any maximum

@@ -51,18 +51,10 @@ def _bernoulli(x: Tensor, p: Tensor | float = 0.5) -> Tensor:
     return (_rand_of(x) < p).to(x.dtype)
 
 
-def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    return (low + (high - low) * _rand_of(x)).to(x.dtype)
-
-
 def _exponential(x: Tensor, rate: float = 1.0) -> Tensor:
     """Invert the distribution; no number is 0, as users divide by them and take logarithms."""
     drawn = -torch.log1p(-_rand_of(x))
     return (drawn.clamp(min=torch.finfo(drawn.dtype).eps / 2) / rate).to(x.dtype)
-
-
-def _normal_of(x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    return _normal(x.shape, x.dtype, x.device) * std + mean
 
 
 def _normal_around(mean: Tensor | float, std: Tensor | float = 1.0) -> Tensor:
@@ -112,7 +104,9 @@ _DRAWS: Mapping[torch._ops.OpOverload, Draw] = {
     aten.normal.float_Tensor: _normal_around,
     aten.normal.Tensor_float: _normal_around,
     aten.normal.Tensor_Tensor: _normal_around,
-    aten.normal_functional.default: _normal_of,
+    aten.normal_functional.default: lambda x, mean=0.0, std=1.0: (
+        _normal(x.shape, x.dtype, x.device) * std + mean
+    ),
     aten.rand_like.default: _like(_rand),
     aten.randint.default: lambda high, size, **options: _integers(0, high, size, **options),
     aten.randint.low: _integers,
@@ -120,6 +114,8 @@ _DRAWS: Mapping[torch._ops.OpOverload, Draw] = {
     aten.randint_like.low_dtype: _integers_like,
     aten.randn.default: _randn,
     aten.randn_like.default: _like(_normal),
-    aten.uniform.default: _uniform,
+    aten.uniform.default: lambda x, low=0.0, high=1.0: (low + (high - low) * _rand_of(x)).to(
+        x.dtype
+    ),
 }
 DECOMPOSITIONS = {operator: _without_generator(draw) for operator, draw in _DRAWS.items()}

@@ -118,7 +118,6 @@ def refusing_effects(module: nn.Module) -> Iterator[Assigned]:
 
 
 def _generators(module: nn.Module) -> dict[str, str]:
-    """The states of Python's and NumPy's generators, and of those that parts of the module hold."""
     shared: Any = np.random
     states = {
         "Python's random": repr(random.getstate()),

@@ -1,8 +1,7 @@
 """Refuses tensors of a module that lie in one memory, where an optimizer writes to one of them.
 
-A trace tells tensors from each other by identity, and ranks hold each by itself: in the module a
-write to one of them is a write to the others, on ranks it is not. (What the forward pass itself
-writes, PyTorch's trace tells: see `capture`.)
+Ranks hold each tensor by itself: in the module a write to one is a write to the others, on ranks it
+is not. (What the forward pass itself writes, PyTorch's trace tells: see `capture`.)
 """
 
 from __future__ import annotations

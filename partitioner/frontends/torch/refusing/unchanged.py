@@ -177,7 +177,6 @@ class _Held:
 
 
 def _settings(part: nn.Module, names: Iterable[str]) -> dict[str, object]:
-    """Values in the attributes that these names, or paths, begin with."""
     found: dict[str, object] = {}
     roots = dict.fromkeys(re.split(r"[.\[ ]", name, maxsplit=1)[0] for name in names)
     for name in roots:

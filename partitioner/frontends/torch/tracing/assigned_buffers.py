@@ -181,7 +181,6 @@ def _apart(result: Any, written: Collection[Tensor | None]) -> Any:
 def _write(
     before: Tensors, after: Tensors, parameters: Tensors, paths: Mapping[nn.Module, str]
 ) -> Iterator[str]:
-    """Write what was assigned into the buffers, which the modules have again; yields full names."""
     memory = Counter(_memory(tensor) for tensor in (*after.values(), *parameters.values()))
     contents = {}
     for key in _changed(before, after):

@@ -51,7 +51,6 @@ class _Recorded(HigherOrderOperator):
         super().__init__("partitioner_recorded")  # type: ignore[no-untyped-call]
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        """Refuse a call: the joint trace makes recorded calls again, nothing else does."""
         raise AssertionError("a recorded call that was not replaced")
 
 
@@ -248,13 +247,12 @@ def _recorded_module_hook(calls: Recorded, name: str) -> Callable[..., Any]:
 
         def call(*tensors: Tensor) -> Any:
             if name == "setup_input_hook":  # the first of the two, with a state of its own
-                hooks.again = BackwardHook(  # type: ignore[attr-defined]
-                    hooks.module,
-                    *(
-                        [_guarded_hook(one, _of_module(one, hooks.module)) for one in some]
-                        for some in (hooks.user_hooks, hooks.user_pre_hooks)
-                    ),
+                kind = f"of a {type(hooks.module).__name__}"
+                behind, before = (
+                    [_guarded_hook(one, f"backward hook {_name(one)} {kind}") for one in some]
+                    for some in (hooks.user_hooks, hooks.user_pre_hooks)
                 )
+                hooks.again = BackwardHook(hooks.module, behind, before)  # type: ignore[attr-defined]
             filled = pytree.tree_unflatten(_filled(leaves, tensors), spec)
             return original(hooks.again, filled)  # type: ignore[attr-defined]
 
@@ -296,8 +294,6 @@ def _hooks_set(hooks: Sequence[Callable[..., Any]]) -> Callable[[Tensor], None]:
 
 
 def _guarded_hook(hook: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """The hook; refused by name if it cannot be traced, or gives no gradient."""
-
     def guarded(*args: Any) -> Any:
         with _arguments_only(what):
             result = hook(*args)
@@ -317,10 +313,6 @@ def _name(hook: Any) -> str:
     code = getattr(hook, "__code__", None)
     name = getattr(hook, "__qualname__", type(hook).__qualname__)
     return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
-
-
-def _of_module(hook: Any, module: nn.Module) -> str:
-    return f"backward hook {_name(hook)} of a {type(module).__name__}"
 
 
 def _held_tensors(hook: Any) -> dict[int, Tensor]:
@@ -440,7 +432,6 @@ class _ArgumentsOnly(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call a function of tensors that are arguments, or were computed from them."""
         del types
         reads = getattr(func, "__name__", "") == "__get__"
         leaves = () if reads else pytree.tree_leaves((args, kwargs or {}))

@@ -24,6 +24,7 @@ from torch.export.graph_signature import ConstantArgument, OutputKind
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from partitioner.backends.torch.graphs.signature import Signature
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.element_types import dtype_name
 from partitioner.frontends.torch.exporting import named_tensors, replaced
@@ -97,21 +98,13 @@ class Captured:
     graph: fx.GraphModule
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
-    in_spec: pytree.TreeSpec  #: Structure of the example inputs, (args, kwargs).
-    out_spec: pytree.TreeSpec  #: Structure of what the module returns.
+    #: A call with the example inputs, by their names in the export; without the graph's values.
+    call: Signature
     tensors: Mapping[str, torch.Tensor]  #: Parameters and buffers by full name.
     ties: Mapping[str, str]  #: The first name of each parameter or buffer, by each of its names.
     #: Names of the parameters and buffers of the module's `state_dict`, whatever hooks make of it.
     persistent: frozenset[str]
-    names: tuple[str, ...]  #: Names of the inputs, in order.
-    arguments: tuple[Any, ...]  #: The example inputs, flat, in the order of the INPUT placeholders.
-    others: tuple[Any, ...]  #: Flat results that are no tensors; None in the place of tensors.
     autocast: Autocast = Autocast()  #: The state around the trace; the graph has its casts.
-    #: Whether each flat result depends on a trained parameter; all of them but the loss are cut off
-    #: from differentiation. Empty for inference.
-    differentiable: tuple[bool, ...] = ()
-    #: Names of the arguments that the module takes by position, in its order, as far as known.
-    parameters: tuple[str, ...] = ()
 
     @cached_property
     def training(self) -> bool:
@@ -190,7 +183,6 @@ def _exported(
 
 
 def _alike(program: ExportedProgram, other: ExportedProgram) -> bool:
-    """Tell whether two programs of a module make the same calls with the same constants."""
     texts = [
         [str(part.graph) for part in graph_modules(one.graph_module)] for one in (program, other)
     ]
@@ -281,12 +273,21 @@ def capture(
     assert out_spec is not None
     specs = program.graph_signature.output_specs
     results = [spec.arg for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
+    call = Signature(
+        in_spec,
+        out_spec,
+        tuple(str(name) for name in program.graph_signature.user_inputs),
+        tuple(pytree.tree_flatten(program.example_inputs)[0]),
+        others=tuple(arg.value if isinstance(arg, ConstantArgument) else None for arg in results),
+        autocast=autocast.dtype,
+        differentiable=differentiable,
+        parameters=_parameters(module, program),
+    )
     return Captured(
         joint,
         inputs,
         outputs,
-        in_spec,
-        out_spec,
+        call,
         tensors | attributes,
         ties | {name: name for name in attributes},
         frozenset(
@@ -295,12 +296,7 @@ def capture(
             for name, tensor in {**part._parameters, **part._buffers}.items()
             if tensor is not None and name not in part._non_persistent_buffers_set
         ),
-        tuple(str(name) for name in program.graph_signature.user_inputs),
-        tuple(pytree.tree_flatten(program.example_inputs)[0]),
-        tuple(arg.value if isinstance(arg, ConstantArgument) else None for arg in results),
         autocast,
-        differentiable,
-        _parameters(module, program),
     )
 
 

@@ -181,7 +181,6 @@ class _Finder:
         return RepeatedLayers(graph, left_out, layer_of, self.weights, self.modules)
 
     def _repeats(self, index: int) -> bool:
-        """Test whether a call is that of the layer before, on the operands of its own layer."""
         layer, before = (index - self.start) // self.period, index - self.period
         pairs = zip(self.operands[before], self.operands[index], strict=True)
         calls = (self.calls[before], self.calls[index])
@@ -193,7 +192,6 @@ class _Finder:
         )
 
     def _matches(self, layer: int, before: fx.Node, operand: fx.Node) -> bool:
-        """Test whether an operand of a layer is at the place of that of the layer before."""
         if before is operand:  # read by all layers
             name = self.names.get(operand.name)
             if name is not None:

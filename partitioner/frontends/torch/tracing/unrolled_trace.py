@@ -208,7 +208,6 @@ class _Trace:
             self._compare(old, new, -1, self.backward_steps)
 
     def _compare(self, old: int, new: int, by: int, steps: dict[str, int]) -> None:
-        """Compare a call with the one at its place, so many layers later."""
         one, other = self.calls[old], self.calls[new]
         (form_one, operands), (form_other, others) = form(one), form(other)
         values = [type_of(node.meta.get("val")) for node in (one, other)]
@@ -227,14 +226,12 @@ class _Trace:
             raise IrregularError
 
     def _leads(self, operand: fx.Node, other: fx.Node, by: int) -> bool:
-        """Test whether an operand is at the place of another one, so many layers later."""
         if operand not in self.place:
             return operand is other
         of, layer, number = self.place[operand]
         return self.place.get(other) == (of, layer + by, number)
 
     def _annotated(self, one: fx.Node, other: fx.Node, by: int) -> bool:
-        """Test whether calls are annotated alike, in submodules so many layers apart."""
         same = ("partitioner_tag", "autograd_backward", "is_gradient_acc")
         if any(one.meta.get(key) != other.meta.get(key) for key in same):
             return False
@@ -252,7 +249,6 @@ class _Trace:
         return self.sequence_moved(number, by, 0) == then
 
     def _gives(self, one: fx.Node, other: fx.Node, by: int) -> bool:
-        """Test whether calls give gradients of the same weights, so many layers apart."""
         names = [self.gradients.get(node, ()) for node in (one, other)]
         if "" in names[0] or "" in names[1]:
             return False
@@ -294,7 +290,6 @@ class _Unrolled:
         return self.graph
 
     def _keep(self, node: fx.Node, copied: fx.Node, layers: int) -> None:
-        """Note what a node became, so many layers later."""
         if node in self.trace.place:
             of, layer, number = self.trace.place[node]
             self.placed[of, layer + layers, number] = copied
@@ -340,7 +335,7 @@ class _Unrolled:
             return self.copies[read]
         of, layer, number = self.trace.place[read]
         below = self.trace.turns[1]
-        is_far = index >= self.trace.spans[MIDDLE].stop and layers and layer < MIDDLE
+        is_far = index >= self.trace.spans[MIDDLE].stop and layers > 0 and layer < MIDDLE
         is_far |= index >= below.start and layer > MIDDLE + (index < below.stop)
         if is_far or (of, layer + layers, number) not in self.placed:
             raise IrregularError

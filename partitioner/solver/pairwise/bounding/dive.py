@@ -13,8 +13,8 @@ import math
 
 import numpy as np
 
-from partitioner.solver.pairwise.bounding.decode import decode
 from partitioner.solver.pairwise.bounding.dual import Dual
+from partitioner.solver.pairwise.bounding.messages import decode
 from partitioner.solver.pairwise.model import Model, restrict
 from partitioner.solver.pairwise.problem import Flags, Floats, Ints
 from partitioner.solver.pairwise.reducing.reduce import prune

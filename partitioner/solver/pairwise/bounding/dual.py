@@ -18,8 +18,7 @@ import math
 
 import numpy as np
 
-from partitioner.solver.pairwise.bounding.decode import decode
-from partitioner.solver.pairwise.bounding.messages import Messages
+from partitioner.solver.pairwise.bounding.messages import Messages, decode
 from partitioner.solver.pairwise.model import Model, peaks
 from partitioner.solver.pairwise.problem import Flags, Floats, Ints
 from partitioner.solver.work import now_s

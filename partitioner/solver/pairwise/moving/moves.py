@@ -1,27 +1,90 @@
 """Moves on a choice of strategies that keep within memory.
 
-Three kinds of move. The trees of an induced forest in a ball of nodes are set to their best, each
-if it gains. All nodes but a few that stay are set to their best (`wide`). And two choices are
+Two kinds of move. All nodes but a few that stay are set to their best (`wide`). And two choices are
 crossed: the nodes in which they differ fall into connected parts that do not touch, so that each
 part can be taken over on its own (partition crossover: Whitley, Hains and Howe, "A hybrid genetic
 algorithm for the traveling salesman problem using generalized partition crossover", PPSN 2010).
 
 The price of memory enters the node costs, so that a move may pay for room that another one needs.
+Memory in use is kept in a segment tree with range addition and a global maximum: an addition to
+consecutive rows costs O(log rows), the maximum is read in O(1).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from partitioner.solver.pairwise.jit import State, draw, jit, seeded
 from partitioner.solver.pairwise.model import CONFLICT, Graph, Model
-from partitioner.solver.pairwise.moving.forest import Space, grow, lay, plan, space
-from partitioner.solver.pairwise.moving.ledger import Ledger, add, ledger
 from partitioner.solver.pairwise.moving.wide import best_given_cutset
 from partitioner.solver.pairwise.problem import Floats, Ints
 
 #: Arcs of one node that the search for a ball follows.
 FANOUT = 40
+
+
+class Ledger(NamedTuple):
+    """Usage less capacity of the memory rows."""
+
+    first: Ints  #: First row in which each node is live; (nodes,).
+    last: Ints  #: One past its last row; (nodes,).
+    #: Largest excess below each tree node; the root is entry 1, the leaves are the second half.
+    tree: Floats
+    pending: Floats  #: Sum of the additions to all rows below each tree node.
+
+
+def ledger(model: Model, chosen: Ints) -> Ledger:
+    """The ledger of a choice; the root is -inf where there is no row."""
+    excess = model.over(chosen)
+    leaves = 1 << max(0, len(excess) - 1).bit_length()
+    tree, pending = np.full(2 * leaves, -np.inf), np.zeros(2 * leaves)
+    tree[leaves : leaves + len(excess)] = excess
+    _fill(tree)
+    return Ledger(model.rows.first, model.rows.last, tree, pending)
+
+
+@jit
+def _fill(tree: Floats) -> None:
+    for node in range(len(tree) // 2 - 1, 0, -1):
+        tree[node] = max(tree[2 * node], tree[2 * node + 1])
+
+
+@jit
+def add(book: Ledger, node: int, value: float) -> None:
+    """Add a value to the rows in which a node is live."""
+    leaves = len(book.tree) // 2
+    low, high = book.first[node] + leaves, book.last[node] + leaves
+    if value == 0.0 or low >= high:
+        return
+    ends = (low >> 1, (high - 1) >> 1)
+    while low < high:
+        if low & 1:
+            book.tree[low] += value
+            book.pending[low] += value
+            low += 1
+        if high & 1:
+            high -= 1
+            book.tree[high] += value
+            book.pending[high] += value
+        low >>= 1
+        high >>= 1
+    for start in ends:
+        above = start
+        while above >= 1:
+            below = max(book.tree[2 * above], book.tree[2 * above + 1])
+            book.tree[above] = below + book.pending[above]
+            above >>= 1
+
+
+class Space(NamedTuple):
+    """Working space, one entry a node; flags are -1 between calls."""
+
+    block: Ints  #: Nodes of a ball.
+    order: Ints  #: Nodes of the part in hand.
+    choice: Ints  #: Strategies proposed.
+    near: Ints  #: Flags of a search.
 
 
 class Mover:
@@ -35,8 +98,8 @@ class Mover:
         self.model = model
         self.chosen, self._ledger = chosen.copy(), ledger(model, chosen)
         self._random = seeded(seed)
-        self._space = space(model.graph)
-        self._open = np.flatnonzero(model.graph.sizes > 1)
+        block, order, choice, near = np.full((4, model.graph.nodes), -1, dtype=np.int64)
+        self._space = Space(block, order, choice, near)
 
     def restart(self, chosen: Ints) -> None:
         """Go on from another choice."""
@@ -55,17 +118,6 @@ class Mover:
     def feasible(self) -> bool:
         """Tell whether memory suffices and no pair is forbidden."""
         return self.excess <= 0 and self.cost() < CONFLICT
-
-    def improve(self, priced: Floats, rounds: int, ball: int, *, free: bool = False) -> None:
-        """Set trees in so many random balls of nodes to their best.
-
-        A ball of at least the number of nodes is the whole graph.
-        """
-        if len(self._open):
-            _improve(
-                rounds, ball, free, self._random, self._open, self.chosen, priced,
-                self.model.usage, self._ledger, self._space, self.model.graph,
-            )  # fmt: skip
 
     def widen(self, priced: Floats, tournament: int, *, free: bool = False) -> None:
         """Set all nodes to their best but a random few, which stay; parts that gain are taken.
@@ -105,29 +157,6 @@ def _cost(chosen: Ints, g: Graph) -> float:
 
 
 @jit
-def _improve(
-    rounds: int, ball: int, free: bool, state: State, pool: Ints, chosen: Ints, priced: Floats,
-    usage: Floats, book: Ledger, s: Space, g: Graph,
-) -> None:  # fmt: skip
-    for _ in range(rounds):
-        count = len(pool)
-        if ball < count:
-            count = _ball(state, pool[draw(state, len(pool))], ball, s, g)
-        else:
-            s.block[:count] = pool
-        _shuffle(state, s.block, count)
-        members = grow(count, s, g)
-        for k in range(members):
-            if s.parent[s.block[k]] == -1:
-                size = lay(s.block[k], s, g)
-                if plan(size, chosen, priced, s, g) > 0:
-                    _take(size, free, chosen, usage, book, s, g)
-        for k in range(members):
-            v = s.block[k]
-            s.parent[v] = s.inside[v] = s.root[v] = s.seen[v] = -1
-
-
-@jit
 def _ball(state: State, centre: int, most: int, s: Space, g: Graph) -> int:
     """The open nodes nearest to one, by breadth first search over a few arcs of each."""
     s.block[0] = centre
@@ -146,13 +175,6 @@ def _ball(state: State, centre: int, most: int, s: Space, g: Graph) -> int:
     for k in range(count):
         s.near[s.block[k]] = -1
     return count
-
-
-@jit
-def _shuffle(state: State, block: Ints, count: int) -> None:
-    for k in range(count - 1):
-        other = k + draw(state, count - k)
-        block[k], block[other] = block[other], block[k]
 
 
 @jit

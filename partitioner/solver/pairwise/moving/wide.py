@@ -212,8 +212,7 @@ def best_given_cutset(
     """A choice that is best among all that agree with the fixed nodes; one strategy a node.
 
     Fixed nodes keep `chosen`; on ties all others keep it too. `priced` is the cost of each
-    strategy, price of memory included. For each node that is fixed `tournament` ones are drawn: the
-    one with most neighbours is. The state of the draws changes.
+    strategy, price of memory included. The state of the draws changes, see `eliminated_order`.
     """
     order = eliminated_order(math.log2(TABLE), float(WORK), tournament, state, graph)
     best: Ints = _eliminate(chosen, priced, order, graph)

@@ -24,15 +24,11 @@ from partitioner.solver.pairwise.reducing.reduce import reduce
 
 @dataclass(frozen=True)
 class Step:
-    """The elimination of one node.
-
-    Attributes:
-        unary: Cost of each of the node's strategies.
-        tables: For each neighbour of that moment, the costs of pairs; (node's, neighbour's).
-    """
+    """The elimination of one node."""
 
     node: int
-    unary: Floats
+    unary: Floats  #: Cost of each of the node's strategies.
+    #: For each neighbour of that moment, the costs of pairs; (node's, neighbour's).
     tables: tuple[tuple[int, Floats], ...]
 
 
@@ -55,10 +51,7 @@ class Folded:
 
 
 def fold(model: Model) -> Folded:
-    """Eliminate all nodes that can be.
-
-    Every strategy of the model has an allowed pair on every edge.
-    """
+    """Eliminate all nodes that can be; every strategy has an allowed pair on every edge."""
     work = _Work(model)
     todo = [v for v, tables in enumerate(work.near) if work.free[v] and len(tables) <= 2]
     while todo:

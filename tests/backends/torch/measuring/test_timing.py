@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partitioner.api.profiling.device import Device
 from partitioner.api.profiling.rank import (
     _LONG_RUN_S,
     _MOST_COPIES,
     _RUN_S,
+    Device,
     _as_in_model,
     _in_order,
     _long_enough,

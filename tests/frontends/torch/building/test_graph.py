@@ -74,11 +74,11 @@ def test_inference_keeps_weights_as_constants() -> None:
     assert set(inference.graph.constants) == {"embed.weight", "scale"}
     weight = inference.graph.constants["embed.weight"].load()
     assert torch.equal(torch.from_numpy(weight), module.embed.weight.detach())
-    assert inference.inputs == ("ids",)
+    assert inference.call.inputs == ("ids",)
 
 
 def test_numbers_are_fixed_and_are_no_inputs() -> None:
-    assert traced(Tied(), IDS, 2.0).inputs == ("ids", "")
+    assert traced(Tied(), IDS, 2.0).call.inputs == ("ids", "")
 
 
 class Normed(nn.Module):

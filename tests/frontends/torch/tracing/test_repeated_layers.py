@@ -258,7 +258,7 @@ def assert_same(one: ModuleGraph, other: ModuleGraph) -> None:
         assert graph.types == expected.types
         assert graph.twins == expected.twins
         assert graph.digest == expected.digest
-    assert (one.results, one.stored) == (other.results, other.stored)
+    assert (one.call.results, one.stored) == (other.call.results, other.stored)
     assert (one.gradients, one.fixed) == (other.gradients, other.fixed)
 
 

@@ -8,7 +8,7 @@ import pytest
 from helpers.problems.solver_instances import spmd
 from partitioner.solver import Choice, Edge, Item, Problem, brute_force, solve
 from partitioner.solver.joint import elimination
-from partitioner.solver.joint.greedy import along
+from partitioner.solver.joint.incumbents import along
 from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.work import Work
 

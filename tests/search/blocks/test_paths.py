@@ -1,6 +1,6 @@
 """The search for runs of nodes in blocks."""
 
-from partitioner.search.blocks.cheapest import MOST_PATHS, Path, undominated
+from partitioner.search.blocks.paths import MOST_PATHS, Path, undominated
 
 
 def test_few_of_many_paths_are_followed_with_the_cheapest_and_the_lightest() -> None:

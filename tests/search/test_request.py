@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import partitioner
-from partitioner.examples.small import build_tiny
+from partitioner.examples import build
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import LEAST_CLOCK, PART, SHORT_S, Budget, Request, silent
 from partitioner.search.ways.way import Weighing
@@ -73,6 +73,6 @@ def test_the_clock_begins_with_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Weighing, "best", weighed)
     with pytest.raises(Infeasible, match="nothing fits"):
-        partitioner.compile(build_tiny(), devices=2, time_limit_s=30, progress=slow)
+        partitioner.compile(build("tiny"), devices=2, time_limit_s=30, progress=slow)
     assert now[0] == NOW_S + 7
     assert seen[0].work.deadline == pytest.approx(deadline)

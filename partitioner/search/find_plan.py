@@ -60,7 +60,7 @@ TRAINING_KINDS_OVER_AXES, KINDS_OVER_AXES = ("dp+tp", "zero3+tp"), ("dp+tp",)
 PART_TAKEN = 0.5
 #: About the seconds of making the problem of all plans of a mesh of one axis, for each node on each
 #: device, and the share of the limit from which on that is much.
-SPACE_S, SCARCE = 1.5e-4, 0.05
+SPACE_S, SCARCE = 1.5e-4, 0.1
 #: A kind has one of so many parts of a search's steps at least, whatever the spaces before it left,
 #: and no fewer than such a search takes.
 KIND_PART, KIND_STEPS = 6, 2e6

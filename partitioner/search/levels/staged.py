@@ -28,6 +28,9 @@ from partitioner.strategies.spaces import Family, SearchError
 
 #: Times that a search whose plans do not fit by the referee is repeated, within less memory.
 _REPEATS = 3
+#: About the seconds until a first plan of several axes is found, whatever the clock says, for each
+#: node.
+FIRST_S = 3e-3
 SOLVER = "decomposition into stages of shardings / device seconds of the nodes"
 #: About the seconds until a first plan on meshes of three axes is found, whatever the clock says,
 #: for each node.

@@ -32,9 +32,6 @@ _REPEATS = 3
 #: node.
 FIRST_S = 3e-3
 SOLVER = "decomposition into stages of shardings / device seconds of the nodes"
-#: About the seconds until a first plan on meshes of three axes is found, whatever the clock says,
-#: for each node.
-FIRST_S = 3e-3
 #: Of meshes that are searched one axis at a time.
 AXES_SOLVER = "decomposition into mesh axes / device seconds of the nodes"
 

@@ -2,16 +2,15 @@
 
 Strategies multiply over axes: a problem of all of them at once has hundreds of thousands of items.
 So one axis is searched while the cuts over the others stay, in turn, until no axis gains anything.
-Each search has every strategy of one axis, and is warm: the plan so far is among its choices. The
-first plan is of a known kind of parallelism on each axis: it is searched in the same way, among the
-strategies that honour the kind's constraints. A mesh that splits an axis of another one starts with
-the plan of that mesh.
+Each search has every strategy of one axis, and the plan so far among its choices. The first plan is
+of a known kind of parallelism on each axis: of the strategies that honour the kind's constraints. A
+mesh that splits an axis of another one starts with the plan of that mesh.
 The nodes that lead from weights to the operators that read them (the stored value, its aliases and
 views) and the updates are free on all axes at every step: a weight may be stored over one axis
 along the very dim that another axis is to cut.
-Offers to compute values again are searched like an axis: a step of its own, in which all cuts stay.
-The first plan computes everything again, since that takes the least memory; then as much is kept as
-pays. A node that comes back is cut as the one that it is a copy of.
+Offers to compute values again are searched like an axis, while all cuts stay. The first plan
+computes everything again, since that takes the least memory; then as much is kept as pays. A node
+that comes back is cut as the one that it is a copy of.
 """
 
 from __future__ import annotations

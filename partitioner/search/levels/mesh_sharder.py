@@ -181,9 +181,15 @@ class Sharder:
         """
         even = EvenMesh(mesh, stand_in(mesh), self.cluster)
         graph, home = self.folded.graph, DeviceMesh.single(even.model.devices[0])
+        if even.model not in self._strategies:  # nodes without any are whole on one device
+            derived = strategies(graph, self.rules, even.model)
+            self._strategies[even.model] = {
+                node.name: derived[node.name] or (place(graph, node, home, {}, None),)
+                for node in graph.nodes
+            }
         candidates = {
             name: self.kept(name, tuple(filter(even.admits, options)), self.constraints, mesh)
-            for name, options in self._derived(even.model, home).items()
+            for name, options in self._strategies[even.model].items()
         }
         resharder = EvenResharder(self.cluster, even=even)
         prices = GroupColumns(graph, resharder, self.micro_batches, self.lanes)
@@ -225,17 +231,6 @@ class Sharder:
             text = f"{blamed} leaves no strategy for {name!r} ({node.op}) on {mesh}"
             raise ConstraintError(f"{text}: {why}" if why else text)
         return kept
-
-    def _derived(self, model: DeviceMesh, home: DeviceMesh) -> Options:
-        """Strategies of all nodes on a stand-in; nodes without any are whole on one device."""
-        if model not in self._strategies:
-            graph = self.folded.graph
-            options = strategies(graph, self.rules, model)
-            self._strategies[model] = {
-                node.name: options[node.name] or (place(graph, node, home, {}, None),)
-                for node in graph.nodes
-            }
-        return self._strategies[model]
 
 
 def minimised(

@@ -59,19 +59,16 @@ def stage_options(
         those that hold all that they send and receive, and all that outlives its block, beside
         that.
     """
-    load, resident, more_bytes = map(_between, _stretch_sums(sharded, ends, stages))
+    sums, count = _stretch_sums(sharded, ends, stages), len(ends)
+    between = np.zeros(
+        (3, count + 1, count + 1)
+    )  # of positions, where sums are of inclusive blocks
+    between[:, :count, 1:] = np.maximum(sums, 0.0)  # sums and differences may leave -1e-20
+    load, resident, more_bytes = between
     passing = np.zeros_like(load) + sharded.passing_bytes
     size = sharded.even.mesh.size()
     least = StageOption(label, size, load[None], resident[None], passing[None], pool=pool)
     return least, replace(least, flying_bytes=(passing + more_bytes)[None])
-
-
-def _between(sums: Floats) -> Floats:
-    """[first, last] of inclusive blocks as [start, stop] of positions; (n + 1, n + 1)."""
-    count = len(sums)
-    between = np.zeros((count + 1, count + 1))
-    between[:count, 1:] = np.maximum(sums, 0.0)  # sums and differences may leave -1e-20
-    return between
 
 
 def _stretch_sums(sharded: Sharded, ends: Sequence[int], stages: int) -> Floats:

@@ -20,7 +20,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.offers import alternatives
 from partitioner.ir.plan import PlacedNode, Plan, place
 from partitioner.ir.rule import Rule
-from partitioner.problem.build import Built, build, nothing
+from partitioner.problem.build import Built, build
 from partitioner.problem.decode import decided, kept_decision
 from partitioner.problem.idle_devices import cover
 from partitioner.problem.memory_kinds import Holdings
@@ -126,7 +126,7 @@ class JointSearch:
         return max(device_s / len(self.cluster), path_s)
 
     def options(
-        self, family: Family, check: Callable[[], None] = nothing
+        self, family: Family, check: Callable[[], None] = lambda: None
     ) -> dict[str, tuple[PlacedNode, ...]]:
         """The strategies of each node that honour the constraints, on all groups.
 
@@ -196,7 +196,7 @@ class JointSearch:
         self,
         family: Family,
         options: Mapping[str, tuple[PlacedNode, ...]],
-        check: Callable[[], None] = nothing,
+        check: Callable[[], None] = lambda: None,
     ) -> Built:
         """The joint problem of a space; `check` is called now and then, and may raise."""
         meshes = (placed.mesh for some in options.values() for placed in some)

@@ -27,7 +27,7 @@ from torch import nn
 import partitioner
 from helpers.modules import torch_models
 from helpers.modules.small_gpt import small_gpt
-from partitioner.examples import llama, small, zoo
+from partitioner.examples import build, llama, zoo
 from partitioner.ir.errors import PartitionerError
 
 Request = tuple[str, Callable[[], tuple[Any, Any]], Mapping[str, Any]]
@@ -36,13 +36,13 @@ Request = tuple[str, Callable[[], tuple[Any, Any]], Mapping[str, Any]]
 @cache
 def _file(name: str) -> Any:
     if name == "mlp":
-        return small.build_mlp()
+        return build("mlp")
     if name == "wide":
-        return small.build_mlp(layers=6, hidden=512, batch=64)
+        return build("mlp", layers=6, hidden=512, batch=64)
     if name == "tiny":
-        return small.build_tiny()
+        return build("tiny")
     if name == "tiny8":
-        return small.build_tiny(size=33, channels=12, batch=8)
+        return build("tiny", size=33, channels=12, batch=8)
     return llama.build() if name == "llama" else zoo.build(name)
 
 

@@ -48,24 +48,17 @@ class Offer:
     span: Span | None  #: Interval in which the bytes of the items are held; None if none count.
 
 
-@dataclass(frozen=True)
-class Triggers:
-    """The items that cost something, or whose bytes count, by what triggers them."""
-
-    #: For each node and choice the items that it alone brings about.
-    private: tuple[tuple[tuple[int, ...], ...], ...]
-    on_edge: tuple[frozenset[int], ...]  #: By edge, those without bytes that it alone triggers.
-    offers: tuple[Offer, ...]  #: All other items.
-
-
 def span_of(problem: Problem, item: int) -> Span | None:
     """Interval in which an item's bytes are held; None where they do not count."""
     held = problem.items[item]
     return (held.first, held.last) if problem.limited and any(held.bytes) else None
 
 
-def triggers(problem: Problem) -> Triggers:
-    """Sort the items of a problem that has no parallel edges.
+def triggers(problem: Problem) -> tuple[list[list[list[int]]], list[set[int]], list[Offer]]:
+    """The items that cost something, or whose bytes count, by what triggers them.
+
+    By node and choice those that it alone brings about; by edge those without bytes that it alone
+    triggers; all others. The problem has no parallel edges.
 
     Raises:
         SolverError: Edges without a common node trigger one item.
@@ -92,13 +85,13 @@ def triggers(problem: Problem) -> Triggers:
             width = 1 if hub is None else len(problem.nodes[hub])
             offered = offers.setdefault((hub, wanted, span), [[] for _ in range(width)])
             offered[choice].append(item)
-    return Triggers(
-        tuple(tuple(map(tuple, choices)) for choices in private),
-        tuple(map(frozenset, on_edge)),
-        tuple(
+    return (
+        private,
+        on_edge,
+        [
             Offer(hub, tuple(map(tuple, offered)), wanted, span)
             for (hub, wanted, span), offered in offers.items()
-        ),
+        ],
     )
 
 
@@ -209,11 +202,11 @@ def convert(problem: Problem) -> Converted:
             common node trigger one item.
     """
     simple = simplify_edges(problem)
-    items = triggers(simple)
+    private, on_edge, offers = triggers(simple)
     builder = _Builder(simple)
-    builder.add_nodes(items.private)
-    builder.add_edges(items.on_edge)
-    for offer in items.offers:
+    builder.add_nodes(private)
+    builder.add_edges(on_edge)
+    for offer in offers:
         builder.add_offer(offer)
     vectors = [c.load_s for choices in problem.nodes for c in choices]
     vectors += [item.load_s for item in problem.items]
@@ -256,7 +249,7 @@ class _Builder:
             self.followers.append(Follower(node, tuple((None, s, s) for s in strategy)))
             self._allow(node, len(self.nodes) - 1, [{s} for s in strategy])
 
-    def add_edges(self, on_edge: Sequence[frozenset[int]]) -> None:
+    def add_edges(self, on_edge: Sequence[set[int]]) -> None:
         """Forbidden pairs, and costs that one edge alone brings about."""
         for edge, alone in zip(self.problem.edges, on_edge, strict=True):
             cells = {
@@ -267,7 +260,7 @@ class _Builder:
                 table = [cells[pair] for pair in product(edge.out_class, edge.in_class)]
                 self.edges.append((edge.u, edge.v, table))
 
-    def _cell(self, edge: Edge, pair: Pair, alone: frozenset[int]) -> int:
+    def _cell(self, edge: Edge, pair: Pair, alone: set[int]) -> int:
         if pair in edge.forbidden:
             return FORBIDDEN
         paid = [self.problem.items[i].load_s for i in edge.items.get(pair, ()) if i in alone]

@@ -227,7 +227,7 @@ class Primal:
         price = relaxation.price(dual.price)
         broken = peaks(model.over(fresh.chosen))
         self._fit(fresh, price, progress)
-        self._improve(fresh, plain, progress, TOURNAMENTS)
+        self._improve(fresh, plain, progress)
         good = fresh.feasible
         if good:
             progress.offer(model, fresh.chosen, "decimation")
@@ -240,7 +240,7 @@ class Primal:
         else:
             best.cross(fresh.chosen, plain)
         for factor in PRICES if self._any else ():
-            self._improve(best, model.priced(price * factor), progress, TOURNAMENTS)
+            self._improve(best, model.priced(price * factor), progress)
         if best.feasible:
             self._any = True
             progress.offer(model, best.chosen, "local search")
@@ -271,8 +271,6 @@ class Primal:
 
     def _fit(self, fresh: Mover, price: Floats, progress: Progress) -> None:
         """Raise the price of memory where it is shortest, until it is not."""
-        if fresh.excess <= 0:
-            return
         least = LEAST * fresh.cost() / np.maximum(self._model.rows.capacity, 1.0)
         for _ in range(RAISES):
             if fresh.excess <= 0 or not progress.left_s:
@@ -280,17 +278,11 @@ class Primal:
             worst = peaks(self._model.over(fresh.chosen))
             price = price.copy()
             price[worst] = np.maximum(RAISE * price[worst], least[worst])
-            self._improve(fresh, self._model.priced(price), progress, TOURNAMENTS[-1:], free=True)
+            self._improve(fresh, self._model.priced(price), progress, free=True)
 
     def _improve(
-        self,
-        mover: Mover,
-        priced: Floats,
-        progress: Progress,
-        tournaments: tuple[int, ...],
-        *,
-        free: bool = False,
+        self, mover: Mover, priced: Floats, progress: Progress, *, free: bool = False
     ) -> None:
-        for tournament in tournaments:
+        for tournament in TOURNAMENTS[-1:] if free else TOURNAMENTS:
             if progress.left_s:
                 mover.widen(priced, tournament, free=free)

@@ -10,9 +10,8 @@ from typing import Any
 from partitioner.backends.regions import region_shape
 from partitioner.ir.exchange import Region
 from partitioner.ir.phases import RunOrder
-from partitioner.ir.pieces.batch_parts import BatchParts
 from partitioner.ir.pipeline import check, from_csv, to_csv
-from partitioner.ir.program import Output, Part, Programs, RankProgram
+from partitioner.ir.program import BatchParts, Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType
 
 

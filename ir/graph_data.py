@@ -44,11 +44,7 @@ def graph_data(graph: Graph) -> dict[str, Any]:
 
 
 def graph_of(data: Any) -> Graph:
-    """Inverse of `graph_data`; contents of constants that were left out cannot be loaded.
-
-    Raises:
-        GraphDataError: The data describe no graph.
-    """
+    """Inverse of `graph_data`, less contents left out; GraphDataError if the data are no graph."""
     try:
         return _graph(data, 0)
     except KeyError as error:
@@ -111,11 +107,7 @@ def type_data(type_: TensorType) -> list[Any]:
 
 
 def type_of(data: Any) -> TensorType:
-    """Inverse of `type_data`.
-
-    Raises:
-        IRError, TypeError, ValueError: The data describe no type.
-    """
+    """Inverse of `type_data`; IRError, TypeError or ValueError if the data describe no type."""
     dtype, sizes, *symbols = _list(data)
     shape = tuple(map(_whole, _list(sizes)))
     names = _list(symbols[0]) if symbols else [None] * len(shape)

@@ -274,11 +274,7 @@ class DimLayout:
         return tuple(map(sum, zip(*self.segments, strict=True)))
 
     def without(self, axes: Iterable[str], mesh: DeviceMesh) -> DimLayout:
-        """The layout in which the devices along these axes have all that any of them has.
-
-        Raises:
-            LayoutError: The parts are windows, or there are too many segments.
-        """
+        """Each device has what any along these axes has; LayoutError of windows or many runs."""
         dropped = frozenset(axes) & frozenset(self.axes)
         if not dropped:
             return self
@@ -439,11 +435,7 @@ def _nested(outer: DimLayout, inner: DimLayout, mesh: DeviceMesh) -> DimLayout:
 
 
 def concat(parts: Iterable[DimLayout]) -> DimLayout:
-    """Layout of the dim that consists of the parts one after the other.
-
-    Raises:
-        LayoutError: The parts are cut over different axes, or are windows.
-    """
+    """Layout of the parts one after the other; LayoutError of windows, or parts of unlike axes."""
     layouts = list(parts)
     if len(layouts) == 1:
         return layouts[0]
@@ -458,11 +450,7 @@ def concat(parts: Iterable[DimLayout]) -> DimLayout:
 
 
 def split(layout: DimLayout, sizes: Iterable[int]) -> tuple[DimLayout, ...]:
-    """Inverse of `concat`: the layouts of consecutive parts of a dim.
-
-    Raises:
-        LayoutError: The parts are windows.
-    """
+    """Inverse of `concat`: layouts of consecutive parts; LayoutError of windows."""
     if layout.windows:
         raise LayoutError(f"a dim of windows {layout} has no consecutive parts")
     owners = [(index, part) for cuts in layout.segments for index, part in enumerate(cuts) if part]

@@ -16,22 +16,14 @@ ONNX_DTYPES: Mapping[str, int] = {name: number for number, name in _NAMES.items(
 
 
 def onnx_dtype(dtype: str) -> int:
-    """Number of an element type in ONNX.
-
-    Raises:
-        IRError: The name is no element type.
-    """
+    """Number of an element type in ONNX; IRError if the name is no element type."""
     if dtype not in ONNX_DTYPES:
         raise IRError(f"element type {dtype!r} is not one of {', '.join(ONNX_DTYPES)}")
     return ONNX_DTYPES[dtype]
 
 
 def from_onnx_dtype(number: int) -> str:
-    """Name of an element type from its number in ONNX.
-
-    Raises:
-        IRError: The number is unknown, or of elements that the IR has no type for (strings, ...).
-    """
+    """Name of an element type from its number in ONNX; IRError for others (strings, ...)."""
     if number not in _NAMES:
         raise IRError(f"ONNX element type {number} is not one of {sorted(_NAMES)}")
     return _NAMES[number]

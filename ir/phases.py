@@ -311,10 +311,7 @@ def _edges(
 
 
 def fixed_nodes(graph: Graph) -> frozenset[str]:
-    """Names of the nodes whose results are the same in all micro-batches of a step.
-
-    They depend on no graph input and on no stored value that micro-batches write.
-    """
+    """Names of nodes that read no graph input and no stored value that micro-batches write."""
     changing = set(graph.inputs) | {
         node.inputs[1] for node in graph.nodes if node.attrs.get("role") == "next"
     }

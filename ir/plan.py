@@ -188,11 +188,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Inverse of `to_json`.
-
-        Raises:
-            PlanError: Not JSON, another version, or a field is missing or malformed.
-        """
+        """Inverse of `to_json`; PlanError if it is no JSON, of another version or malformed."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -201,6 +197,7 @@ class Plan:
             version = data.get("version") if isinstance(data, dict) else None
             raise PlanError(f"plan version is {version!r}, this program reads {PLAN_VERSION}")
         try:
+            groups = tuple(map(_mesh_of, data["groups"]))
             nodes = {
                 name: NodePlan(
                     _typed(node, "group", int),
@@ -209,15 +206,10 @@ class Plan:
                 for name, node in data["nodes"].items()
             }
             cert = data.get("certificate")
-            return cls(
-                _typed(data, "graph_digest", str),
-                _typed(data, "cluster", dict),
-                tuple(map(_mesh_of, data["groups"])),
-                nodes,
-                _certificate_of(cert) if cert is not None else None,
-                _pipeline_of(data),
-                Blocks.from_data(data["blocks"]) if "blocks" in data else _NO_BLOCKS,
-            )
+            certificate = _certificate_of(cert) if cert is not None else None
+            digest, cluster = _typed(data, "graph_digest", str), _typed(data, "cluster", dict)
+            blocks = Blocks.from_data(data["blocks"]) if "blocks" in data else _NO_BLOCKS
+            return cls(digest, cluster, groups, nodes, certificate, _pipeline_of(data), blocks)
         except KeyError as error:
             raise PlanError(f"plan is malformed: it has no {error}") from None
         except (TypeError, AttributeError, ValueError, OverflowError) as error:
@@ -246,11 +238,7 @@ def _mesh_of(group: Mapping[str, Any]) -> DeviceMesh:
 
 
 def trial_of(data: Mapping[str, Any]) -> Trial:
-    """A trial from JSON data.
-
-    Raises:
-        KeyError, TypeError, ValueError: A field is missing or malformed.
-    """
+    """A trial from JSON data; KeyError, TypeError or ValueError if a field is malformed."""
     _check_numbers(data, "predicted_s", "measured_s", "spread")
     plan, kept = _typed(data, "plan", str), _typed(data, "kept", bool)
     return Trial(plan, data["predicted_s"], data["measured_s"], data["spread"], kept)
@@ -430,11 +418,7 @@ def check_graph(graph: Graph, plan: Plan) -> None:
 
 
 def resolve_node(graph: Graph, plan: Plan, node: Node, rule: Rule | str) -> PlacedNode:
-    """A node under the plan's decision for it; `rule` is that of `rule_of`.
-
-    Raises:
-        PlanError: The decision does not fit the node, or leaves a device an empty part.
-    """
+    """A node under its decision and rule (see `rule_of`); PlanError if they do not fit."""
     decision = plan.nodes[node.name]
     if not 0 <= decision.group < len(plan.groups):
         raise PlanError(

@@ -281,3 +281,14 @@ def _check_values(program: RankProgram) -> None:
     for output in program.outputs:
         if output.value not in known:
             raise ProgramError(f"rank {rank}: output part {output.value!r} is not made")
+
+
+@dataclass(frozen=True)
+class BatchParts:
+    """The parts of a request that its micro-batches take and give."""
+
+    count: int  #: Number of micro-batches, at least 1.
+    types: Mapping[str, TensorType]  #: Types of the whole batch's inputs and outputs, by name.
+    #: The part of each micro-batch in a whole input or output, by name. An input that is not here
+    #: goes whole to every micro-batch; such an output is the same in all of them.
+    regions: Mapping[str, tuple[Region, ...]]

@@ -354,11 +354,7 @@ class Rule:
         return work / count if count else 1.0
 
     def shardings(self, layouts: Layouts, mesh: DeviceMesh) -> Shardings:
-        """Shardings of operands and results under a cut of factors; computed once.
-
-        Raises:
-            LayoutError: The cut has no layout (a sum cut in one term only, an axis used twice).
-        """
+        """Shardings of operands and results under a cut, made once; LayoutError if it has none."""
         key = mesh, tuple(layouts.items())
         if key not in self._cuts:
             self._cuts[key] = self._shardings(layouts, mesh)
@@ -535,11 +531,7 @@ class Cut:
     windows: tuple[Interval, ...] = ()
 
     def layout(self, size: int, mesh: DeviceMesh) -> DimLayout:
-        """The layout of a factor of `size` elements on a mesh.
-
-        Raises:
-            IRError: The axes are not the mesh's, in its order, or the parts do not fit the size.
-        """
+        """The layout of a factor of `size` elements; IRError if axes or parts do not fit."""
         for axis in self.axes:
             if axis not in mesh.names:
                 raise IRError(f"cut {self} names axis {axis!r}; the mesh is {mesh}")
@@ -569,11 +561,7 @@ class Cut:
 
     @classmethod
     def parse(cls, text: str) -> Cut:
-        """Inverse of `str`.
-
-        Raises:
-            IRError: The text is not of the form above.
-        """
+        """Inverse of `str`; IRError if the text is not of the form above."""
         names, colon, parts = text.partition(":")
         axes = tuple(names.split("*"))
         if all(axes) and re.fullmatch(r"\d+\.\.\d+(,\d+\.\.\d+)*", parts, re.ASCII):

@@ -111,11 +111,7 @@ def solve_sizes(
     shapes: tuple[tuple[int, ...], ...],
     known: dict[str, int],
 ) -> dict[str, int]:
-    """Return the known sizes of factors with those of all that are a dim by themselves.
-
-    Raises:
-        IRError: A factor has two sizes.
-    """
+    """The known sizes, and those of factors that are a dim alone; IRError if one has two."""
     for dims, shape in zip(tensors, shapes, strict=True):
         for expr, size in zip(dims or (), shape, strict=False):
             if len(expr) == 1 and len(expr[0]) == 1:

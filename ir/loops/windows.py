@@ -32,11 +32,7 @@ class Window:
         return first, last // self.divisor + 1 - first
 
     def read(self, start: int, length: int) -> Interval:
-        """The elements that positions start..start + length read.
-
-        Raises:
-            LayoutError: There is none: all of the window lies outside the dim.
-        """
+        """Elements that positions start..start + length read; LayoutError if there are none."""
         first, count = self.reach(start, length)
         low, high = max(first, 0), min(first + count, self.size)
         if low >= high:
@@ -46,11 +42,7 @@ class Window:
         return low, high - low
 
     def layout(self, positions: DimLayout) -> DimLayout:
-        """The layout of the dim under a cut of the loop.
-
-        Raises:
-            LayoutError: A part is in several pieces, or empty, or reads no element.
-        """
+        """Layout of the dim under a cut of the loop; LayoutError if a part is split or empty."""
         return _layout(self, positions)
 
     def positions(self, layout: DimLayout, count: int) -> DimLayout | None:
@@ -109,11 +101,7 @@ class Parts:
         return sum(map(sum, self.segments))
 
     def layout(self, positions: DimLayout) -> DimLayout:
-        """The layout of the dim under a cut of the loop.
-
-        Raises:
-            LayoutError: The loop is not cut into single positions.
-        """
+        """Layout of the dim under a cut of the loop; LayoutError unless each part is single."""
         if not positions.axes:
             return DimLayout.whole(self.size)
         if positions != self._single(positions.axes):

@@ -13,11 +13,7 @@ from partitioner.ir.program import ProgramError
 
 
 def local_op(graph: Graph, placed: PlacedNode, point: Mapping[str, int]) -> LocalOp:
-    """The nodes that the device at a mesh coordinate runs in place of a node, by the graph's names.
-
-    Raises:
-        ProgramError: The row of the operator fails.
-    """
+    """What the device at a mesh coordinate runs for a node; ProgramError if its row fails."""
     row = row_of(placed.node)
     if placed.rule is None or row is None or row.localize is None or not placed.layouts:
         return LocalOp((placed.node,))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
 
 from partitioner.ir.exchange import Intervals, nested
-from partitioner.ir.graph import Attr
+from partitioner.ir.graph import Attr, Node
 from partitioner.ir.layout import Interval
 from partitioner.ir.ops.table import Localize, LocalOp, LocalView, OpView
+from partitioner.ir.types import numpy_dtype
 
 
 def same_node(view: OpView, **attrs: Attr) -> LocalOp:
@@ -21,6 +23,33 @@ def same_node(view: OpView, **attrs: Attr) -> LocalOp:
 def other_node(view: OpView, op: str, **attrs: Attr) -> LocalOp:
     """Another operator on the node's operands, with these attributes alone."""
     return LocalOp((replace(view.node, op=op, attrs=attrs),))
+
+
+def mean_of_part(
+    view: OpView, local: LocalView, reduced: Iterable[int], empty: Callable[[], LocalOp]
+) -> LocalOp:
+    """The node on a device's part, a mean, times the part's share of the elements of reduced dims.
+
+    A sum that is divided later would overflow half precision where the mean does not. A device
+    without elements adds an `empty` sum.
+    """
+    node, dims = view.node, tuple(reduced)
+    total = math.prod(view.shape()[dim] for dim in dims)
+    part = math.prod(local.shapes[0][dim] for dim in dims)
+    if part == total:
+        return same_node(view)
+    if part == 0:
+        return empty()
+    mean, share = f"{node.name}.mean", f"{node.name}.share"
+    whole = replace(node, name=mean, outputs=(mean,))
+    types = {mean: view.out_type.with_shape(local.out_shapes[0])}
+    if node.op.startswith("aten::"):
+        number: dict[str, Attr] = {"other": part / total}
+        scale = Node(node.name, "aten::mul.Tensor", (mean, ""), node.outputs, number)
+        return LocalOp((whole, scale), types=types)
+    constant = np.array(part / total, numpy_dtype(view.out_type.dtype))
+    scale = Node(node.name, "Mul", (mean, share), node.outputs)
+    return LocalOp((whole, scale), {share: constant}, types)
 
 
 def with_constant(view: OpView, index: int, array: np.ndarray) -> LocalOp:

@@ -64,11 +64,7 @@ class OpView(Signature):
         return value
 
     def dim(self, name: str, default: int, rank: int | None = None) -> int:
-        """A dim given as an attribute, counted from the first of operand 0's or of `rank` dims.
-
-        Raises:
-            IRError: There is no such dim.
-        """
+        """A dim of operand 0, or of `rank` dims, that an attribute gives; IRError without it."""
         dim, count = self.int_attr(name, default), max(self.rank() if rank is None else rank, 1)
         if not -count <= dim < count:
             raise IRError(f"attribute {name!r} is {dim}, not in {-count}..{count - 1}")
@@ -88,11 +84,7 @@ class OpView(Signature):
         return tuple(int(v) for v in self.constant(index).reshape(-1))
 
     def constant(self, index: int) -> np.ndarray:
-        """Contents of a constant operand.
-
-        Raises:
-            OpaqueError: It is computed at run time or too large.
-        """
+        """Contents of a constant operand; OpaqueError if computed at run time or too large."""
         array = self.graph.constant(self.node.inputs[index])
         if array is None:
             raise OpaqueError(f"operand {index} ({self.node.inputs[index]!r}) is not a constant")

@@ -1,1 +1,1 @@
-"""Pieces of a graph: stretches that run in blocks, repeated layers, parts of a batch."""
+"""Pieces of a graph: stretches that run in blocks, repeated layers."""

@@ -57,11 +57,7 @@ class Blocks:
 
     @classmethod
     def from_data(cls, data: Sequence[Mapping[str, Any]]) -> Blocks:
-        """Inverse of `to_data`.
-
-        Raises:
-            KeyError, TypeError, ValueError: A field is missing or malformed.
-        """
+        """Inverse of `to_data`; KeyError, TypeError or ValueError if a field is malformed."""
         stretches = []
         for stretch in data:
             chunks = tuple(Chunk(**chunk) for chunk in stretch["chunks"])

@@ -44,11 +44,7 @@ def check(schedule: PipelineSchedule, edges: Iterable[Edge] | None = None) -> No
 
 
 def check_lanes(lane_of: tuple[int, ...], micro_batches: int) -> None:
-    """Refuse an assignment of stages to lanes that leaves a lane out.
-
-    Raises:
-        PipelineScheduleError: There is no stage, a lane without one, or no micro-batch.
-    """
+    """Refuse no stage, a lane without one, or no micro-batch, by a PipelineScheduleError."""
     if not lane_of:
         raise PipelineScheduleError("a schedule has at least one stage")
     if micro_batches < 1:

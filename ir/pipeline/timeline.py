@@ -28,11 +28,7 @@ class Dataflow:
 
 
 def dataflow(stages: int, edges: Iterable[Edge] | None = None) -> Dataflow:
-    """The neighbours of each stage; without `edges`, those of the chain 0-1, 1-2, ...
-
-    Raises:
-        PipelineScheduleError: An edge leads to no later stage.
-    """
+    """The neighbours of each stage; without `edges`, those of the chain 0-1, 1-2, ..."""
     pairs = [(i, i + 1) for i in range(stages - 1)] if edges is None else sorted(set(edges))
     for i, j in pairs:
         if not 0 <= i < j < stages:

@@ -55,11 +55,7 @@ class OnnxInput:
 
     @cached_property
     def traced(self) -> Traced:
-        """The model as read.
-
-        Raises:
-            FrontendError: It cannot be read.
-        """
+        """The model as read; FrontendError if it cannot be."""
         return load_onnx(self.model, self.dims, self.shapes, plan_only=self.plan_only)
 
     @property
@@ -95,11 +91,7 @@ class ModuleInput:
 
     @cached_property
     def traced(self) -> TracedModule:
-        """The module as traced.
-
-        Raises:
-            FrontendError: It cannot be traced.
-        """
+        """The module as traced; FrontendError if it cannot be."""
         from partitioner.frontends.torch.trace import trace_module
 
         return trace_module(self.module, self.example, self.options)
@@ -122,19 +114,11 @@ class ModuleInput:
         return trace_micro_batch(self.module, self.example, self.options, count, whole=whole)
 
     def even_counts(self) -> tuple[int, ...]:
-        """All numbers of equal micro-batches that are planned, ascending, from 1 on.
-
-        Raises:
-            BackendError: There is no batch.
-        """
+        """All numbers of equal micro-batches, ascending from 1; BackendError without a batch."""
         return even_parts(self.batch_size())
 
     def batch_size(self, count: int = 1) -> int:
-        """Samples of the example inputs, which are to be cut into so many micro-batches.
-
-        Raises:
-            BackendError: They cannot be.
-        """
+        """Samples of the example inputs; BackendError if they have not so many parts."""
         from partitioner.backends.torch.graphs.micro_batches import micro_batch_sizes
 
         return sum(micro_batch_sizes((self.example.args, dict(self.example.kwargs)), count))

@@ -51,8 +51,7 @@ from partitioner.ir.errors import naming
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Interval
 from partitioner.ir.onnx_types import onnx_dtype
-from partitioner.ir.pieces.batch_parts import BatchParts
-from partitioner.ir.program import Comm, CommKind, Compute, Programs, RankProgram
+from partitioner.ir.program import BatchParts, Comm, CommKind, Compute, Programs, RankProgram
 
 #: The newest that ONNX Runtime 1.31 reads without multi-device annotations.
 IR_VERSION = 10

@@ -25,9 +25,9 @@ from partitioner.ir.ops.rules.reshape import (
     squeeze,
     unsqueeze,
 )
-from partitioner.ir.ops.signature import Names, OpaqueError, Options, Shape, pattern
+from partitioner.ir.ops.signature import OpaqueError, Options, Shape, pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
-from partitioner.ir.rule import Rule
+from partitioner.ir.rule import Names, Rule
 
 
 def _permute(view: OpView) -> Rule:

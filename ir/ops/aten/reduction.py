@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from partitioner.ir.graph import Attr, Node
-from partitioner.ir.ops.local import other_node
+from partitioner.ir.graph import Attr
+from partitioner.ir.ops.local import mean_of_part, other_node
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
 from partitioner.ir.ops.rules.reduction import along, reduce
 from partitioner.ir.ops.signature import Shape
@@ -56,31 +56,10 @@ def _count(view: OpView, shape: Shape) -> int:
 
 
 def _local_mean(view: OpView, local: LocalView) -> LocalOp:
-    """Where a reduced dim is cut, a device adds its part's mean times its share of the elements.
-
-    A sum that is divided later would overflow half precision where the mean does not. A device
-    without elements adds an empty sum.
-    """
-    node = view.node
-    part, total = _count(view, local.shapes[0]), _count(view, view.shape())
-    if part == total:
-        return LocalOp((node,))
-    if part == 0:
-        return other_node(
-            view,
-            "aten::sum.dim_IntList",
-            dim=tuple(sorted(_reduced_dims(view))),
-            keepdim=bool(view.attr("keepdim", False)),
-            dtype=view.out_type.dtype,
-        )
-    mean, share = f"{node.name}.mean", part / total
-    return LocalOp(
-        (
-            replace(node, name=mean, outputs=(mean,)),
-            Node(node.name, "aten::mul.Tensor", (mean, ""), node.outputs, {"other": share}),
-        ),
-        types={mean: view.out_type.with_shape(local.out_shapes[0])},
-    )
+    dims, keepdim = _reduced_dims(view), bool(view.attr("keepdim", False))
+    of: dict[str, Attr] = {"dim": tuple(sorted(dims)), "keepdim": keepdim}
+    sum_of = partial(other_node, view, "aten::sum.dim_IntList", **of, dtype=view.out_type.dtype)
+    return mean_of_part(view, local, dims, sum_of)
 
 
 def _local_extreme(view: OpView, local: LocalView) -> LocalOp:

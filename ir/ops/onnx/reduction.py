@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -10,11 +9,11 @@ from functools import partial
 import numpy as np
 
 from partitioner.ir.graph import Attr, Node
+from partitioner.ir.ops.local import mean_of_part
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
 from partitioner.ir.ops.rules.reduction import along, reduce, top_k
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
-from partitioner.ir.types import numpy_dtype
 
 #: Reduction that combines partial results ("" for a root or log of a sum), FLOPs an element.
 REDUCTIONS: Mapping[str, tuple[str, float]] = {
@@ -55,27 +54,9 @@ def _reduce(view: OpView) -> Rule:
 def weighted_mean(
     view: OpView, local: LocalView, reduced: Iterable[int], *, keepdims: int
 ) -> LocalOp:
-    """The node on a device's part, a mean, times the part's share of the elements of reduced dims.
-
-    A sum that is divided later would overflow half precision where the mean does not. A device
-    without elements adds an empty sum.
-    """
-    node, tensor, dims = view.node, view.out_type, sorted(reduced)
-    total = math.prod(view.shape()[dim] for dim in dims)
-    part = math.prod(local.shapes[0][dim] for dim in dims)
-    if part == total:
-        return LocalOp((node,))
-    if part == 0:
-        return _empty_sum(view, dims, keepdims)
-    mean, share = f"{node.name}.mean", f"{node.name}.share"
-    return LocalOp(
-        (
-            replace(node, name=mean, outputs=(mean,)),
-            Node(node.name, "Mul", (mean, share), node.outputs),
-        ),
-        {share: np.array(part / total, numpy_dtype(tensor.dtype))},
-        {mean: tensor.with_shape(local.out_shapes[0])},
-    )
+    """See `mean_of_part`."""
+    dims = sorted(reduced)
+    return mean_of_part(view, local, dims, lambda: _empty_sum(view, dims, keepdims))
 
 
 def _empty_sum(view: OpView, dims: list[int], keepdims: int) -> LocalOp:

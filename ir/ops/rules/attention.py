@@ -12,8 +12,8 @@ from functools import cached_property
 
 from partitioner.ir.ops.rules.dims import broadcast, compound
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
-from partitioner.ir.ops.signature import Dims, Names, OpaqueError, Signature
-from partitioner.ir.rule import Rule
+from partitioner.ir.ops.signature import Dims, OpaqueError, Signature
+from partitioner.ir.rule import Names, Rule
 from partitioner.ir.types import TensorType
 
 #: FLOPs of a score beside its dot products: scale, mask, maximum, exp, sum, division.
@@ -21,11 +21,7 @@ SCORE = TRANSCENDENTAL + 5
 
 
 def group_of(query_heads: int, kv_heads: int) -> int:
-    """Query heads a key-value head.
-
-    Raises:
-        OpaqueError: They do not divide.
-    """
+    """Query heads a key-value head; OpaqueError if they do not divide."""
     if query_heads < 1 or kv_heads < 1 or query_heads % kv_heads:
         raise OpaqueError(f"{query_heads} query heads over {kv_heads} key-value heads")
     return query_heads // kv_heads

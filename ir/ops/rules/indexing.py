@@ -15,7 +15,7 @@ from partitioner.ir.rule import Rule
 
 
 def moved_rows(ins: tuple[int, ...], outs: tuple[int, ...]) -> int:
-    """Bytes moved by a gather: the indices, and each element of the result read and written."""
+    """Bytes moved by a gather: indices, and the elements of the result, read and written."""
     return sum(ins[1:]) + 2 * outs[0]
 
 

@@ -21,11 +21,7 @@ DTYPES: Mapping[torch.dtype, str] = {
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of an element type in the IR.
-
-    Raises:
-        FrontendError: The element type has no name.
-    """
+    """The name of an element type in the IR; FrontendError if it has none."""
     if dtype not in DTYPES:
         raise FrontendError(f"element type {dtype} is not supported")
     return DTYPES[dtype]

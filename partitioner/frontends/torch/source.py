@@ -32,11 +32,7 @@ class Example:
 
     @classmethod
     def of(cls, inputs: Any) -> Example:
-        """The `example_inputs` of `partitioner.compile` as arguments.
-
-        Raises:
-            OptionError: `inputs` is None, or has NumPy arrays.
-        """
+        """The `example_inputs` of `partitioner.compile`; OptionError of None or NumPy arrays."""
         if inputs is None:
             raise OptionError("a PyTorch module is traced with example inputs: give example_inputs")
         if isinstance(inputs, Example):
@@ -77,26 +73,20 @@ class ModuleSource:
         return self.file.stem if self.file is not None else self.factory.rpartition(":")[2]
 
     def open(self) -> tuple[nn.Module, Example]:
-        """The module and its example inputs. A factory is called: its folder joins `sys.path`.
-
-        Raises:
-            PartitionerError: There is no such file or function, or it gives something else.
-        """
+        """The module and its inputs, or PartitionerError; a factory's folder joins `sys.path`."""
         if self.file is not None:
-            return _read(self.file)
+            from partitioner.backends.torch.files.archive import read_program
+
+            program = read_program(self.file)
+            if program.example_inputs is None:
+                raise SourceError(
+                    f"{self.file}: it holds no example inputs, which it would be traced with"
+                )
+            args, kwargs = program.example_inputs
+            return program.module(check_guards=False), Example(tuple(args), dict(kwargs))
         if not self.factory:
             raise SourceError("the module was given in Python: give it again")
         return _call(self.factory, self.folder)
-
-
-def _read(file: Path) -> tuple[nn.Module, Example]:
-    from partitioner.backends.torch.files.archive import read_program
-
-    program = read_program(file)
-    if program.example_inputs is None:
-        raise SourceError(f"{file}: it holds no example inputs, which it would be traced with")
-    args, kwargs = program.example_inputs
-    return program.module(check_guards=False), Example(tuple(args), dict(kwargs))
 
 
 def _call(factory: str, folder: Path | None) -> tuple[nn.Module, Example]:

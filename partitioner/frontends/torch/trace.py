@@ -91,13 +91,7 @@ class TracedModule:
                 self.tensor(name).copy_(values[value])
 
     def check_unchanged(self, *, modes: bool = True) -> None:
-        """Refuse a module that has changed since its trace, in more than its tensors' contents.
-
-        `modes` tells whether training and evaluation mode count.
-
-        Raises:
-            FrontendError: It has changed.
-        """
+        """Refuse a module changed in more than tensors' contents (and, if told, `modes`)."""
         self.snapshot.check(self.module, training=self.options.training, modes=modes)
 
 

@@ -60,11 +60,7 @@ class Calls(GraphWriter):
     sequence: dict[str, int] = field(default_factory=dict)
 
     def add_calls(self) -> None:
-        """Add the constant tensors and the calls of the traced graph.
-
-        Raises:
-            FrontendError: An operator, a type or an argument has no form in the IR.
-        """
+        """Add constant tensors and calls; FrontendError if one has no form in the IR."""
         for node in self.module.graph.nodes:
             if node.op == "get_attr":
                 tensor = getattr(self.module, str(node.target), None)

@@ -9,15 +9,14 @@ and indices that only count. Adaptive pools become pools where their windows are
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
-from partitioner.frontends.torch.patterns.attention import attention
-from partitioner.frontends.torch.patterns.counted import view
 from partitioner.frontends.torch.patterns.losses import cross_entropy, negative_log_likelihood
 from partitioner.frontends.torch.patterns.rewrite import (
     Arguments,
@@ -131,6 +130,139 @@ def _window(data: torch.Tensor, result: torch.Tensor, dims: int) -> list[int] | 
     return [before // after for before, after in sizes]
 
 
+def _attention(write: Rewriter, args: Arguments) -> fx.Node | None:
+    """Our own operator, one node a call, or, with dropout, plain ones.
+
+    PyTorch picks a kernel while it traces: a trace made on the CPU holds the CPU's, which no other
+    device has. Ours is the same for every device. Calls of other forms than (batch, heads, rows,
+    channels) and (batch, rows, channels) stay.
+    """
+    nodes = [args["query"], args["key"], args["value"]]
+    ranks = {value(node).dim() for node in nodes}
+    if ranks == {3}:
+        with_heads = [write.call(_aten.unsqueeze.default, node, 1) for node in nodes]
+        mask = args["attn_mask"]
+        if mask is not None and value(mask).dim() >= 3:
+            mask = write.call(_aten.unsqueeze.default, mask, 1)
+        return write.call(_aten.squeeze.dim, _multi_head(write, args, with_heads, mask), 1)
+    if ranks != {4}:
+        return None
+    query_heads, key_heads, value_heads = (value(node).shape[1] for node in nodes)
+    if key_heads != value_heads or key_heads == 0 or query_heads % key_heads != 0:
+        return None
+    return _multi_head(write, args, nodes, args["attn_mask"])
+
+
+def _multi_head(
+    write: Rewriter, args: Arguments, operands: list[fx.Node], mask: fx.Node | None
+) -> fx.Node:
+    batch = max(value(node).shape[0] for node in operands)
+    expanded = [
+        node
+        if value(node).shape[0] == batch
+        else write.call(_aten.expand.default, node, [batch, *value(node).shape[1:]])
+        for node in operands
+    ]
+    query, key, values = (write.cast(node, write.dtype) for node in expanded)
+    depth = value(query).shape[-1]
+    scale = depth**-0.5 if args["scale"] is None else args["scale"]
+    if args["dropout_p"] > 0:
+        return _with_dropout(write, args, (query, key, values, mask), scale)
+    own = torch.ops.partitioner.attention.default
+    results = write.call(own, query, key, values, mask, args["is_causal"], scale)
+    return write.call(operator.getitem, results, 0)
+
+
+def _with_dropout(
+    write: Rewriter,
+    args: Arguments,
+    operands: tuple[fx.Node, fx.Node, fx.Node, fx.Node | None],
+    scale: float,
+) -> fx.Node:
+    query, key, values, mask = operands
+    group = value(query).shape[1] // value(key).shape[1]
+    if group > 1:
+        key, values = (
+            write.call(_aten.repeat_interleave.self_int, node, group, 1) for node in (key, values)
+        )
+    scaled = write.call(_aten.mul.Tensor, query, scale)
+    scores = write.call(_aten.matmul.default, scaled, write.call(_aten.mT.default, key))
+    if args["is_causal"]:
+        shape, device = list(value(scores).shape[-2:]), value(scores).device
+        ones = write.call(_aten.ones.default, shape, dtype=torch.bool, device=device)
+        mask = write.call(_aten.tril.default, ones)
+    softmax = _aten.softmax.int if mask is None else _aten._safe_softmax.default
+    if mask is not None and value(mask).dtype == torch.bool:
+        hidden = write.call(_aten.logical_not.default, mask)
+        scores = write.call(_aten.masked_fill.Scalar, scores, hidden, float("-inf"))
+    elif mask is not None:
+        scores = write.call(_aten.add.Tensor, scores, mask)
+    weights = write.call(softmax, scores, -1)
+    dropped = write.call(_aten.dropout.default, weights, args["dropout_p"], True)
+    return write.call(_aten.matmul.default, dropped, values)
+
+
+#: Most elements of an index that are computed to see what they are, and most calls that make them.
+_MOST, _DEEPEST = 1 << 20, 20
+
+
+def _counted(write: Rewriter, args: Arguments) -> fx.Node | None:
+    """A view in place of indices that count dims from their begin to their end.
+
+    Libraries make attention masks so: `mask[batch[:, None], keys[None]]`, where both indices are
+    an `arange` of a whole dim. What an index picks by number cannot be cut with the batch; a view
+    can.
+    """
+    x, indices = args["self"], args["indices"]
+    shape = value(x).shape
+    dims = []
+    for length, index in zip(shape, indices, strict=False):
+        counts = None if index is None else _computed(index)
+        if counts is None or counts.dtype != torch.int64 or length not in counts.shape:
+            return None
+        if not torch.equal(counts.flatten(), torch.arange(length)):
+            return None
+        dims.append(counts.shape.index(length) - counts.dim())  # from the last one
+    longest = {dim for dim, length in zip(dims, shape, strict=False) if length > 1}
+    if len(longest) < sum(length > 1 for length in shape[: len(dims)]):
+        return None  # two indices count along one dim: a diagonal
+    order = sorted(range(len(dims)), key=lambda index: dims[index])
+    moved = write.call(_aten.permute.default, x, [*order, *range(len(dims), len(shape))])
+    viewed = write.call(_aten.reshape.default, moved, list(value(write.node).shape))
+    return write.call(_aten.clone.default, viewed)  # which nothing writes through
+
+
+def _computed(node: fx.Node, depth: int = 0) -> Tensor | None:
+    """The contents of a value that is made of numbers alone; None if it depends on data."""
+    result = node.meta.get("val")
+    if depth > _DEEPEST or not isinstance(result, Tensor) or not _is_plain(node):
+        return None
+    if any(not isinstance(size, int) for size in result.shape) or result.numel() > _MOST:
+        return None
+    made: dict[fx.Node, Tensor] = {}
+    for operand in node.all_input_nodes:
+        contents = _computed(operand, depth + 1)
+        if contents is None:
+            return None
+        made[operand] = contents
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), made.__getitem__)
+    with torch.no_grad():
+        contents = node.target(*args, **kwargs)  # type: ignore[operator]
+    return contents if isinstance(contents, Tensor) else None
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """Tell whether a call computes always the same, and nothing writes to its result."""
+    calls: Sequence[Any] = [node.target, *(user.target for user in node.users)]
+    overloads = [one for one in calls if isinstance(one, torch._ops.OpOverload)]
+    return (
+        node.op == "call_function"
+        and isinstance(node.target, torch._ops.OpOverload)
+        and not any(one._schema.is_mutable for one in overloads)
+        and torch.Tag.nondeterministic_seeded not in node.target.tags
+    )
+
+
 REPLACEMENTS: Mapping[torch._ops.OpOverload, Replacement] = {
     **{
         getattr(_aten, name).vec: partial(
@@ -143,8 +275,8 @@ REPLACEMENTS: Mapping[torch._ops.OpOverload, Replacement] = {
     _aten.adaptive_max_pool2d.default: partial(_adaptive_max, 2),
     _aten.adaptive_max_pool3d.default: partial(_adaptive_max, 3),
     _aten.cross_entropy_loss.default: cross_entropy,
-    _aten.index.Tensor: view,
+    _aten.index.Tensor: _counted,
     _aten.nll_loss_nd.default: negative_log_likelihood,
     _aten.rms_norm.default: _rms_norm,
-    _aten.scaled_dot_product_attention.default: attention,
+    _aten.scaled_dot_product_attention.default: _attention,
 }

@@ -51,11 +51,7 @@ def make_contiguous(module: fx.GraphModule) -> None:
 def as_strided(
     x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
-    """The same of a contiguous operand, as ranks have it.
-
-    Raises:
-        FrontendError: It reads memory that is not the operand's.
-    """
+    """The same of a contiguous operand; FrontendError if memory is not the operand's."""
     start = _check_inside("as_strided", x, size, stride, storage_offset)
     if x.is_contiguous() and x.storage_offset() == 0:
         return NotImplemented  # type: ignore[no-any-return]
@@ -71,11 +67,7 @@ def as_strided_scatter(
     stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Tensor:
-    """The same of a contiguous operand.
-
-    Raises:
-        FrontendError: It writes memory that is not the operand's.
-    """
+    """The same of a contiguous operand; FrontendError if memory is not the operand's."""
     start = _check_inside("as_strided_scatter", x, size, stride, storage_offset)
     if x.is_contiguous() and x.storage_offset() == 0:
         return NotImplemented  # type: ignore[no-any-return]

@@ -18,11 +18,7 @@ from partitioner.frontends.errors import FrontendError
 
 
 def check_memory_apart(tensors: Mapping[str, Tensor], written: Collection[str]) -> None:
-    """Refuse two tensors with an element in common, one of which a step writes to.
-
-    Raises:
-        FrontendError: There are two such tensors; the message names them.
-    """
+    """Refuse, by name, two tensors with a common element, one of which a step writes to."""
     for one, other in _meeting(tensors):
         if tensors[one] is tensors[other] or {one, other}.isdisjoint(written):
             continue

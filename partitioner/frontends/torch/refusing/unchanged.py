@@ -72,11 +72,7 @@ class Snapshot:
         )
 
     def check(self, module: nn.Module, *, training: bool, modes: bool) -> None:
-        """Refuse a module that has changed; gradients count in `training`, its modes if so told.
-
-        Raises:
-            FrontendError: It has changed, in more than its tensors' contents.
-        """
+        """Refuse a changed module; gradients count in `training`, its modes if so told."""
         self._check_hooks(module, training=training)
         for path, part in module.named_modules():
             known = self.settings.get(path, {})
@@ -127,12 +123,9 @@ def settings_of(module: nn.Module, assigned: Collection[tuple[int, str]] = ()) -
 
 
 def check_registered(settings: Settings, constants: Iterable[torch.Tensor]) -> None:
-    """Refuse tensors that are constants of a graph and would have gradients in the module.
+    """Refuse, by name, constants of a graph that would have gradients in the module.
 
     `constants` are tensors that the forward pass reads and no module registers.
-
-    Raises:
-        FrontendError: One of them requires a gradient; the message names it.
     """
     places = {tensor.data_ptr() for tensor in constants} - {0}
     for path, known in settings.items():

@@ -454,11 +454,7 @@ def _is_foreign(tensor: Tensor) -> bool:
 
 @contextmanager
 def _arguments_only(what: str) -> Iterator[None]:
-    """Trace code of the user inside of the block; messages call it `what`.
-
-    Raises:
-        FrontendError: It cannot be traced, or reads a tensor that is not its argument.
-    """
+    """Trace code of the user, called `what`, that reads its arguments alone; else FrontendError."""
     try:
         with _ArgumentsOnly(what):
             yield

@@ -68,11 +68,7 @@ class Autocast:
 
     @classmethod
     def here(cls, module: nn.Module) -> Autocast:
-        """The caller's state, for a module that is traced where its tensors are.
-
-        Raises:
-            FrontendError: It is on for another type of device.
-        """
+        """The caller's state, for a module traced where its tensors are; else FrontendError."""
         weights = [*module.parameters(), *module.buffers()]
         device = next((t.device.type for t in weights if t.device.type != "meta"), "cpu")
         on = [name for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)]

@@ -78,11 +78,7 @@ class Chain:
         return even and self.shared.isdisjoint(self.place)
 
     def moved(self, thing: Hashable, layers: int) -> Hashable:
-        """The thing at the same place so many layers later; itself if it is of no layer.
-
-        Raises:
-            IrregularError: There is no such layer.
-        """
+        """The thing at the same place so many layers later; itself if it is of no layer."""
         if thing not in self.place:
             return thing
         layer, number = self.place[thing]

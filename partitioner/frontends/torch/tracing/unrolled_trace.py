@@ -81,11 +81,7 @@ class _Trace:
 
     @cached_property
     def spans(self) -> Sequence[range]:
-        """Positions of the layers in the forward pass.
-
-        Raises:
-            IrregularError: They are not consecutive.
-        """
+        """Positions of the layers in the forward pass; IrregularError if not consecutive."""
         of: list[list[int]] = [[] for _ in range(KEPT)]
         for index, node in enumerate(self.calls[: self.turn]):
             sources = node.meta.get("from_node")
@@ -151,13 +147,7 @@ class _Trace:
 
     @cached_property
     def turns(self) -> tuple[range, range]:
-        """Two stretches of the backward pass, each from a layer's first gradient to the next's.
-
-        Both are empty if there is no backward pass.
-
-        Raises:
-            IrregularError: A layer has no gradient, or the stretches are of different lengths.
-        """
+        """Two stretches of the backward pass, of two layers' first gradients on, or empty."""
         if self.turn == len(self.calls):
             return range(self.turn, self.turn), range(self.turn, self.turn)
         first: dict[int, int] = {}
@@ -193,11 +183,7 @@ class _Trace:
         return number + step * (layers if number <= most else left_out)
 
     def check(self) -> None:
-        """Compare layers in the middle with the next ones, and the stretches of the backward pass.
-
-        Raises:
-            IrregularError: They are not equal.
-        """
+        """Compare layers in the middle with the next ones, and stretches of the backward pass."""
         for layer in range(MIDDLE, KEPT - 1):
             one, other = self.spans[layer : layer + 2]
             if len(one) != len(other):
@@ -269,11 +255,7 @@ class _Unrolled:
     gradients: dict[str, fx.Node] = field(default_factory=dict)
 
     def whole(self) -> fx.Graph:
-        """The trace of all layers.
-
-        Raises:
-            IrregularError: Something reads a layer that is not next to it.
-        """
+        """The trace of all layers; IrregularError if one is read that is not next to it."""
         trace, left_out = self.trace, self.trace.layers.left_out
         for node in trace.joint.find_nodes(op="placeholder"):
             self._keep(node, self.graph.node_copy(node), 0)

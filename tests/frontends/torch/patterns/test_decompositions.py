@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from partitioner.frontends.torch.patterns import random as torch_random
-from partitioner.frontends.torch.patterns.decompositions import DECOMPOSITIONS
+from partitioner.frontends.torch.patterns.decompositions import DECOMPOSITIONS, DRAWS
 
 aten = torch.ops.aten
 own = torch.ops.partitioner
@@ -149,7 +148,7 @@ def test_a_decomposition_has_the_results_of_the_operator(make: Callable[[], Call
 def test_every_decomposition_is_tried() -> None:
     # those that keep their operator are tried in backends/torch/test_strides.py
     kept = {aten.as_strided.default, aten.as_strided_scatter.default}
-    elsewhere = kept | set(torch_random.DECOMPOSITIONS)
+    elsewhere = kept | set(DRAWS)
     assert {make()[0] for make in CALLS} == set(DECOMPOSITIONS) - elsewhere
 
 

@@ -11,8 +11,8 @@ from torch.nn import functional
 import partitioner
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.building.graph import module_graph
+from partitioner.frontends.torch.patterns.decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch.patterns.decompositions import DECOMPOSITIONS as ALL
-from partitioner.frontends.torch.patterns.random import DECOMPOSITIONS
 from partitioner.frontends.torch.tracing.capture import capture, export_module
 from partitioner.ir.ops import rule_of
 from partitioner.ir.rule import Rule

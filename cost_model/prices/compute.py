@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
 from partitioner.cost_model.prices.dispatched_rows import dispatch_seconds
@@ -133,15 +133,12 @@ class NodePrices:
         """See `node_seconds`."""
         return {d: estimate.seconds for d, estimate in self.estimates(placed, devices).items()}
 
-    @cached_property
-    def _is_measured(self) -> bool:
-        return any(spec.profile is not None for spec in self.cluster.devices)
-
     def _form(self, placed: PlacedNode) -> Hashable:
         """All that estimates of a node depend on; None if any attribute may count."""
         node, rule = placed.node, placed.rule
-        row = row_of(node)
-        if rule is None or self._is_measured or (row is not None and row.overwrites):
+        row, specs = row_of(node), self.cluster.first_of_spec
+        is_measured = any(spec.profile is not None for spec in specs)
+        if rule is None or is_measured or (row is not None and row.overwrites):
             return None
         types = self.graph.types
         values = (*node.inputs, *node.captures, *node.outputs)

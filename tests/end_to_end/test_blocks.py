@@ -22,8 +22,8 @@ from partitioner.cost_model.schedule.task_list import LOAD_BYTES_PER_S
 from partitioner.foundations.files import ResultError
 from partitioner.frontends.inputs import random_inputs
 from partitioner.problem.memory_kinds import Holdings
-from partitioner.report.lanes import lanes
 from partitioner.report.page.memory import memory
+from partitioner.report.planned import lanes
 from partitioner.solver import Infeasible
 
 MIB = 2**20

@@ -28,14 +28,12 @@ from partitioner.report.findings.bottleneck import (
     verdict,
     worth_sentence,
 )
-from partitioner.report.lanes import Lanes, lanes
 from partitioner.report.measured import Comparison
 from partitioner.report.page.block_moves import block_moves
-from partitioner.report.page.memory import memory
+from partitioner.report.page.memory import algorithm, crossing_bytes, memory, traffic
 from partitioner.report.page.ribbon import ribbon
 from partitioner.report.page.timelines import measured_run, timelines
-from partitioner.report.page.traffic import algorithm, crossing_bytes, traffic
-from partitioner.report.planned import Planned
+from partitioner.report.planned import Lanes, Planned, lanes
 from partitioner.report.schema import (
     VERSION,
     BlockRow,

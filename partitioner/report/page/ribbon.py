@@ -19,9 +19,8 @@ from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.report.blocks import Path, is_name, paths
-from partitioner.report.lanes import Lanes
 from partitioner.report.page.loop_words import LoopWords
-from partitioner.report.planned import Planned
+from partitioner.report.planned import Lanes, Planned
 from partitioner.report.schema import BoxRow, CutRow, Ribbon, SwimLane, ranges
 
 #: Boxes of one part of a lane that are shown at first: heavier ones are opened up to so many.

@@ -12,9 +12,8 @@ from partitioner.cost_model.schedule.simulate import Event, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.foundations import units
 from partitioner.ir.program import Comm
-from partitioner.report.lanes import Lanes
 from partitioner.report.measured import Comparison
-from partitioner.report.planned import Planned
+from partitioner.report.planned import Lanes, Planned
 from partitioner.report.schema import MeasuredEvents, MeasuredRun, MeasuredTaskRow, Timeline
 
 STREAM = 4  #: Requests in flight in the second timeline.

@@ -10,10 +10,9 @@ from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations import units
 from partitioner.report.findings.bottleneck import balance, tightest
-from partitioner.report.lanes import joined, lanes
 from partitioner.report.page.data import device_rows
-from partitioner.report.page.traffic import crossing_bytes
-from partitioner.report.planned import Planned
+from partitioner.report.page.memory import crossing_bytes
+from partitioner.report.planned import Planned, joined, lanes
 from partitioner.report.schema import (
     VERSION,
     Better,

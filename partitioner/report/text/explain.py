@@ -28,10 +28,9 @@ from partitioner.ir.plan import Pipeline, PlacedNode
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.report.findings.alternatives import Neighbourhood
 from partitioner.report.findings.bottleneck import COMPUTING
-from partitioner.report.lanes import lanes
 from partitioner.report.page.data import headline, result_bottleneck
 from partitioner.report.page.memory import memory
-from partitioner.report.planned import Planned
+from partitioner.report.planned import Planned, lanes
 from partitioner.report.schema import Head, contains
 from partitioner.report.stages import schedule_name
 from partitioner.report.text.show import clean, loads_text

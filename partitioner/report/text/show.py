@@ -15,8 +15,7 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import JOINING, CommKind
 from partitioner.report.findings.bottleneck import turn_of
 from partitioner.report.findings.notes import moved_notes
-from partitioner.report.lanes import lanes
-from partitioner.report.planned import Planned
+from partitioner.report.planned import Planned, lanes
 from partitioner.report.stages import plan_sentence, stages
 from partitioner.report.steps import comm_bytes, pass_name
 from partitioner.report.summary import block_lines, certificate_line, stretch_rows, trial_lines

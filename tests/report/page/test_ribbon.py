@@ -10,8 +10,8 @@ import partitioner
 from helpers.modules import small_gpt
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
-from partitioner.report.lanes import lanes
 from partitioner.report.page.ribbon import pattern, ribbon
+from partitioner.report.planned import lanes
 from partitioner.report.schema import BoxRow, Ribbon
 
 

@@ -6,8 +6,8 @@ import pytest
 
 import partitioner
 from partitioner import examples
-from partitioner.report.lanes import Lanes, lanes
 from partitioner.report.page.data import report_data
+from partitioner.report.planned import Lanes, lanes
 from partitioner.report.text.diff import diff
 from partitioner.report.text.explain import explain
 from partitioner.report.text.show import show

@@ -45,11 +45,9 @@ def run_job(
     timeout_s: float | None = None,
     watch: Callable[[], object] | None = None,
 ) -> None:
-    """Run a job of `partitioner.backends.worker` in its folder, with a process a rank.
+    """Run a job of `partitioner.backends.worker` in its own folder, with a process a rank.
 
     Args:
-        folder: Private to the job.
-        ranks: Number of processes.
         job: Has the name of its "runner", arguments of its `run_files` and, unless ranks run on
             the processor, the type of their "device".
         timeout_s: Seconds after which the run is given up; None waits for ever.

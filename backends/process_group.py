@@ -1,4 +1,7 @@
-"""Process groups of torch.distributed, made up front in one order, and timing across ranks."""
+"""Process groups of torch.distributed, made up front in one order, and timing across ranks.
+
+Groups end when they are destroyed: what would hold them longer lets go of them.
+"""
 
 from __future__ import annotations
 

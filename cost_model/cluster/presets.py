@@ -1,9 +1,8 @@
 """Accelerators by name: datasheet figures with their sources, and the shares that are reached.
 
-The figures stand in `data/presets.toml` as the makers print them, and those of "cpu" and "ideal" in
-cluster files beside it; they are read when first needed. `device` and `levels` derate peak rates:
-by the measurements in `published`, where the accelerator names a table there, else by the shares of
-the file.
+The figures stand in `data/presets.toml` as the makers print them, those of "cpu" and "ideal" in
+cluster files beside it. `device` and `levels` derate peak rates by the measurements in `published`,
+where the accelerator names a table there, else by the shares of the file.
 """
 
 from __future__ import annotations

@@ -177,8 +177,8 @@ def _between_nodes(inside: LinkTable, each: int, port: float, switched: bool) ->
     """Communications of `each` ranks (1, 2, 4 or 8) on every node, by number of ranks.
 
     They are never faster than those of as many ranks (or all 8) of one node, which are measured:
-    start-ups here are those that the library reckons with. `port` is 1e9 bytes/s of a device's
-    port; `switched` tells whether switches inside the nodes reduce.
+    these start-ups are the library's. A device's `port` has 1e9 bytes/s; `switched` nodes reduce in
+    switches.
     """
     network = _figures()["network"]
     ring_of, switch_of = _tuning("ring"), _tuning("switch_tree")

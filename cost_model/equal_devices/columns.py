@@ -27,8 +27,8 @@ class DeviceColumns:
     def held_share(self, value: str) -> float:
         """Share of the bytes of a value that a device of one stage holds.
 
-        The first stages hold as many micro-batches' activations as there are lanes: those of one
-        model.
+        The first stages hold the activations of as many micro-batches as there are lanes, which is
+        as much as one micro-batch of the whole model.
         """
         return 1 / self.lanes if self.lanes > 1 and value in self._at_rest else 1.0
 

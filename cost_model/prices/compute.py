@@ -201,10 +201,7 @@ def kernel_estimate(
     in_parts: bool | None = None,
     popularity: float = 1.0,
 ) -> Estimate:
-    """Seconds of a node's part on a device: by the device's profile, or else by its rates.
-
-    Measured seconds are those of a part of average `Rule.popularity`.
-    """
+    """Seconds of a part of a node, of some `popularity`: by the device's profile or rates."""
     dtype = compute_dtype(graph, placed)
     profile = spec.profile
     if profile is None:
@@ -292,8 +289,8 @@ def adding_seconds(
 def _is_added_by_its_kernel(graph: Graph, gradient: str) -> bool:
     """Test whether the kernel that computes a gradient adds it to the sum of it.
 
-    A pass adds the results that it returns (see `backends.torch.graphs.totals`). So the gradient is
-    the operator's own result, which nothing else reads, or that result turned and turned back.
+    A pass adds the results that it returns (see `backends.torch.graphs.totals`): the operator's own
+    result, which nothing else reads, or that result turned and turned back.
     """
     value, turns = gradient, list[Node]()
     while (node := graph.producers.get(value)) is not None and len(graph.consumers[value]) == 1:
@@ -366,9 +363,8 @@ def sharded_flops_share(graph: Graph, placed: Sequence[PlacedNode]) -> float:
     """Share of the FLOPs of splittable nodes whose node is cut over all axes of its group.
 
     A node is splittable if its rule has link classes that the axes of the plan's largest group
-    could cut into parts of at least one element. A node without a rule, which might be cut if it
-    had one, counts as splittable and not cut, with estimated FLOPs. 0 if the largest group is one
-    device, or no node is splittable.
+    could cut into parts of at least one element, or if it has no rule (then with estimated FLOPs).
+    0 if the largest group is one device, or no node is splittable.
     """
     mesh = max((node.mesh for node in placed), key=DeviceMesh.size, default=None)
     if mesh is None or mesh.size() == 1:

@@ -30,8 +30,7 @@ def beside_compute(graph: Graph) -> frozenset[str]:
 def most_joined(graph: Graph) -> Mapping[CommKind, int]:
     """Bytes that buckets of each kind of collective hold at most, whatever the plan.
 
-    What passes beside compute passes once in a pass over a group. Only what is written is summed:
-    stored values are no pending sums.
+    What passes beside compute passes once in a pass over a group. Only what is written is summed.
     """
     beside, written = beside_compute(graph), _written(graph)
 

@@ -440,16 +440,10 @@ def _classify(
             kind = CommKind.SEND
     elif len(targets) == 1:
         kind = CommKind.GATHER
-    elif sources == targets == members and _is_all_gather(transfers, group, held):
-        kind = CommKind.ALL_GATHER
+    elif sources == targets == members and len(transfers) == len(group) ** 2:
+        # Does every device of the group send its whole part to every one?
+        numel = {device: region_numel(held[device]) for device in group}
+        sent = {(transfer.source, transfer.target): transfer.numel for transfer in transfers}
+        if all(sent.get((a, b)) == numel[a] for a in group for b in group):
+            kind = CommKind.ALL_GATHER
     return Comm(-1, kind, group, "", "", dtype, transfers)
-
-
-def _is_all_gather(
-    transfers: tuple[Transfer, ...], group: tuple[int, ...], held: Mapping[int, Region]
-) -> bool:
-    if len(transfers) != len(group) ** 2:
-        return False
-    numel = {device: region_numel(held[device]) for device in group}
-    sent = {(transfer.source, transfer.target): transfer.numel for transfer in transfers}
-    return all(sent.get((a, b)) == numel[a] for a in group for b in group)

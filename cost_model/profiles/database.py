@@ -9,7 +9,7 @@ several processes at once.
 from __future__ import annotations
 
 import contextlib
-import math
+import itertools
 import os
 import sqlite3
 import statistics
@@ -202,7 +202,14 @@ class Profile:
 
     @cached_property
     def _link_table(self) -> LinkTable:
-        return LinkTable({key: _rising(entries) for key, entries in self.links.items()})
+        points: dict[tuple[str, int], tuple[tuple[float, float], ...]] = {}
+        for key, entries in self.links.items():
+            # What else the machine does makes measurements longer, never shorter: one that is
+            # longer than that of more bytes is wrong.
+            seconds = itertools.accumulate((entry.seconds for entry in reversed(entries)), min)
+            sizes = [entry.nbytes for entry in reversed(entries)]
+            points[key] = tuple(zip(sizes, seconds, strict=True))[::-1]
+        return LinkTable(points)
 
     def estimate(self, form: Form, dtype: str, flops: float, moved_bytes: int) -> Estimate | None:
         """Seconds of a form: its own entry, else a fit over entries like it, else None.
@@ -237,15 +244,6 @@ def _works(entry: Entry) -> bool:
     return bool(entry.flops or entry.moved_bytes)
 
 
-def _rising(entries: Sequence[LinkEntry]) -> tuple[tuple[int, float], ...]:
-    """Bytes and seconds, where none takes longer than more bytes do: noise only makes longer."""
-    least_s, points = math.inf, []
-    for entry in reversed(entries):
-        least_s = min(least_s, entry.seconds)
-        points.append((entry.nbytes, least_s))
-    return tuple(reversed(points))
-
-
 def whole_key(digest: str) -> str:
     """The key of a whole model's entry, by the digest of its graph."""
     return f"{_WHOLE} {digest}"
@@ -275,11 +273,7 @@ def write_entries(
 
 
 def check_writable(file: Path) -> None:
-    """Check, before something is measured, that entries can be added to a file.
-
-    Raises:
-        CostError: The file is something else, its folder is missing, or it cannot be written.
-    """
+    """Check, before something is measured, that entries can be added to a file."""
     check_folder(file)
     if _is_begun(file):
         with _opened(file):
@@ -289,11 +283,7 @@ def check_writable(file: Path) -> None:
 
 
 def check_folder(file: Path) -> None:
-    """Check that the folder of a profile exists; that of the default profile is made.
-
-    Raises:
-        CostError: There is no such folder.
-    """
+    """Check that the folder of a profile exists; that of the default profile is made."""
     with _naming(file):
         if file == default_profile():
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -395,11 +385,7 @@ def shares(processes: int, threads: int) -> str:
 
 
 def read_contents(file: Path) -> tuple[Contents, ...]:
-    """The contents of a file, most forms first; nothing if there is no such file.
-
-    Raises:
-        CostError: The file is no profile.
-    """
+    """The contents of a file, most forms first; nothing if there is no such file."""
     if not _is_begun(file):
         return ()
     with _opened(file) as database:

@@ -85,8 +85,7 @@ def chain(graph: Graph, node: Node, most: int = _LONGEST_CHAIN) -> tuple[Node, .
     """The nodes whose kernel may compute a pointwise one too, the first of them first.
 
     Each alone reads the result of the one before it. The first one sums (a convolution, a product),
-    the others are pointwise. Empty if there are none, or more than `most`. Each is found once and
-    kept while the graph lives.
+    the others are pointwise. Empty if there are none, or more than `most`.
     """
     chains = _CHAINS.setdefault(graph, {})
     key = node.name, most

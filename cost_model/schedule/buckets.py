@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster.topology import Cluster
@@ -70,7 +70,10 @@ class Bucket:
 
 
 def together(members: Sequence[Member]) -> list[tuple[Member, ...]]:
-    """Choose as few points as possible so that windows share one, with as many as fit."""
+    """Choose as few points as possible so that every window has one, and as many members as fit.
+
+    Those that are alone at their point are left out.
+    """
     left = sorted(members, key=lambda member: (member.due, member.ready))
     buckets = []
     while left:
@@ -95,9 +98,13 @@ def in_buckets(
     The tasks of a phase of `staged` ones are a pass; of others, those of the forward or `backward`
     nodes.
     """
+    if staged:
+        turns = [i for i in range(1, len(tasks)) if tasks[i].phase != tasks[i - 1].phase]
+    else:
+        turns = [i for i, task in enumerate(tasks) if task.placed and task.name in backward][:1]
     buckets = [
         bucket
-        for start, end in _passes(tasks, backward, staged=staged)
+        for start, end in itertools.pairwise(sorted({0, *turns, len(tasks)}))
         for bucket in _Pass(tasks, unlike).buckets(start, end)
     ]
     joined = list(tasks)
@@ -107,18 +114,6 @@ def in_buckets(
             assert task.comm is not None
             joined[member.position] = replace(task, comm=task.comm.renamed(bucket=number))
     return joined, tuple(buckets)
-
-
-def _passes(
-    tasks: Sequence[Task], backward: Container[str], *, staged: bool
-) -> Iterator[tuple[int, int]]:
-    """Positions of the first task of each pass and behind its last."""
-    if staged:
-        turns = [i for i in range(1, len(tasks)) if tasks[i].phase != tasks[i - 1].phase]
-    else:
-        turns = [i for i, task in enumerate(tasks) if task.placed and task.name in backward][:1]
-    bounds = sorted({0, *turns, len(tasks)})
-    return itertools.pairwise(bounds)
 
 
 @dataclass
@@ -260,21 +255,19 @@ def unlike_parts(tasks: Sequence[Task]) -> frozenset[int]:
                 *(new for (_, new), _ in task.aliases[:1]),
             ]
             steps[(*(key for _, key in task.reads[:1]), *made)].append(position)
-    return frozenset(
-        position
-        for positions in steps.values()
-        if not _is_of_all([tasks[position] for position in positions], everyone)
-        for position in positions
-    )
-
-
-def _is_of_all(tasks: Sequence[Task], everyone: Collection[int]) -> bool:
-    """Test whether all devices do the same in a step of a reshard: communicate, or alias."""
-    comms = [task.comm for task in tasks if task.comm is not None]
-    if not all(comm.sources() == comm.targets() == set(comm.ranks) for comm in comms):
-        return False
-    kinds = {None if task.comm is None else task.comm.kind for task in tasks}
-    return len(kinds) == 1 and {device for task in tasks for device, _ in task.reads} == everyone
+    unlike: set[int] = set()
+    for positions in steps.values():
+        some = [tasks[position] for position in positions]
+        comms = [task.comm for task in some if task.comm is not None]
+        kinds = {None if task.comm is None else task.comm.kind for task in some}
+        is_of_all = (
+            all(comm.sources() == comm.targets() == set(comm.ranks) for comm in comms)
+            and len(kinds) == 1
+            and {device for task in some for device, _ in task.reads} == everyone
+        )
+        if not is_of_all:
+            unlike.update(positions)
+    return frozenset(unlike)
 
 
 def in_messages(tasks: Sequence[Task], cluster: Cluster) -> list[Task]:
@@ -335,9 +328,9 @@ def as_they_travel(
 ) -> list[Task]:
     """The tasks, with the seconds that those which may share a bucket take as they travel.
 
-    One in a bucket takes its share of what the bucket takes, as full as it is; the others travel
-    alone. Members that a node waits for at once pay for themselves. The rest share what they add to
-    such a bucket, of which nothing passes beside compute.
+    One in a bucket takes its share of what the bucket takes; the others travel alone. Members that
+    a node waits for at once pay for themselves; the rest share what they add, none of it beside
+    compute.
     """
     messages: dict[int, _Message] = {}
     for bucket in buckets:

@@ -420,8 +420,8 @@ class _Builder:
 
         Without stages: the number of moves between groups. With stages: a value that does not leave
         its devices is resharded in the phase that reads it; one that does is reduced where it is
-        made, and sent for the phase that reads it; once a step if it is the same in all
-        micro-batches, or if its sum over them is read.
+        made, and sent for that phase; once a step if all micro-batches have the same, or if its sum
+        over them is read.
         """
         origin = self.origin[before][1]
         held, then = set(before[1].mesh.devices), set(after[1].mesh.devices)

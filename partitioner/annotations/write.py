@@ -296,29 +296,26 @@ def sharding_spec(tensor: str, type_: TensorType, at: Placement) -> ShardingSpec
 
 
 def _factors(layout: DimLayout, mesh: DeviceMesh, size: int) -> tuple[_Factor, ...]:
-    """Find at most two factors of a dim whose blocks are exactly the parts of the layout."""
+    """Find at most two factors of a dim whose blocks are exactly the parts of the layout.
+
+    Even cuts of the dim are tried, then those of a major and a minor factor, one of them or both. A
+    factor of n under a cut of its major factor into k makes n - k + 1 segments.
+    """
     if not layout.axes:
         return (_Factor(size, 1),)
     parts = {layout.pieces(mesh, point) for _, point in mesh.coords()}
-    for factors in _candidates(layout, mesh.size(layout.axes)):
-        blocks = list(_blocks(factors))
-        if len(parts) == len(blocks) and parts == set(blocks):
-            return factors
-    raise NotInStandardError(f"cut {layout} of a dim of {size}: not in equal blocks")
-
-
-def _candidates(layout: DimLayout, shards: int) -> Iterator[tuple[_Factor, ...]]:
-    """Even cuts of the dim, then of a major and a minor factor, one of them or both.
-
-    A factor of n under a cut of its major factor into k makes n - k + 1 segments.
-    """
+    shards = mesh.size(layout.axes)
     divisors = [n for n in range(1, shards + 1) if shards % n == 0]
     majors = {1, *(len(layout.segments) + n - 1 for n in divisors)}
     for major, outer in itertools.product(sorted(majors), divisors):
         minor, inner = layout.size // major, shards // outer
         if layout.size % major == 0 and major % outer == 0 and minor % inner == 0:
             pair = (_Factor(major, outer), _Factor(minor, inner))
-            yield tuple(part for part in pair if part.size > 1)
+            factors = tuple(part for part in pair if part.size > 1)
+            blocks = list(_blocks(factors))
+            if len(parts) == len(blocks) and parts == set(blocks):
+                return factors
+    raise NotInStandardError(f"cut {layout} of a dim of {size}: not in equal blocks")
 
 
 def _blocks(factors: Sequence[_Factor]) -> Iterator[Pieces]:

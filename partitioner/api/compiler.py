@@ -13,7 +13,7 @@ from partitioner.api.compiled.base import Compiled
 from partitioner.api.compiled.onnx_model import OnnxGraphs
 from partitioner.api.option_table import CompileOptions, DumpOptions
 from partitioner.api.options import open_with, processes, request_of, takes, target_cluster
-from partitioner.api.tuning import check_tunable, tuned, tuning_notes
+from partitioner.api.tuning import check_tunable, tuned
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.foundations.files import check_file, refuse_to_replace
 from partitioner.frontends.model import ModuleInput, OnnxInput
@@ -113,7 +113,12 @@ def compile(  # noqa: A001 - the public name
         if request.tune is not None:
             with clock("running the best plans"):
                 outcome = tuned(outcome, graphs.compiled, request, cluster, clock.say)
-            run_notes = tuning_notes(outcome, request)
+            certificate = outcome.plan.certificate
+            count = 0 if certificate is None else len(certificate.trials)
+            if count < request.tune:
+                plans = "plan" if count == 1 else "different plans"
+                fewer = f"fewer than the {request.tune} to run"
+                run_notes = (f"the search met {count} {plans}, {fewer}",)
         notes = (*graphs.notes, *run_notes)
         return outcome, summarise(outcome, cluster, request, notes)
 

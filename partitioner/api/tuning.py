@@ -134,14 +134,3 @@ def _rounds(
         if number >= LEAST_ROUNDS and all(max(best) < min(other) for other in others):
             break
     return seconds
-
-
-def tuning_notes(outcome: Outcome, request: Request) -> tuple[str, ...]:
-    """A sentence if the search met fewer plans than were to be run."""
-    certificate = outcome.plan.certificate
-    assert certificate is not None
-    count = len(certificate.trials)
-    if request.tune is None or count >= request.tune:
-        return ()
-    plans = "plan" if count == 1 else "different plans"
-    return (f"the search met {count} {plans}, fewer than the {request.tune} to run",)

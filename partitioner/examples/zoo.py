@@ -74,17 +74,7 @@ def build(name: str, *, seed: int = 0) -> onnx.ModelProto:
     if not file.is_file():
         raise ExampleError(f"onnx {onnx.__version__} holds no graph of {name} ({FILES[name]})")
     model = onnx.load_model_from_string(file.read_bytes())
-    shapes, roles = _weight_shapes(model.graph), _roles(model.graph)
-    weights = []
-    for key in sorted(shapes.keys() & roles.keys()):
-        # each has a generator of its own, so that a weight does not depend on the others' order
-        digest = hashlib.sha256(f"{seed}/{key}".encode()).digest()
-        random = np.random.default_rng(int.from_bytes(digest[:8], "big"))
-        weights.append(numpy_helper.from_array(_draw(roles[key], shapes[key], random), key))
-    return _rebuilt(model, weights)
-
-
-def _weight_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
+    graph, roles = model.graph, _roles(model.graph)
     stored = {tensor.name: tensor for tensor in graph.initializer}
     shapes = {
         name: tuple(tensor.dims)
@@ -95,7 +85,13 @@ def _weight_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
         if node.op_type == "ConstantOfShape":
             dims = numpy_helper.to_array(stored[node.input[0]])
             shapes[node.output[0]] = tuple(int(dim) for dim in dims)
-    return shapes
+    weights = []
+    for key in sorted(shapes.keys() & roles.keys()):
+        # each has a generator of its own, so that a weight does not depend on the others' order
+        digest = hashlib.sha256(f"{seed}/{key}".encode()).digest()
+        random = np.random.default_rng(int.from_bytes(digest[:8], "big"))
+        weights.append(numpy_helper.from_array(_draw(roles[key], shapes[key], random), key))
+    return _rebuilt(model, weights)
 
 
 def _roles(graph: onnx.GraphProto) -> dict[str, str]:

@@ -47,8 +47,6 @@ class _Copy(NamedTuple):
 
 @dataclass(frozen=True)
 class _Moves:
-    """The reshards between two lists of placements."""
-
     forbidden: frozenset[Pair]  #: Pairs of placements that no reshard joins.
     copies: tuple[_Copy, ...]  #: Copies that the reshards of the other pairs produce, each once.
     #: Indices of the copies that each of these produces, in order.
@@ -97,17 +95,13 @@ class Built:
         return plans
 
 
-def nothing() -> None:
-    """Do nothing."""
-
-
 def build(
     graph: Graph,
     groups: Sequence[DeviceMesh],
     candidates: Candidates,
     prices: DeviceColumns,
     interchangeable: tuple[tuple[int, ...], ...] = (),
-    check: Callable[[], None] = nothing,
+    check: Callable[[], None] = lambda: None,
     layers: tuple[tuple[int, ...], ...] = (),
 ) -> Built:
     """The problem of choosing one candidate for every node.
@@ -119,12 +113,7 @@ def build(
         check: Called before the edges of each node; it may raise to stop the work.
         layers: As of `Problem`.
     """
-
-    def edges(node: Node) -> Iterator[Edge]:
-        check()
-        return builder.edges(node)
-
-    builder = _Builder(graph, candidates, prices)
+    builder = _Builder(graph, candidates, prices, check)
     specs = prices.resharder.cluster.devices
     index = {mesh: i for i, mesh in enumerate(groups)}
     problem = Problem(
@@ -136,7 +125,7 @@ def build(
         ),
         names=tuple(node.name for node in graph.nodes),
         holds=tuple(builder.hold(node) for node in graph.nodes),
-        edges=tuple(edge for node in graph.nodes for edge in edges(node)),
+        edges=tuple(edge for node in graph.nodes for edge in builder.edges(node)),
         items=tuple(builder.items),
         interchangeable=interchangeable,
         layers=layers,
@@ -153,6 +142,7 @@ class _Builder:
     graph: Graph
     candidates: Candidates
     prices: DeviceColumns
+    check: Callable[[], None]  #: Called before the edges of each node.
     items: list[Item] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)
     zeros: set[int] = field(default_factory=set)
@@ -256,6 +246,7 @@ class _Builder:
 
     def edges(self, node: Node) -> Iterator[Edge]:
         """Yield an edge for each operand slot: a node may want one value in two placements."""
+        self.check()
         for slot, value in enumerate((*node.inputs, *node.captures)):
             producer = self.graph.producers.get(value)
             if producer is not None:
@@ -279,12 +270,8 @@ class _Builder:
         row = row_of(consumer)
         if row is not None and row.in_place == slot:
             items: dict[Pair, tuple[int, ...]] = {}
-            forbidden = frozenset(
-                (i, j)
-                for i, home in enumerate(homes)
-                for j, want in enumerate(wants)
-                if home != want
-            )
+            pairs = itertools.product(range(len(homes)), range(len(wants)))
+            forbidden = frozenset((i, j) for i, j in pairs if homes[i] != wants[j])
         else:
             items = self._paid(value, moves)
         if row is not None and row.either:
@@ -373,7 +360,6 @@ class _Builder:
         return self._steps[key]
 
     def _paid(self, value: str, moves: _Moves) -> dict[Pair, tuple[int, ...]]:
-        """Items of each pair of an edge's classes."""
         items = [self._copy_item(value, copy) for copy in moves.copies]
         paid = {
             pair: tuple([item for k in path if (item := items[k]) is not None])
@@ -454,7 +440,6 @@ class _Builder:
         return self._sizes[key]
 
     def _on(self, nbytes: Vector, devices: Collection[int]) -> Vector:
-        """The bytes on some devices, none on the others."""
         pairs = zip(self._devices, nbytes, strict=True)
         return tuple(size if device in devices else 0.0 for device, size in pairs)
 

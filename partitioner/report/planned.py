@@ -138,10 +138,10 @@ class Planned:
 
 
 def check_explicit(cluster: Cluster) -> None:
-    """Refuse clusters too large for a program of every rank.
+    """Refuse clusters of more than `MOST_EXPLICIT` devices, too large for a program of every rank.
 
     Raises:
-        ResultError: There are more than `MOST_EXPLICIT` devices.
+        ResultError: There are more.
     """
     if len(cluster) > MOST_EXPLICIT:
         raise ResultError(

@@ -26,16 +26,10 @@ _AXES_INPUT = 18
 
 @dataclass(kw_only=True)
 class GraphWriter:
-    """A graph that is being written, made from another one.
+    """A graph that is being written, made from another one, the source.
 
-    Attributes:
-        source: The graph that is rewritten.
-        mark: The text between a name and the number that makes it free.
-        nodes: The nodes so far.
-        types: Types of the source's values, and of new ones.
-        constants: Constants of the source, and new ones.
-        modules, twins, backward, blocks: See `Graph`, of nodes of the source and new ones.
-        taken: Names of nodes and values of the source, and of new ones.
+    Its fields are those of `Graph`, of the source and what is new, and all names that are taken;
+    `mark` stands between a name and the number that makes it free.
     """
 
     source: Graph
@@ -153,13 +147,8 @@ class GraphWriter:
     ) -> None:
         """Add what the device at a mesh coordinate runs in place of a node.
 
-        Args:
-            placed: The node.
-            point: The coordinate.
-            operands: Names of the parts that it reads, inputs and captures in order.
-            results: Names of the parts that it makes, by value.
-            suffix: Ends the names of what is new.
-            stays: Whether the node keeps its name.
+        It reads the parts `operands`, inputs and captures in order, and makes `results`, by value.
+        Names of what is new end in `suffix`, but for that of the node if it `stays`.
         """
 
         def free(name: str) -> str:
@@ -185,12 +174,9 @@ class GraphWriter:
         self.types.update(local.types)
 
     def graph(self, roots: Container[str] | None = None, **changes: Any) -> Graph:
-        """The graph that was written, without what nothing reads any more.
+        """The graph that was written, with other fields changed, without what nothing reads.
 
-        Args:
-            roots: Names of nodes that stay though nothing reads them; by default those of the
-                source that nothing reads there.
-            changes: Other fields of the graph that are not those of the source.
+        The nodes named in `roots` stay, by default those of the source that nothing reads there.
         """
         source = self.source
         if roots is None:
@@ -299,15 +285,10 @@ class NodeWriter:
         dtype: str = "",
         attrs: Mapping[str, Attr] | None = None,
     ) -> str:
-        """Write a node; returns its result.
+        """Write a node; returns its result: `made`, if it is one of the replaced node.
 
-        Args:
-            op: The operator.
-            reads: The operands; "" for an absent one.
-            shape: Sizes of the result; None for those of the broadcast operands.
-            made: The result, if it is one of the replaced node.
-            dtype: Its element type; "" for that of the last operand.
-            attrs: The attributes.
+        An absent operand is "". A `shape` of None is that of the broadcast operands, a `dtype` of
+        "" that of the last one.
         """
         types = [self.type(value) for value in reads if value]
         if shape is None:

@@ -79,11 +79,7 @@ def even_parts(batch: int) -> tuple[int, ...]:
 
 
 def micro_batch_graph(graph: Graph, count: int) -> MicroBatch:
-    """The graph of one of `count` equal micro-batches of a graph's batch.
-
-    Args:
-        graph: The graph of the whole batch, of inference.
-        count: Number of micro-batches.
+    """The graph of one of `count` equal micro-batches of the batch of a graph of inference.
 
     Raises:
         OptionError: The batch cannot be cut into so many equal ones, or the results of the
@@ -205,12 +201,7 @@ class _Cutter:
         self._place(placed)
 
     def _place(self, placed: PlacedNode, named: Mapping[str, str] | None = None) -> None:
-        """Add a node under a layout.
-
-        Args:
-            placed: The node.
-            named: Names of its results in the part, where it is there a second time.
-        """
+        """Add a node under a layout; `named` are names of its results where it is there again."""
         node = placed.node
         names = named or {value: value for value in node.writes}
         for _, at in placed.results():

@@ -73,15 +73,10 @@ def difference(
     count: int,
     seed: str,
 ) -> Difference:
-    """Compare a module's step with the same step in micro-batches.
+    """Compare a module's step with the same step in at least 2 micro-batches, all of one size.
 
-    Args:
-        whole: The graph of the whole batch.
-        part: The graph of a micro-batch.
-        split: Graph inputs of which each micro-batch has samples of its own.
-        results: The module's results, values of both graphs.
-        count: Number of micro-batches, at least 2, all of one size.
-        seed: The graph input from which random numbers are drawn.
+    Each of these has samples of its own of the graph inputs `split`. The `results` of the module
+    are values of both graphs; random numbers are drawn from the graph input `seed`.
     """
     with followed():  # where sequences come first, a part of the batch has a segment for each place
         return _Proof(whole, part, count, seed).run(split, results)

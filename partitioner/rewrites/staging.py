@@ -28,12 +28,9 @@ def changing_nodes(graph: Graph) -> tuple[Node, ...]:
 
 
 def stages_of_all(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
-    """Stage of every node, by name.
+    """Stage of every node, by name, from the stage of each of the `changing_nodes`.
 
-    Args:
-        graph: The graph.
-        forward: Stage of each of the `changing_nodes`; values pass from a stage to itself or to
-            later ones.
+    Values pass from a stage to itself or to later ones.
     """
     stages = _forward_stages(graph, forward)
     last = max(stages.values(), default=0)

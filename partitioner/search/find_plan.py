@@ -58,6 +58,9 @@ TRAINING_KINDS_OVER_AXES, KINDS_OVER_AXES = ("dp+tp", "zero3+tp"), ("dp+tp",)
 #: A search does not go on in less than so much of the seconds that it took before: parts of it ask
 #: no clock.
 PART_TAKEN = 0.5
+#: About the seconds of making the problem of all plans of a mesh of one axis, for each node on each
+#: device, and the share of the limit from which on that is much.
+SPACE_S, SCARCE = 1.5e-4, 0.05
 #: A kind has one of so many parts of a search's steps at least, whatever the spaces before it left,
 #: and no fewer than such a search takes.
 KIND_PART, KIND_STEPS = 6, 2e6
@@ -242,16 +245,19 @@ def _explicit(
         spaces.insert(0, OneDeviceSpace(graph, cluster, request))
     elif is_to_run(graph, request) and len(cluster) > 1:
         spaces.append(OneDeviceSpace(graph, cluster, request))
-    # the usual kinds come last: the space of all plans of a mesh of one axis has theirs
-    is_open = request.parallel is None and request.mesh is None and not request.constraints.bound
-    if is_open and request.strategy != "inter" and len(cluster) > 1:
+    if search.tries_kinds:
         kinds = TRAINING_KINDS if graph.backward else KINDS
-        spaces += [KindSpace(search, kind) for kind in kinds]
-        spaces += [
+        small = [KindSpace(search, kind) for kind in kinds]
+        joined = [
             KindSpace(search, kind, mesh)
             for kind in (TRAINING_KINDS_OVER_AXES if graph.backward else KINDS_OVER_AXES)
             for mesh in kind_meshes(kind, len(cluster))
         ]
+        # they come last, since the space of all plans of a mesh has theirs: but where that takes
+        # much of the limit, they go first, so that a plan is known
+        is_scarce = SPACE_S * len(graph.nodes) * len(cluster) > SCARCE * request.time_limit_s
+        first, *rest = spaces
+        spaces = [*small, first, *joined, *rest] if is_scarce else [*spaces, *small, *joined]
 
     def decided(results: list[SpaceResult], budget: Budget) -> Outcome:
         outcome = _decided(results, search, budget, refusing)
@@ -428,10 +434,11 @@ def _gone_on(
 
 
 def _turn(result: SpaceResult, request: Request) -> tuple[bool, float, float]:
-    """When a search goes on: first kinds that the clock left, then that with the best plan."""
+    """When a search goes on: kinds that the clock left, the shortest first; then the best plan."""
+    if not (result.plans or result.failed or result.refused):
+        return False, result.took_s, 0.0
     costs = (plan.cost(request.objective) for plan in result.plans)
-    is_left = not (result.plans or result.failed or result.refused)
-    return not is_left, min(costs, default=math.inf), result.least
+    return True, min(costs, default=math.inf), result.least
 
 
 def _share(

@@ -80,7 +80,6 @@ class Progress:
         self._drop_refuted()
 
     def _drop_refuted(self) -> None:
-        """Drop bounds that the best plan is below."""
         most = self.cost * (1 + REFUTED)
         if self.bound > most:
             self.bound, self.proved_by = self._bounds.without_those_above(most)
@@ -109,20 +108,20 @@ class Progress:
         return "time_limit" if self.work.stopped else "feasible"
 
 
-def _is_lower(new: Sequence[float], old: Sequence[float]) -> bool:
+def _is_lower(
+    new: Sequence[float], old: Sequence[float], rounding: float = ROUNDING, absolute: float = 0.0
+) -> bool:
     """Test whether figures are lexicographically less by more than rounding."""
     for a, b in zip(new, old, strict=True):
-        if not math.isclose(a, b, rel_tol=ROUNDING):
+        if not math.isclose(a, b, rel_tol=rounding, abs_tol=absolute):
             return a < b
     return False
 
 
 def lower_loads(new: Sequence[float], old: Sequence[float]) -> bool:
     """Test whether loads, largest first, are lexicographically less by more than rounding."""
-    for a, b in zip(sorted(new, reverse=True), sorted(old, reverse=True), strict=True):
-        if abs(a - b) > LOAD_EPSILON * max(old):
-            return a < b
-    return False
+    most = LOAD_EPSILON * max(old)
+    return _is_lower(sorted(new, reverse=True), sorted(old, reverse=True), 0.0, most)
 
 
 def device_most_over(problem: Problem, outcome: Outcome) -> int:

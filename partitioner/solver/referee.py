@@ -146,18 +146,13 @@ def _anchors(problem: Problem, chosen: Sequence[int]) -> list[tuple[int, int, in
         for device, seconds in enumerate(problem.nodes[node][chosen[node]].load_s):
             if seconds > 0:
                 last_busy[device] = node
-    return anchors + [(i, node, node) for i, node in _alone(problem, chosen, seen)]
-
-
-def _alone(problem: Problem, chosen: Sequence[int], seen: set[int]) -> list[tuple[int, int]]:
-    """Items that take time and that holds alone trigger, each with the first of their nodes."""
-    alone: dict[int, int] = {}
-    items = problem.items
-    for hold in problem.holds:
-        for index in hold.items[chosen[hold.node]]:
-            if any(items[index].load_s) and index not in seen:
-                alone[index] = min(hold.node, alone.get(index, hold.node))
-    return sorted(alone.items(), key=lambda entry: (entry[1], entry[0]))
+    alone: dict[int, int] = {}  # items of holds alone, each with the first of their nodes
+    held = ((hold.node, i) for hold in problem.holds for i in hold.items[chosen[hold.node]])
+    for node, index in held:
+        if any(problem.items[index].load_s) and index not in seen:
+            alone[index] = min(node, alone.get(index, node))
+    following = sorted(alone.items(), key=lambda entry: (entry[1], entry[0]))
+    return anchors + [(i, node, node) for i, node in following]
 
 
 def _occupy(free: list[float], load: Sequence[float], start: float) -> float:

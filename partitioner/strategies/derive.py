@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from weakref import WeakKeyDictionary
@@ -123,31 +124,17 @@ def strategies(
     for node in graph.nodes:
         check()
         rule = rules.rule(node)
-        if rule is not None:
-            by_node[node.name] = tuple(_placed(graph, node, rule, mesh, cuts.get(node.name, {})))
-        else:
+        if rule is None:
             by_node[node.name] = () if mesh.axes else (place(graph, node, mesh, {}, None),)
+            continue
+        own, distinct = cuts.get(node.name, {}), dict[object, PlacedNode]()
+        for layouts in itertools.chain(_assignments(mesh, own), _dispatches(rule, mesh, own)):
+            with suppress(LayoutError):
+                placed = place(graph, node, mesh, layouts, rule)
+                distinct.setdefault((placed.ins, placed.outs), placed)
+        by_node[node.name] = tuple(distinct.values())
     known[mesh, of_mesh, fused] = by_node
     return by_node
-
-
-def _placed(
-    graph: Graph,
-    node: Node,
-    rule: Rule,
-    mesh: DeviceMesh,
-    cuts: Mapping[Axes, Sequence[ClassCut]],
-) -> Iterator[PlacedNode]:
-    seen = set()
-    for layouts in itertools.chain(_assignments(mesh, cuts), _dispatches(rule, mesh, cuts)):
-        try:
-            placed = place(graph, node, mesh, layouts, rule)
-        except LayoutError:
-            continue
-        signature = (placed.ins, placed.outs)
-        if signature not in seen:
-            seen.add(signature)
-            yield placed
 
 
 def _assignments(

@@ -24,7 +24,7 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import Along, ConstraintError, NamedDims
 from partitioner.strategies.derive import Rules, strategies
-from partitioner.strategies.kinds.batch import LINE, Dim, Followed, even, follow
+from partitioner.strategies.kinds.batch import LINE, Dim, even, follow
 
 
 def check_named(named: NamedDims, graph: Graph) -> None:
@@ -68,7 +68,15 @@ def bound(named: NamedDims, graph: Graph, mesh: Mapping[str, int]) -> tuple[Alon
 def _demand(named: NamedDims, name: str, axes: tuple[str, ...], graph: Graph) -> Along:
     text = f"layout {name} = {list(axes) if len(axes) != 1 else axes[0]!r}"
     where, seeds = named.where, _seeds(named, name, graph)
-    followed = _followed(graph, seeds)
+    chosen: dict[tuple[tuple[int, ...], int], DimLayout] = {}
+    layouts: dict[Dim, DimLayout] = {}
+    for seeded, at in dict.fromkeys(seeds):
+        shape = graph.types[seeded].shape
+        cuts = _cuts(graph, seeded, at)
+        if chosen.get((shape, at)) not in cuts:
+            chosen[shape, at] = min(cuts, key=lambda cut: _cost(graph, (seeded, at), cut))
+        layouts[seeded, at] = chosen[shape, at]
+    followed = follow(graph, layouts, layouts)
     factors = {node: of_node for node, of_node in followed.factors.items() if of_node}
     if not factors:
         value, dim = seeds[0]
@@ -78,32 +86,18 @@ def _demand(named: NamedDims, name: str, axes: tuple[str, ...], graph: Graph) ->
         )
     more = f" and {len(seeds) - 1} more" if len(seeds) > 1 else ""
     said = f"{where}{text} (dim {seeds[0][1]} of {seeds[0][0]!r}{more})"
-    return Along(said, name, axes, factors, tuple(_ends(graph, followed)))
+    ends = (  # operators of the forward pass that read values with the dim and need it whole
+        f"{node.name} ({_short(node.op)})"
+        for node in graph.nodes
+        if node.name not in graph.backward
+        and not followed.factors.get(node.name)
+        and not followed.values.isdisjoint(node.reads)
+    )
+    return Along(said, name, axes, factors, tuple(ends))
 
 
 def _seeds(named: NamedDims, name: str, graph: Graph) -> list[Dim]:
     return [dim for seed in named.dims[name] for dim in _dims(graph, name, seed, named.where)]
-
-
-def _followed(graph: Graph, seeds: Sequence[Dim]) -> Followed:
-    chosen: dict[tuple[tuple[int, ...], int], DimLayout] = {}
-    layouts: dict[Dim, DimLayout] = {}
-    for value, dim in dict.fromkeys(seeds):
-        shape = graph.types[value].shape
-        cuts = _cuts(graph, value, dim)
-        if chosen.get((shape, dim)) not in cuts:
-            chosen[shape, dim] = min(cuts, key=lambda cut: _cost(graph, (value, dim), cut))
-        layouts[value, dim] = chosen[shape, dim]
-    return follow(graph, layouts, layouts)
-
-
-def _ends(graph: Graph, followed: Followed) -> Iterator[str]:
-    """Operators of the forward pass, for people, that read values with a dim and need it whole."""
-    for node in graph.nodes:
-        if node.name in graph.backward or followed.factors.get(node.name):
-            continue
-        if not followed.values.isdisjoint(node.reads):
-            yield f"{node.name} ({_short(node.op)})"
 
 
 def _cost(graph: Graph, dim: Dim, cut: DimLayout) -> tuple[int, int, int]:

@@ -114,7 +114,10 @@ def search(model: str, **options: Unpack[MoreOptions]) -> MoreOptions:
 def run_search(model: cli_options.Model, *, quiet: cli_options.Quiet = False, **values: Any) -> int:
     """Search on the command line."""
     del quiet
-    assert search(model, **cli_options.given(MoreOptions, values)) == {"sparks": 3, "gap": 0.5}
+    assert search(model, **cli_options.given(model, MoreOptions, values)) == {
+        "sparks": 3,
+        "gap": 0.5,
+    }
     return 0
 
 

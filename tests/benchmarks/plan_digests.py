@@ -27,7 +27,8 @@ from torch import nn
 import partitioner
 from helpers.modules import torch_models
 from helpers.modules.small_gpt import small_gpt
-from partitioner.examples import llama, small, zoo
+from partitioner import examples
+from partitioner.examples import llama, zoo
 from partitioner.ir.errors import PartitionerError
 
 Request = tuple[str, Callable[[], tuple[Any, Any]], Mapping[str, Any]]
@@ -36,13 +37,13 @@ Request = tuple[str, Callable[[], tuple[Any, Any]], Mapping[str, Any]]
 @cache
 def _file(name: str) -> Any:
     if name == "mlp":
-        return small.build_mlp()
+        return examples.build("mlp")
     if name == "wide":
-        return small.build_mlp(layers=6, hidden=512, batch=64)
+        return examples.build("mlp", layers=6, hidden=512, batch=64)
     if name == "tiny":
-        return small.build_tiny()
+        return examples.build("tiny")
     if name == "tiny8":
-        return small.build_tiny(size=33, channels=12, batch=8)
+        return examples.build("tiny", size=33, channels=12, batch=8)
     return llama.build() if name == "llama" else zoo.build(name)
 
 

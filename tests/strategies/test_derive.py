@@ -34,6 +34,21 @@ def derived(graph: Graph, mesh: DeviceMesh, speeds: Speeds | None = None) -> Str
     return strategies(graph, Rules.of(graph), mesh, () if speeds is None else (speeds,))
 
 
+def test_strategies_are_derived_once_for_each_mesh_and_share() -> None:
+    """Kinds, spaces and limits of memory share them; a search that the clock ends keeps none."""
+    graph = load_onnx(examples.build("mlp", layers=2, hidden=16, batch=4)).graph
+
+    def late() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        strategies(graph, Rules.of(graph), PAIR, check=late)
+    first = derived(graph, PAIR)
+    assert derived(graph, DeviceMesh.line(2)) is first
+    assert derived(graph, PAIR, {0: 1.0, 1: 3.0}) is not first
+    assert derived(graph, TRIO) is not first
+
+
 def _reach(options: Strategies, steps: tuple[tuple[str, str], ...]) -> set[Placement]:
     """Placements of the last value that cut strategies of all nodes hand on without reshards.
 

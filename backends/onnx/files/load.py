@@ -85,8 +85,17 @@ def check_ranks(files: Sequence[RankFile], where: str) -> tuple[Header, ...]:
     for rank, header in enumerate(headers):
         if _shared(header) != _shared(headers[0]):
             raise BackendError(f"{where}: rank{rank}.onnx is not of the plan that rank0.onnx is of")
+    # Each file holds its own side of a communication only. Where two sides differ the ranks would
+    # wait for each other, or move the wrong parts.
+    sides: dict[int, dict[int, Cut]] = {}
+    for rank, (_, steps) in enumerate(files):
+        for step in steps:
+            if isinstance(step, Cut):
+                sides.setdefault(step.comm.seq, {})[rank] = step
     try:
-        _check_agreement([steps for _, steps in files])
+        _check_reached([steps for _, steps in files])
+        for seq in sorted(sides):
+            _check_sides(seq, sides[seq])
         _check_delivery(headers)
         _check_order(headers[0], [steps for _, steps in files])
     except BackendError as error:
@@ -98,22 +107,6 @@ def _shared(header: Header) -> tuple[object, ...]:
     """The fields that are equal in all files of a folder."""
     plan = header.ranks, header.programs, header.origin, header.batch
     return *plan, header.whole_inputs, header.whole_outputs
-
-
-def _check_agreement(files: Sequence[Steps]) -> None:
-    """Compare the communications in the steps of each rank's file, in order of rank.
-
-    Each file holds its own side only. Where two sides differ the ranks would wait for each other,
-    or move the wrong parts.
-    """
-    _check_reached(files)
-    comms: dict[int, dict[int, Cut]] = {}
-    for rank, steps in enumerate(files):
-        for step in steps:
-            if isinstance(step, Cut):
-                comms.setdefault(step.comm.seq, {})[rank] = step
-    for seq, sides in sorted(comms.items()):
-        _check_sides(seq, sides)
 
 
 def _check_delivery(headers: Sequence[Header]) -> None:

@@ -166,13 +166,10 @@ def held_bytes(
     *,
     shared: bool,
 ) -> HeldBytes:
-    """The most bytes that a rank held.
+    """The most bytes that a rank held, by the indices of its steps.
 
-    Args:
-        model: The rank.
-        live: Bytes of the values between segments while a step runs, by its index.
-        runs: Kernels of each run of each segment's session, by the index of its step.
-        shared: Whether the sessions have one allocator, which counts for all of them.
+    `live` are bytes of the values between segments while a step runs, and `runs` the kernels of
+    each run of a segment's session. An allocator that is `shared` counts for all of them.
     """
     idle = {
         index: kernels[0][0].in_use_bytes - kernels[0][0].taken_bytes

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import GroupName
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.process_group import free_default_arguments
-from partitioner.backends.torch.operators.sent import group_name
+from partitioner.backends.torch.operators.registry import group_name
 from partitioner.ir.program import Comm, CommKind, Programs
 
 

@@ -23,8 +23,7 @@ def is_of_torch(file: str) -> bool:
 def is_of_user(file: str) -> bool:
     """Test whether a file is the user's, or of another package that the user calls.
 
-    Args:
-        file: As code objects have it. Code without a file, such as "<string>", is nobody's.
+    Code objects have the name of it. Code without a file, such as "<string>", is nobody's.
     """
     path = Path(file)
     is_standard = path.is_relative_to(_STANDARD) and not _INSTALLED & {*path.parts}

@@ -74,9 +74,7 @@ def over_parts(
     step find the optimizer's own state: it is taken back before they are called.
 
     Args:
-        optimizer: Its step is about to begin.
         args: Of the step, by position: the optimizer first.
-        kwargs: Of the step, by name.
         ours: Ids of the parameters of a rank's module.
     """
     if args[0] is not optimizer:

@@ -27,8 +27,7 @@ from partitioner.backends.torch.graphs.calls import add_argument, overload
 from partitioner.backends.torch.graphs.emit import IN_PLACE
 from partitioner.backends.torch.graphs.notes import OPERATOR, note_tasks, noted_tasks
 from partitioner.backends.torch.operators.normalization import layer_norm_backward
-from partitioner.backends.torch.operators.registry import KERNELS
-from partitioner.backends.torch.operators.sent import SENDING
+from partitioner.backends.torch.operators.registry import KERNELS, SENDING
 from partitioner.backends.torch.operators.vocabulary import write_part
 
 aten = torch.ops.aten
@@ -252,12 +251,7 @@ def _source_of(line: fx.Node) -> fx.Node:
 
 
 def add_to_sums(graph: fx.Graph, positions: Sequence[int]) -> None:
-    """Let a pass add results to their sums, which become its last arguments.
-
-    Args:
-        graph: The pass; it is changed.
-        positions: Positions of the results, in the order of the arguments.
-    """
+    """Let a pass add results at some positions to their sums, which become its last arguments."""
     output = graph.output_node()
     results = list(output.args[0])  # type: ignore[arg-type]
     last = next((n for n in reversed(graph.nodes) if n.op == "placeholder"), graph._root)
@@ -367,13 +361,9 @@ class Gate:
 
 
 def gated(module: fx.GraphModule, gate: Gate) -> fx.GraphModule:
-    """The pass, which is changed: it enters the gate before others may notice that it runs.
+    """The pass, one of `eager`, which is changed: it enters the gate before others may notice it.
 
     That is before it communicates, or writes to anything that it is given.
-
-    Args:
-        module: A pass as `eager` makes it.
-        gate: The gate.
     """
     graph = module.graph
     first = next(node for node in graph.nodes if not _is_private(node))
@@ -394,15 +384,12 @@ def _is_private(node: fx.Node) -> bool:
 
 
 def direct(module: fx.GraphModule) -> fx.GraphModule:
-    """The pass, which is changed: it must run under `torch.no_grad`.
+    """The pass, one of `eager`, which is changed: it must run under `torch.no_grad`.
 
     PyTorch (2.13) has an autograd function in Python for each functional collective, and for each
     operator that was registered with a gradient: without gradients these only pass a call on. It
     looks up the schema of an operator anew at each call of it by name, which takes longer than the
     function of the same operator (`FUNCTIONS`).
-
-    Args:
-        module: A pass as `eager` makes it.
     """
     for node in module.graph.nodes:
         target = node.target

@@ -26,8 +26,14 @@ from partitioner.backends.regions import cut
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.graphs.buckets import bucket
 from partitioner.backends.torch.graphs.calls import add_argument, add_call, hold
-from partitioner.backends.torch.graphs.comms import COLLECTIVES, Arrival, RankComm, wait_for_unread
-from partitioner.backends.torch.graphs.messages import Message, message_name
+from partitioner.backends.torch.graphs.comms import (
+    COLLECTIVES,
+    Arrival,
+    Message,
+    RankComm,
+    message_name,
+    wait_for_unread,
+)
 from partitioner.backends.torch.graphs.notes import COMM, Task, note_tasks, note_values
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of

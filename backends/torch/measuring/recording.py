@@ -28,8 +28,8 @@ from partitioner.backends.process_group import (
 )
 from partitioner.backends.torch.agreeing.faults import Roll
 from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
+from partitioner.backends.torch.graphs.comms import Message
 from partitioner.backends.torch.graphs.eager import direct
-from partitioner.backends.torch.graphs.messages import Message
 from partitioner.backends.torch.graphs.notes import OPERATOR, noted_tasks
 from partitioner.backends.torch.graphs.phases import RankPhases, of_each
 from partitioner.backends.torch.measuring.clocks import Clock, clock_of

@@ -193,9 +193,7 @@ _Pieces = Sequence[tuple[int, int]]
 def _blocks(rows: Sequence[int], columns: Sequence[int]) -> Iterator[_Block]:
     """The blocks in which rows see columns that do not come after them.
 
-    Args:
-        rows: Start and length of each interval of whole positions of the rows, one after the other.
-        columns: The same of the columns.
+    Rows and columns are start and length of each interval of their whole positions.
     """
     of_both = _pairs(rows), _pairs(columns)
     ends = sorted({end for of in of_both for start, size in of for end in (start, start + size)})

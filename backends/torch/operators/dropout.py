@@ -49,12 +49,10 @@ _PART = "int[] pieces, int[] starts, int[] lengths"
 def _draw(
     part: Part, seed: Tensor, index: int, out: Tensor, write: Callable[[Tensor, Tensor], object]
 ) -> None:
-    """Draw the numbers of a shard.
+    """Draw the numbers of a shard into `out`, (rows, columns).
 
-    Args:
-        out: Written, (rows, columns).
-        write: Writes a block of `out` (its second argument) from 32-bit numbers, which it may
-            overwrite.
+    `write` writes a block of `out`, its second argument, from 32-bit numbers, which it may
+    overwrite.
     """
     rows, columns = part
     node = (index * NODE + (1 << 63)) % (1 << 64) - (1 << 63)  # as a signed 64-bit number

@@ -34,12 +34,13 @@ import torch
 from torch import Tensor
 
 from partitioner.backends.torch.operators.activations import STEPS, Program
-from partitioner.backends.torch.operators.registry import gradient, operator
-from partitioner.backends.torch.operators.sent import (
+from partitioner.backends.torch.operators.registry import (
     Call,
     Steps,
     all_to_all,
+    gradient,
     group_name,
+    operator,
     packed,
     sending,
     unpacked,

@@ -156,9 +156,8 @@ def max_pool_part(
 
     Args:
         x: The part; its last dims are spatial, as many as `kernel_size` has.
-        kernel_size: Points of the window in each dim.
         stride: Elements from one window to the next.
-        dilation: Elements from one point to the next.
+        dilation: Elements from one point of a window to the next.
         pads: Padding before each dim, then after each.
         starts: First element of the part in the whole plane.
         whole: Sizes of the whole plane.
@@ -200,7 +199,6 @@ def max_pool_grad_part(
 
     Args:
         grad_out: Gradients; their last dims are spatial, as many as `sizes` has.
-        indices: Index of each maximum in the whole plane.
         starts: First element of the part in the whole plane.
         sizes: Sizes of the part.
         whole: Sizes of the whole plane.

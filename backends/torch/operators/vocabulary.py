@@ -1,7 +1,8 @@
-"""Embeddings and cross entropy on a shard of the vocabulary.
+"""Embeddings, cross entropy and writes of rows on a shard of the vocabulary, or of another dim.
 
 A device's shard consists of pieces, each of a start and a length in the whole vocabulary. Ids
-outside the shard add nothing, so that the sum over the devices is the whole result.
+outside the shard add nothing, so that the sum over the devices is the whole result. Rows are
+written so to a cache of keys and values that is cut.
 """
 
 from __future__ import annotations
@@ -224,10 +225,8 @@ def write_part(
     writes or, if none is inside, what is there.
 
     Args:
-        data: The part, which is written to.
         index: Positions in the whole dim.
         source: The rows; they broadcast to one for each position.
-        dim: The dim that is written.
         from_end: Whether negative positions count from the end; they are out of range otherwise.
         size: Size of the whole dim.
         starts: First position of each piece of the part.

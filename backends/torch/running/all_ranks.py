@@ -23,7 +23,7 @@ from partitioner.backends.torch.files.rank_files import written_phases
 from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH, MicroBatches
 from partitioner.backends.torch.graphs.notes import noted_values
 from partitioner.backends.torch.graphs.phases import RankPhases, Rest, emit_all_phases, step_runs
-from partitioner.backends.torch.operators.sent import SENDING, Call
+from partitioner.backends.torch.operators.registry import SENDING, Call
 from partitioner.backends.torch.running.step_values import Run, StepPlan, StepStart, StepValues
 from partitioner.backends.torch.state.shards import part_of, region_on, whole_of
 from partitioner.ir.graph import Graph

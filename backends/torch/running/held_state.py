@@ -16,14 +16,13 @@ from partitioner.backends.regions import box_view
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.agreeing.faults import telling
 from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
-from partitioner.backends.torch.state.own_state import KEY, OwnState
 from partitioner.backends.torch.state.shards import (
     gathered_value,
     part_of,
     region_on,
     region_within,
 )
-from partitioner.backends.torch.state.whole import Stored, Whole
+from partitioner.backends.torch.state.whole import KEY, OwnState, Stored, Whole
 from partitioner.ir.exchange import Region
 from partitioner.ir.layout import Placement, Sharding
 

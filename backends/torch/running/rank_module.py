@@ -64,9 +64,15 @@ from partitioner.backends.torch.running.submodules import (
     torch_meshes_of,
 )
 from partitioner.backends.torch.state.initialise import Initialiser
-from partitioner.backends.torch.state.own_state import KEY, OwnState, before_loading, check_saving
 from partitioner.backends.torch.state.shards import total_norm
-from partitioner.backends.torch.state.whole import Submodule, Whole
+from partitioner.backends.torch.state.whole import (
+    KEY,
+    OwnState,
+    Submodule,
+    Whole,
+    before_loading,
+    check_saving,
+)
 from partitioner.backends.waiting import STEPS
 from partitioner.ir.errors import PartitionerError
 
@@ -380,9 +386,10 @@ class RankModule(nn.Module):
                 own = set(map(id, call.shards.values()))
                 results = call.forward()[0]
                 results = tuple(x.detach() if id(x) in own else x for x in results)
-                given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-                given += self._tensors.values() if self._whole.training else ()
-                if grads and any(tensor.requires_grad for tensor in given):
+                leaves = pytree.tree_leaves((args, kwargs)) if grads else []
+                given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+                given += self._tensors.values() if grads and self._whole.training else ()
+                if any(tensor.requires_grad for tensor in given):
                     flags = self._differentiable(call.passes, results)
                     shown = [*zip(results, flags, strict=True)]
                     said = _NO_TRAINING_MODE if self._whole.training else _FOR_INFERENCE

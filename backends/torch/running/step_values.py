@@ -20,7 +20,7 @@ from torch import Tensor
 
 from partitioner.backends.torch.agreeing.faults import Roll, telling
 from partitioner.backends.torch.agreeing.groups import Link, resolved_link
-from partitioner.backends.torch.graphs.messages import Message
+from partitioner.backends.torch.graphs.comms import Message
 from partitioner.backends.torch.graphs.phases import RankPhases
 from partitioner.backends.torch.state.buffers import memory_of, without_views, write_buffers
 from partitioner.ir.program import Programs
@@ -156,9 +156,7 @@ class StepPlan:
 class StepValues:
     """The values that a rank holds in a step: of each micro-batch, and sums over them.
 
-    Args:
-        plan: The runs of the step.
-        values: What each micro-batch begins with, by local name; it is changed.
+    `values` is what each micro-batch begins with, by local name; it is changed.
     """
 
     def __init__(self, plan: StepPlan, values: list[Values]) -> None:
@@ -289,13 +287,7 @@ def run_phases(
 
 
 class Posts:
-    """Messages that are on their way to and from a rank.
-
-    Args:
-        phases: The rank's phases, of each micro-batch.
-        device: The device that it computes on.
-        around: Surrounds what it does.
-    """
+    """Messages that are on their way to and from a rank; `around` surrounds what it does."""
 
     def __init__(
         self,

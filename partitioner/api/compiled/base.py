@@ -147,11 +147,6 @@ class Model(ABC):
         return self.described.graph
 
     @property
-    def name(self) -> str:
-        """The model's name, for people and file names."""
-        return self.described.name
-
-    @property
     def delivered(self) -> frozenset[str]:
         """Values of the graph that every rank delivers whole."""
         return self.described.delivered
@@ -204,7 +199,7 @@ class Compiled(Planned):
     ) -> Self:
         """A plan of a model; see `Planned`."""
         return cls(
-            name=model.name,
+            name=model.described.name,
             graph=model.graph,
             cluster=cluster,
             plan=plan,

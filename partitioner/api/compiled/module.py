@@ -447,6 +447,10 @@ def variant(
         new = module.graph.types[module.traced.stored[name]]
         if new != (old := program.graph.types[known[name]]):
             raise ResultError(f"{name} is {new} with these arguments, {old} in the program")
+
+    def searched() -> Plan:
+        return Plan.from_json(share(lambda: _searched(program, module).to_json()))
+
     if training or micro is not None:
         earlier = (program, *(one for one in like if one.training == training))
         forms = ((one, module.of(one.plan.nodes)) for one in earlier)
@@ -459,7 +463,7 @@ def variant(
             None,
         )
         if alike is None and micro is None:
-            plan = Plan.from_json(share(lambda: _searched(program, module).to_json()))
+            plan = searched()
         else:
             of, module = alike or (program, module.of(program.plan.nodes))
             plan, pipeline = of.plan, of.plan.pipeline
@@ -470,9 +474,7 @@ def variant(
     else:
         plain = tuple(one for one in like if not one.training)
         earlier = plain if program.training else (program, *plain)
-        plan = _first_that_fits(earlier, module.graph) or Plan.from_json(
-            share(lambda: _searched(program, module).to_json())
-        )
+        plan = _first_that_fits(earlier, module.graph) or searched()
     return program.over(module, plan)
 
 

@@ -27,8 +27,7 @@ from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH
 from partitioner.backends.torch.graphs.phases import Rest, emit_phases
 from partitioner.backends.torch.running.all_ranks import AllRanks, Step
 from partitioner.backends.torch.state.initialise import Init, Initialiser, without_contents
-from partitioner.backends.torch.state.own_state import OwnState
-from partitioner.backends.torch.state.whole import Stored, Submodule
+from partitioner.backends.torch.state.whole import OwnState, Stored, Submodule
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.foundations.no_gc import only_new_objects_collected

@@ -286,8 +286,7 @@ class _Communication:
             self.products(self.number)
             _wait(work)
 
-        runs: tuple[Callable[[], None], ...]
-        runs = partial(self.products, self.number), at_once, later
+        runs: list[Callable[[], None]] = [partial(self.products, self.number), at_once, later]
         for seconds, run in zip(self.turns, runs, strict=True):
             dist.barrier(self.group)
             begin = time.perf_counter()

@@ -26,10 +26,7 @@ MAX_GROUPS = 8  #: Of more device groups than these only the nearest ones of a n
 
 @dataclass(frozen=True)
 class Alternative:
-    """A strategy of one node, all other nodes keeping theirs.
-
-    In a plan with stages the seconds are those of a step, as if all nodes ran once a micro-batch.
-    """
+    """A strategy of one node, all other nodes keeping theirs; seconds are those of a whole step."""
 
     placed: PlacedNode
     step_s: float  #: Load of the busiest device, as the search counts it.
@@ -139,10 +136,9 @@ class Neighbourhood:
 
     def _near(self, node: Node) -> tuple[DeviceMesh, ...]:
         """Groups that a node may move to: of many its own, its neighbours' and the idlest."""
-        if self.plan.pipeline is not None:
-            return tuple(dict.fromkeys(self.plan.groups[i] for i in self._of_stage(node)))
-        if len(self.plan.groups) <= MAX_GROUPS:
-            return self.plan.groups
+        groups = self.plan.groups
+        if self.plan.pipeline is not None or len(groups) <= MAX_GROUPS:
+            return tuple(dict.fromkeys(groups[i] for i in self._of_stage(node)))
         graph = self.graph
         producers = [graph.producers[value] for value in node.reads if value in graph.producers]
         readers = [reader for value in node.writes for reader in graph.consumers[value]]
@@ -156,7 +152,7 @@ class Neighbourhood:
 
 
 def best_other(alternatives: Sequence[Alternative]) -> Alternative | None:
-    """The best strategy but the plan's, the first; one that fits if that does."""
+    """The best strategy but the plan's, the first; if it fits, those that fit go first."""
     chosen, *others = alternatives
 
     def rank(other: Alternative) -> tuple[bool, float, float]:

@@ -59,10 +59,7 @@ def _by_device(lifetimes: Iterable[Lifetime]) -> dict[int, list[Lifetime]]:
 def _seconds(
     moments: Moments, device: int, schedule: Schedule, timeline: Timeline
 ) -> Sequence[float]:
-    """Find when each moment of a step begins: with its task or, if not the device's, the next.
-
-    A pass in which the device does nothing is when the one before it begins.
-    """
+    """Find when each moment of a step begins: with its task or, if not the device's, the next."""
     assert schedule.order is not None
     runs = schedule.order.runs(device)
     starts: Mapping[tuple[int, int], float] = {

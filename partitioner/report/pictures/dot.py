@@ -24,8 +24,8 @@ def dot(result: Planned) -> str:
     """The text of a .dot file: a cluster for each device group, communications on the edges.
 
     A cut node has a strong colour and its cut as text, a replicated one is dashed. An edge that
-    needs communications is vermillion, with their kind, bytes between devices and seconds; it is
-    dotted if an earlier edge carries them all. The same plan gives the same text.
+    needs communications is vermillion, with their kind, bytes and seconds; dotted if an earlier one
+    has them.
     """
     nodes = enumerate(placed_nodes(result.schedule))
     ids: dict[Terminal, str] = {(NODE, placed.node.name): f"n{i}" for i, placed in nodes}

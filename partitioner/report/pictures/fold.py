@@ -85,13 +85,12 @@ def how_cut(placed: PlacedNode) -> str:
 
 
 def fold(result: Planned, limit: int) -> Diagram:
-    """The finest folding to at most `limit` boxes.
+    """The finest folding to at most `limit` boxes, each of nodes of one group.
 
     Short runs of consecutive nodes of one module (`report.blocks.paths`) with equal cuts are joined
     first, then longer ones, then those of outer modules and of any, then those cut over the same
-    axes, cut at all, and all of one group. If the plan changes between groups
-    too often for that, a box holds all nodes of a group in a stretch of the plan; the stretches
-    are as short as the limit allows. Nodes of different groups never share a box.
+    axes, cut at all, and all of one group. If the plan changes between groups too often for that, a
+    box holds all nodes of a group in a stretch of the plan, as short as the limit allows.
     """
     placed = placed_nodes(result.schedule)
     groups = [result.plan.nodes[node.name].group for node in result.graph.nodes]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
+from partitioner.cost_model.schedule.readings import LETTERS, Pass, passes
+from partitioner.cost_model.schedule.simulate import Event, simulate
+from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations import units
 from partitioner.ir.mesh import numbers
@@ -18,13 +21,15 @@ from partitioner.report.stages import plan_sentence, stages
 from partitioner.report.steps import comm_bytes, pass_name
 from partitioner.report.summary import block_lines, certificate_line, stretch_rows, trial_lines
 from partitioner.report.text.tables import table
-from partitioner.report.text.timeline import step_text
 
 Row = tuple[str, ...]
 #: Groups of one device that have a line each.
 MOST_ALONE = 16
 #: Parts of experts whose loads are listed.
 MOST_LOADS = 8
+WIDTH = 120  #: Columns of a step.
+_IDLE, _BUSY = ".", "="
+_OTHER = f"{_BUSY} messages, {_IDLE} bubbles"
 _STEP_HEAD: Row = ("devices", "step", "what", "seconds", "sent")
 #: Kinds in which every rank both sends and receives, or keeps what it has.
 _COLLECTIVE = (*JOINING, CommKind.SLICE)
@@ -114,6 +119,42 @@ def _stages(result: Planned) -> list[str]:
             )
         )
     return [*table(rows), _STAGE_LEGEND]
+
+
+def step_text(schedule: Schedule) -> list[str]:
+    """A line for the first device of each lane; none for a plan without stages.
+
+    ``F2----`` is the forward pass of micro-batch 2, ``==`` a message; dots are bubbles.
+    """
+    if schedule.order is None:
+        return []
+    timeline = simulate(schedule)
+    end_s = timeline.makespan_s
+    if not end_s:
+        return []
+    boxes = passes(schedule, timeline)
+    names = [f"devices {numbers(lane)}" for lane in schedule.order.lanes]
+    wide = max(map(len, names))
+    lines = [
+        f"one step of {units.seconds(end_s)}: F forward, B backward, W weight gradients; {_OTHER}"
+    ]
+    for name, lane in zip(names, schedule.order.lanes, strict=True):
+        device = lane[0]
+        first = [box for box in boxes if box.device == device]
+        sent = [e for e in timeline.events if e.device == device and e.kind == "comm"]
+        cells = [_IDLE] * WIDTH
+        parts: list[Pass | Event] = [*sent, *first]
+        for part in parts:
+            start, stop = (round(WIDTH * t / end_s) for t in (part.start_s, part.end_s))
+            width = stop - start
+            if isinstance(part, Event):
+                cells[start:stop] = _BUSY * width
+                continue
+            short = LETTERS.get(part.part, str(part.part))
+            label = part.label if len(part.label) <= width else short
+            cells[start:stop] = label.ljust(width, "-")[:width]
+        lines.append(f"{name.ljust(wide)}  {''.join(cells)}")
+    return lines
 
 
 def _devices(result: Planned) -> list[str]:

@@ -28,6 +28,9 @@ from partitioner.strategies.spaces import Family, SearchError
 
 #: Times that a search whose plans do not fit by the referee is repeated, within less memory.
 _REPEATS = 3
+#: About the seconds until a first plan of several axes is found, whatever the clock says, for each
+#: node.
+FIRST_S = 3e-3
 SOLVER = "decomposition into stages of shardings / device seconds of the nodes"
 #: Of meshes that are searched one axis at a time.
 AXES_SOLVER = "decomposition into mesh axes / device seconds of the nodes"
@@ -230,6 +233,10 @@ class SplitAxesSpace:
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The best plan; none if none is found to fit, or nothing is left to gain or no time."""
         if budget.work.late or not may_gain(others):
+            return SpaceResult()
+        is_known = budget.best_s < math.inf or any(result.plans for result in others)
+        if is_known and budget.work.left_s < FIRST_S * len(self.graph.nodes):
+            budget.work.stop()
             return SpaceResult()
         try:
             space = StagesSpace(self.graph, self.rules, self.cluster, self.meshes, one_stage=True)

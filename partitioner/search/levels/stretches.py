@@ -92,9 +92,9 @@ def _stretch_sums(sharded: Sharded, ends: Sequence[int], stages: int) -> Floats:
         block, paid = stretches.charges(sample).arrays()
         shifts = np.array([index * run.period for index in range(run.count - 3)])
         stay = (block[:, 1:] == 0) | (block[:, 1:] == count)  # the ends of the order
-        copies = np.repeat(block[None], len(shifts), axis=0)
-        copies[:, :, 1:] += np.where(stay, 0, 1)[None] * shifts[:, None, None]
-        rectangles = np.concatenate([rectangles, copies.reshape(-1, 5)])
+        repeated = np.repeat(block[None], len(shifts), axis=0)
+        repeated[:, :, 1:] += np.where(stay, 0, 1)[None] * shifts[:, None, None]
+        rectangles = np.concatenate([rectangles, repeated.reshape(-1, 5)])
         parts = np.concatenate([parts, np.tile(paid, (len(shifts), 1))])
     last = np.array(ends) - 1
     first = np.concatenate([[0], last[:-1] + 1])

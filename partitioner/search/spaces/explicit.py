@@ -20,7 +20,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.offers import alternatives
 from partitioner.ir.plan import PlacedNode, Plan, place
 from partitioner.ir.rule import Rule
-from partitioner.problem.build import Built, build, nothing
+from partitioner.problem.build import Built, build
 from partitioner.problem.decode import decided, kept_decision
 from partitioner.problem.idle_devices import cover
 from partitioner.problem.memory_kinds import Holdings
@@ -60,6 +60,13 @@ class JointSearch:
     def shares(self) -> tuple[Mapping[int, float], ...]:
         """Shares of this graph that the devices may have, beside balanced ones."""
         return device_shares(self.graph, self.rules, self.cluster)
+
+    @property
+    def tries_kinds(self) -> bool:
+        """Whether the usual kinds of parallelism are searched beside all plans."""
+        request = self.request
+        free = request.parallel is None and request.mesh is None and not request.constraints.bound
+        return free and request.strategy != "inter" and len(self.cluster) > 1
 
     def goal(self, family: Family) -> Objective:
         """The objective of the joint problem.
@@ -126,7 +133,7 @@ class JointSearch:
         return max(device_s / len(self.cluster), path_s)
 
     def options(
-        self, family: Family, check: Callable[[], None] = nothing
+        self, family: Family, check: Callable[[], None] = lambda: None
     ) -> dict[str, tuple[PlacedNode, ...]]:
         """The strategies of each node that honour the constraints, on all groups.
 
@@ -196,7 +203,7 @@ class JointSearch:
         self,
         family: Family,
         options: Mapping[str, tuple[PlacedNode, ...]],
-        check: Callable[[], None] = nothing,
+        check: Callable[[], None] = lambda: None,
     ) -> Built:
         """The joint problem of a space; `check` is called now and then, and may raise."""
         meshes = (placed.mesh for some in options.values() for placed in some)
@@ -250,9 +257,9 @@ class JointSpace:
             return SpaceResult(failed=((self.family, error),))
         except OutOfTime as error:
             again = partial(self.search, others=others)
-            return SpaceResult(failed=((self.family, error),), more=again)
+            return SpaceResult(bound=0.0, failed=((self.family, error),), more=again)
         # where no plan fits, kinds of parallelism go before the integer program of all of a mesh
-        effort = 0 if self.needed and len(self.family.groups) == 1 else 1
+        effort = 0 if self.shared.tries_kinds and len(self.family.groups) == 1 else 1
         return self._solved(built, budget, least, effort)
 
     def _solved(
@@ -352,9 +359,14 @@ class KindSpace:
         ]
         if not costs:
             refused = [result.refused for result in others]
-            return not all(one is not None and one.error.proven for one in refused)
+            proven = (one is not None and one.error.proven for one in refused)
+            return not refused or not all(proven)
+        if any(isinstance(error, OutOfTime) for one in others for _, error in one.failed):
+            return True
         own = [result for result in others if self._is_part_of(result)]
-        least = min((result.least for result in own or others), default=0.0)
+        # bounds of other kinds cover these alone
+        free = [one for one in others if not one.plans or any(p.bounds_space for p in one.plans)]
+        least = min((result.least for result in own or free), default=0.0)
         return least < (1 - budget.gap) * min(costs)
 
     def _is_part_of(self, result: SpaceResult) -> bool:

@@ -418,7 +418,12 @@ class StageFigures:
                 else:
                     room = limit - resident[-1] / self.lanes
                     over = flight * flying - room * flight / max(key[2], 1)
-                by_stage.append(between + _lost(at, over, flight, lost_s))
+                lost = np.zeros_like(between)
+                if flight and lost_s is not None:
+                    lost = lost_s(at, over / flight * 100 / HEADROOM_PERCENT)
+                elif flight:
+                    lost = np.where(over > 0, math.inf, 0.0)
+                by_stage.append(between + lost)
             steps[(stage + 1,)] = [((stage,), known[key])]
         cuts = least_cuts(by_stage, steps)
         if math.isinf(cuts.load_s[(len(held),)][count]):
@@ -437,17 +442,6 @@ class StageFigures:
         bounds, lives = tuple(pairwise((0, *ends))), self.lives(splits=splits)
         most = (float(lives.lane(runs, bounds).at(runs).max()) for runs in lanes)
         return sum(max(0.0, held - limit) for held, limit in zip(most, limits, strict=True))
-
-
-def _lost(
-    at: Ints, over: Floats, flight: int, lost_s: Callable[[Ints, Floats], Floats] | None
-) -> Floats:
-    """Seconds that stretches lose so that they are no longer over the memory by so many bytes."""
-    if flight == 0:
-        return np.zeros_like(over)
-    if lost_s is None:
-        return np.where(over > 0, math.inf, 0.0)
-    return lost_s(at, over / flight * 100 / HEADROOM_PERCENT)
 
 
 def least_of_nodes(each: Sequence[StageFigures]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster.topology import Cluster
@@ -61,17 +61,11 @@ def usual_trials(batch: int, cluster: Cluster, request: Request) -> tuple[Trial,
         return (Trial(asked, apt),)
     by_count: dict[int, list[int]] = {}
     for size in sorted(whole, reverse=True):
-        by_count.setdefault(_full_count(batch, devices, size, node), []).append(size)
+        # Each node of a stage keeps a sample of every micro-batch: its nodes can share the batch.
+        most = max(1, batch // max(1, size // node))
+        count = _nearest(batch, min(most, FULL * (devices // size)))
+        by_count.setdefault(count, []).append(size)
     return tuple(Trial(count, tuple(of)) for count, of in by_count.items())
-
-
-def _full_count(batch: int, devices: int, size: int, node: int) -> int:
-    """Micro-batches that fill the pipeline of stages of so many devices, of whole nodes.
-
-    Each node of a stage keeps a sample of every micro-batch, so that nodes can share the batch.
-    """
-    most = max(1, batch // max(1, size // node))
-    return _nearest(batch, min(most, FULL * (devices // size)))
 
 
 def _nearest(batch: int, count: int) -> int:
@@ -248,9 +242,19 @@ class CountSearch:
     @property
     def best(self) -> Outcome:
         """The fastest plan, with a certificate over all numbers that were tried."""
-        count = self._best_count
-        bounds = [error.bound for error in self.slower.values()]
-        best = _over_counts(self.outcomes, count, self.request.gap, bounds)
+        best, every = self.outcomes[self._best_count], tuple(self.outcomes.values())
+        certificate = best.plan.certificate
+        assert certificate is not None
+        known = [cert for one in every if (cert := one.plan.certificate) is not None]
+        bounds = (*(error.bound for error in self.slower.values()), math.inf)
+        bound = min(*(cert.bound for cert in known), *bounds)
+        cost, status = certificate.cost, certificate.status
+        if status == "optimal" and cost - bound > self.request.gap * cost:
+            status = "feasible"
+        space = ", ".join(dict.fromkeys(cert.space for cert in known))
+        joined = replace(certificate, bound=min(cost, bound), status=status, space=space)
+        candidates = tuple(plan for one in every for plan in one.candidates)
+        best = replace(best, plan=replace(best.plan, certificate=joined), candidates=candidates)
         return best.stopped() if self.budget.work.stopped else best
 
     def _share(self, parts: int, sizes: tuple[int, ...] | None) -> Budget:
@@ -321,28 +325,3 @@ class CountSearch:
                 except ConstraintError as error:
                     self.impossible[count] = error
         return count in self.outcomes
-
-
-def _over_counts(
-    outcomes: Mapping[int, Outcome], count: int, gap: float, bounds: Sequence[float] = ()
-) -> Outcome:
-    """The outcome of one number of micro-batches, with a certificate over all that were tried.
-
-    Args:
-        outcomes: By number.
-        count: The number.
-        gap: At most which the plan is optimal.
-        bounds: Those of numbers that have no faster plan.
-    """
-    best = outcomes[count]
-    certificates = [one.plan.certificate for one in outcomes.values()]
-    bound = min(*(cert.bound for cert in certificates if cert is not None), *bounds, math.inf)
-    certificate = best.plan.certificate
-    assert certificate is not None
-    cost, status = certificate.cost, certificate.status
-    if status == "optimal" and cost - bound > gap * cost:
-        status = "feasible"
-    spaces = dict.fromkeys(cert.space for cert in certificates if cert is not None)
-    joined = replace(certificate, bound=min(cost, bound), status=status, space=", ".join(spaces))
-    candidates = tuple(plan for one in outcomes.values() for plan in one.candidates)
-    return replace(best, plan=replace(best.plan, certificate=joined), candidates=candidates)

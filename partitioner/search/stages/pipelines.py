@@ -55,7 +55,8 @@ from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.spaces import Family, SearchError
 
 #: Shardings that are searched where no cut of one fits; each is to hold fewer bytes than the last,
-#: by so many times those that its cut is short of.
+#: by so many times those that its cut is short of. No plan of `tests/benchmarks/plan_digests.py` or
+#: `gpt3_training.py` beside it needs a second one.
 ATTEMPTS, SHORT = 3, 1.2
 #: Most stages of several sizes.
 MOST_STAGES = 8

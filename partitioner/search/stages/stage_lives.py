@@ -219,7 +219,10 @@ class StageLives:
         key = own, runs.turns if len(own) > 1 else ()
         if key not in self._known:
             lives, rows = self.lives(own, runs.phases, runs.turns)
-            stored = self._stored(rows, own)
+            # A constant is stored by all stages that read it, another value by its maker's.
+            maker, stored = self.columns[2, rows], np.zeros(self.devices, np.int64)
+            rows = rows[_is_in(maker, own) | (maker < 0)]
+            np.add.at(stored, self.columns[0, rows], self.columns[6, rows])
             self._known[key] = self._summed_up(lives, stored, 1 + runs.phases.number(Part.REDUCE))
         return self._known[key]
 
@@ -287,16 +290,6 @@ class StageLives:
         nbytes = np.where(fed == 1, self.micro_batches * nbytes, nbytes)
         read = np.where(kept, np.where(given, end, read), made)
         return Lives(device, nbytes, first, last, made, read, always), rows
-
-    def _stored(self, rows: Numbers, own: Sequence[tuple[int, int]]) -> Numbers:
-        """Bytes that devices store of some tensors; (devices,).
-
-        A constant is stored by all stages that read it, another value by the one that makes it.
-        """
-        stored = np.zeros(self.devices, np.int64)
-        rows = rows[_is_in(self.columns[2, rows], own) | (self.columns[2, rows] < 0)]
-        np.add.at(stored, self.columns[0, rows], self.columns[6, rows])
-        return stored
 
     def _summed_up(self, lives: Lives, stored: Numbers, size: int) -> LaneBytes:
         devices = self.devices

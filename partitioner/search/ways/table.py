@@ -202,7 +202,7 @@ class Table:
             bound=bound,
         )
         bound_s = min(bound(trial.count) for trial in stages.trials)
-        yield Way("stages", stages.search, bound_s, is_rival=True)
+        yield Way("stages", stages.search, bound_s, is_rival=True, begin_s=self._trace_s)
 
     @property
     def _waits(self) -> bool:
@@ -261,7 +261,12 @@ class Table:
 
     def _fewest(self, name: str, sizes: tuple[int, ...]) -> Way:
         fewest = FewestParts(self._parts, self.cluster, self.request, self.clock, sizes)
-        return Way(name, fewest.search, rung=1, would_fit=fewest.would_fit)
+        return Way(name, fewest.search, rung=1, would_fit=fewest.would_fit, begin_s=self._trace_s)
+
+    @property
+    def _trace_s(self) -> float:
+        """Seconds of the trace of the whole batch: one of a micro-batch takes about as many."""
+        return self.clock.seconds.get("tracing the module", 0.0)
 
     def _in_blocks(self) -> Way:
         graph = self.model.uncut

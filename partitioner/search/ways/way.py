@@ -68,6 +68,7 @@ class Way:
     rung: int = 0
     #: After a refusal, gives the changes of the request under which it is known to fit.
     would_fit: Callable[[Budget, Infeasible], tuple[Change, ...]] = nothing
+    begin_s: float = 0.0  #: Seconds of what comes before its search, as a trace.
     closed: str = ""  #: Why it is not searched, as a clause; "" if it is.
     #: Whether users are told why it was not taken, if they ask for whatever is fastest.
     is_rival: bool = False
@@ -116,7 +117,8 @@ class Weighing:
                 continue
             if way.bound >= self._enough:
                 self.bounds[number] = way.bound
-            elif (self.found or self.refused) and self.budget.work.late:
+            elif (self.found or self.refused) and self.budget.work.left_s <= way.begin_s:
+                self.budget.work.stop()
                 self.late.append(number)
                 self.bounds[number] = way.bound
             else:
@@ -216,6 +218,7 @@ class Weighing:
         """The best plan, with a certificate over all ways that were weighed."""
         number = min(self.found, key=self._cost)
         best = replace(self.found[number].noted(*self._others(number)), more=None)
+        best = self._above_nothing(best)
         unproven = (number for number, why in self.refused.items() if not why.proven)
         refused = [f"{self.ways[number].name} (no plan was found to fit)" for number in unproven]
         if len(self.found) == 1 and not self.bounds and not refused:
@@ -241,9 +244,20 @@ class Weighing:
             certificate, bound=bound, status=status, space=", ".join(dict.fromkeys(spaces))
         )
         outcome = replace(best, plan=replace(best.plan, certificate=certificate))
+        outcome = self._above_nothing(outcome)
         others = [plan for one in self.found.values() for plan in one.candidates]
         failed = dict.fromkeys(one for each in self.found.values() for one in each.failed)
         return replace(outcome, candidates=tuple(others), failed=tuple(failed))
+
+    def _above_nothing(self, outcome: Outcome) -> Outcome:
+        """The outcome with the bound of all plans where spaces that were not reached have none."""
+        certificate = outcome.plan.certificate
+        assert certificate is not None
+        least = 0.0 if certificate.bound else self.least()
+        if not 0 < least < math.inf:
+            return outcome
+        certificate = replace(certificate, bound=min(certificate.cost, least))
+        return replace(outcome, plan=replace(outcome.plan, certificate=certificate))
 
     def _others(self, best: int) -> list[str]:
         """Why the batch is not run in other ways, for who asks for whatever is fastest."""

@@ -98,7 +98,9 @@ class WholeBatch:
             with suppress(Infeasible):
                 outcome = find_plan(self.graph, self.cluster, request, first, rules)
             if outcome is not None and not outcome.memory_binds:
-                return outcome
+                # the seconds that were for offers are for the spaces that it did not reach
+                more = outcome.more if work.stopped and not budget.work.late else None
+                return outcome if more is None else more(budget)
             if outcome is not None:
                 note = "memory forbids the cheapest plan that keeps all values"
             graph = self.offers()

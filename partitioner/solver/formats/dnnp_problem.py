@@ -163,7 +163,6 @@ def to_file(problem: Problem) -> PlacementFile:
 
 
 def _held_bytes(problem: Problem) -> list[list[float]]:
-    """Bytes that each choice of each node holds by itself."""
     held = [[0.0] * len(choices) for choices in problem.nodes]
     for hold in problem.holds:
         for choice, items in enumerate(hold.items):

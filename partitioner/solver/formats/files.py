@@ -79,12 +79,6 @@ class Format:
     #: Prices a solution of a problem, apart from the search.
     evaluate: Callable[[Any, Any], Priced]
 
-    def is_problem(self, data: Any) -> bool:
-        """Test whether JSON content is in this format."""
-        return isinstance(data, dict) and all(
-            name in data and isinstance(data[name], of) for name, of in self.marks.items()
-        )
-
 
 def read_problem(path: Path) -> tuple[Format, Any]:
     """The format that a file's content shows, and the problem.
@@ -96,8 +90,8 @@ def read_problem(path: Path) -> tuple[Format, Any]:
 
 
 def _parse(data: Any) -> tuple[Format, Any]:
-    for known in FORMATS:
-        if known.is_problem(data):
+    for known in FORMATS if isinstance(data, dict) else ():
+        if all(name in data and isinstance(data[name], of) for name, of in known.marks.items()):
             return known, known.parse(data)
     raise FormatError(
         'no known kind of problem (iopddl has a "problem" object, dnn-partitioning "nodes" and '

@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partitioner.solver.buckets import LARGE, Answer, Factor, eliminate, expanded
-from partitioner.solver.problem import Choice, Edge, Item, Problem, SolverError
-from partitioner.solver.sites import Site, item_sites
+from partitioner.solver.problem import Choice, Edge, Item, Problem, Site, SolverError, item_sites
 from partitioner.solver.work import Work
 
 Floats = npt.NDArray[np.float64]

@@ -12,10 +12,9 @@ from partitioner.solver.joint.search import Search
 from partitioner.solver.placement.contiguous import Picks, Split, contiguous_plans
 from partitioner.solver.placement.orders import narrow_orders
 from partitioner.solver.presolve.simplify import keep_choices
-from partitioner.solver.problem import Edge, Problem
+from partitioner.solver.problem import Edge, Problem, symmetric_groups
 from partitioner.solver.progress import ROUNDING, device_most_over
 from partitioner.solver.referee import evaluate_choices
-from partitioner.solver.symmetry import symmetric_groups
 from partitioner.solver.work import Work
 
 Plan = tuple[int, ...]  #: The choice of each node.

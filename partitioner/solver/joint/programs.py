@@ -14,8 +14,8 @@ from partitioner.solver.milp.engines import node_steps_of, solve_milp
 from partitioner.solver.milp.formulation import Formulation, Goal, formulate
 from partitioner.solver.milp.program import MilpResult
 from partitioner.solver.presolve.simplify import keep_choices
+from partitioner.solver.problem import canonical
 from partitioner.solver.referee import evaluate_choices
-from partitioner.solver.symmetry import canonical
 from partitioner.solver.work import Work
 
 #: Rows of the MILP hold within this of their scale: a plan may look as if it fitted by so much.

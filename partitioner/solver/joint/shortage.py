@@ -12,10 +12,9 @@ from partitioner.solver.milp.engines import HIGHS, Engine, solve_milp
 from partitioner.solver.milp.formulation import formulate
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.presolve.simplify import Reduced, presolve
-from partitioner.solver.problem import Problem
+from partitioner.solver.problem import Problem, canonical
 from partitioner.solver.progress import Progress, device_most_over
 from partitioner.solver.referee import Objective, evaluate_choices
-from partitioner.solver.symmetry import canonical
 from partitioner.solver.work import Work
 
 #: Moves that the local search may try, in multiples of all single ones: a small problem is soon

@@ -13,8 +13,7 @@ from itertools import groupby
 
 import numpy as np
 
-from partitioner.solver.problem import Item, Problem
-from partitioner.solver.sites import clique_positions
+from partitioner.solver.problem import Item, Problem, clique_positions
 
 Sparse = tuple[tuple[int, float], ...]  #: (device, seconds), zeros left out.
 #: (first device, after the last, first position, after the last, bytes); positions are cliques.

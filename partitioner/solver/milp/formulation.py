@@ -35,9 +35,16 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from partitioner.solver.milp.program import Milp, MilpBuilder, TooLargeError
-from partitioner.solver.problem import Edge, Pair, Problem
-from partitioner.solver.sites import Site, clique_positions, item_sites
-from partitioner.solver.symmetry import rank_nodes, symmetric_groups
+from partitioner.solver.problem import (
+    Edge,
+    Pair,
+    Problem,
+    Site,
+    clique_positions,
+    item_sites,
+    rank_nodes,
+    symmetric_groups,
+)
 
 Goal = Literal["throughput", "memory", "excess"]
 Terms = list[tuple[int, float]]  #: A sum of column x value.
@@ -282,7 +289,6 @@ class _Program:
         return terms
 
     def _on(self, node: int, group: int) -> Terms:
-        """The choices of a node on a group."""
         choices = zip(self.problem.nodes[node], self.s[node], strict=True)
         return [(column, 1.0) for choice, column in choices if choice.group == group]
 
@@ -301,7 +307,6 @@ class _Program:
 
 
 def _edge(build: MilpBuilder, k: int, edge: Edge, s: Sequence[Sequence[int]]) -> _Edge:
-    """Make the e of an edge."""
     outs = _members(edge.out_class, s[edge.u])
     ins = _members(edge.in_class, s[edge.v])
     pairs = itertools.product(outs, ins)

@@ -30,9 +30,8 @@ import numpy as np
 from partitioner.solver.buckets import Answer, Factor, Room, eliminate
 from partitioner.solver.pairwise.problem import FORBIDDEN, Floats, Ints, Pairwise
 from partitioner.solver.presolve.simplify import simplify_edges
-from partitioner.solver.problem import Edge, Pair, Problem, SolverError
+from partitioner.solver.problem import Edge, Pair, Problem, Site, SolverError, item_sites
 from partitioner.solver.referee import triggered
-from partitioner.solver.sites import Site, item_sites
 
 Span = tuple[int, int]  #: First and last position at which something is held, inclusive.
 Wanted = tuple[tuple[int, frozenset[int]], ...]  #: (node, its choices that trigger), by node.
@@ -225,8 +224,6 @@ def convert(problem: Problem) -> Converted:
 
 @dataclass
 class _Builder:
-    """Collects the nodes and edges of a pairwise problem."""
-
     problem: Problem
     #: Costs and usages of each node's strategies, and when it is live.
     nodes: list[tuple[list[int], list[int], Span | None]] = field(default_factory=list)
@@ -341,7 +338,6 @@ class _Builder:
 
 
 def _largest(vectors: Sequence[Sequence[float]]) -> float:
-    """The largest of the sums by device."""
     if len(vectors) == 1:
         return max(vectors[0], default=0.0)
     return max(map(math.fsum, zip(*vectors, strict=True)), default=0.0)

@@ -40,8 +40,6 @@ def _sources() -> str:
 
 
 class _Locator(caching._CacheLocator):  # noqa: SLF001
-    """The place of compiled functions in the user's cache folder."""
-
     def __init__(self, line: int) -> None:
         self._line = line
 

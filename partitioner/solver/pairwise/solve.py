@@ -12,15 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from partitioner.solver.milp.engines import HIGHS, Engine
-from partitioner.solver.pairwise.bounding.dive import dive
-from partitioner.solver.pairwise.bounding.dual import Dual
+from partitioner.solver.pairwise.bounding.dual import Dual, dive
 from partitioner.solver.pairwise.exact import columns, solve_exactly
 from partitioner.solver.pairwise.model import Model, build, peaks, restrict
 from partitioner.solver.pairwise.moving.moves import Mover
 from partitioner.solver.pairwise.problem import FORBIDDEN, Floats, Ints, Pairwise, evaluate
 from partitioner.solver.pairwise.progress import PairwiseSolution, Progress
-from partitioner.solver.pairwise.reducing.reduce import reduce
-from partitioner.solver.pairwise.reducing.relax import Relaxation, relax
+from partitioner.solver.pairwise.reducing.relax import Relaxation, reduce, relax
 from partitioner.solver.problem import SolverError
 from partitioner.solver.work import now_s
 

@@ -22,10 +22,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.solver.problem import Problem
+from partitioner.solver.problem import Problem, group_classes, group_devices
 from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.stages.least_cuts import LeastCuts, State, least_cuts
-from partitioner.solver.symmetry import group_classes, group_devices
 
 Classes = tuple[tuple[int, ...], ...]  #: Interchangeable groups together, any other by itself.
 

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from partitioner.solver.placement.orders import frontier_order
-from partitioner.solver.problem import Edge, Problem
-from partitioner.solver.symmetry import group_classes
+from partitioner.solver.problem import Edge, Problem, group_classes
 
 #: Nodes that follow one another in an order, and the seconds that they take of a device.
 Run = tuple[frozenset[int], float]

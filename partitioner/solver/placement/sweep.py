@@ -79,9 +79,8 @@ class Swept:
     values: Ints  #: Of the nodes, if inside.
     #: For each axis dropped, whether inside is better, by the axes left and the value.
     inside_is_better: tuple[npt.NDArray[np.bool_], ...]
-    sources: tuple[
-        Ints, ...
-    ]  #: For each node the value from which the last entry's best set comes.
+    #: For each node the value from which the last entry's best set comes.
+    sources: tuple[Ints, ...]
 
     def inside(self, value: int) -> frozenset[int]:
         """The set of nodes behind `seconds[value]`."""

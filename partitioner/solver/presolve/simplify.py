@@ -121,7 +121,6 @@ def simplify_edges(problem: Problem, simple: Sequence[Edge] = ()) -> Problem:
 
 
 def _merge_parallel(edges: Sequence[Edge]) -> Edge:
-    """An edge that stands for several between the same nodes."""
     if len(edges) == 1:
         return edges[0]
     outs = list(zip(*(edge.out_class for edge in edges), strict=True))
@@ -206,7 +205,6 @@ def _binding_limits(problem: Problem) -> Problem:
 def _fullest(
     options: Iterable[Sequence[int]], size: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """The most bytes on each device of one of these sets of items."""
     sets = [items for items in options if items]
     if not sets:
         return np.zeros(size.shape[1])

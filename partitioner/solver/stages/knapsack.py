@@ -187,7 +187,7 @@ def _groups(things: Sequence[Ways]) -> list[_Group]:
     return sorted(groups, key=lambda group: -float(group.saved.max()))
 
 
-def _sorted_steps(things: Sequence[Ways]) -> list[tuple[float, float, int, int]]:
+def sorted_steps(things: Sequence[Ways]) -> list[tuple[float, float, int, int]]:
     """(seconds lost, bytes saved, thing, way after it) of all steps, the cheapest byte first."""
     taken = [
         (ways[end][0] - ways[start][0], ways[start][1] - ways[end][1], thing, end)
@@ -200,7 +200,7 @@ def _sorted_steps(things: Sequence[Ways]) -> list[tuple[float, float, int, int]]
 def _rounded(things: Sequence[Ways], fastest: Sequence[int], need: float) -> list[int]:
     """The cheapest steps until they save enough, less those that then are not needed."""
     chosen, saved, taken = list(fastest), 0.0, []
-    for lost_s, size, thing, way in _sorted_steps(things):
+    for lost_s, size, thing, way in sorted_steps(things):
         taken.append((lost_s, size, thing, chosen[thing]))
         chosen[thing] = way
         saved += size
@@ -227,7 +227,7 @@ class _Rest:
     @classmethod
     def of(cls, things: Sequence[Ways], groups: Sequence[_Group]) -> _Rest:
         """The relaxations of all tails of the groups."""
-        taken = _sorted_steps(things)
+        taken = sorted_steps(things)
         at: Mapping[int, int] = {
             v: index for index, group in enumerate(groups) for v in group.things
         }

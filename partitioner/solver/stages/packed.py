@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from partitioner.solver.stages.graph import Config, Downset, Layout, PlannedStage, StageGraph
-from partitioner.solver.stages.knapsack import Packed, Ways, pack, relaxed, steps
+from partitioner.solver.stages.knapsack import Packed, Ways, pack, relaxed, sorted_steps
 from partitioner.solver.stages.model import Cut, Floats, Pool, StageOption, StageProblem, flights
 from partitioner.solver.work import Work
 
@@ -231,16 +231,9 @@ def relax(layout: Layout, tensor: int, many: int) -> tuple[Floats, Floats]:
     fast = [min(tables[v]) if v in tables else (0.0, 0.0) for v in graph.nodes]
     time_s, held = (layout.sums([way[axis] for way in fast]) for axis in (0, 1))
     need = held - graph.limit_bytes
-    taken = sorted(
-        (
-            (ways[end][0] - ways[begin][0], ways[begin][1] - ways[end][1], layout.column[v])
-            for v, ways in tables.items()
-            for begin, end in steps(ways)
-        ),
-        key=lambda step: step[0] / step[1],
-    )
+    taken, columns = sorted_steps(list(tables.values())), [layout.column[v] for v in tables]
     lost, saved = np.array([step[:2] for step in taken]).reshape(-1, 2).T
-    before = layout.has[:, [column for _, _, column in taken]]
+    before = layout.has[:, [columns[thing] for _, _, thing, _ in taken]]
     least, most = relaxed(lost, saved, before, np.array(layout.pairs), need)
     lower, upper = (time_s + least) * np.where(need > 0, 1 - ROUNDING, 1.0), time_s + most
     absent = layout.missing(tensor)

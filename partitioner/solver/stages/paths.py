@@ -176,7 +176,6 @@ def head_lengths(cost: Floats) -> Floats:
 
 
 def _used(space: Space, entries: Entries, path: Sequence[int]) -> Floats:
-    """Devices of each pool that a path of entries takes."""
     group = entries.group[path]
     devices = space.groups.devices[group]
     used = np.bincount(space.groups.pool[group], devices, minlength=len(space.pools))

@@ -308,7 +308,6 @@ class Constraints:
 
 
 def _uses(placed: PlacedNode, axis: str, factors: Container[str]) -> bool:
-    """Test whether a node is cut over an axis along one of these factors."""
     return any(axis in at.axes for name, at in placed.layouts.items() if name in factors)
 
 

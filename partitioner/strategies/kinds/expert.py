@@ -53,17 +53,11 @@ def expert_constraints(asked: Asked) -> Constraints:
             "looked up, along its first dim, by what a token chose, and there is no list of "
             "modules that a router weighs"
         )
-    for value, weight in values.items():
-        if graph.types[value].shape[0] < size:
+    counts = [(weight, graph.types[value].shape[0]) for value, weight in values.items()]
+    for name, count in (*counts, *((one.path, len(one.members)) for one in lists)):
+        if count < size:
             raise ConstraintError(
-                f"parallel ep: {weight!r} has {graph.types[value].shape[0]} experts, "
-                f"fewer than {size} devices"
-            )
-    for one in lists:
-        if len(one.members) < size:
-            raise ConstraintError(
-                f"parallel ep: {one.path!r} has {len(one.members)} experts, "
-                f"fewer than {size} devices"
+                f"parallel ep: {name!r} has {count} experts, fewer than {size} devices"
             )
     data = DATA.constraints(asked)
     pins = [pin for pin in data.pins if pin.tensor not in values]

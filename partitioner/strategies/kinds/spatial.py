@@ -9,7 +9,7 @@ The rest is solved: halos, where a chain of layers computes rows twice, and laye
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import rules_of
@@ -50,19 +50,18 @@ def spatial_constraints(asked: Asked) -> Constraints:
 
 def spatial_notes(asked: Asked, plan: Plan) -> tuple[str, ...]:
     """Operators of the forward pass with windows that a plan does not cut along their image."""
-    return tuple(_whole(asked.graph, asked.axes, plan))
-
-
-def _whole(graph: Graph, axes: Mapping[str, int], plan: Plan) -> Iterator[str]:
+    graph, notes = asked.graph, list[str]()
     factors, rules = image_factors(graph), rules_of(graph)
-    for axis, dim in _dims_of(graph, axes).items():
+    for axis, dim in _dims_of(graph, asked.axes).items():
         slid = {
             name: (dims[dim],)
             for name, dims in factors.items()
             if dim in dims and _slides(rules[name])
         }
         if whole := whole_operators(graph, plan, axis, slid):
-            yield f"parallel spatial: {whole} cannot be cut along {_word(dim)} over axis {axis}"
+            cut = f"cut along {_word(dim)} over axis {axis}"
+            notes.append(f"parallel spatial: {whole} cannot be {cut}")
+    return tuple(notes)
 
 
 def image_factors(graph: Graph) -> Factors:

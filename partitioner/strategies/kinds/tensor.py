@@ -15,23 +15,19 @@ from partitioner.strategies.kinds.kind import Asked
 
 def tensor_constraints(asked: Asked) -> Constraints:
     """Pins that cut every weight matrix over the axis, on any dim, and leave the batch whole."""
-    return Constraints(tuple(_pins(asked)))
-
-
-def _pins(asked: Asked) -> Iterator[Pin]:
-    graph, axis, size = asked.graph, asked.axis, asked.size
+    graph, axis, size, pins = asked.graph, asked.axis, asked.size, list[Pin]()
     whole = tuple(value for value in asked.batch.inputs if value not in graph.producers)
     for value in whole:
-        yield Pin(f"parallel tp: batch of {value!r}", tensor=value, axis=axis, replicate=True)
+        text = f"parallel tp: batch of {value!r}"
+        pins.append(Pin(text, tensor=value, axis=axis, replicate=True))
     for value, uses in parameter_uses(graph).items():
         if graph.types[value].rank < 2 or not can_cut(graph, value, size):
             continue
         if any(is_read_whole(graph, use) or not _is_cut(graph, use, whole, size) for use in uses):
             continue
         text = f"parallel tp: parameter {value!r}"
-        yield Pin(text, tensor=value, axis=axis, side="made", cut=True)
-        for name in uses:
-            yield Pin(text, tensor=name, axis=axis, side="read", cut=True)
+        pins.append(Pin(text, tensor=value, axis=axis, side="made", cut=True))
+        pins += [Pin(text, tensor=name, axis=axis, side="read", cut=True) for name in uses]
     # values of constants, as they are or computed from them alone, that only products read
     origin = {name: name for name in graph.constants if graph.types[name].rank}
     for node in graph.nodes:
@@ -47,7 +43,8 @@ def _pins(asked: Asked) -> Iterator[Pin]:
     for value, weight in matrices.items():
         if not is_read_whole(graph, value) and _is_cut(graph, value, whole, size):
             text = f"parallel tp: weight {weight!r}"
-            yield Pin(text, tensor=value, axis=axis, side="read", cut=True)
+            pins.append(Pin(text, tensor=value, axis=axis, side="read", cut=True))
+    return Constraints(tuple(pins))
 
 
 def _is_cut(graph: Graph, value: str, whole: Container[str], size: int) -> bool:

@@ -306,7 +306,7 @@ def test_a_link_is_no_place_for_a_file(tmp_path: Path) -> None:
 
 
 def test_operators_of_an_exported_program() -> None:
-    from partitioner.backends.torch.files.allowed import may_call
+    from partitioner.backends.torch.files.archive import may_call
 
     assert may_call("aten", "linear", "default")
     assert may_call("aten", "add", "Tensor")
@@ -348,7 +348,7 @@ def test_operators_that_export_and_traces_keep_are_loaded(tmp_path: Path) -> Non
 
 def test_no_operator_of_the_list_takes_memory_as_it_is() -> None:
     """Files, storages and packed weights are given to operators by arguments of their own types."""
-    from partitioner.backends.torch.files.allowed import may_call
+    from partitioner.backends.torch.files.archive import may_call
 
     for name in torch._C._dispatch_get_all_op_names():
         space, _, rest = name.partition("::")

@@ -9,13 +9,21 @@ from torch import nn
 
 from partitioner.frontends.model import open_model
 from partitioner.ir.graph import Graph
-from partitioner.ir.ops import _rule_from_row, rule_of
+from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.ops.table import OpaqueError, OpView
 from partitioner.ir.rule import Rule
 
 
 def check(graph: Graph) -> None:
     for node in graph.nodes:
-        rule, own = rule_of(graph, node), _rule_from_row(graph, node)
+        rule, row = rule_of(graph, node), row_of(node)
+        if row is None:
+            assert rule == f"op {node.op!r} has no row in the op table"
+            continue
+        try:
+            own: Rule | str = row.rule(OpView(node, graph))
+        except OpaqueError as error:
+            own = str(error)
         assert isinstance(rule, Rule) == isinstance(own, Rule), node
         if isinstance(rule, Rule) and isinstance(own, Rule):
             assert rule.key == own.key, node

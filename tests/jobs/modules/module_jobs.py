@@ -31,7 +31,7 @@ from jobs.processes.torch_ranks import Job, LeftError, main
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.agreeing.groups import register_named, resolved_group
-from partitioner.backends.torch.operators.sent import group_name
+from partitioner.backends.torch.operators.registry import group_name
 from partitioner.backends.torch.running.rank_module import RankModule
 from partitioner.backends.torch.state.initialise import Initialiser
 from partitioner.ir.phases import Part, whole_batch_order

@@ -2,9 +2,9 @@
 
 import sys
 
-from partitioner.api.profiling import gloo
+from partitioner.api.profiling import links
 from partitioner.cli.main import main
 
-gloo.SIZES = (1024, 2**18)
-gloo._TURNS = 3
+links.SIZES = (1024, 2**18)
+links._TURNS = 3
 raise SystemExit(main(["profile", *sys.argv[1:], "--quiet"]))

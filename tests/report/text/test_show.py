@@ -9,6 +9,7 @@ import pytest
 import partitioner
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
+from partitioner.api.compiled.onnx_model import OnnxModel
 from partitioner.ir.loops.factors import dim_text, parse_dim
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan
@@ -80,8 +81,8 @@ def test_all_lists_every_tensor_in_full_and_the_factors(model: onnx.ModelProto) 
 def test_uncut_operators_of_a_mesh_are_called_replicated(sharded: Compiled) -> None:
     nodes = {node.name: NodePlan(0) for node in sharded.graph.nodes}
     plan = Plan(sharded.graph.digest, {}, (DeviceMesh.line(2),), nodes)
-    assert sharded.model.proto is not None
-    result = partitioner.compile(sharded.model.proto, devices=2, constraints=plan)
+    assert isinstance(sharded.model, OnnxModel)
+    result = partitioner.compile(sharded.model.source, devices=2, constraints=plan)
     (line,) = (line for line in show(result).splitlines() if "(11 nodes)" in line)
     assert line.startswith("tp=2 on 0,1  ")
     assert "  replicated  " in line

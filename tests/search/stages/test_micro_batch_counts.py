@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,15 @@ from torch import nn
 import partitioner
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.examples import llama
 from partitioner.search.outcome import NoCheaper
 from partitioner.search.request import Budget, Request
-from partitioner.search.stages.micro_batch_counts import CountSearch, Trial, usual_trials
+from partitioner.search.stages.micro_batch_counts import (
+    COUNTS,
+    CountSearch,
+    Trial,
+    usual_trials,
+)
 from partitioner.search.stages.pipelines import find_pipeline
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
@@ -115,6 +122,61 @@ def test_fewest_looks_beside_the_number_that_comes_nearest(monkeypatch: pytest.M
         search.outcomes = defaultdict(lambda: best)  # type: ignore[assignment]
         assert search.fewest([2, 4, 8, 16, 32, 64]) is not None
         assert (planned[0], 16 in planned) == (first, True)
+
+
+@pytest.mark.parametrize(
+    ("costs", "tried"),
+    [
+        ({1: 1.1, 2: 1.0, 4: 1.3, 8: 0.5}, [1, 2, 4]),  # rises, far above the best
+        ({1: 1.1, 2: 1.0, 4: 1.1, 8: 0.5}, [1, 2, 4, 8]),
+        ({1: 2.0, 2: 1.9, 4: 1.5, 8: 1.4}, [1, 2, 4, 8]),  # falls
+        ({1: None, 2: 1.9, 4: None, 8: 1.4}, [1, 2, 4, 8]),
+    ],
+)
+def test_numbers_end_where_steps_get_far_longer(
+    costs: Mapping[int, float | None], tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[int] = []
+
+    def plan(search: CountSearch, count: int, *_: object) -> bool:
+        planned.append(count)
+        if costs[count] is not None:
+            figures = SimpleNamespace(step_s=costs[count])
+            search.outcomes[count] = SimpleNamespace(evaluation=figures)  # type: ignore[assignment]
+        return costs[count] is not None
+
+    monkeypatch.setattr(CountSearch, "_plan", plan)
+    monkeypatch.setattr(CountSearch, "best", property(lambda _: planned))
+    request, cluster = Request(), resolve_cluster("4xh100")
+    budget = replace(Budget.of(request), best_s=1.05)
+    search = CountSearch(lambda _: (), cluster, request, budget, least=lambda count: count / 10)
+    search.all([Trial(count) for count in costs])
+    assert planned == tried
+    assert {n: error.bound for n, error in search.slower.items()} == {
+        n: n / 10 for n in costs if n not in tried
+    }
+
+
+def test_each_number_has_steps_whatever_those_before_it_took() -> None:
+    request, cluster = Request(), resolve_cluster("4xh100")
+    budget = Budget.of(request)
+    search = CountSearch(lambda _: (), cluster, request, budget)
+    budget.work.spend(budget.work.steps)
+    assert search._share(2, None).work.left == budget.work.steps / COUNTS
+
+
+@pytest.mark.slow
+def test_a_stream_runs_in_micro_batches_where_memory_is_short() -> None:
+    """At once its plan is slower than through stages, which hold less of a micro-batch."""
+    model = llama.build(layers=4, hidden=512, batch=8)
+    alone = partitioner.compile(model, cluster="1xh100", plan_only=True)
+    memory = max(alone.evaluation.needed_bytes.values()) // 4
+    options: Any = {"cluster": "4xh100", "memory": memory, "plan_only": True}
+    auto = partitioner.compile(model, time_limit_s=30, **options)
+    asked = partitioner.compile(model, time_limit_s=30, micro_batches=2, **options)
+    assert auto.plan.micro_batches == 2
+    assert auto.evaluation.step_s <= asked.evaluation.step_s * 1.001
+    assert any("micro-batches" in note for note in auto.summary["notes"])
 
 
 @pytest.mark.slow

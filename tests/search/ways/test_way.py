@@ -236,6 +236,42 @@ def test_what_others_leave_of_the_clock_goes_to_the_way_that_its_share_ended(
     assert best.more is None
 
 
+@pytest.mark.parametrize(("bound_s", "rounds"), [(3.7, 0), (1.0, 1)])
+def test_a_way_has_all_steps_once_more_where_its_steps_left_a_wide_gap(
+    bound_s: float, rounds: int
+) -> None:
+    """Within a small gap, and behind the second search, what is left of the limit is left."""
+    again: list[Budget] = []
+
+    def go_on(budget: Budget) -> Outcome:
+        again.append(budget)
+        return replace(outcome(3.8, bound_s), more=go_on)
+
+    searches = Searches()
+    way = searches.way("whole", replace(outcome(4.0, bound_s), more=go_on))
+    best = weighed(way, request=replace(REQUEST, gap=0.01) if not rounds else REQUEST)
+    assert len(again) == rounds
+    assert all(budget.work.left == budget.work.steps > 0 for budget in again)
+    assert best.evaluation.step_s == (3.8 if rounds else 4.0)
+
+
+def test_searches_that_gain_nothing_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way goes on with a share of the clock, then with all that is left, the best first."""
+    at_a_clock(monkeypatch)
+    shares: list[tuple[float, float]] = []
+
+    def way(cost_s: float) -> Way:
+        def go_on(budget: Budget) -> Outcome:
+            shares.append((cost_s, budget.work.left_s))
+            assert len(shares) < 10
+            return replace(outcome(cost_s, 1.0).stopped(), more=go_on)
+
+        return Way(f"{cost_s}", lambda _budget: replace(outcome(cost_s, 1.0).stopped(), more=go_on))
+
+    weighed(way(4.0), way(3.0))
+    assert shares == [(3.0, 15.0), (4.0, 15.0), (3.0, 30.0), (4.0, 30.0)]
+
+
 def test_a_way_that_the_clock_refused_begins_anew_with_more_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

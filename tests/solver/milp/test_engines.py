@@ -31,7 +31,7 @@ from partitioner.solver.milp.pulp_program import load_pulp
 from partitioner.solver.pairwise import evaluate
 from partitioner.solver.pairwise.exact import solve_exactly
 from partitioner.solver.pairwise.model import build
-from partitioner.solver.pairwise.reducing.reduce import prune
+from partitioner.solver.pairwise.reducing.relax import prune
 from partitioner.solver.work import Work
 
 CBC = Engine("CBC", "PULP_CBC_CMD")

@@ -19,7 +19,7 @@ from partitioner.solver.milp.highs import new_highs, solve_with_highs
 from partitioner.solver.milp.program import Milp, MilpResult
 from partitioner.solver.pairwise.exact import solve_exactly
 from partitioner.solver.pairwise.model import build
-from partitioner.solver.pairwise.reducing.reduce import prune
+from partitioner.solver.pairwise.reducing.relax import prune
 from partitioner.solver.placement.configuration import Covering
 
 BANNER = b"Running HiGHS\n"

@@ -25,7 +25,7 @@ from partitioner.solver.pairwise.exact import solve_exactly
 from partitioner.solver.pairwise.model import CONFLICT, build
 from partitioner.solver.pairwise.moving.moves import Mover, add, ledger
 from partitioner.solver.pairwise.progress import Progress
-from partitioner.solver.pairwise.reducing.reduce import reduce
+from partitioner.solver.pairwise.reducing.relax import reduce
 from partitioner.solver.problem import SolverError
 
 #: Starts of twenty seeds; every one is the same property, so that most are for the slow run.

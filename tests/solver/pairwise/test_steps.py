@@ -22,8 +22,7 @@ from partitioner.solver.pairwise.bounding.dual import Dual
 from partitioner.solver.pairwise.bounding.messages import Messages
 from partitioner.solver.pairwise.model import CONFLICT, Model, build, peaks
 from partitioner.solver.pairwise.moving.moves import Mover
-from partitioner.solver.pairwise.reducing.reduce import reduce
-from partitioner.solver.pairwise.reducing.relax import fold, relax
+from partitioner.solver.pairwise.reducing.relax import fold, reduce, relax
 
 
 def least(model: Model) -> float:

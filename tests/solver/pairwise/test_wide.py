@@ -8,8 +8,7 @@ import pytest
 
 from helpers.problems.pairwise_cases import FEASIBLE, choices, instance, make, optimum, presolved
 from partitioner.solver.pairwise import FORBIDDEN
-from partitioner.solver.pairwise.bounding.dive import dive
-from partitioner.solver.pairwise.bounding.dual import Dual
+from partitioner.solver.pairwise.bounding.dual import Dual, dive
 from partitioner.solver.pairwise.jit import seeded
 from partitioner.solver.pairwise.model import Model, build
 from partitioner.solver.pairwise.moving import wide

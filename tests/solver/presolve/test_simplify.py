@@ -11,7 +11,7 @@ from helpers.problems.solver_instances import spmd
 from partitioner.solver import Edge, brute_force, evaluate_choices
 from partitioner.solver.presolve.merge_equal import merge_equal
 from partitioner.solver.presolve.simplify import presolve
-from partitioner.solver.sites import clique_positions
+from partitioner.solver.problem import clique_positions
 
 
 @pytest.mark.parametrize("limit", [math.inf, 22])

@@ -27,11 +27,9 @@ _MAX_TEXT = 400
 
 @contextmanager
 def border(what: str) -> Iterator[None]:
-    """Refuse a model on which anything inside raises.
+    """Refuse a model on which anything inside raises; its name, and the node's if known, is `what`.
 
-    Args:
-        what: The model's name in error messages, with the node's if it is known. Otherwise the
-            node is that at which a library stood.
+    Otherwise the node is that at which a library stood.
 
     Raises:
         FrontendError: In place of any other error. Errors of this package pass; those that do

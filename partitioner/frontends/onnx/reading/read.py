@@ -62,11 +62,7 @@ class Source:
 
 
 def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> Source:
-    """Read and check a model.
-
-    Args:
-        model: Its path, or the message.
-        plan_only: Whether files of weights may be missing.
+    """Read and check a model: a file or a message. To plan only, files of weights may be missing.
 
     Raises:
         FrontendError: Not a readable, valid ONNX model of a supported opset.

@@ -67,9 +67,7 @@ def runtime_domains() -> Mapping[str, int]:
 def infer_by_runtime(node: onnx_ir.Node, opsets: Mapping[str, int]) -> Mapping[str, TypeProto]:
     """Types of a node's results as ONNX Runtime infers them; none where it cannot tell.
 
-    Args:
-        node: A node without bodies whose operands have static types.
-        opsets: Versions of the operators that the model imports, by domain.
+    The node has no bodies, and its operands have static types.
     """
     if (node.domain, node.op_type) not in runtime_operators():
         return {}

@@ -57,12 +57,9 @@ def evaluate_constants(
 ) -> Iterator[tuple[onnx_ir.Node, Mapping[onnx_ir.Value, onnx_ir.TensorProtocol]]]:
     """Compute the nodes of a model, also those in bodies, whose operands are all constant.
 
-    Args:
-        model: The model. The results must be put in place before the next are asked for.
-        may_grow: Whether the results of a node, all of whose operands are constant, may be kept.
-
     Yields:
-        Each node that was computed, with those of its results that other nodes read.
+        Each node that was computed, with those of its results that other nodes read: they must be
+        put in place before the next are asked for.
     """
     while True:
         batch: list[onnx_ir.Node] = []

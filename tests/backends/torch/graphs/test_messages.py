@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from partitioner.backends.torch.graphs.comms import carried
-from partitioner.backends.torch.graphs.messages import Message
+from partitioner.backends.torch.graphs.comms import Message, carried
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.program import Comm, CommKind
 

@@ -17,11 +17,11 @@ from partitioner.api.profiling.rank import (
     _MOST_COPIES,
     _RUN_S,
     Device,
+    Item,
     _as_in_model,
     _in_order,
     _long_enough,
 )
-from partitioner.api.profiling.work import Item
 from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.torch.measuring.clocks import Clock

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
-from partitioner.backends.torch.operators.sent import SENDING, Steps, packed, unpacked
+from partitioner.backends.torch.operators.registry import SENDING, Steps, packed, unpacked
 
 ops = torch.ops.partitioner
 WIDTH, INNER = 8, 6

@@ -7,7 +7,7 @@ import pytest
 
 from helpers.problems.solver_instances import placement
 from partitioner.solver import evaluate_choices
-from partitioner.solver.symmetry import canonical, symmetric_groups
+from partitioner.solver.problem import canonical, symmetric_groups
 
 
 def test_canonical_plans_cost_the_same_and_open_groups_in_order() -> None:

@@ -8,8 +8,7 @@ from weakref import WeakKeyDictionary
 
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import aten, onnx
-from partitioner.ir.ops.aten.branches import COND, cond_row
-from partitioner.ir.ops.aten.derived import DERIVED, RULE
+from partitioner.ir.ops.aten.branches import COND, DERIVED, RULE, cond_row
 from partitioner.ir.ops.signature import OpaqueError
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView, merged
 from partitioner.ir.rule import Rule

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from partitioner.ir.ops.rules.contraction import contraction, matmul
 from partitioner.ir.ops.rules.dims import broadcast, names
@@ -43,22 +44,18 @@ def _trilinear(view: OpView) -> Rule:
     return contraction(view, operands, result, flops=3)
 
 
-def _grouped(view: OpView) -> Rule:
+def _grouped(view: OpView, *, backward: bool = False) -> Rule:
     """``s k, e k n -> s n``: which rows are of which group is known at run time only."""
+    options: dict[str, Any] = {"whole": "s e", "points": "s e k n"}
     flops = 2 / max(view.shape(1)[0], 1)
-    operands = ["s k", "e k n", None]
-    return view.rule(operands, ["s n"], reduce="k", whole="s e", points="s e k n", flops=flops)
-
-
-def _grouped_backward(view: OpView) -> Rule:
-    flops = 4 / max(view.shape(1)[0], 1)
-    operands, results = ["s k", "e k n", None, "s n"], ["s k", "e k n"]
-    return view.rule(operands, results, summed="n", whole="s e", points="s e k n", flops=flops)
+    if not backward:
+        return view.rule("s k, e k n, _", "s n", reduce="k", flops=flops, **options)
+    return view.rule("s k, e k n, _, s n", "s k, e k n", summed="n", flops=2 * flops, **options)
 
 
 ROWS: Mapping[str, OpRow] = {
     "transformers::grouped_mm_fallback": OpRow(_grouped),
-    "transformers::grouped_mm_fallback_backward": OpRow(_grouped_backward),
+    "transformers::grouped_mm_fallback_backward": OpRow(partial(_grouped, backward=True)),
     **{f"aten::{op}": OpRow(matmul) for op in ("dot", "matmul", "mv")},
     "aten::bmm": OpRow(matmul, adds="baddbmm_"),
     "aten::mm": OpRow(matmul, adds="addmm_"),

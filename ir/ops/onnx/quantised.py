@@ -70,7 +70,8 @@ def _conv(view: OpView) -> Rule:
     sizes = dict(zip(after, view.out_shape[1:-1], strict=True))
     shape = {name: size for name, size in sizes.items() if size != 1}
     weights = ["co", inner, *broadcast(view.shape(3)[2:], kernel)]
-    per_channel: list[Dims] = [_by_channel(view, index) for index in (4, 5)]
+    settings = map(view.type, (4, 5))
+    per_channel: list[Dims] = [["co"] if s is not None and s.numel > 1 else None for s in settings]
     operands: list[Dims] = [["n", *before, "ci"], None, None, weights, *per_channel, None, None]
     result = ["n", *(name if name in shape else "1" for name in after), "co"]
     whole = {*before, *shape, "ci", *(name for name in weights[1:] if name != "1")}
@@ -78,11 +79,6 @@ def _conv(view: OpView) -> Rule:
         whole.add("co")
     points = ["n", *shape, "co", *(name for name in weights[1:] if name != "1")]
     return view.rule([*operands, ["co"]], [result], whole=whole, points=points, flops=2)
-
-
-def _by_channel(view: OpView, index: int) -> Dims:
-    setting = view.type(index)
-    return ["co"] if setting is not None and setting.numel > 1 else None
 
 
 ROWS: Mapping[str, OpRow] = {

@@ -187,18 +187,6 @@ def _global_pool(view: OpView, how: str = "") -> Rule:
     )
 
 
-def _regions(view: OpView) -> Rule:
-    """RoiAlign and MaxRoiPool; a region may be of any image of the batch, which is whole."""
-    windows = view.int_attr("sampling_ratio", 2) ** 2 or 4
-    return view.rule(
-        "n c h w, r box, r",
-        "r c p q",
-        whole="n h w box p q",
-        points="r c p q",
-        flops=8.0 * windows,  # a bilinear sample is 4 weights and 4 multiply-adds
-    )
-
-
 def _resize(view: OpView) -> Rule:
     """Dims that keep their size are cut, and those that grow by a whole number, with a halo."""
     if view.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
@@ -316,7 +304,19 @@ ROWS: Mapping[str, OpRow] = {
         )
         for op in ("AveragePool", "LpPool", "MaxPool")
     },
-    **{op: OpRow(_regions) for op in ("MaxRoiPool", "RoiAlign")},
+    # A region may be of any image of the batch, which is whole. A sample is 4 weights and products.
+    **{
+        op: OpRow(
+            lambda view: view.rule(
+                "n c h w, r box, r",
+                "r c p q",
+                whole="n h w box p q",
+                points="r c p q",
+                flops=8.0 * (view.int_attr("sampling_ratio", 2) ** 2 or 4),
+            )
+        )
+        for op in ("MaxRoiPool", "RoiAlign")
+    },
     **{op: OpRow(_resize, _local_resize) for op in ("Resize", "Upsample")},
     "Conv": OpRow(_conv, _local_conv),
     "ConvInteger": OpRow(partial(_conv, operands="x w . ."), _local_conv),

@@ -19,8 +19,7 @@ from partitioner.frontends.torch.building.dtensor_rules import derived_rule
 from partitioner.frontends.torch.element_types import dtype_name
 from partitioner.ir.graph import Attr, Constant, Graph
 from partitioner.ir.ops import ROWS
-from partitioner.ir.ops.aten.branches import BRANCHES, COND
-from partitioner.ir.ops.aten.derived import RULE
+from partitioner.ir.ops.aten.branches import BRANCHES, COND, RULE
 from partitioner.ir.ops.aten.state import ALIAS
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import GraphWriter

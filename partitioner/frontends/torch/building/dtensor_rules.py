@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from partitioner.ir.ops.aten.derived import PASSES, SUMMED, WHOLE
+from partitioner.ir.ops.aten.branches import PASSES, SUMMED, WHOLE
 
 #: Operators whose placements nothing shows to be right: PyTorch has no samples of them that run
 #: on a CPU, or a capture takes them apart.
@@ -46,7 +46,7 @@ Dims = Mapping[int, int]
 def derived_rule(
     op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: Any
 ) -> str | None:
-    """The rule of a call as text (see `partitioner.ir.ops.aten.derived`); None if it has no factor.
+    """The rule of a call as text (see `ir.ops.aten.branches`); None if it has no factor.
 
     Tensors among the arguments and results may be fake.
     """

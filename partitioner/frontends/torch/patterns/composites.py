@@ -4,12 +4,17 @@ A trace replaces upsampling by index computations, RMS norm by pointwise operato
 of a plane in some memory formats by writes through strides, before it asks any decomposition table.
 So they are replaced in the exported graph, before the trace, as are attention, losses, bags of rows
 and indices that only count. Adaptive pools become pools where their windows are of one size.
+
+Of losses over classes, the maximum of a row, the sum of its exponentials and the target's logit are
+reductions over the vocabulary. The mean over a batch is a sum of losses over a count of targets (or
+over the sum of their weights), so that no device needs to know which targets of the others count.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +22,6 @@ import torch
 from torch import Tensor, fx
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
-from partitioner.frontends.torch.patterns.losses import cross_entropy, negative_log_likelihood
 from partitioner.frontends.torch.patterns.rewrite import (
     Arguments,
     Replacement,
@@ -263,6 +267,108 @@ def _is_plain(node: fx.Node) -> bool:
     )
 
 
+_NONE, _MEAN = 0, 1  #: PyTorch's numbers for `reduction`; 2 is the sum.
+
+
+def _cross_entropy(write: Rewriter, args: Arguments) -> fx.Node | None:
+    """Cross entropy; with probabilities as targets, or both weights and smoothing, it stays."""
+    logits, target = args["self"], args["target"]
+    if args["weight"] is not None and args["label_smoothing"] != 0:
+        return None
+    if value(target).is_floating_point() or not _is_class_per_row(logits, target):
+        return None
+    loss = _Loss(write, args, _ignored(write, args))
+    return loss.reduced(_cross_entropy_per_row(loss, args["label_smoothing"]))
+
+
+def _negative_log_likelihood(write: Rewriter, args: Arguments) -> fx.Node | None:
+    """Negative log-likelihood of target classes."""
+    if not _is_class_per_row(args["self"], args["target"]):
+        return None
+    loss = _Loss(write, args, _ignored(write, args))
+    index = write.call(_aten.unsqueeze.default, loss.classes(), loss.dim)
+    log_probabilities = write.cast(loss.logits, write.dtype)
+    targets = write.call(_aten.gather.default, log_probabilities, loss.dim, index)
+    per_row = write.call(_aten.squeeze.dim, targets, loss.dim)
+    return loss.reduced(write.call(_aten.neg.default, per_row))
+
+
+def _is_class_per_row(logits: fx.Node, target: fx.Node) -> bool:
+    return value(target).dim() == value(logits).dim() - 1
+
+
+def _ignored(write: Rewriter, args: Arguments) -> fx.Node:
+    return write.call(_aten.eq.Scalar, args["target"], args["ignore_index"])
+
+
+@dataclass(frozen=True)
+class _Loss:
+    write: Rewriter
+    args: Arguments
+    ignored: fx.Node  #: True where a target is the ignored class.
+
+    @property
+    def logits(self) -> fx.Node:
+        """Logits; for negative log-likelihood, log-probabilities."""
+        node: fx.Node = self.args["self"]
+        return node
+
+    @property
+    def dim(self) -> int:
+        return min(1, value(self.logits).dim() - 1)
+
+    def classes(self) -> fx.Node:
+        """The target classes, 0 in the place of ignored ones."""
+        return self.write.call(_aten.masked_fill.Scalar, self.args["target"], self.ignored, 0)
+
+    def reduced(self, losses: fx.Node) -> fx.Node:
+        call, weights = self.write.call, None
+        if self.args["weight"] is not None:
+            weights = call(_aten.index.Tensor, self.args["weight"], [self.classes()])
+            losses = call(_aten.mul.Tensor, losses, weights)
+        result = losses = call(_aten.masked_fill.Scalar, losses, self.ignored, 0.0)
+        if self.args["reduction"] != _NONE:
+            result = self._sum(losses)
+        if self.args["reduction"] == _MEAN:
+            if weights is None:
+                counted = call(_aten.logical_not.default, self.ignored)
+            else:
+                counted = call(_aten.masked_fill.Scalar, weights, self.ignored, 0.0)
+            result = call(_aten.div.Tensor, result, self._sum(counted, value(losses).dtype))
+        return self.write.cast(result, self.write.dtype)
+
+    def _sum(self, rows: fx.Node, dtype: torch.dtype | None = None) -> fx.Node:
+        dims = list(range(value(rows).dim()))
+        return self.write.call(_aten.sum.dim_IntList, rows, dims, False, dtype=dtype)
+
+
+def _cross_entropy_per_row(loss: _Loss, smoothing: float) -> fx.Node:
+    call, args = loss.write.call, loss.args
+    size = value(loss.logits).shape[loss.dim]
+    detached = call(_aten.detach.default, loss.logits)  # the loss is the same for any maximum
+    maximum = call(_aten.amax.default, detached, [loss.dim], True)
+    parts = call(
+        torch.ops.partitioner.cross_entropy_parts.default,
+        loss.logits,
+        maximum,
+        args["target"],
+        args["ignore_index"],
+        size,
+        [0],
+        [size],
+    )
+    total, target_logit = (call(operator.getitem, parts, index) for index in (0, 1))
+    if smoothing:
+        # All classes share a part of the target, which multiplies the mean of their logits.
+        wide = loss.write.cast(loss.logits, value(total).dtype)
+        shifted = call(_aten.sub.Tensor, wide, maximum)
+        logit_sum = call(_aten.sum.dim_IntList, shifted, [loss.dim])
+        of_target = call(_aten.mul.Tensor, target_logit, 1 - smoothing)
+        of_all = call(_aten.mul.Tensor, logit_sum, smoothing / size)
+        target_logit = call(_aten.add.Tensor, of_target, of_all)
+    return call(_aten.sub.Tensor, call(_aten.log.default, total), target_logit)
+
+
 REPLACEMENTS: Mapping[torch._ops.OpOverload, Replacement] = {
     **{
         getattr(_aten, name).vec: partial(
@@ -274,9 +380,9 @@ REPLACEMENTS: Mapping[torch._ops.OpOverload, Replacement] = {
     _aten.adaptive_avg_pool3d.default: partial(_adaptive_average, 3),
     _aten.adaptive_max_pool2d.default: partial(_adaptive_max, 2),
     _aten.adaptive_max_pool3d.default: partial(_adaptive_max, 3),
-    _aten.cross_entropy_loss.default: cross_entropy,
+    _aten.cross_entropy_loss.default: _cross_entropy,
     _aten.index.Tensor: _counted,
-    _aten.nll_loss_nd.default: negative_log_likelihood,
+    _aten.nll_loss_nd.default: _negative_log_likelihood,
     _aten.rms_norm.default: _rms_norm,
     _aten.scaled_dot_product_attention.default: _attention,
 }

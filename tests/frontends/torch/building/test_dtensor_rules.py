@@ -25,7 +25,7 @@ from partitioner.frontends.torch.building.calls import encode_call
 from partitioner.frontends.torch.building.dtensor_rules import REFUSED, derived_rule
 from partitioner.frontends.torch.element_types import DTYPES, dtype_name
 from partitioner.ir.ops import ROWS
-from partitioner.ir.ops.aten.derived import RULE
+from partitioner.ir.ops.aten.branches import RULE
 
 aten = torch.ops.aten
 

@@ -33,7 +33,7 @@ STAGES = "partitioner.solver.stages"
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """All graphs have more downsets than are enumerated."""
-    monkeypatch.setattr(f"{STAGES}.downsets.MOST_DOWNSETS", 0)
+    monkeypatch.setattr(f"{STAGES}.graph.MOST_DOWNSETS", 0)
 
 
 def plan_of(graph: StageGraph) -> StagePlan | None:
@@ -227,7 +227,7 @@ def test_cuts_along_orders_are_near_the_best(seed: int, monkeypatch: pytest.Monk
     best = plan_of(instance)
     assert best is not None
     assert (best.status, best.bound_s) == ("optimal", best.load_s)
-    monkeypatch.setattr(f"{STAGES}.downsets.MOST_DOWNSETS", 0)
+    monkeypatch.setattr(f"{STAGES}.graph.MOST_DOWNSETS", 0)
     plan = plan_of(instance)
     assert plan is not None
     assert plan.bound_s <= best.load_s * (1 + 1e-12)

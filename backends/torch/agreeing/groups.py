@@ -93,7 +93,13 @@ def new_group(
 
     Not to be held: see `register_named`. Its timeout is at `least` that.
     """
-    timeout = _timeout()
+    world: Any = dist.group.WORLD
+    timeout: timedelta | None = None
+    for device_type in world._device_types:
+        options = getattr(world._get_backend(device_type), "options", None)
+        if options is not None:  # else the backend does not say
+            timeout = options._timeout
+            break
     if least is not None and timeout is not None:
         timeout = max(timeout, least)
     return dist.new_group(list(ranks), timeout=timeout, backend=backend)
@@ -102,14 +108,3 @@ def new_group(
 def resolved_group(name: str) -> Any:
     """The process group of a name, not to be held."""
     return torch._C._distributed_c10d._resolve_process_group(GroupName(name))
-
-
-def _timeout() -> timedelta | None:
-    """The timeout given to `init_process_group`; None if the backend does not say."""
-    world: Any = dist.group.WORLD
-    for device_type in world._device_types:
-        options = getattr(world._get_backend(device_type), "options", None)
-        if options is not None:
-            timeout: timedelta = options._timeout
-            return timeout
-    return None

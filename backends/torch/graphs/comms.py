@@ -262,9 +262,8 @@ class RankComm:
 
     def _coded(self, tensor: fx.Node) -> fx.Node:
         """The operand in a type that is carried."""
-        if (
-            self.comm.dtype == "bool"
-        ):  # inductor (2.13) makes wrong code of a mask that was gathered
+        if self.comm.dtype == "bool":
+            # inductor (2.13) makes wrong code of a mask that was gathered
             return self._cast(tensor, torch.uint8)
         if self.comm.dtype not in _AS_BYTES:
             return tensor
@@ -280,15 +279,6 @@ class RankComm:
         if self.comm.dtype not in _AS_BYTES:
             return tensor
         return self._call(aten.view.dtype, tensor, torch_dtype(self.comm.dtype))
-
-
-def carried(dtype: str) -> tuple[torch.dtype, int]:
-    """The element type in which a tensor travels, and how many such elements each of its own is."""
-    if dtype == "bool":
-        return torch.uint8, 1
-    if dtype in _AS_BYTES:
-        return torch.uint8, _AS_BYTES[dtype]
-    return torch_dtype(dtype), 1
 
 
 def _fill_rows(regions: Sequence[Region], shape: Shape) -> bool:
@@ -361,10 +351,11 @@ class MessagePart:
     @classmethod
     def of(cls, comm: Comm, source: int, target: int) -> MessagePart:
         """The part of a communication."""
-        dtype, width = carried(comm.dtype)
+        as_bytes = comm.dtype == "bool" or comm.dtype in _AS_BYTES
+        dtype = torch.uint8 if as_bytes else torch_dtype(comm.dtype)
         pair = source, target
         numel = sum(t.numel for t in comm.transfers if (t.source, t.target) == pair)
-        return cls(comm.seq, width * numel, dtype)
+        return cls(comm.seq, _AS_BYTES.get(comm.dtype, 1) * numel, dtype)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -114,7 +114,8 @@ class Signature:
     @cached_property
     def traced(self) -> str:
         """The call of the trace in words; see `described`."""
-        known = {name: self.types.get(name, value) for name, value in self._slots() if name}
+        slots = zip(self.inputs, self.example, strict=True)
+        known = {name: self.types.get(name, value) for name, value in slots if name}
         return self.described(*self.call(known))
 
     def described(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -133,12 +134,10 @@ class Signature:
 
     def call(self, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) from graph inputs by name."""
-        flat = [inputs[name] if name else value for name, value in self._slots()]
+        slots = zip(self.inputs, self.example, strict=True)
+        flat = [inputs[name] if name else value for name, value in slots]
         args, kwargs = pytree.tree_unflatten(flat, self.in_spec)
         return args, kwargs
-
-    def _slots(self) -> Iterator[tuple[str, Any]]:
-        return zip(self.inputs, self.example, strict=True)
 
     def _ordered(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         names = self.in_spec.child(1).context

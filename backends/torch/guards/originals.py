@@ -40,8 +40,9 @@ class Copies:
     ) -> None:
         self.program = program
         self.steps = 0
-        self._all = _by_tensor(originals)
-        self._originals = _by_tensor({n: x for n, x in originals.items() if n in trained})
+        names = {tensor: name for name, tensor in originals.items()}
+        self._all = WeakTensorKeyDictionary(names)
+        self._originals = WeakTensorKeyDictionary({x: n for x, n in names.items() if n in trained})
         self._written = self._version()
         self._others: dict[Copies, int] = {}
 
@@ -213,11 +214,6 @@ def _ahead(module: nn.Module, program: object) -> Iterator[str]:
         name = next((n for x in module.parameters() if (n := copies.name_of(x))), "")
         if name:
             yield name
-
-
-def _by_tensor(named: Mapping[str, Tensor]) -> WeakTensorKeyDictionary:
-    """The names of tensors, while those live."""
-    return WeakTensorKeyDictionary({tensor: name for name, tensor in named.items()})
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:

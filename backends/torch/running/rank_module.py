@@ -175,7 +175,7 @@ class RankModule(nn.Module):
         mark_parts_elsewhere(self, whole, self._tensors)
         self._watch_optimizers()
         self.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
-        self.register_state_dict_pre_hook(_check_saving)  # type: ignore[no-untyped-call]
+        self.register_state_dict_pre_hook(lambda *_: check_saving(own_states(whole)))  # type: ignore[no-untyped-call]
         self.register_state_dict_post_hook(_add_extra_state)  # type: ignore[no-untyped-call]
         if not whole.training:
             self.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
@@ -290,9 +290,9 @@ class RankModule(nn.Module):
         if entry is None or entry.names[0] in {**self._tensors, **self._elsewhere}:
             return
         ranks = self._places.by_name[entry.names[0]].mesh.devices
-        does = "does" if len(ranks) == 1 else "do"
         raise AttributeError(
-            f"rank {self.rank} holds no part of {name}, {named(ranks)} {does}: "
+            f"rank {self.rank} holds no part of {name}, "
+            f"{named(ranks)} {'does' if len(ranks) == 1 else 'do'}: "
             "go through named_parameters(), which lists what this rank holds"
         )
 
@@ -458,7 +458,7 @@ class RankModule(nn.Module):
         agree = self._agreement.begin(doing, problem, sums, asks=self._is_loaded)
         if problem or self._is_loaded or self._variant_name(word, key) not in self._passes:
             self._agree(agree)
-            agree = _agreed
+            agree = _NOTHING_NEW
         draws = 0
         try:
             if self._local_inputs and word == "evaluation":
@@ -544,6 +544,7 @@ class RankModule(nn.Module):
             passes.compile(*args, **kwargs)
 
 
+_NOTHING_NEW = partial(bool)  #: The end of an agreement that the rank has waited for.
 #: Attributes that copies of a module share.
 _SHARED = ("_agreement", "_described", "_passes", "_places", "_variants", "_whole")
 #: Why results have no backward pass.
@@ -554,23 +555,12 @@ _NO_TRAINING_MODE = (
 _FOR_INFERENCE = "backward() of a program for inference: compile with training=True"
 
 
-def _agreed() -> bool:
-    """The end of an agreement that the rank has waited for; no rank asks."""
-    return False
-
-
 def _refuse(*_: Any) -> None:
     """Refuse the state of a program for inference, which would lack the weights."""
     raise BackendError(
         "a program for inference has its weights as constants in its graphs, no state_dict(): ask "
         "the module that was compiled, or compile with training=True"
     )
-
-
-def _check_saving(module: nn.Module, *_: Any) -> None:
-    """Refuse a state without what the model's submodules add to theirs."""
-    assert isinstance(module, RankModule)
-    check_saving(own_states(module._whole))
 
 
 def _add_extra_state(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

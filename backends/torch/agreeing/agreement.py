@@ -157,11 +157,7 @@ class Agreement:
         return checksum(tensor) if self.ranks > 1 else 0
 
     def compare(self, sums: Sums) -> None:
-        """Compare values of the ranks, any number of them.
-
-        Raises:
-            BackendError: The ranks differ, or have other names; the same text on every rank.
-        """
+        """Compare any number of values: all ranks raise the same error if any differ."""
         if not self._group:
             return
         names = code("\n".join(sums.words).encode())

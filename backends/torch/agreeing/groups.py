@@ -89,10 +89,7 @@ def _register(name: str, ranks: tuple[int, ...]) -> None:
 def new_group(
     ranks: Sequence[int], backend: str | None = None, least: timedelta | None = None
 ) -> Any:
-    """A process group with the timeout of the one of all ranks (PyTorch's default is 30 minutes).
-
-    Not to be held: see `register_named`. Its timeout is at `least` that.
-    """
+    """A group with the timeout of that of all ranks, at `least` this; see `register_named`."""
     world: Any = dist.group.WORLD
     timeout: timedelta | None = None
     for device_type in world._device_types:

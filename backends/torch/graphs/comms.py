@@ -46,11 +46,7 @@ _AS_BYTES = {"int16": 2, "float8e4m3fn": 1, "float8e5m2": 1, "complex64": 8, "co
 
 
 def wait_for_unread(graph: fx.Graph) -> None:
-    """Add waits for collectives whose results a rank does not read, at the end of a pass.
-
-    PyTorch keeps communications that nobody waits for. The other ranks of the group are in the
-    same pass.
-    """
+    """Add waits for results that a rank does not read: PyTorch keeps what nobody waits for."""
     for node in [n for n in graph.nodes if n.target in COLLECTIVES and not n.users]:
         graph.call_function(c10d.wait_tensor.default, (node,))
 
@@ -281,6 +277,15 @@ class RankComm:
         return self._call(aten.view.dtype, tensor, torch_dtype(self.comm.dtype))
 
 
+def carried(dtype: str) -> tuple[torch.dtype, int]:
+    """The element type in which a tensor travels, and how many such elements each of its own is."""
+    if dtype == "bool":
+        return torch.uint8, 1
+    if dtype in _AS_BYTES:
+        return torch.uint8, _AS_BYTES[dtype]
+    return torch_dtype(dtype), 1
+
+
 def _fill_rows(regions: Sequence[Region], shape: Shape) -> bool:
     """Test whether the parts of a tensor, one after the other, are its memory."""
     if not shape:
@@ -351,11 +356,10 @@ class MessagePart:
     @classmethod
     def of(cls, comm: Comm, source: int, target: int) -> MessagePart:
         """The part of a communication."""
-        as_bytes = comm.dtype == "bool" or comm.dtype in _AS_BYTES
-        dtype = torch.uint8 if as_bytes else torch_dtype(comm.dtype)
+        dtype, width = carried(comm.dtype)
         pair = source, target
         numel = sum(t.numel for t in comm.transfers if (t.source, t.target) == pair)
-        return cls(comm.seq, _AS_BYTES.get(comm.dtype, 1) * numel, dtype)
+        return cls(comm.seq, width * numel, dtype)
 
 
 @dataclass(frozen=True)

@@ -28,18 +28,13 @@ LOAD = "load the rank module's full_state_dict() into the module that was compil
 
 
 class Copies:
-    """The parameters that a rank's module has copies of.
-
-    Attributes:
-        program: What both modules of one program have alike.
-        steps: Optimizers' steps over the copies so far.
-    """
+    """The parameters that a rank's module has copies of."""
 
     def __init__(
         self, program: object, originals: Mapping[str, Tensor], trained: Container[str]
     ) -> None:
-        self.program = program
-        self.steps = 0
+        self.program = program  #: What both modules of one program have alike.
+        self.steps = 0  #: Optimizers' steps over the copies so far.
         names = {tensor: name for name, tensor in originals.items()}
         self._all = WeakTensorKeyDictionary(names)
         self._originals = WeakTensorKeyDictionary({x: n for x, n in names.items() if n in trained})
@@ -75,11 +70,7 @@ class Copies:
         self._others = {other: other.steps for other in self._others}
 
     def check(self) -> None:
-        """Refuse a call of the module behind a step of another over the same parameters.
-
-        Raises:
-            BackendError: There was one.
-        """
+        """Refuse a call of the module behind a step of another over the same parameters."""
         for other, steps in self._others.items():
             if other.steps > steps:
                 if not self._originals:
@@ -129,10 +120,8 @@ def watch(
 ) -> None:
     """Watch a rank's module, and the module that was compiled, while the first lives.
 
-    Args:
-        program: What both modules of one program have alike.
-        parameters: Those of the original by name.
-        trained: Names of those that are trained.
+    `parameters` are those of the original by name, `trained` has the names of those trained;
+    both modules of one program have the same `program`.
     """
     copies = Copies(program, parameters, trained)
     for other in list(_COPIES.values()):

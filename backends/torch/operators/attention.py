@@ -185,10 +185,7 @@ _Pieces = Sequence[tuple[int, int]]
 
 
 def _blocks(rows: Sequence[int], columns: Sequence[int]) -> Iterator[_Block]:
-    """The blocks in which rows see columns that do not come after them.
-
-    Rows and columns are start and length of each interval of their whole positions.
-    """
+    """The blocks in which rows see columns; both are start and length of each whole interval."""
     of_both = _pairs(rows), _pairs(columns)
     ends = sorted({end for of in of_both for start, size in of for end in (start, start + size)})
     split: list[_Pieces] = []

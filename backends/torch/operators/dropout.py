@@ -49,11 +49,7 @@ _PART = "int[] pieces, int[] starts, int[] lengths"
 def _draw(
     part: Part, seed: Tensor, index: int, out: Tensor, write: Callable[[Tensor, Tensor], object]
 ) -> None:
-    """Draw the numbers of a shard into `out`, (rows, columns).
-
-    `write` writes a block of `out`, its second argument, from 32-bit numbers, which it may
-    overwrite.
-    """
+    """Draw a shard's numbers, which `write` writes to blocks of `out`, and may overwrite."""
     rows, columns = part
     node = (index * NODE + (1 << 63)) % (1 << 64) - (1 << 63)  # as a signed 64-bit number
     key = _mix(_mix(rows * ROW + node) + _mix(seed * SEED))

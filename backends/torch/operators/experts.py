@@ -148,10 +148,7 @@ class _Layer:
         return product if self.up_bias is None else product.add_(self.up_bias[place])
 
     def routed(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Sort by expert of the shard that any token chose: its place, its tokens, their choices.
-
-        Choices are places among the elements of `ids`.
-        """
+        """List the shard's chosen experts: place, tokens, choices (places in `ids`)."""
         check_ids(self.ids, self.size, "expert")
         experts = self.up.shape[0]
         places, inside = local_places(self.ids.reshape(-1), self.starts, self.lengths)
@@ -231,18 +228,12 @@ _SENT = (
 
 @dataclass(frozen=True)
 class _Group:
-    """The ranks among which tokens are sent, and where the tokens of this one lie.
+    """The ranks among which tokens are sent, and where the tokens of this one lie."""
 
-    Attributes:
-        ranks: The group.
-        member: The place of this rank in it.
-        owners: By expert, the place of the rank that has it; -1 if none has.
-        starts, lengths: Pieces of this rank's tokens, among those of all ranks of the group.
-    """
-
-    ranks: Sequence[int]
-    member: int
-    owners: Sequence[int]
+    ranks: Sequence[int]  #: The group.
+    member: int  #: The place of this rank in it.
+    owners: Sequence[int]  #: By expert, the place of the rank that has it; -1 if none has.
+    #: Pieces of this rank's tokens, among those of all ranks of the group.
     starts: Sequence[int]
     lengths: Sequence[int]
 
@@ -382,17 +373,15 @@ def _register(name: str, *, biased: bool) -> None:
     gradients = ", ".join(["Tensor"] * (6 if biased else 4))
     results, forward = "Tensor, Tensor", f"{operands}, {_SETTINGS}"
     backward = f"Tensor grad, {operands}, Tensor kept, {_SETTINGS}"
-    forms: tuple[tuple[Any, str, str, str, Any, Any], ...] = (
-        (operator, "", forward, results, _empty_results, _experts),
-        (operator, "_backward", backward, gradients, _empty_gradients, _experts_backward),
-        (sending, "_sent", forward + _SENT, results, _empty_sent, _experts_sent),
-        (
-            *(sending, "_backward_sent", backward + _SENT, gradients),
-            *(_empty_gradients, _experts_backward_sent),
-        ),
+    forms: tuple[tuple[str, str, str, Any, Any], ...] = (
+        ("", forward, results, _empty_results, _experts),
+        ("_backward", backward, gradients, _empty_gradients, _experts_backward),
+        ("_sent", forward + _SENT, results, _empty_sent, _experts_sent),
+        ("_backward_sent", backward + _SENT, gradients, _empty_gradients, _experts_backward_sent),
     )
-    for register, form, arguments, returned, empty, kernel in forms:
+    for form, arguments, returned, empty, kernel in forms:
         schema = f"{name}{form}({arguments}) -> ({returned})"
+        register: Any = sending if form.endswith("_sent") else operator
         register(partial(empty, biased), schema)(_of_form(kernel, biased))
     save = saving(7 if biased else 5, results=(1,), constants=(1,))
     gradient(name, save)(partial(_gradient, name))

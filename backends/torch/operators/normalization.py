@@ -331,10 +331,7 @@ def group_norm_grad_planes(
     sums: Tensor,
     count: int,
 ) -> Tensor:
-    """Gradient of the data, from the `sums` of `group_norm_grad_sums` of whole planes.
-
-    `count` is the elements of a whole group of an image.
-    """
+    """Gradient of the data from sums of whole planes; an image's group has `count` elements."""
     images, channels = x.shape[:2]
     groups = mean.shape[1]
     scaled = sums if weight is None else sums * weight.to(sums.dtype)

@@ -55,10 +55,7 @@ def gradient(name: str, save: Kernel) -> Callable[[Kernel], None]:
 
 
 def saving(operands: int, results: Sequence[int] = (), constants: Sequence[int] = ()) -> Kernel:
-    """Save so many operands and results at some places, and the operator's other `settings`.
-
-    Results at the places of `constants` have no gradients.
-    """
+    """Save operands, results and other `settings`; `constants` are results without gradients."""
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
@@ -116,10 +113,7 @@ def all_to_all(
 
 
 def packed(columns: Sequence[Tensor], chosen: Sequence[Tensor]) -> Tensor:
-    """The chosen rows of matrices, for one receiver after another, as bytes.
-
-    A receiver's are those of the first matrix, then those of the next one.
-    """
+    """The chosen rows of matrices as bytes: by receiver, and of each matrix after the other."""
     size = sum(map(len, chosen)) * sum(column.shape[1] * column.itemsize for column in columns)
     flat = columns[0].new_empty(size, dtype=torch.uint8)
     start = 0

@@ -181,11 +181,7 @@ def max_pool_grad_part(
 ) -> Tensor:
     """The gradient of a part of a plane, from gradients of maxima, by their indices in the plane.
 
-    Args:
-        grad_out: Gradients; their last dims are spatial, as many as `sizes` has.
-        starts: First element of the part in the whole plane.
-        sizes: Sizes of the part.
-        whole: Sizes of the whole plane.
+    The part has `sizes` from `starts` on in the `whole` plane; the last dims are spatial.
     """
     space = len(sizes)
     batch = grad_out.shape[:-space]

@@ -212,11 +212,7 @@ class RankModule(nn.Module):
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        """A parameter, buffer or submodule; else an attribute or a method of the model's own.
-
-        Raises:
-            AttributeError: It is something else.
-        """
+        """A parameter, buffer or submodule; else an attribute or a method of the model's own."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -251,22 +247,14 @@ class RankModule(nn.Module):
         return other
 
     def __reduce_ex__(self, _: object) -> NoReturn:
-        """Refuse to be pickled, as by `torch.save(module)`: graphs and groups are this process's.
-
-        Raises:
-            BackendError: Always.
-        """
+        """Refuse to be pickled, as by `torch.save`: graphs and groups are this process's."""
         raise BackendError(
             "a rank's module cannot be pickled: save its state_dict(), or full_state_dict() for "
             "the module that was compiled"
         )
 
     def share_memory(self) -> Any:
-        """Refuse it: DTensors lie in no memory that processes could share.
-
-        Raises:
-            BackendError: Always.
-        """
+        """Refuse it: DTensors lie in no memory that processes could share."""
         refuse_sharing()
 
     # Parameters ------------------------------------------------------------------------------
@@ -397,10 +385,7 @@ class RankModule(nn.Module):
             return call.passes.structured(results)
 
     def _differentiable(self, passes: RankPasses, results: Sequence[Tensor]) -> list[bool]:
-        """Tell of each result of a call without a backward pass if it would require a gradient.
-
-        It is not traced: a result is taken to be as in training, if there are as many.
-        """
+        """Tell which results would require a gradient, as in training if there are as many."""
         names, flags = passes.whole.signature.results, self._whole.signature.differentiable
         known = flags if len(flags) == len(names) else [True] * len(names)
         named = [flag for name, flag in zip(names, known, strict=True) if name]
@@ -425,10 +410,7 @@ class RankModule(nn.Module):
         return loss.detach()
 
     def _begin(self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RankCall:
-        """Begin a call: find its graphs, and their inputs.
-
-        A rank computes while it waits, if it has nothing else to ask the other ranks.
-        """
+        """Find a call's graphs and inputs; a rank with nothing to ask computes as it waits."""
         word = self._word if training or not self._whole.training else "evaluation"
         problem, key, base = "", "", self._passes[""]
         signature = self._whole.signature

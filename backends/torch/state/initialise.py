@@ -57,11 +57,7 @@ class Initialiser:
             self._check()
 
     def __call__(self, name: str) -> Tensor:
-        """Contents of a parameter or buffer.
-
-        Raises:
-            BackendError: Initialising its submodule fails or leaves it unset.
-        """
+        """Contents of a parameter or buffer; a BackendError if its submodule does not set it."""
         path, _, leaf = name.rpartition(".")
         if path != self._path:
             self._path, self._tensors = None, {}  # freed before the next ones are made

@@ -35,9 +35,9 @@ class Copies:
     ) -> None:
         self.program = program  #: What both modules of one program have alike.
         self.steps = 0  #: Optimizers' steps over the copies so far.
-        names = {tensor: name for name, tensor in originals.items()}
-        self._all = WeakTensorKeyDictionary(names)
-        self._originals = WeakTensorKeyDictionary({x: n for x, n in names.items() if n in trained})
+        own = originals.items()  # a tensor may have several names
+        self._all = WeakTensorKeyDictionary({x: name for name, x in own})
+        self._originals = WeakTensorKeyDictionary({x: name for name, x in own if name in trained})
         self._written = self._version()
         self._others: dict[Copies, int] = {}
 

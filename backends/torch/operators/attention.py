@@ -193,7 +193,8 @@ def _blocks(rows: Sequence[int], columns: Sequence[int]) -> Iterator[_Block]:
         cuts = ([at, *(e for e in ends if at < e < at + n), at + n] for at, n in pieces)
         pairs = itertools.chain.from_iterable(map(itertools.pairwise, cuts))
         split.append([(low, high - low) for low, high in pairs if high > low])
-    return _met(*split, *map(_packed, split), True)
+    met, seen = split
+    return _met(met, seen, _packed(met), _packed(seen), True)
 
 
 def _pairs(intervals: Sequence[int]) -> _Pieces:

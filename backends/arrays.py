@@ -18,11 +18,7 @@ from partitioner.ir.types import DTYPE_BITS, numpy_dtype
 
 
 def check_inputs(header: Header, inputs: Mapping[str, np.ndarray]) -> None:
-    """Refuse whole inputs whose names, sizes or element types are not the model's.
-
-    Raises:
-        BackendError: Something is missing, unknown or of another type; says what and what is right.
-    """
+    """Refuse whole inputs whose names, sizes or element types are not the model's."""
     types = header.whole_inputs
     for name, type_ in header.whole_outputs.items():
         check_dtype(f"output {name!r}", type_.dtype)

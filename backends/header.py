@@ -78,10 +78,7 @@ def header_data(
     origin: Origin,
     parts: BatchParts | None = None,
 ) -> dict[str, Any]:
-    """The description of one rank's file; `parse_header` reads it.
-
-    `parts` are those of a request whose micro-batches the file itself tells apart.
-    """
+    """The description of a rank's file, with `parts` of a request if the file tells them apart."""
     types, batch = {**programs.inputs, **programs.outputs}, None
     if parts is not None:
         schedule = to_csv(programs.order.table).splitlines()
@@ -174,22 +171,14 @@ def _parse_types(data: Any) -> dict[str, TensorType]:
 
 
 def count(value: Any) -> int:
-    """The value if it is a whole number of at least 0.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """The value if it is a whole number of at least 0; else a ValueError."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{value!r} is not a whole number of at least 0")
     return value
 
 
 def text(value: Any) -> str:
-    """The value if it is text.
-
-    Raises:
-        TypeError: It is none.
-    """
+    """The value if it is text; else a TypeError."""
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not text")
     return value

@@ -76,11 +76,7 @@ class Start:
 
     @contextmanager
     def together(self, stage: str) -> Iterator[None]:
-        """Do something that may fail on single ranks, a `stage`, once: on any failure all raise.
-
-        Raises:
-            BackendError: A rank has failed; the same text on every rank.
-        """
+        """Do a `stage` once that may fail on single ranks: on any failure all raise the same."""
         problem = ""
         try:
             yield
@@ -96,11 +92,7 @@ class Start:
             raise BackendError("; ".join(dict.fromkeys(problems)))
 
     def _said(self, stage: str, text: str, limit_s: float) -> list[str]:
-        """The report of each rank on a stage.
-
-        Raises:
-            BackendError: A rank says nothing for so many seconds.
-        """
+        """The report of each rank on a stage; a BackendError if one says nothing for `limit_s`."""
         self.store.set(f"{stage}/{self.rank}", text)
         missing, until = set(range(self.ranks)), time.monotonic() + limit_s
         while missing:
@@ -130,18 +122,13 @@ class Groups:
 
 
 def make_groups(rank_sets: Iterable[tuple[int, ...]], device: torch.device) -> Groups:
-    """Make the groups that any rank needs, in the same order everywhere, and connect them.
-
-    Args:
-        rank_sets: Of this rank's communications.
-        device: Where data lies; gloo carries the CPU's, NCCL the GPUs'.
-    """
+    """Make the groups that any rank needs, in the same order everywhere, and connect them."""
     free_default_arguments()
     control = dist.new_group(backend="gloo", timeout=TIMEOUT)
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, sorted(set(rank_sets)), group=control)
     union: list[tuple[int, ...]] = sorted({ranks for sets in gathered for ranks in sets})
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = "nccl" if device.type == "cuda" else "gloo"  # as the data lies
     up, down = (dist.new_group(backend=backend, timeout=TIMEOUT) for _ in range(2))
     groups = {
         ranks: dist.new_group(list(ranks), backend=backend, timeout=TIMEOUT) for ranks in union

@@ -36,11 +36,7 @@ _COMBINE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = M
 
 
 def combine(parts: Sequence[torch.Tensor], reduce: str) -> torch.Tensor:
-    """Reduce parts elementwise, first to last.
-
-    Raises:
-        BackendError: The reduction is none of sum, prod, max, min.
-    """
+    """Reduce parts elementwise, first to last, by sum, prod, max or min."""
     if reduce not in _COMBINE:
         raise BackendError(f"reduction {reduce!r} is not one of {', '.join(_COMBINE)}")
     total = parts[0]
@@ -50,11 +46,7 @@ def combine(parts: Sequence[torch.Tensor], reduce: str) -> torch.Tensor:
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
-    """The torch type of an element type's name.
-
-    Raises:
-        BackendError: Packed 4-bit elements cannot cross a segment or a rank.
-    """
+    """The torch type of an element type's name; packed 4-bit elements are refused."""
     if dtype not in _TORCH:
         raise BackendError(f"tensors of {dtype} cannot be passed between segments or ranks")
     return _TORCH[dtype]

@@ -40,10 +40,7 @@ def process_of(pid: int) -> tuple[str, str]:
 
 
 class Steps:
-    """The number of the step that this process is in, also in a file that others read.
-
-    A step is a request of a saved plan, the one to warm up first, or a call of a module.
-    """
+    """The number of this process's step, of requests or of calls, also in a file."""
 
     def __init__(self) -> None:
         self.number = 0

@@ -60,11 +60,7 @@ def _input_closed(wait_s: float = 0.0) -> bool:
 
 
 def _watch(ranks: dict[int, int], folder: Path) -> list[tuple[int, str]]:
-    """Wait for the ranks; after a failure kill the others. No rank is left when it returns.
-
-    Returns:
-        The failures: a number, of which the least is the cause of the others, and what is said.
-    """
+    """Wait for all ranks, after a failure kill the others; returns (order of cause, text)."""
     failures: list[tuple[int, str]] = []
     deadline = float("inf")
     while ranks:

@@ -110,11 +110,7 @@ def _request(file: RankFile, inputs: Mapping[str, np.ndarray]) -> RankSteps:
 
 
 def check_gpus(device: str, ranks: int) -> None:
-    """Check that each of the ranks has a device of a type, "cpu" or "cuda", on this machine.
-
-    Raises:
-        BackendError: There are fewer GPUs than ranks.
-    """
+    """Refuse more ranks than there are devices of a type, "cpu" or "cuda", on this machine."""
     gpus = torch.cuda.device_count() if device == "cuda" else ranks
     if gpus < ranks:
         raise BackendError(f"the plan has {ranks} ranks, one GPU each; this machine has {gpus}")

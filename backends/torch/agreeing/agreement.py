@@ -112,7 +112,7 @@ class Agreement:
         row = [-1 if problem else code(doing.encode()), int(asks), *words]
         if self._begun is not None:
             self._begun()
-        gathered = self._begin_gather(torch.tensor(row), doing)
+        gathered = self._gather(torch.tensor(row), doing)
 
         def finish() -> bool:
             try:
@@ -157,19 +157,15 @@ class Agreement:
         return checksum(tensor) if self.ranks > 1 else 0
 
     def compare(self, sums: Sums) -> None:
-        """Compare values of the ranks, any number of them.
-
-        Raises:
-            BackendError: The ranks differ, or have other names; the same text on every rank.
-        """
+        """Compare any number of values: all ranks raise the same error if any differ."""
         if not self._group:
             return
         names = code("\n".join(sums.words).encode())
-        heads = self._gather(torch.tensor([names, len(sums.words)]), "comparing weights")
+        heads = self._gather(torch.tensor([names, len(sums.words)]), "comparing weights")()
         if not bool((heads.reshape(self.ranks, 2) == heads[:2]).all()):
             raise AgreedError("the ranks have weights or constants of other names")
         if sums.words:
-            words = self._gather(torch.tensor(list(sums.words.values())), "comparing weights")
+            words = self._gather(torch.tensor(list(sums.words.values())), "comparing weights")()
             self._check_sums(sums, words.reshape(self.ranks, -1))
 
     def _check_sums(self, sums: Sums, rows: Tensor) -> None:
@@ -246,7 +242,7 @@ class Agreement:
         packed = torch.zeros(max(counts), dtype=torch.uint8)
         flat = part.detach().cpu().contiguous().reshape(-1)
         packed[: counts[self.rank]] = flat.view(torch.uint8)
-        rows = self._gather(packed, "gathering a batch").reshape(self.ranks, -1)
+        rows = self._gather(packed, "gathering a batch")().reshape(self.ranks, -1)
         return [
             row[:count].clone().view(part.dtype).reshape(shape)
             for row, count, shape in zip(rows, counts, shapes, strict=True)
@@ -254,17 +250,14 @@ class Agreement:
 
     def _texts(self, text: str) -> list[str]:
         packed = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
-        sizes = self._gather(torch.tensor([packed.numel()]), "comparing texts").tolist()
+        sizes = self._gather(torch.tensor([packed.numel()]), "comparing texts")().tolist()
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: packed.numel()] = packed
-        rows = self._gather(padded, "comparing texts").reshape(self.ranks, -1)
+        rows = self._gather(padded, "comparing texts")().reshape(self.ranks, -1)
         return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows]
 
-    def _gather(self, part: Tensor, doing: str) -> Tensor:
-        """The ranks' tensors along their first dim, on the CPU."""
-        return self._begin_gather(part, doing)()
-
-    def _begin_gather(self, part: Tensor, doing: str) -> Callable[[], Tensor]:
+    def _gather(self, part: Tensor, doing: str) -> Callable[[], Tensor]:
+        """Begin to gather the ranks' tensors along their first dim; gives them, on the CPU."""
         whole = part.new_empty((self.ranks * part.shape[0], *part.shape[1:]), device=self._device)
         with self._telling(doing):
             group = resolved_group(self._group)

@@ -43,7 +43,7 @@ def own_process() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         space = Path("/proc/self/ns/pid").readlink()
-        return f"{boot} {space} {os.getpid()} {_start(os.getpid())}"
+        return f"{boot} {space} {os.getpid()} {process_of(os.getpid())[1]}"
     except OSError:
         return ""
 
@@ -68,15 +68,11 @@ class Roll:
         """Ranks whose processes have ended, as far as this process can see."""
         until = time.monotonic() + _PATIENCE_S
         while True:
-            ranks = [rank for rank, (pid, start) in self.here().items() if _start(pid) != start]
+            here = self.here().items()
+            ranks = [rank for rank, (pid, start) in here if process_of(pid)[1] != start]
             if ranks or time.monotonic() >= until:
                 return ranks
             time.sleep(0.01)
-
-
-def _start(pid: int) -> str:
-    """Start of a process, in ticks since the host's; "" if it has ended."""
-    return process_of(pid)[1]
 
 
 def cause(error: BaseException, roll: Roll) -> str:

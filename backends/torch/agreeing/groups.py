@@ -89,11 +89,14 @@ def _register(name: str, ranks: tuple[int, ...]) -> None:
 def new_group(
     ranks: Sequence[int], backend: str | None = None, least: timedelta | None = None
 ) -> Any:
-    """A process group with the timeout of the one of all ranks (PyTorch's default is 30 minutes).
-
-    Not to be held: see `register_named`. Its timeout is at `least` that.
-    """
-    timeout = _timeout()
+    """A group with the timeout of that of all ranks, at `least` this; see `register_named`."""
+    world: Any = dist.group.WORLD
+    timeout: timedelta | None = None
+    for device_type in world._device_types:
+        options = getattr(world._get_backend(device_type), "options", None)
+        if options is not None:  # else the backend does not say
+            timeout = options._timeout
+            break
     if least is not None and timeout is not None:
         timeout = max(timeout, least)
     return dist.new_group(list(ranks), timeout=timeout, backend=backend)
@@ -102,14 +105,3 @@ def new_group(
 def resolved_group(name: str) -> Any:
     """The process group of a name, not to be held."""
     return torch._C._distributed_c10d._resolve_process_group(GroupName(name))
-
-
-def _timeout() -> timedelta | None:
-    """The timeout given to `init_process_group`; None if the backend does not say."""
-    world: Any = dist.group.WORLD
-    for device_type in world._device_types:
-        options = getattr(world._get_backend(device_type), "options", None)
-        if options is not None:
-            timeout: timedelta = options._timeout
-            return timeout
-    return None

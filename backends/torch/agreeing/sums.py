@@ -109,11 +109,7 @@ def of_inputs(
 ) -> Sums:
     """Checksums of a call's inputs by name; of none if they are not to be compared.
 
-    Args:
-        known: Checksums by input.
-        rank: This one.
-        keys: By input and rank, which part of the batch it is called with; None if every rank is
-            called with the whole batch.
+    `keys` tells by input and rank which part of the batch it is; None if all have the whole batch.
     """
     if keys is None:
         words = {"": code(repr(known).encode()) if known else 0}
@@ -123,12 +119,7 @@ def of_inputs(
 
 
 def of_writes(counts: Mapping[str, int], trained: Mapping[int, Sequence[str]]) -> Sums:
-    """Checksum of how often a rank's trained parameters were written to.
-
-    Args:
-        counts: By name.
-        trained: By rank, the trained parameters that it holds.
-    """
+    """Checksum of how often a rank's trained parameters, listed by rank, were written to."""
     word = code(array("q", counts.values()).tobytes()) if counts else 0
     holders = {rank: tuple(names) for rank, names in trained.items()}
     return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, {"": holders}, counts)

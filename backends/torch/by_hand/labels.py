@@ -122,10 +122,7 @@ def is_sendable(tensor: torch.Tensor) -> bool:
 
 
 def conflict(labels: Sequence[Label], wanted: int) -> str | None:
-    """The reason why the labels of all ranks are not those of one call; None if they are.
-
-    `wanted` is the number of tensors from each rank that passes any.
-    """
+    """The reason why labels, of `wanted` tensors each, are not of one call; None if they are."""
     root = labels[0].root
     from_root = NAMES[labels[0].name] in ("bcast", "scatter")
     givers = [rank for rank in range(len(labels)) if not from_root or rank == root]

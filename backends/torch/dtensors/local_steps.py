@@ -133,10 +133,7 @@ def over_parts(
 
 
 def take_back(optimizer: Optimizer, args: tuple[Any, ...]) -> None:
-    """Give an optimizer, whose step is over, what its double has made anew, if it had one.
-
-    It does nothing a second time.
-    """
+    """Give an optimizer, once, what the double of its step, if it had one, has made anew."""
     double = args[0]
     if double is optimizer:
         return

@@ -137,11 +137,7 @@ class RankTensor(DTensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Compute an operator.
-
-        Raises:
-            BackendError: It would be another one of parts than of whole tensors.
-        """
+        """Compute an operator; refuse one that is another one of parts than of the whole."""
         kwargs = kwargs or {}
         rule = _RULES.get(func) or _rule_of(func)
         if rule not in (_copied, _norms, _of_lists, _unscaled):
@@ -156,11 +152,7 @@ class RankTensor(DTensor):
 
 
 def refuse(what: Any) -> NoReturn:
-    """Refuse an operator, or a method of that name.
-
-    Raises:
-        BackendError: Always.
-    """
+    """Refuse an operator, or a method of that name."""
     name = what if isinstance(what, str) else _name(what)
     raise BackendError(
         f"{name}() is not computed of a tensor that is cut over ranks: compute it of "
@@ -169,11 +161,7 @@ def refuse(what: Any) -> NoReturn:
 
 
 def whole_of(tensor: Tensor) -> Tensor:
-    """Gather a tensor; all ranks of its mesh must call it.
-
-    Raises:
-        BackendError: This rank has no part of it.
-    """
+    """Gather a tensor, of which this rank has a part; all ranks of its mesh must call it."""
     if not isinstance(tensor, DTensor):
         return tensor
     mesh = tensor.device_mesh
@@ -279,10 +267,7 @@ def _cut_in(values: Iterable[Any]) -> RankTensor:
 
 
 def _written_whole(written: Any) -> RankTensor | None:
-    """Return a tensor that is whole on all ranks, for which parts beside it are gathered.
-
-    Such is the gradient of a sum, to which others are added.
-    """
+    """Return a tensor that is whole, as the gradient of a sum: parts beside it are gathered."""
     return written if isinstance(written, RankTensor) and _is_whole(written) else None
 
 
@@ -355,10 +340,7 @@ def _is_list_of(value: Any, count: int) -> bool:
 
 
 def _copied(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """Copy a tensor into this rank's part: a whole one, or one on the same mesh.
-
-    A plain tensor gets the whole.
-    """
+    """Copy a whole tensor, or one on the same mesh, into a part; a plain tensor gets the whole."""
     tensor, source = args[:2]
     if not isinstance(tensor, DTensor):
         tensor.copy_(whole_of(source), *args[2:], **kwargs)

@@ -76,20 +76,12 @@ class ArchiveError(BackendError):
 
 
 def read_program(path: Path) -> ExportedProgram:
-    """The exported program in a ``.pt2`` file.
-
-    Raises:
-        ArchiveError: The file is no archive, or would need unsafe unpickling; names the part.
-    """
+    """The exported program in a ``.pt2`` file; an ArchiveError names a part that is not read."""
     return _guarded(path, lambda archive: archive.program())
 
 
 def read_extra(path: Path, name: str) -> str:
-    """A text that was saved along in a ``.pt2`` file.
-
-    Raises:
-        ArchiveError: The file is no archive, or has no text of that name.
-    """
+    """A text that was saved along in a ``.pt2`` file; an ArchiveError if there is none."""
     return _guarded(path, lambda archive: archive.text(_EXTRA + name).decode())
 
 
@@ -293,12 +285,7 @@ _BY_NAME = frozenset(
 
 
 def _with_sizes(data: Any, known: Mapping[str, int]) -> Any:
-    """The description of a program with numbers for symbolic sizes; without any it is unchanged.
-
-    Args:
-        data: Nested lists and dicts, as in ``model.json``.
-        known: Values of the named sizes of the graph around.
-    """
+    """``model.json`` with numbers for symbolic sizes, of which some are `known` by name."""
     if isinstance(data, list):
         return [_with_sizes(item, known) for item in data]
     if not isinstance(data, dict):

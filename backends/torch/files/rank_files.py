@@ -161,8 +161,21 @@ def with_written_phases(
         if last and phases.is_of_all(phase):
             continue
         path = folder / _phase_file(phases, phase, last=last)
-        name = _phase_name(phases, phase, last=last)
-        graphs[phase] = _read(path, phases, name, graph, device)
+        file = read_rank_file(path)
+        which = _phase_name(phases, phase, last=last)
+        if (file.header.rank, file.which) != (phases.rank, which):
+            raise BackendError(f"{path} is the {file.which} pass of rank {file.header.rank}")
+        # a file may take more stored values, and has an order of its own
+        more = {*file.arguments} - {*graph.arguments}
+        is_whole = len(file.arguments) == len(graph.arguments) + len(more)
+        if not (is_whole and more <= {*phases.stored}) or {*file.results} != {*graph.results}:
+            raise BackendError(f"{path} takes or gives other values than the plan's program")
+        program = read_program(path)
+        if device != CPU:
+            program = move_to_device_pass(program, device)
+        module = program.module(check_guards=False)
+        assert isinstance(module, fx.GraphModule)
+        graphs[phase] = PassGraph(module, file.arguments, file.results, graph.receives, graph.sends)
     return replace(phases, graphs=graphs)
 
 
@@ -217,22 +230,3 @@ def read_rank_files(folder: Path) -> tuple[RankFile, ...]:
         ):
             raise BackendError(f"{path} is not of the plan that {file_name(0)} is of")
     return tuple(files)
-
-
-def _read(
-    path: Path, phases: RankPhases, which: str, graph: PassGraph, device: torch.device
-) -> PassGraph:
-    """A phase's graph, whose file may take more stored values, and has an order of its own."""
-    file = read_rank_file(path)
-    if (file.header.rank, file.which) != (phases.rank, which):
-        raise BackendError(f"{path} is the {file.which} pass of rank {file.header.rank}")
-    more = {*file.arguments} - {*graph.arguments}
-    is_whole = len(file.arguments) == len(graph.arguments) + len(more)
-    if not (is_whole and more <= {*phases.stored}) or {*file.results} != {*graph.results}:
-        raise BackendError(f"{path} takes or gives other values than the plan's program")
-    program = read_program(path)
-    if device != CPU:
-        program = move_to_device_pass(program, device)
-    module = program.module(check_guards=False)
-    assert isinstance(module, fx.GraphModule)
-    return replace(graph, module=module, arguments=file.arguments, results=file.results)

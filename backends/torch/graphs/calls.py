@@ -143,12 +143,7 @@ def add_call(
     device: torch.device,
     name: str | None = None,
 ) -> dict[str, fx.Node]:
-    """Add a node's call to a graph; returns the node of each result, by name.
-
-    Args:
-        root: Keeps the node's branches.
-        tensor: The node of a value, by name.
-    """
+    """Add a node's call to a graph, whose `root` keeps branches; returns each result's node."""
     if node.op == COND:
         bodies = [
             graph.get_attr(hold(root, f"{which}_branch", branch_module(node.attrs[which], device)))

@@ -46,11 +46,7 @@ _AS_BYTES = {"int16": 2, "float8e4m3fn": 1, "float8e5m2": 1, "complex64": 8, "co
 
 
 def wait_for_unread(graph: fx.Graph) -> None:
-    """Add waits for collectives whose results a rank does not read, at the end of a pass.
-
-    PyTorch keeps communications that nobody waits for. The other ranks of the group are in the
-    same pass.
-    """
+    """Add waits for results that a rank does not read: PyTorch keeps what nobody waits for."""
     for node in [n for n in graph.nodes if n.target in COLLECTIVES and not n.users]:
         graph.call_function(c10d.wait_tensor.default, (node,))
 
@@ -262,9 +258,8 @@ class RankComm:
 
     def _coded(self, tensor: fx.Node) -> fx.Node:
         """The operand in a type that is carried."""
-        if (
-            self.comm.dtype == "bool"
-        ):  # inductor (2.13) makes wrong code of a mask that was gathered
+        if self.comm.dtype == "bool":
+            # inductor (2.13) makes wrong code of a mask that was gathered
             return self._cast(tensor, torch.uint8)
         if self.comm.dtype not in _AS_BYTES:
             return tensor

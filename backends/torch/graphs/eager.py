@@ -139,10 +139,7 @@ def shorten_views(graph: fx.Graph) -> None:
 
 
 def _undoes_call(node: fx.Node, before: fx.Node) -> bool:
-    """Test whether one of two calls of a view, as a rank's code writes them, undoes the other.
-
-    (`cost_model.profiles.forms.turns_back` tells it of nodes of a plan, by their rules.)
-    """
+    """Test whether one of two calls of a view undoes the other (in plans: `forms.turns_back`)."""
     if node.target is aten.permute.default:
         first, second = (cast("Sequence[int]", one.args[1]) for one in (before, node))
         return [first[dim] % len(first) for dim in second] == [*range(len(first))]
@@ -295,10 +292,7 @@ def add_rows(
     padding: int,
     is_scaled: bool,
 ) -> Tensor:
-    """The sum with the gradient of a table of embeddings, by that of its rows.
-
-    On a CPU, where no other order of additions makes it differ from step to step.
-    """
+    """The sum with a table's gradient; on a CPU, where the order of additions is fixed, by row."""
     if total is None or is_scaled or total.device.type != "cpu":
         whole = aten.embedding_dense_backward.default(gradient, ids, rows, padding, is_scaled)
         return add(total, whole)

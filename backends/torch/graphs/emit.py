@@ -267,10 +267,7 @@ class PassWriter:
             calls[result].meta[IN_PLACE] = True
 
     def communicate(self, comm: Comm) -> None:
-        """Start a collective, which is noted for errors that name it, or pack or unpack messages.
-
-        A part of what is on its way is taken once it is read: nothing waits for it here.
-        """
+        """Start a collective, noted for errors that name it, or pack or unpack messages."""
         if comm.phase != comm.target_phase:
             if self._arrives(comm):
                 own = self.part_in(comm, sends=False)

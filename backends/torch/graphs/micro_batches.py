@@ -49,11 +49,7 @@ class MicroBatches:
     def of(
         cls, sizes: tuple[int, ...], whole: Signature, types: Mapping[str, TensorType]
     ) -> MicroBatches:
-        """The micro-batches of a module, of some sizes.
-
-        Args:
-            whole: The signature of a call with the whole batch.
-            types: Types of the results of the first micro-batch.
+        """The micro-batches of a call with the `whole` batch; `types` are the first one's results.
 
         Raises:
             BackendError: A result has no batch dim, and is no floating scalar.
@@ -115,11 +111,7 @@ WHOLE_BATCH = MicroBatches((1,), frozenset(), frozenset())
 
 
 def micro_batch_sizes(arguments: Any, count: int) -> tuple[int, ...]:
-    """Sizes of the micro-batches of a call: at most `count`, and fewer if some would be empty.
-
-    Raises:
-        BackendError: There is no batch.
-    """
+    """Sizes of the micro-batches of a call: at most `count`, and fewer if some would be empty."""
     lengths = [length for leaf in pytree.tree_leaves(arguments) if (length := _length(leaf))]
     if not lengths:
         raise BackendError(f"micro_batches={count}: no argument of the call has a batch dim")

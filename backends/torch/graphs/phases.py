@@ -106,18 +106,11 @@ def of_each(phases: Sequence[RankPhases], make: Callable[[RankPhases], MadeT]) -
 
 @dataclass(frozen=True)
 class Rest:
-    """The last micro-batch of a step, if it is smaller than the others: the same nodes and stages.
+    """The last micro-batch of a step, if it is smaller; it has the same nodes and stages."""
 
-    Attributes:
-        programs: Programs of the ranks.
-        graph: The model of this micro-batch.
-        has_own_setup: Whether what runs once a step, before all micro-batches, gives other values
-            for this one.
-    """
-
-    programs: Programs
-    graph: Graph
-    has_own_setup: bool
+    programs: Programs  #: Programs of the ranks.
+    graph: Graph  #: The model of this micro-batch.
+    has_own_setup: bool  #: Whether what runs once, before all micro-batches, differs for it.
 
 
 def emit_all_phases(
@@ -130,11 +123,7 @@ def emit_all_phases(
     *,
     keeps: bool = False,
 ) -> list[RankPhases]:
-    """The graphs of a rank for each micro-batch, those of a smaller last one apart.
-
-    Raises:
-        BackendError: As `emit_phases`, or the last micro-batch is run in another way.
-    """
+    """The graphs of a rank for each micro-batch; a smaller last one must keep the same values."""
     phases = [emit_phases(programs, rank, graph, device, keeps=keeps)] * micro_batches
     if rest is not None:
         phases[-1] = emit_phases(rest.programs, rank, rest.graph, device, keeps=keeps)
@@ -156,10 +145,7 @@ def emit_all_phases(
 
 
 def step_runs(order: RunOrder, rank: int, rest: Rest | None) -> tuple[tuple[int, int], ...]:
-    """(phase, micro-batch) of all that a rank may run in a step, in order.
-
-    The last micro-batch, if it is smaller, may have a setup of its own, which comes first.
-    """
+    """(phase, micro-batch) of all that a rank may run in order, a rest's own setup first."""
     runs = order.runs(rank)
     if rest is None or not rest.has_own_setup:
         return runs

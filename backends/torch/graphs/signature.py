@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -42,10 +42,7 @@ class Signature:
     def bound(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """A call in the form of the trace: arguments by position or by name, as Python takes them.
-
-        A call that the module itself would not take is given as it is.
-        """
+        """A call in the form of the trace; one that the module would not take stays as it is."""
         count = len(self.in_spec.child(0).children())
         if len(args) == count:
             return args, kwargs
@@ -91,10 +88,7 @@ class Signature:
         return inputs
 
     def plain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...] | None:
-        """The arguments in the order of the trace, if they and the trace's are tensors alone.
-
-        None if it takes another look to tell.
-        """
+        """The arguments in the trace's order if all are tensors; None if it takes more to tell."""
         if self._keywords is None or len(args) != len(self.inputs) - len(self._keywords):
             return None
         if kwargs.keys() != self._keywords.keys():
@@ -114,7 +108,8 @@ class Signature:
     @cached_property
     def traced(self) -> str:
         """The call of the trace in words; see `described`."""
-        known = {name: self.types.get(name, value) for name, value in self._slots() if name}
+        slots = zip(self.inputs, self.example, strict=True)
+        known = {name: self.types.get(name, value) for name, value in slots if name}
         return self.described(*self.call(known))
 
     def described(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -133,12 +128,10 @@ class Signature:
 
     def call(self, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) from graph inputs by name."""
-        flat = [inputs[name] if name else value for name, value in self._slots()]
+        slots = zip(self.inputs, self.example, strict=True)
+        flat = [inputs[name] if name else value for name, value in slots]
         args, kwargs = pytree.tree_unflatten(flat, self.in_spec)
         return args, kwargs
-
-    def _slots(self) -> Iterator[tuple[str, Any]]:
-        return zip(self.inputs, self.example, strict=True)
 
     def _ordered(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         names = self.in_spec.child(1).context
@@ -147,11 +140,7 @@ class Signature:
         return ordered
 
     def check(self, inputs: Mapping[str, Any], types: Mapping[str, TensorType]) -> None:
-        """Check the types of inputs; those without a type, or without an input, are left out.
-
-        Raises:
-            BackendError: An input is no tensor, or of other sizes or another element type.
-        """
+        """Refuse inputs of other types; those without a type, or without an input, are left out."""
         for name, wanted in types.items():
             if name not in inputs:
                 continue
@@ -163,11 +152,7 @@ class Signature:
                 raise BackendError(f"input {name!r} is {actual}; the program is for {wanted}")
 
     def check_floats(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Refuse a call with floating inputs of other types than those of the trace.
-
-        Raises:
-            BackendError: An input has another type, which weights would have to have too.
-        """
+        """Refuse floating inputs of other types than in the trace, and so than the weights."""
         for name, tensor in self.tensors(args, kwargs).items():
             known = self.types.get(name)
             wanted = tensor.dtype if known is None else torch_dtype(known.dtype)

@@ -205,10 +205,7 @@ def _check_parts(module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
 
 
 def _tensor_of(module: nn.Module, parts: Mapping[str, nn.Module], name: str) -> Tensor | None:
-    """The parameter or buffer that has this name now; None if there is none.
-
-    `parts` are the submodules by path, of a shared one by its first path.
-    """
+    """The tensor of a name now, if any; `parts` has shared submodules by their first path."""
     path, _, leaf = name.rpartition(".")
     owner = parts.get(path)
     try:

@@ -28,20 +28,16 @@ LOAD = "load the rank module's full_state_dict() into the module that was compil
 
 
 class Copies:
-    """The parameters that a rank's module has copies of.
-
-    Attributes:
-        program: What both modules of one program have alike.
-        steps: Optimizers' steps over the copies so far.
-    """
+    """The parameters that a rank's module has copies of."""
 
     def __init__(
         self, program: object, originals: Mapping[str, Tensor], trained: Container[str]
     ) -> None:
-        self.program = program
-        self.steps = 0
-        self._all = _by_tensor(originals)
-        self._originals = _by_tensor({n: x for n, x in originals.items() if n in trained})
+        self.program = program  #: What both modules of one program have alike.
+        self.steps = 0  #: Optimizers' steps over the copies so far.
+        own = originals.items()  # a tensor may have several names
+        self._all = WeakTensorKeyDictionary({x: name for name, x in own})
+        self._originals = WeakTensorKeyDictionary({x: name for name, x in own if name in trained})
         self._written = self._version()
         self._others: dict[Copies, int] = {}
 
@@ -74,11 +70,7 @@ class Copies:
         self._others = {other: other.steps for other in self._others}
 
     def check(self) -> None:
-        """Refuse a call of the module behind a step of another over the same parameters.
-
-        Raises:
-            BackendError: There was one.
-        """
+        """Refuse a call of the module behind a step of another over the same parameters."""
         for other, steps in self._others.items():
             if other.steps > steps:
                 if not self._originals:
@@ -128,10 +120,8 @@ def watch(
 ) -> None:
     """Watch a rank's module, and the module that was compiled, while the first lives.
 
-    Args:
-        program: What both modules of one program have alike.
-        parameters: Those of the original by name.
-        trained: Names of those that are trained.
+    `parameters` are those of the original by name, `trained` has the names of those trained;
+    both modules of one program have the same `program`.
     """
     copies = Copies(program, parameters, trained)
     for other in list(_COPIES.values()):
@@ -213,11 +203,6 @@ def _ahead(module: nn.Module, program: object) -> Iterator[str]:
         name = next((n for x in module.parameters() if (n := copies.name_of(x))), "")
         if name:
             yield name
-
-
-def _by_tensor(named: Mapping[str, Tensor]) -> WeakTensorKeyDictionary:
-    """The names of tensors, while those live."""
-    return WeakTensorKeyDictionary({tensor: name for name, tensor in named.items()})
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:

@@ -12,10 +12,7 @@ import torch
 
 @dataclass
 class Clock:
-    """Marks points in time while a pass runs, and tells them afterwards: the processor's clock.
-
-    The processor runs such a pass itself.
-    """
+    """Marks points in time while a pass runs, by the processor's clock: the processor runs it."""
 
     now: Callable[[], float] = time.perf_counter
     _marks: list[Any] = field(default_factory=list)
@@ -36,18 +33,12 @@ class Clock:
 
 @dataclass(kw_only=True)
 class StreamClock(Clock):
-    """Events in the current stream of a GPU, which runs behind the processor.
+    """Events in the current stream of a GPU, behind the processor: seconds from `begin` on."""
 
-    The second of an event counts from `begin`, at which the stream is empty.
-
-    Attributes:
-        event: Makes an event like `torch.cuda.Event` with timing: `record()` puts it into the
-            current stream, `elapsed_time(later)` gives milliseconds.
-        synchronize: Waits until the stream is empty.
-    """
-
+    #: Makes an event like `torch.cuda.Event` with timing: `record()` puts it into the current
+    #: stream, `elapsed_time(later)` gives milliseconds.
     event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    synchronize: Callable[[], object] = torch.cuda.synchronize
+    synchronize: Callable[[], object] = torch.cuda.synchronize  #: Waits for an empty stream.
     _origin_s: float = 0.0
 
     def begin(self) -> float:

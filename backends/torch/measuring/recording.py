@@ -62,10 +62,7 @@ class Span:
 
 
 def marked(module: fx.GraphModule, clock: Clock) -> tuple[fx.GraphModule, tuple[Span, ...]]:
-    """A pass that marks the time before each task and after the last, and the spans between marks.
-
-    The pass is one that `eager` makes; its graph is changed.
-    """
+    """A pass of `eager`, changed to mark the time around each task, and the spans between marks."""
     spans: list[Span] = []
     for node, span in _spans(module.graph):
         if node.op == "output":
@@ -116,10 +113,7 @@ class Update(NamedTuple):
 
 
 class Training:
-    """The parameters of a rank and their optimizer, one of `timing.OPTIMIZERS`.
-
-    The parameters write to the memory of `values`, the local ones.
-    """
+    """The parameters of a rank, in the memory of the local `values`, and their optimizer."""
 
     def __init__(
         self, optimizer: str, updates: Sequence[Update], values: Mapping[str, Tensor]
@@ -228,10 +222,7 @@ class Recorder:
         return timed(run, steps)
 
     def record(self, steps: int, threads: int, group: Group = None) -> RankLog:
-        """Record so many steps, after one to warm up; all ranks must call it.
-
-        All micro-batches must be of one size.
-        """
+        """Record steps of equal micro-batches, after one to warm up; all ranks must call it."""
         (phases,) = {id(one): one for one in self.phases}.values()
         clock = clock_of(self.device)
         marking = {phase: marked(phases.eager(phase), clock) for phase in phases.graphs}

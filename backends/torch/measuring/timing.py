@@ -114,10 +114,7 @@ def _several(
     shared: Collection[str] | None,
     is_kept: bool,
 ) -> Prepared:
-    """The program with its operators so many times one after the other; see `Prepared.several`.
-
-    They are fewer where their own operands would take more than `_MOST_COPIED_BYTES`.
-    """
+    """The program so many times, within `_MOST_COPIED_BYTES`; see `Prepared.several`."""
     graph = fx.Graph()
     *body, output = module.graph.nodes
     names = dict(zip((node for node in body if node.op == "placeholder"), arguments, strict=True))

@@ -23,15 +23,11 @@ Operand = Tensor | float | int
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a program.
+    """A step of a program."""
 
-    Attributes:
-        compute: Gives the result of the operands.
-        slopes: Gives, of the result's gradient, the result and the operands, the gradient of each
-            operand; those of numbers are not looked at.
-    """
-
-    compute: Callable[..., Tensor]
+    compute: Callable[..., Tensor]  #: Gives the result of the operands.
+    #: Gives, of the result's gradient, the result and the operands, the gradient of each operand;
+    #: those of numbers are not looked at.
     slopes: Callable[..., Sequence[Any]]
 
 

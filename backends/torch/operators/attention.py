@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from partitioner.backends.torch.operators.fused_attention import Call, kernel_for
-from partitioner.backends.torch.operators.registry import gradient, operator
+from partitioner.backends.torch.operators.registry import gradient, operator, saving
 from partitioner.backends.torch.operators.vocabulary import widened
 
 _SAVED = "Tensor out, Tensor logsumexp"
@@ -46,7 +46,7 @@ class _Attention(Call):
 
     def scores(self) -> Tensor:
         """(batch, kv heads, group, rows, columns)."""
-        scores = self.grouped(self.query) @ _shared(self.key).mT * self.factor
+        scores = self.grouped(self.query) @ widened(self.key).unsqueeze(2).mT * self.factor
         if self.is_causal:
             scores = _before(scores)
         mask = self.added_mask
@@ -76,17 +76,13 @@ class _Attention(Call):
             weights = torch.where(lost, self.probabilities(scores, None), weights)
         grouped = self.grouped(grad)
         rows = (grouped * self.grouped(out)).sum(-1, keepdim=True)
-        return weights, weights * (grouped @ _shared(self.value).mT - rows)
+        return weights, weights * (grouped @ widened(self.value).unsqueeze(2).mT - rows)
 
 
 def _before(scores: Tensor) -> Tensor:
     """Scores, those of columns that come after their row minus infinity."""
     seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     return scores.masked_fill(seen.logical_not(), float("-inf"))
-
-
-def _shared(x: Tensor) -> Tensor:
-    return widened(x).unsqueeze(2)
 
 
 def _rows_first(x: Tensor, depth: int) -> Tensor:
@@ -112,13 +108,13 @@ def _forward(call: _Attention) -> tuple[Tensor, Tensor]:
     scores = call.scores()
     lse = torch.logsumexp(scores, -1).flatten(1, 2)
     lse.masked_fill_(lse == float("-inf"), 0.0)
-    result = (call.probabilities(scores, None) @ _shared(value)).flatten(1, 2).to(query.dtype)
+    result = call.probabilities(scores, None) @ widened(value).unsqueeze(2)
     out, logsumexp = _empty_results(query, key, value)
-    return out.copy_(result), logsumexp.copy_(lse)
+    return out.copy_(result.flatten(1, 2)), logsumexp.copy_(lse)
 
 
 @operator(
-    f"attention({_OPERANDS}, bool is_causal, float? scale) -> (Tensor, Tensor)", _empty_results
+    _empty_results, f"attention({_OPERANDS}, bool is_causal, float? scale) -> (Tensor, Tensor)"
 )
 def attention(*call: Any) -> tuple[Tensor, Tensor]:
     """(result, log-sum-exp of the scores)."""
@@ -143,7 +139,7 @@ def _backward(
         return kernel.backward(call, grad, out, logsumexp)
     weights, slope = call.slope(grad, out, logsumexp, is_whole=is_whole)
     gradients = (
-        (slope @ _shared(key) * call.factor).flatten(1, 2),
+        (slope @ widened(key).unsqueeze(2) * call.factor).flatten(1, 2),
         (slope.mT @ call.grouped(query) * call.factor).sum(2),
         (weights.mT @ call.grouped(grad)).sum(2),
     )
@@ -152,9 +148,9 @@ def _backward(
 
 
 @operator(
+    _empty_gradients,
     f"attention_backward(Tensor grad, {_OPERANDS}, {_SAVED}, bool is_causal, float? scale)"
     " -> (Tensor, Tensor, Tensor)",
-    _empty_gradients,
 )
 def attention_backward(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
     """Gradients of query, key and value."""
@@ -164,11 +160,9 @@ def attention_backward(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
 
 
 @operator(
+    lambda _grad, _query, _key, _value, mask, *_: mask.new_empty(mask.shape),
     "attention_mask_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor mask, "
     f"{_SAVED}, float? scale) -> Tensor",
-    lambda _grad, _query, _key, _value, mask, *_: torch.empty_like(
-        mask, memory_format=torch.contiguous_format
-    ),
 )
 def attention_mask_backward(grad: Tensor, *call: Any) -> Tensor:
     """Gradient of a mask of numbers (a learned bias)."""
@@ -191,24 +185,20 @@ _Pieces = Sequence[tuple[int, int]]
 
 
 def _blocks(rows: Sequence[int], columns: Sequence[int]) -> Iterator[_Block]:
-    """The blocks in which rows see columns that do not come after them.
-
-    Rows and columns are start and length of each interval of their whole positions.
-    """
+    """The blocks in which rows see columns; both are start and length of each whole interval."""
     of_both = _pairs(rows), _pairs(columns)
     ends = sorted({end for of in of_both for start, size in of for end in (start, start + size)})
-    met, seen = (_split(pieces, ends) for pieces in of_both)
+    split: list[_Pieces] = []
+    for pieces in of_both:
+        cuts = ([at, *(e for e in ends if at < e < at + n), at + n] for at, n in pieces)
+        pairs = itertools.chain.from_iterable(map(itertools.pairwise, cuts))
+        split.append([(low, high - low) for low, high in pairs if high > low])
+    met, seen = split
     return _met(met, seen, _packed(met), _packed(seen), True)
 
 
 def _pairs(intervals: Sequence[int]) -> _Pieces:
     return tuple(zip(intervals[::2], intervals[1::2], strict=True))
-
-
-def _split(pieces: _Pieces, ends: Sequence[int]) -> _Pieces:
-    cuts = ([start, *(e for e in ends if start < e < start + n), start + n] for start, n in pieces)
-    pairs = itertools.chain.from_iterable(map(itertools.pairwise, cuts))
-    return [(low, high - low) for low, high in pairs if high > low]
 
 
 def _of_block(call: _Attention, block: _Block) -> _Attention:
@@ -283,8 +273,8 @@ def _part_backward(
 
 
 @operator(
-    f"attention_part({_OPERANDS}, float? scale, int[] rows, int[] columns) -> (Tensor, Tensor)",
     _empty_results,
+    f"attention_part({_OPERANDS}, float? scale, int[] rows, int[] columns) -> (Tensor, Tensor)",
 )
 def attention_part(*call: Any) -> tuple[Tensor, Tensor]:
     """(result, log-sum-exp) of causal attention over these rows and columns of a whole one."""
@@ -295,9 +285,9 @@ def attention_part(*call: Any) -> tuple[Tensor, Tensor]:
 
 
 @operator(
+    _empty_gradients,
     f"attention_part_backward(Tensor grad, {_OPERANDS}, {_SAVED}, float? scale, int[] rows, "
     "int[] columns) -> (Tensor, Tensor, Tensor)",
-    _empty_gradients,
 )
 def attention_part_backward(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
     """Shares of these rows and columns in the gradients of query, key and value."""
@@ -384,9 +374,9 @@ def _runs_of(slices: Sequence[slice]) -> list[slice]:
 
 
 @operator(
+    _empty_results,
     f"attention_step({_OPERANDS}, bool is_causal, float? scale, "
     "int[] intervals, int[] counts, int step) -> (Tensor, Tensor)",
-    _empty_results,
 )
 def attention_step(*call: Any) -> tuple[Tensor, Tensor]:
     """(result, log-sum-exp) of a step of a ring; see `_step_blocks`."""
@@ -412,10 +402,9 @@ def _step(call: Sequence[Any]) -> tuple[_Attention, Iterator[_Block]]:
 
 
 @operator(
-    f"attention_step_backward(Tensor grad, {_OPERANDS}, {_SAVED}, bool is_causal, float? scale, "
-    "int[] intervals, int[] counts, int step)"
-    " -> (Tensor, Tensor, Tensor)",
     _empty_gradients,
+    f"attention_step_backward(Tensor grad, {_OPERANDS}, {_SAVED}, bool is_causal, float? scale, "
+    "int[] intervals, int[] counts, int step) -> (Tensor, Tensor, Tensor)",
 )
 def attention_step_backward(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
     """Shares of a step of a ring in the gradients of query, key and value."""
@@ -423,10 +412,7 @@ def attention_step_backward(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
     return _part_backward(*_step((*operands, *settings)), grad, out, logsumexp)
 
 
-@operator(
-    "attention_join(Tensor a, Tensor lse_a, Tensor b, Tensor lse_b, bool last) -> (Tensor, Tensor)",
-    lambda a, lse_a, *_: (torch.empty_like(a), torch.empty_like(lse_a)),
-)
+@operator(lambda a, lse_a, *_: (torch.empty_like(a), torch.empty_like(lse_a)))
 def attention_join(
     a: Tensor, lse_a: Tensor, b: Tensor, lse_b: Tensor, last: bool
 ) -> tuple[Tensor, Tensor]:
@@ -436,10 +422,7 @@ def attention_join(
     return results[0].copy_(out), results[1].copy_(_closed(total) if last else total)
 
 
-@operator(
-    "turn(Tensor x, int[] intervals, int[] held, int[] made, int parts) -> Tensor",
-    lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
-)
+@operator(lambda x, *_: x.new_empty(x.shape))
 def turn(
     x: Tensor, intervals: Sequence[int], held: Sequence[int], made: Sequence[int], parts: int
 ) -> Tensor:
@@ -448,21 +431,10 @@ def turn(
     return torch.cat([x[:, :, start : start + size] for start, size in _pairs(intervals)], 2)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.is_causal, ctx.scale = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.mark_non_differentiable(output[1])
-
-
+@gradient("attention", saving(4, results=(0, 1), constants=(1,)))
 def _gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    operators, saved = torch.ops.partitioner, ctx.saved_tensors
-    gradients = operators.attention_backward(grad, *saved, ctx.is_causal, ctx.scale)
-    bias = (
-        operators.attention_mask_backward(grad, *saved, ctx.scale)
-        if ctx.needs_input_grad[3]
-        else None
-    )
+    operators, saved, bias = torch.ops.partitioner, ctx.saved_tensors, None
+    gradients = operators.attention_backward(grad, *saved, *ctx.settings)
+    if ctx.needs_input_grad[3]:
+        bias = operators.attention_mask_backward(grad, *saved, ctx.settings[1])
     return (*gradients, bias, None, None)
-
-
-gradient("attention", _gradient, _save)

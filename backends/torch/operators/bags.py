@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the usual name
 
-from partitioner.backends.torch.operators.registry import gradient, operator
+from partitioner.backends.torch.operators.registry import gradient, operator, saving
 from partitioner.backends.torch.operators.vocabulary import check_ids, local_places
 
 SUM, MEAN, MAX = 0, 1, 2  #: PyTorch's numbers of modes.
@@ -53,13 +53,6 @@ class _Bags:
         return sum(self.bag_lengths)
 
     @property
-    def is_in_order(self) -> bool:
-        """Test whether the device's indices go to bags that do not decrease among its own."""
-        return all(
-            list(starts) == sorted(starts) for starts in (self.index_starts, self.bag_starts)
-        )
-
-    @property
     def is_whole(self) -> bool:
         """Test whether the device has all indices and all bags, in order."""
         indices = list(self.index_starts), list(self.index_lengths)
@@ -90,14 +83,6 @@ class _Bags:
         check_ids(self.indices, self.size, "embedding_bag index")
         rows, inside = local_places(self.indices, self.starts, self.lengths)
         return rows, inside if self.padding < 0 else inside & (self.indices != self.padding)
-
-    def places(self) -> Tensor:
-        """The place of each of the device's indices among all."""
-        make = [
-            torch.arange(start, start + length, device=self.indices.device)
-            for start, length in zip(self.index_starts, self.index_lengths, strict=True)
-        ]
-        return torch.cat(make) if make else self.indices.new_empty(0)
 
     def intervals(self) -> tuple[Tensor, Tensor]:
         """The first index of each bag, and the one behind its last."""
@@ -137,8 +122,8 @@ class _Bags:
 
 
 @operator(
-    f"embedding_bag(Tensor table, {_CALL}, {_SETTINGS}) -> Tensor",
     lambda table, *call: table.new_empty((sum(call[-1]), table.shape[1])),
+    f"embedding_bag(Tensor table, {_CALL}, {_SETTINGS}) -> Tensor",
 )
 def embedding_bag(table: Tensor, *call: Any) -> Tensor:
     """(bags, channels)."""
@@ -150,7 +135,7 @@ def embedding_bag(table: Tensor, *call: Any) -> Tensor:
     kept, rows, at = bags.chosen()
     if bags.mode != MAX:
         factors = bags.factors(kept, at, table.dtype)
-        if not bags.is_in_order:
+        if any(list(s) != sorted(s) for s in (bags.index_starts, bags.bag_starts)):
             order = at.argsort(stable=True)
             rows, at = rows[order], at[order]
             factors = None if factors is None else factors[order]
@@ -169,8 +154,8 @@ def embedding_bag(table: Tensor, *call: Any) -> Tensor:
 
 
 @operator(
-    f"embedding_bag_backward(Tensor grad, {_CALL}, {_SETTINGS}) -> Tensor",
     lambda grad, *call: grad.new_empty((sum(call[9]), grad.shape[1])),
+    f"embedding_bag_backward(Tensor grad, {_CALL}, {_SETTINGS}) -> Tensor",
 )
 def embedding_bag_backward(grad: Tensor, *call: Any) -> Tensor:
     """Gradient of the shard's rows, of sums and means."""
@@ -183,8 +168,8 @@ def embedding_bag_backward(grad: Tensor, *call: Any) -> Tensor:
 
 
 @operator(
-    f"embedding_bag_weights_backward(Tensor grad, Tensor table, {_CALL}, {_SETTINGS}) -> Tensor",
     lambda grad, _table, indices, *_: grad.new_empty(indices.shape),
+    f"embedding_bag_weights_backward(Tensor grad, Tensor table, {_CALL}, {_SETTINGS}) -> Tensor",
 )
 def embedding_bag_weights_backward(grad: Tensor, table: Tensor, *call: Any) -> Tensor:
     """Gradient of the weights of indices."""
@@ -195,14 +180,17 @@ def embedding_bag_weights_backward(grad: Tensor, table: Tensor, *call: Any) -> T
 
 
 @operator(
-    f"embedding_bag_places(Tensor out, Tensor table, {_CALL}, {_SETTINGS}) -> Tensor",
     lambda out, _table, indices, *_: torch.empty_like(out, dtype=indices.dtype),
+    f"embedding_bag_places(Tensor out, Tensor table, {_CALL}, {_SETTINGS}) -> Tensor",
 )
 def embedding_bag_places(out: Tensor, table: Tensor, *call: Any) -> Tensor:
     """Find the first index in each bag that has its maximum; `total` if none has."""
     bags = _Bags(*call)
     kept, rows, at = bags.chosen()
-    found = bags.places()[kept].to(bags.indices.dtype).unsqueeze(1).expand(-1, out.shape[1])
+    pieces = zip(bags.index_starts, bags.index_lengths, strict=True)
+    own = [torch.arange(at, at + size, device=kept.device) for at, size in pieces]
+    among_all = torch.cat([bags.indices[:0], *own])  # the place of each of the device's indices
+    found = among_all[kept].to(bags.indices.dtype).unsqueeze(1).expand(-1, out.shape[1])
     equal = table.index_select(0, rows) == out.index_select(0, at)
     found = found.where(equal, bags.total)
     places = torch.full_like(out, bags.total, dtype=bags.indices.dtype)
@@ -210,8 +198,8 @@ def embedding_bag_places(out: Tensor, table: Tensor, *call: Any) -> Tensor:
 
 
 @operator(
-    f"embedding_bag_max_backward(Tensor grad, Tensor places, {_CALL}, {_SETTINGS}) -> Tensor",
     lambda grad, _places, *call: grad.new_empty((sum(call[9]), grad.shape[1])),
+    f"embedding_bag_max_backward(Tensor grad, Tensor places, {_CALL}, {_SETTINGS}) -> Tensor",
 )
 def embedding_bag_max_backward(grad: Tensor, places: Tensor, *call: Any) -> Tensor:
     """Gradient of the shard's rows, of maxima."""
@@ -224,11 +212,7 @@ def embedding_bag_max_backward(grad: Tensor, places: Tensor, *call: Any) -> Tens
     return table.scatter_add_(0, rows[places], grad)[:count]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:4], output)
-    ctx.settings = inputs[4:]
-
-
+@gradient("embedding_bag", saving(4, results=(0,)))
 def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     operators = torch.ops.partitioner
     table, *call, out = ctx.saved_tensors
@@ -242,6 +226,3 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[3]:
         of_weights = operators.embedding_bag_weights_backward(grad, table, *call)
     return (of_table, None, None, of_weights, *(None,) * len(ctx.settings))
-
-
-gradient("embedding_bag", _gradient, _save)

@@ -16,7 +16,7 @@ an element if ``y >= p * 2**32 - 2**31``. Its uniform number is ``(y >> (32 - bi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 import torch
@@ -49,21 +49,24 @@ _PART = "int[] pieces, int[] starts, int[] lengths"
 def _draw(
     part: Part, seed: Tensor, index: int, out: Tensor, write: Callable[[Tensor, Tensor], object]
 ) -> None:
-    """Draw the numbers of a shard into `out`, (rows, columns).
-
-    `write` writes a block of `out`, its second argument, from 32-bit numbers, which it may
-    overwrite.
-    """
+    """Draw a shard's numbers, which `write` writes to blocks of `out`, and may overwrite."""
     rows, columns = part
     node = (index * NODE + (1 << 63)) % (1 << 64) - (1 << 63)  # as a signed 64-bit number
     key = _mix(_mix(rows * ROW + node) + _mix(seed * SEED))
     low, high = _half(key).unsqueeze(1), _half(_shifted(key, 32)).unsqueeze(1)
     place = _half(_mix(columns * COLUMN + 1))
-    for tall, wide in _blocks(len(rows), len(columns), rows.device):
-        x = place[wide] ^ low[tall]
-        x.mul_(FIRST)
-        x.bitwise_xor_(x >> 15).mul_(SECOND).add_(high[tall])
-        write(x, out[tall, wide])
+    # in blocks of the size of a CPU's cache; on other devices all at once
+    size = max(len(rows) * len(columns), 1)
+    block = CHUNK * torch.get_num_threads() if rows.device.type == "cpu" else size
+    width = max(min(len(columns), block), 1)
+    height = max(block // width, 1)
+    for top in range(0, len(rows), height):
+        for left in range(0, len(columns), width):
+            tall, wide = slice(top, top + height), slice(left, left + width)
+            x = place[wide] ^ low[tall]
+            x.mul_(FIRST)
+            x.bitwise_xor_(x >> 15).mul_(SECOND).add_(high[tall])
+            write(x, out[tall, wide])
 
 
 def _part_of(
@@ -111,16 +114,6 @@ def _half(x: Tensor) -> Tensor:
     return signed.to(torch.int32)
 
 
-def _blocks(rows: int, columns: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """Blocks of a shard: of the size of a CPU's cache; on other devices all at once."""
-    block = CHUNK * torch.get_num_threads() if device.type == "cpu" else max(rows * columns, 1)
-    wide = max(min(columns, block), 1)
-    tall = max(block // wide, 1)
-    for top in range(0, rows, tall):
-        for left in range(0, columns, wide):
-            yield slice(top, top + tall), slice(left, left + wide)
-
-
 # Operators ---------------------------------------------------------------------------------------
 
 
@@ -144,16 +137,16 @@ def _dropout_fake(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty(x.shape, dtype=torch.bool, device=x.device)
 
 
-@operator("dropout(Tensor x, Tensor seed, float p, int index) -> (Tensor, Tensor)", _dropout_fake)
+@operator(_dropout_fake)
 def dropout(x: Tensor, seed: Tensor, p: float, index: int) -> tuple[Tensor, Tensor]:
     """(x where it is kept, over the share that is kept; the mask)."""
     return _dropped(x, whole_of(x.shape, x.device), seed, p, index)
 
 
 @operator(
+    _dropout_fake,
     f"dropout_part(Tensor x, Tensor seed, float p, int index, int[] shape, {_PART})"
     " -> (Tensor, Tensor)",
-    _dropout_fake,
 )
 def dropout_part(
     x: Tensor, seed: Tensor, p: float, index: int, *part: Sequence[int]
@@ -173,10 +166,7 @@ def _drawn(part: Part, seed: Tensor, index: int, dtype: torch.dtype) -> Tensor:
     return numbers
 
 
-@operator(
-    "uniform(Tensor seed, int index, int[] size, ScalarType dtype) -> Tensor",
-    lambda seed, _index, size, dtype: torch.empty(list(size), dtype=dtype, device=seed.device),
-)
+@operator(lambda seed, _index, size, dtype: seed.new_empty(list(size), dtype=dtype))
 def uniform(seed: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Uniform numbers from 0 (may occur) to 1 (does not)."""
     return _drawn(whole_of(size, seed.device), seed, index, dtype).view(list(size))
@@ -188,10 +178,10 @@ def _local(pieces: Sequence[int], lengths: Sequence[int]) -> list[int]:
 
 
 @operator(
-    f"uniform_part(Tensor seed, int index, int[] size, ScalarType dtype, {_PART}) -> Tensor",
-    lambda seed, _index, _size, dtype, pieces, _starts, lengths: torch.empty(
-        _local(pieces, lengths), dtype=dtype, device=seed.device
+    lambda seed, _index, _size, dtype, pieces, _starts, lengths: seed.new_empty(
+        _local(pieces, lengths), dtype=dtype
     ),
+    f"uniform_part(Tensor seed, int index, int[] size, ScalarType dtype, {_PART}) -> Tensor",
 )
 def uniform_part(
     seed: Tensor, index: int, size: Sequence[int], dtype: torch.dtype, *part: Sequence[int]

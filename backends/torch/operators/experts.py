@@ -42,6 +42,7 @@ from partitioner.backends.torch.operators.registry import (
     group_name,
     operator,
     packed,
+    saving,
     sending,
     unpacked,
 )
@@ -83,6 +84,10 @@ class _Layer:
         operands, settings = call[: 7 if biased else 5], call[7 if biased else 5 :]
         return cls(*operands[:5], *settings, *operands[5:])
 
+    @property
+    def result_type(self) -> torch.dtype:
+        return torch.promote_types(self.x.dtype, self.weights.dtype)
+
     def kept_at(self, choices: Tensor) -> Tensor:
         """Places of choices among the first products."""
         if self.places is None:
@@ -93,7 +98,7 @@ class _Layer:
 
     def results(self, kept: Tensor) -> Tensor:
         """The sum of the results of the shard's experts; first products are put into `kept`."""
-        wide = _result_type(self.x, self.weights)
+        wide = self.result_type
         out = self.x.new_zeros((self.x.shape[0], self.down.shape[1]), dtype=wide)
         weights, rows = self.weights.reshape(-1), kept.flatten(0, 1)
         for place, tokens, choices in self.routed():
@@ -143,10 +148,7 @@ class _Layer:
         return product if self.up_bias is None else product.add_(self.up_bias[place])
 
     def routed(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Sort by expert of the shard that any token chose: its place, its tokens, their choices.
-
-        Choices are places among the elements of `ids`.
-        """
+        """List the shard's chosen experts: place, tokens, choices (places in `ids`)."""
         check_ids(self.ids, self.size, "expert")
         experts = self.up.shape[0]
         places, inside = local_places(self.ids.reshape(-1), self.starts, self.lengths)
@@ -191,15 +193,11 @@ class _Layer:
         return torch.cat([of_gate, grad * act.compute(gate)], -1)
 
 
-def _result_type(x: Tensor, weights: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, weights.dtype)
-
-
 def _empty_results(biased: bool, *call: Any) -> tuple[Tensor, Tensor]:
     layer = _Layer.of(call, biased=biased)
     columns = layer.up.shape[1] if layer.keep else 0
-    wide = _result_type(layer.x, layer.weights)
-    out = layer.x.new_empty((layer.x.shape[0], layer.down.shape[1]), dtype=wide)
+    sizes = layer.x.shape[0], layer.down.shape[1]
+    out = layer.x.new_empty(sizes, dtype=layer.result_type)
     return out, layer.x.new_empty((*layer.ids.shape, columns))
 
 
@@ -222,35 +220,22 @@ def _experts_backward(biased: bool, grad: Tensor, *call: Any) -> tuple[Tensor, .
 
 # Tokens that are sent to their experts -----------------------------------------------------------
 
-_SENT = "int[] ranks, int member, int[] owners, int[] token_starts, int[] token_lengths"
+_SENT = (
+    ", int[] ranks, int member, int[] owners, int[] token_starts, int[] token_lengths, "
+    "int all_tokens"
+)
 
 
 @dataclass(frozen=True)
 class _Group:
-    """The ranks among which tokens are sent, and where the tokens of this one lie.
+    """The ranks among which tokens are sent, and where the tokens of this one lie."""
 
-    Attributes:
-        ranks: The group.
-        member: The place of this rank in it.
-        owners: By expert, the place of the rank that has it; -1 if none has.
-        starts, lengths: Pieces of this rank's tokens, among those of all ranks of the group.
-    """
-
-    ranks: Sequence[int]
-    member: int
-    owners: Sequence[int]
+    ranks: Sequence[int]  #: The group.
+    member: int  #: The place of this rank in it.
+    owners: Sequence[int]  #: By expert, the place of the rank that has it; -1 if none has.
+    #: Pieces of this rank's tokens, among those of all ranks of the group.
     starts: Sequence[int]
     lengths: Sequence[int]
-
-    def places(self, device: torch.device) -> Tensor:
-        """The places of this rank's tokens among those of the group."""
-        pieces = zip(self.starts, self.lengths, strict=True)
-        return torch.cat([torch.arange(at, at + size, device=device) for at, size in pieces])
-
-    def leaving(self, ids: Tensor) -> list[Tensor]:
-        """List by rank the tokens of which it has some experts."""
-        owners = torch.tensor(self.owners, device=ids.device)[ids]
-        return [(owners == rank).any(1).nonzero().squeeze(1) for rank in range(len(self.ranks))]
 
     def others(self, of_ranks: Sequence[Any]) -> list[Any]:
         """Leave out this rank's entry."""
@@ -277,11 +262,14 @@ class _Group:
         """
         check_ids(layer.ids, layer.size, "expert")
         device, count = layer.x.device, len(self.ranks)
-        places = self.places(device).to(torch.int32).unsqueeze(1)
+        pieces = zip(self.starts, self.lengths, strict=True)
+        places = torch.cat([torch.arange(at, at + size, device=device) for at, size in pieces])
+        places = places.to(torch.int32).unsqueeze(1)
         narrow = [layer.weights, layer.ids.to(torch.int32), places]
         bytes_of = [part.contiguous().view(torch.uint8) for part in narrow]
         columns = [layer.x.contiguous(), *(g.contiguous() for g in grads), torch.cat(bytes_of, 1)]
-        leaving = self.leaving(layer.ids)
+        owners = torch.tensor(self.owners, device=device)[layer.ids]
+        leaving = [(owners == rank).any(1).nonzero().squeeze(1) for rank in range(count)]
         numbers = torch.tensor([len(tokens) for tokens in leaving], device=device)
         counts = yield from all_to_all(numbers, [1] * count, [1] * count, group_name(self.ranks))
         arriving = counts.tolist()
@@ -332,7 +320,7 @@ class _Group:
 def _empty_sent(biased: bool, *call: Any) -> tuple[Tensor, ...]:
     layer, rows = _Layer.of(call[:-6], biased=biased), call[-1]
     columns = layer.up.shape[1] if layer.keep else 0
-    out = torch.empty_like(layer.x, dtype=_result_type(layer.x, layer.weights))
+    out = torch.empty_like(layer.x, dtype=layer.result_type)
     return out, layer.x.new_empty((rows, layer.ids.shape[1], columns))
 
 
@@ -361,13 +349,6 @@ def _experts_backward_sent(biased: bool, grad: Tensor, *call: Any) -> Steps:
 # Both forms of each -------------------------------------------------------------------------------
 
 
-def _save(biased: bool, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    count = 7 if biased else 5
-    ctx.settings = inputs[count:]
-    ctx.save_for_backward(*inputs[:count], output[1])
-    ctx.mark_non_differentiable(output[1])
-
-
 def _gradient(name: str, ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     if not ctx.settings[2]:
         raise RuntimeError("a layer of experts that keeps nothing has no gradients")
@@ -390,31 +371,20 @@ def _register(name: str, *, biased: bool) -> None:
     """Register the operators of layers with or without biases."""
     operands = _OPERANDS + (_BIASES if biased else "")
     gradients = ", ".join(["Tensor"] * (6 if biased else 4))
-    results, backward = "(Tensor, Tensor)", f"Tensor grad, {operands}, Tensor kept, {_SETTINGS}"
-    forms: tuple[tuple[Any, str, Any, Any], ...] = (
-        (operator, f"{name}({operands}, {_SETTINGS}) -> {results}", _empty_results, _experts),
-        (
-            operator,
-            f"{name}_backward({backward}) -> ({gradients})",
-            _empty_gradients,
-            _experts_backward,
-        ),
-        (
-            sending,
-            f"{name}_sent({operands}, {_SETTINGS}, {_SENT}, int all_tokens) -> {results}",
-            _empty_sent,
-            _experts_sent,
-        ),
-        (
-            sending,
-            f"{name}_backward_sent({backward}, {_SENT}, int all_tokens) -> ({gradients})",
-            _empty_gradients,
-            _experts_backward_sent,
-        ),
+    results, forward = "Tensor, Tensor", f"{operands}, {_SETTINGS}"
+    backward = f"Tensor grad, {operands}, Tensor kept, {_SETTINGS}"
+    forms: tuple[tuple[str, str, str, Any, Any], ...] = (
+        ("", forward, results, _empty_results, _experts),
+        ("_backward", backward, gradients, _empty_gradients, _experts_backward),
+        ("_sent", forward + _SENT, results, _empty_sent, _experts_sent),
+        ("_backward_sent", backward + _SENT, gradients, _empty_gradients, _experts_backward_sent),
     )
-    for register, schema, empty, kernel in forms:
-        register(schema, partial(empty, biased))(_of_form(kernel, biased))
-    gradient(name, partial(_gradient, name), partial(_save, biased))
+    for form, arguments, returned, empty, kernel in forms:
+        schema = f"{name}{form}({arguments}) -> ({returned})"
+        register: Any = sending if form.endswith("_sent") else operator
+        register(partial(empty, biased), schema)(_of_form(kernel, biased))
+    save = saving(7 if biased else 5, results=(1,), constants=(1,))
+    gradient(name, save)(partial(_gradient, name))
 
 
 _register("experts", biased=False)

@@ -33,16 +33,10 @@ def _statistics_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
-def _empty_like_first(x: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(x)
-
-
 # Batch norm --------------------------------------------------------------------------------------
 
 
-@operator(
-    "batch_norm_sums(Tensor x) -> Tensor", lambda x: x.new_empty(2, x.shape[1], dtype=torch.float64)
-)
+@operator(lambda x: x.new_empty(2, x.shape[1], dtype=torch.float64))
 def batch_norm_sums(x: Tensor) -> Tensor:
     """Sum and sum of squares a channel, [2, C] in float64."""
     if x.numel() == 0:
@@ -65,11 +59,9 @@ def _deviation(var: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
 
 
 @operator(
-    "batch_norm_statistics(Tensor sums, SymInt count, float eps, ScalarType dtype)"
-    " -> (Tensor, Tensor, Tensor)",
     lambda sums, _count, _eps, dtype: tuple(
         sums.new_empty(sums.shape[1], dtype=dtype) for _ in range(3)
-    ),
+    )
 )
 def batch_norm_statistics(
     sums: Tensor, count: int, eps: float, dtype: torch.dtype
@@ -80,9 +72,7 @@ def batch_norm_statistics(
 
 
 @operator(
-    "batch_norm_running(Tensor mean, Tensor var, Tensor running_mean, Tensor running_var,"
-    " SymInt count, float momentum) -> (Tensor, Tensor)",
-    lambda _mean, _var, mean, var, *_settings: (torch.empty_like(mean), torch.empty_like(var)),
+    lambda _mean, _var, mean, var, *_settings: (torch.empty_like(mean), torch.empty_like(var))
 )
 def batch_norm_running(
     mean: Tensor,
@@ -99,11 +89,7 @@ def batch_norm_running(
     return next_mean.to(running_mean.dtype), next_var.to(running_var.dtype)
 
 
-@operator(
-    "batch_norm_apply(Tensor x, Tensor? mean, Tensor var, Tensor? weight, Tensor? bias, float eps)"
-    " -> Tensor",
-    _empty_like_first,
-)
+@operator()
 def batch_norm_apply(
     x: Tensor,
     mean: Tensor | None,
@@ -124,10 +110,7 @@ def batch_norm_apply(
     return normalized
 
 
-@operator(
-    "batch_norm_grad_sums(Tensor grad_out, Tensor x, Tensor mean, Tensor invstd) -> Tensor",
-    lambda _grad_out, _x, mean, _invstd: mean.new_empty(2, mean.shape[0]),
-)
+@operator(lambda _grad_out, _x, mean, _invstd: mean.new_empty(2, mean.shape[0]))
 def batch_norm_grad_sums(grad_out: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> Tensor:
     """Gradients of bias and weight, [2, C]: sums of the gradient, alone and times the result."""
     if x.numel() == 0:  # the kernel divides by the count
@@ -139,11 +122,7 @@ def batch_norm_grad_sums(grad_out: Tensor, x: Tensor, mean: Tensor, invstd: Tens
     return torch.stack((shift, scale))
 
 
-@operator(
-    "batch_norm_grad_input(Tensor grad_out, Tensor x, Tensor mean, Tensor invstd, Tensor? weight,"
-    " Tensor sums, SymInt count) -> Tensor",
-    _empty_like_first,
-)
+@operator()
 def batch_norm_grad_input(
     grad_out: Tensor,
     x: Tensor,
@@ -210,11 +189,7 @@ def layer_norm_backward(
     return gradients
 
 
-@operator(
-    "layer_norm_grad_weight(Tensor grad_out, Tensor x, SymInt[] normalized_shape, Tensor mean,"
-    " Tensor rstd, ScalarType dtype) -> (Tensor, Tensor)",
-    lambda grad_out, _x, shape, _mean, _rstd, dtype: _empty_weights(grad_out, shape, dtype),
-)
+@operator(lambda grad_out, _x, shape, _mean, _rstd, dtype: _empty_weights(grad_out, shape, dtype))
 def layer_norm_grad_weight(
     grad_out: Tensor,
     x: Tensor,
@@ -222,18 +197,15 @@ def layer_norm_grad_weight(
     mean: Tensor,
     rstd: Tensor,
     dtype: torch.dtype,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor]:
     """Gradients of weight and bias, whose element type is `dtype`."""
     scale = grad_out.new_empty(list(normalized_shape), dtype=dtype)  # only its type is read
     operands = grad_out, x, normalized_shape, mean, rstd
-    return layer_norm_backward(*operands, scale, scale, [False, True, True])[1:]
+    _, weight, bias = layer_norm_backward(*operands, scale, scale, [False, True, True])
+    return weight, bias
 
 
-@operator(
-    "layer_norm_grad_input(Tensor grad_out, Tensor x, SymInt[] normalized_shape, Tensor mean,"
-    " Tensor rstd, Tensor? weight) -> Tensor",
-    _empty_like_first,
-)
+@operator()
 def layer_norm_grad_input(
     grad_out: Tensor,
     x: Tensor,
@@ -265,23 +237,19 @@ def _group_norm_backward(
 
 
 @operator(
-    "group_norm_grad_weight(Tensor grad_out, Tensor x, Tensor mean, Tensor rstd, SymInt group,"
-    " ScalarType dtype) -> (Tensor, Tensor)",
-    lambda grad_out, x, _mean, _rstd, _group, dtype: _empty_weights(grad_out, [x.shape[1]], dtype),
+    lambda grad_out, x, _mean, _rstd, _group, dtype: _empty_weights(grad_out, [x.shape[1]], dtype)
 )
 def group_norm_grad_weight(
     grad_out: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, group: int, dtype: torch.dtype
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor]:
     """Gradients of weight and bias, whose element type is `dtype`."""
     scale = grad_out.new_empty(x.shape[1], dtype=dtype)  # only its type is read
-    return _group_norm_backward(grad_out, x, mean, rstd, scale, group, [False, True, True])[1:]
+    wanted = [False, True, True]
+    _, weight, bias = _group_norm_backward(grad_out, x, mean, rstd, scale, group, wanted)
+    return weight, bias
 
 
-@operator(
-    "group_norm_grad_input(Tensor grad_out, Tensor x, Tensor mean, Tensor rstd, Tensor? weight,"
-    " SymInt group) -> Tensor",
-    _empty_like_first,
-)
+@operator()
 def group_norm_grad_input(
     grad_out: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, group: int
 ) -> Tensor:
@@ -307,10 +275,7 @@ def _strided_as(x: Tensor, result: Tensor) -> Tensor:
     return whole if strides == whole.stride() else torch.empty_like(x).copy_(whole)
 
 
-@operator(
-    "group_norm_sums(Tensor x, SymInt group) -> Tensor",
-    lambda x, group: x.new_empty(2, x.shape[0], group, dtype=torch.float64),
-)
+@operator(lambda x, group: x.new_empty(2, x.shape[0], group, dtype=torch.float64))
 def group_norm_sums(x: Tensor, group: int) -> Tensor:
     """Sum and sum of squares a group of each image, [2, N, G] in float64."""
     if x.numel() == 0:
@@ -320,11 +285,9 @@ def group_norm_sums(x: Tensor, group: int) -> Tensor:
 
 
 @operator(
-    "group_norm_statistics(Tensor sums, SymInt count, float eps, ScalarType dtype)"
-    " -> (Tensor, Tensor)",
     lambda sums, _count, _eps, dtype: tuple(
         sums.new_empty(sums.shape[1:], dtype=dtype) for _ in range(2)
-    ),
+    )
 )
 def group_norm_statistics(
     sums: Tensor, count: int, eps: float, dtype: torch.dtype
@@ -334,10 +297,7 @@ def group_norm_statistics(
     return mean.to(dtype), _deviation(var, eps, dtype)
 
 
-@operator(
-    "group_norm_apply(Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias) -> Tensor",
-    _empty_like_first,
-)
+@operator()
 def group_norm_apply(
     x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
@@ -351,10 +311,7 @@ def group_norm_apply(
     return _strided_as(x, _affine(planes, _each(mean, channels), scale, shift))
 
 
-@operator(
-    "group_norm_grad_sums(Tensor grad_out, Tensor x, Tensor mean, Tensor rstd) -> Tensor",
-    lambda grad_out, _x, mean, _rstd: mean.new_empty(2, *grad_out.shape[:2]),
-)
+@operator(lambda grad_out, _x, mean, _rstd: mean.new_empty(2, *grad_out.shape[:2]))
 def group_norm_grad_sums(grad_out: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
     """Sums of a channel of each image, [2, N, C]: of the gradient, alone and times the result."""
     images, channels = x.shape[:2]
@@ -364,11 +321,7 @@ def group_norm_grad_sums(grad_out: Tensor, x: Tensor, mean: Tensor, rstd: Tensor
     return sums.view(2, images, channels)
 
 
-@operator(
-    "group_norm_grad_planes(Tensor grad_out, Tensor x, Tensor mean, Tensor rstd, Tensor? weight,"
-    " Tensor sums, SymInt count) -> Tensor",
-    _empty_like_first,
-)
+@operator()
 def group_norm_grad_planes(
     grad_out: Tensor,
     x: Tensor,
@@ -378,10 +331,7 @@ def group_norm_grad_planes(
     sums: Tensor,
     count: int,
 ) -> Tensor:
-    """Gradient of the data, from the `sums` of `group_norm_grad_sums` of whole planes.
-
-    `count` is the elements of a whole group of an image.
-    """
+    """Gradient of the data from sums of whole planes; an image's group has `count` elements."""
     images, channels = x.shape[:2]
     groups = mean.shape[1]
     scaled = sums if weight is None else sums * weight.to(sums.dtype)
@@ -407,10 +357,7 @@ def _fake_rms_norm(x: Tensor, normalized_shape: Sequence[int], *_: object) -> tu
     return torch.empty_like(x), x.new_empty(kept, dtype=_statistics_dtype(x))
 
 
-@operator(
-    "rms_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)",
-    _fake_rms_norm,
-)
+@operator(_fake_rms_norm)
 def rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:
@@ -422,11 +369,7 @@ def rms_norm(
     return (unit if weight is None else unit.mul_(weight)).to(x.dtype), rstd
 
 
-@operator(
-    "rms_norm_grad_input(Tensor grad_out, Tensor x, SymInt[] normalized_shape, Tensor rstd,"
-    " Tensor? weight) -> Tensor",
-    _empty_like_first,
-)
+@operator()
 def rms_norm_grad_input(
     grad_out: Tensor,
     x: Tensor,
@@ -443,11 +386,7 @@ def rms_norm_grad_input(
     return torch.addcmul(scaled, unit, shared, value=-1).mul_(rstd).to(x.dtype)
 
 
-@operator(
-    "rms_norm_grad_weight(Tensor grad_out, Tensor x, SymInt[] normalized_shape, Tensor rstd,"
-    " ScalarType dtype) -> Tensor",
-    lambda grad_out, _x, shape, _rstd, dtype: grad_out.new_empty(list(shape), dtype=dtype),
-)
+@operator(lambda grad_out, _x, shape, _rstd, dtype: grad_out.new_empty(list(shape), dtype=dtype))
 def rms_norm_grad_weight(
     grad_out: Tensor, x: Tensor, normalized_shape: Sequence[int], rstd: Tensor, dtype: torch.dtype
 ) -> Tensor:
@@ -463,6 +402,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)  # no zeros for the second result
 
 
+@gradient("rms_norm", _save)
 def _gradient(ctx: Any, grad_out: Tensor, _: object) -> tuple[Tensor | None, ...]:
     x, weight, rstd = ctx.saved_tensors
     operators, shape = torch.ops.partitioner, ctx.normalized_shape
@@ -472,6 +412,3 @@ def _gradient(ctx: Any, grad_out: Tensor, _: object) -> tuple[Tensor | None, ...
     if ctx.needs_input_grad[2]:
         scale = operators.rms_norm_grad_weight(grad_out, x, shape, rstd, weight.dtype)
     return data, None, scale, None
-
-
-gradient("rms_norm", _gradient, _save)

@@ -21,18 +21,25 @@ Kernel = Callable[..., Any]
 KERNELS: dict[torch._ops.OpOverload, Kernel] = {}
 
 
-def operator(schema: str, fake: Kernel) -> Callable[[Kernel], Kernel]:
+def _like_first(x: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(x)
+
+
+def operator(fake: Kernel = _like_first, schema: str = "") -> Callable[[Kernel], Kernel]:
     """Register the decorated function as an operator, for every device.
 
     Args:
-        schema: ``"name(Tensor x, ...) -> Tensor"``.
         fake: Takes the same arguments and returns empty results with the sizes, strides and types
-            of the operator's.
+            of the operator's; without it, that is one as the first argument.
+        schema: ``"name(Tensor x, ...) -> Tensor"``; "" for that of the function's annotations.
     """
 
     def register(kernel: Kernel) -> Kernel:
-        name = schema.partition("(")[0]
-        LIBRARY.define(schema)
+        text = schema or torch.library.infer_schema(
+            kernel, mutates_args=(), op_name=kernel.__name__
+        )
+        name = text.partition("(")[0]
+        LIBRARY.define(text)
         LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"partitioner::{name}", fake, lib=LIBRARY)
         KERNELS[getattr(torch.ops.partitioner, name).default] = kernel
@@ -41,11 +48,22 @@ def operator(schema: str, fake: Kernel) -> Callable[[Kernel], Kernel]:
     return register
 
 
-def gradient(name: str, backward: Kernel, setup_context: Kernel) -> None:
-    """Register an operator's gradient, in the form of `torch.library.register_autograd`."""
-    torch.library.register_autograd(
-        f"partitioner::{name}", backward, setup_context=setup_context, lib=LIBRARY
-    )
+def gradient(name: str, save: Kernel) -> Callable[[Kernel], None]:
+    """Register the decorated function as an operator's gradient; `save` sets up its context."""
+    key = f"partitioner::{name}"
+    return lambda f: torch.library.register_autograd(key, f, setup_context=save, lib=LIBRARY)
+
+
+def saving(operands: int, results: Sequence[int] = (), constants: Sequence[int] = ()) -> Kernel:
+    """Save operands, results and other `settings`; `constants` are results without gradients."""
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        outputs = output if isinstance(output, tuple) else (output,)
+        ctx.settings = inputs[operands:]
+        ctx.save_for_backward(*inputs[:operands], *(outputs[place] for place in results))
+        ctx.mark_non_differentiable(*(outputs[place] for place in constants))
+
+    return save
 
 
 c10d = torch.ops._c10d_functional
@@ -62,32 +80,27 @@ def group_name(ranks: Sequence[int]) -> str:
     return "ranks_" + "_".join(map(str, ranks))
 
 
-def sending(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Steps]], Any]:
-    """Register the decorated generator as an operator; `schema` and `fake` as of `operator`."""
+def sending(fake: Callable[..., Any], schema: str) -> Callable[[Callable[..., Steps]], Any]:
+    """Register the decorated generator as an operator; `fake` and `schema` as of `operator`."""
 
     def register(steps: Callable[..., Steps]) -> Callable[..., Steps]:
         name = schema.partition("(")[0]
 
-        @operator(schema, fake)
+        @operator(fake, schema)
         def send(*call: Any) -> tuple[Tensor, ...]:
-            return _driven(steps(*call))
+            running, answer = steps(*call), None
+            while True:  # torch.distributed carries the rows
+                try:
+                    collective, arguments, _ = running.send(answer)
+                except StopIteration as stop:
+                    results: tuple[Tensor, ...] = stop.value
+                    return results
+                answer = c10d.wait_tensor(collective(*arguments))
 
         SENDING[getattr(torch.ops.partitioner, name).default] = steps
         return steps
 
     return register
-
-
-def _driven(steps: Steps) -> tuple[Tensor, ...]:
-    """The results of an operator whose rows torch.distributed carries."""
-    answer: Any = None
-    while True:
-        try:
-            collective, arguments, _ = steps.send(answer)
-        except StopIteration as stop:
-            results: tuple[Tensor, ...] = stop.value
-            return results
-        answer = c10d.wait_tensor(collective(*arguments))
 
 
 def all_to_all(
@@ -100,10 +113,7 @@ def all_to_all(
 
 
 def packed(columns: Sequence[Tensor], chosen: Sequence[Tensor]) -> Tensor:
-    """The chosen rows of matrices, for one receiver after another, as bytes.
-
-    A receiver's are those of the first matrix, then those of the next one.
-    """
+    """The chosen rows of matrices as bytes: by receiver, and of each matrix after the other."""
     size = sum(map(len, chosen)) * sum(column.shape[1] * column.itemsize for column in columns)
     flat = columns[0].new_empty(size, dtype=torch.uint8)
     start = 0
@@ -124,14 +134,14 @@ def unpacked(
     flat: Tensor, counts: Sequence[int], like: Sequence[tuple[torch.dtype, int]]
 ) -> list[list[Tensor]]:
     """The matrices of `packed`, by sender: of so many rows, of these types and columns."""
-    widths = [dtype.itemsize * columns for dtype, columns in like]
-    parts = iter(torch.split(flat, [count * width for count in counts for width in widths]))
-    return [
-        [_typed(next(parts), dtype).view(count, columns) for dtype, columns in like]
-        for count in counts
-    ]
-
-
-def _typed(part: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as elements of a type, copied if none may begin where they do."""
-    return (part.clone() if part.storage_offset() % dtype.itemsize else part).view(dtype)
+    start, by_sender = 0, []
+    for count in counts:
+        matrices = []
+        for dtype, columns in like:
+            part = flat[start : start + count * columns * dtype.itemsize]
+            start += len(part)
+            if part.storage_offset() % dtype.itemsize:  # no element may begin there
+                part = part.clone()
+            matrices.append(part.view(dtype).view(count, columns))
+        by_sender.append(matrices)
+    return by_sender

@@ -17,10 +17,6 @@ from torch import Tensor
 
 from partitioner.backends.torch.operators.registry import gradient, operator
 
-_SETTINGS = (
-    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, "
-    "SymInt[] output_padding, SymInt groups"
-)
 _BACKENDS = torch._C._ConvBackend  # type: ignore[attr-defined]  # missing in PyTorch's stubs
 #: PyTorch's numbers for kernels of oneDNN: that of transposed ones, behind, has no name in Python.
 _OF_ONEDNN = range(_BACKENDS.Mkldnn.value, _BACKENDS.MkldnnEmpty.value)
@@ -30,11 +26,7 @@ def _fake(grad_out: Tensor, _: Tensor, size: Sequence[int], *_settings: object) 
     return grad_out.new_empty(list(size))
 
 
-@operator(
-    f"convolution_grad_input(Tensor grad_out, Tensor weight, SymInt[] input_size, {_SETTINGS})"
-    " -> Tensor",
-    _fake,
-)
+@operator(_fake)
 def convolution_grad_input(
     grad_out: Tensor,
     weight: Tensor,
@@ -85,9 +77,10 @@ def convolution_grad_input(
 
 
 @operator(
-    f"convolution_grad_weight(Tensor grad_out, Tensor data, SymInt[] weight_size, {_SETTINGS})"
-    " -> Tensor",
     _fake,
+    "convolution_grad_weight(Tensor grad_out, Tensor data, SymInt[] weight_size, "
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, "
+    "SymInt[] output_padding, SymInt groups) -> Tensor",
 )
 def convolution_grad_weight(
     grad_out: Tensor, data: Tensor, weight_size: Sequence[int], *settings: object
@@ -98,9 +91,6 @@ def convolution_grad_weight(
         grad_out, data, weight, None, *settings, [False, True, False]
     )[1]
     return gradient
-
-
-Pair = tuple[Tensor, Tensor]
 
 
 def _coordinates(indices: Tensor, sizes: Sequence[int]) -> list[Tensor]:
@@ -126,7 +116,7 @@ def _max_pool_fake(
     dilation: Sequence[int],
     pads: Sequence[int],
     *_: object,
-) -> Pair:
+) -> tuple[Tensor, Tensor]:
     space = len(kernel_size)
     sizes = [
         (size + before + after - (kernel - 1) * step - 1) // move + 1
@@ -138,11 +128,7 @@ def _max_pool_fake(
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
 
 
-@operator(
-    "max_pool_part(Tensor x, SymInt[] kernel_size, SymInt[] stride, SymInt[] dilation,"
-    " SymInt[] pads, SymInt[] starts, SymInt[] whole) -> (Tensor, Tensor)",
-    _max_pool_fake,
-)
+@operator(_max_pool_fake)
 def max_pool_part(
     x: Tensor,
     kernel_size: Sequence[int],
@@ -151,7 +137,7 @@ def max_pool_part(
     pads: Sequence[int],
     starts: Sequence[int],
     whole: Sequence[int],
-) -> Pair:
+) -> tuple[Tensor, Tensor]:
     """Maxima of windows over a part of a plane, and their indices in the whole plane.
 
     Args:
@@ -182,11 +168,9 @@ def max_pool_part(
 
 
 @operator(
-    "max_pool_grad_part(Tensor grad_out, Tensor indices, SymInt[] starts, SymInt[] sizes,"
-    " SymInt[] whole) -> Tensor",
     lambda grad_out, _indices, _starts, sizes, _whole: grad_out.new_empty(
         [*grad_out.shape[: -len(sizes)], *sizes]
-    ),
+    )
 )
 def max_pool_grad_part(
     grad_out: Tensor,
@@ -197,11 +181,7 @@ def max_pool_grad_part(
 ) -> Tensor:
     """The gradient of a part of a plane, from gradients of maxima, by their indices in the plane.
 
-    Args:
-        grad_out: Gradients; their last dims are spatial, as many as `sizes` has.
-        starts: First element of the part in the whole plane.
-        sizes: Sizes of the part.
-        whole: Sizes of the whole plane.
+    The part has `sizes` from `starts` on in the `whole` plane; the last dims are spatial.
     """
     space = len(sizes)
     batch = grad_out.shape[:-space]
@@ -244,11 +224,7 @@ def _settings(
     return [*corners, *factors]
 
 
-@operator(
-    "upsample(Tensor x, str mode, SymInt[] output_size, bool align_corners, float[] scales)"
-    " -> Tensor",
-    lambda x, _mode, output_size, *_: x.new_empty([*x.shape[:2], *output_size]),
-)
+@operator(lambda x, _mode, output_size, *_: x.new_empty([*x.shape[:2], *output_size]))
 def upsample(
     x: Tensor, mode: str, output_size: Sequence[int], align_corners: bool, scales: Sequence[float]
 ) -> Tensor:
@@ -258,11 +234,7 @@ def upsample(
     return resized
 
 
-@operator(
-    "upsample_backward(Tensor grad_out, str mode, SymInt[] output_size, SymInt[] input_size,"
-    " bool align_corners, float[] scales) -> Tensor",
-    lambda grad_out, _mode, _output_size, input_size, *_: grad_out.new_empty(list(input_size)),
-)
+@operator(lambda grad_out, _mode, _output, input_size, *_: grad_out.new_empty([*input_size]))
 def upsample_backward(
     grad_out: Tensor,
     mode: str,
@@ -283,11 +255,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: A
     ctx.input_size = list(x.shape)
 
 
+@gradient("upsample", _save)
 def _gradient(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     grad = torch.ops.partitioner.upsample_backward(
         grad_out, ctx.mode, ctx.output_size, ctx.input_size, ctx.align_corners, ctx.scales
     )
     return grad, None, None, None, None
-
-
-gradient("upsample", _gradient, _save)

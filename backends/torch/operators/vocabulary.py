@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partitioner.backends.torch.operators.registry import gradient, operator
+from partitioner.backends.torch.operators.registry import gradient, operator, saving
 
 #: Logits of a block of rows: 1 MiB of float32, within the second cache of most processors.
 _BLOCK = 1 << 18
-_PIECES = "int size, int[] starts, int[] lengths"
 
 
 def local_places(
@@ -51,10 +50,7 @@ def check_ids(ids: Tensor, size: int, name: str, ignored: int | None = None) -> 
     torch.ops.aten._assert_async.msg(right.all(), f"{name} out of range: not in 0 to {size - 1}")
 
 
-@operator(
-    f"embedding_part(Tensor weight, Tensor ids, {_PIECES}) -> Tensor",
-    lambda weight, ids, *_: weight.new_empty((*ids.shape, *weight.shape[1:])),
-)
+@operator(lambda weight, ids, *_: weight.new_empty((*ids.shape, *weight.shape[1:])))
 def embedding_part(
     weight: Tensor, ids: Tensor, size: int, starts: Sequence[int], lengths: Sequence[int]
 ) -> Tensor:
@@ -67,11 +63,7 @@ def embedding_part(
     return rows.masked_fill_(inside.logical_not().unsqueeze(-1), 0)
 
 
-@operator(
-    "embedding_part_backward(Tensor grad, Tensor ids, int padding_idx, int[] starts, "
-    "int[] lengths) -> Tensor",
-    lambda grad, _ids, _padding, _starts, lengths: grad.new_empty((sum(lengths), grad.shape[-1])),
-)
+@operator(lambda grad, *call: grad.new_empty((sum(call[-1]), grad.shape[-1])))
 def embedding_part_backward(
     grad: Tensor, ids: Tensor, padding_idx: int, starts: Sequence[int], lengths: Sequence[int]
 ) -> Tensor:
@@ -114,11 +106,7 @@ def _parts_fake(
     return empty, torch.empty_like(empty)
 
 
-@operator(
-    "cross_entropy_parts(Tensor logits, Tensor maximum, Tensor target, int ignore_index, "
-    f"{_PIECES}) -> (Tensor, Tensor)",
-    _parts_fake,
-)
+@operator(_parts_fake)
 def cross_entropy_parts(
     logits: Tensor,
     maximum: Tensor,
@@ -152,11 +140,7 @@ def cross_entropy_parts(
     return sums, chosen
 
 
-@operator(
-    "cross_entropy_grad(Tensor grad_sum, Tensor grad_target, Tensor logits, Tensor maximum, "
-    "Tensor target, int[] starts, int[] lengths) -> Tensor",
-    lambda _grad_sum, _grad_target, logits, *_: torch.empty_like(logits),
-)
+@operator(lambda _grad_sum, _grad_target, logits, *_: torch.empty_like(logits))
 def cross_entropy_grad(
     grad_sum: Tensor,
     grad_target: Tensor,
@@ -184,25 +168,18 @@ def cross_entropy_grad(
     return slopes
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG001
-    logits, maximum, target, _, _, ctx.starts, ctx.lengths = inputs
-    ctx.save_for_backward(logits, maximum, target)
-
-
+@gradient("cross_entropy_parts", saving(3))
 def _gradient(ctx: Any, grad_sum: Tensor, grad_target: Tensor) -> tuple[Tensor | None, ...]:
+    _, _, *pieces = ctx.settings
     slopes = torch.ops.partitioner.cross_entropy_grad(
-        grad_sum, grad_target, *ctx.saved_tensors, ctx.starts, ctx.lengths
+        grad_sum, grad_target, *ctx.saved_tensors, *pieces
     )
     return (slopes, *(None,) * 6)
 
 
-gradient("cross_entropy_parts", _gradient, _save)
-
-
 @operator(
-    "index_write_part(Tensor data, Tensor index, Tensor source, int dim, bool from_end, int size, "
-    "int[] starts, int[] lengths) -> Tensor",
-    lambda data, *_: torch.empty_like(data),
+    schema="index_write_part(Tensor data, Tensor index, Tensor source, int dim, bool from_end, "
+    "int size, int[] starts, int[] lengths) -> Tensor"
 )
 def index_write_part(data: Tensor, *rows: Any) -> Tensor:
     """The part with rows of the source at those positions that lie in it, as `write_part` does."""

@@ -42,16 +42,11 @@ Passing = Generator[Call, Any, Sequence[Tensor]]
 
 @dataclass(frozen=True)
 class Step:
-    """Whole results of a step, by value of the graph.
+    """Whole results of a step, by value of the graph."""
 
-    Attributes:
-        results: Outputs of the forward pass, written buffers included.
-        gradients: Outputs of the backward pass; empty for inference.
-        kept: The local values to keep, by rank and name, as far as the graphs make them.
-    """
-
-    results: Mapping[str, Tensor]
-    gradients: Mapping[str, Tensor]
+    results: Mapping[str, Tensor]  #: Outputs of the forward pass, written buffers included.
+    gradients: Mapping[str, Tensor]  #: Outputs of the backward pass; empty for inference.
+    #: The local values to keep, by rank and name, as far as the graphs make them.
     kept: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
@@ -102,11 +97,7 @@ class AllRanks:
         return step_runs(self.programs.order, rank, self.rest)
 
     def with_files(self, folder: Path) -> AllRanks:
-        """The same ranks with the graphs in a folder's files.
-
-        Raises:
-            BackendError: A file cannot be read, or takes or gives other values.
-        """
+        """The same ranks with the graphs in a folder's files."""
         return self.with_phases([written_phases(folder, phases) for phases in self.phases])
 
     def with_phases(self, phases: Sequence[Sequence[RankPhases]]) -> AllRanks:
@@ -262,11 +253,7 @@ def run_lockstep(
     arguments: Mapping[int, Sequence[Tensor | None]],
     observe: Observe = lambda _rank, _node, _result: None,
 ) -> dict[int, Sequence[Tensor]]:
-    """Results of a pass, by rank; `observe` is shown the result of every node.
-
-    Raises:
-        BackendError: The ranks wait for each other for ever.
-    """
+    """Results of a pass, by rank; `observe` is shown the result of every node."""
     runs = {
         rank: _interpret(rank, module, arguments[rank], observe) for rank, module in modules.items()
     }

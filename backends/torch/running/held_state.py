@@ -139,12 +139,8 @@ def part_and_rest(
 ) -> tuple[Tensor, Tensor | None]:
     """Copy a rank's part of a whole value, and what it keeps of it between steps.
 
-    Args:
-        place: Where it lies while a step runs.
-        home: Where it lies between steps.
-
-    Returns:
-        The part, a view of what is kept if it can be, and what is kept; None if that is the part.
+    It has its `place` while a step runs, its `home` between steps. The part is a view of what is
+    kept if it can be; what is kept is None if that is the part.
     """
     part = _copy_of(whole, place, rank, device)
     if home == place:
@@ -188,11 +184,7 @@ def own_states(whole: Whole) -> Mapping[str, OwnState]:
 def full_state(
     whole: Whole, held: HeldState, agreement: Agreement, device: torch.device
 ) -> dict[str, Any]:
-    """Gather the whole model's state on every rank, under its names; all ranks must call it.
-
-    Raises:
-        CommunicationError: A rank is gone, or does not call it in time.
-    """
+    """Gather the whole model's state on every rank, under its names; all ranks must call it."""
     state: dict[str, Any] = {}
     for entry in whole.stored:
         first = entry.names[0]
@@ -207,13 +199,9 @@ def full_state(
 
 
 def take_parts(held: HeldState, state: dict[str, Any], prefix: str) -> dict[str, Tensor]:
-    """Put this rank's shards in the place of whole tensors in a state that is loaded.
+    """Put this rank's shards in the place of whole tensors in a state; returns these by first name.
 
-    DTensors in the state that lie on other ranks than the module's become whole: all ranks must
-    load it.
-
-    Returns:
-        The whole tensors by first name.
+    DTensors that lie on other ranks than the module's become whole: all ranks must load it.
     """
     wholes: dict[str, Tensor] = {}
     for entry in held.places.stored:

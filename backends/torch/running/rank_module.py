@@ -175,7 +175,7 @@ class RankModule(nn.Module):
         mark_parts_elsewhere(self, whole, self._tensors)
         self._watch_optimizers()
         self.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
-        self.register_state_dict_pre_hook(_check_saving)  # type: ignore[no-untyped-call]
+        self.register_state_dict_pre_hook(lambda *_: check_saving(own_states(whole)))  # type: ignore[no-untyped-call]
         self.register_state_dict_post_hook(_add_extra_state)  # type: ignore[no-untyped-call]
         if not whole.training:
             self.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
@@ -212,11 +212,7 @@ class RankModule(nn.Module):
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        """A parameter, buffer or submodule; else an attribute or a method of the model's own.
-
-        Raises:
-            AttributeError: It is something else.
-        """
+        """A parameter, buffer or submodule; else an attribute or a method of the model's own."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -251,22 +247,14 @@ class RankModule(nn.Module):
         return other
 
     def __reduce_ex__(self, _: object) -> NoReturn:
-        """Refuse to be pickled, as by `torch.save(module)`: graphs and groups are this process's.
-
-        Raises:
-            BackendError: Always.
-        """
+        """Refuse to be pickled, as by `torch.save`: graphs and groups are this process's."""
         raise BackendError(
             "a rank's module cannot be pickled: save its state_dict(), or full_state_dict() for "
             "the module that was compiled"
         )
 
     def share_memory(self) -> Any:
-        """Refuse it: DTensors lie in no memory that processes could share.
-
-        Raises:
-            BackendError: Always.
-        """
+        """Refuse it: DTensors lie in no memory that processes could share."""
         refuse_sharing()
 
     # Parameters ------------------------------------------------------------------------------
@@ -290,9 +278,9 @@ class RankModule(nn.Module):
         if entry is None or entry.names[0] in {**self._tensors, **self._elsewhere}:
             return
         ranks = self._places.by_name[entry.names[0]].mesh.devices
-        does = "does" if len(ranks) == 1 else "do"
         raise AttributeError(
-            f"rank {self.rank} holds no part of {name}, {named(ranks)} {does}: "
+            f"rank {self.rank} holds no part of {name}, "
+            f"{named(ranks)} {'does' if len(ranks) == 1 else 'do'}: "
             "go through named_parameters(), which lists what this rank holds"
         )
 
@@ -397,10 +385,7 @@ class RankModule(nn.Module):
             return call.passes.structured(results)
 
     def _differentiable(self, passes: RankPasses, results: Sequence[Tensor]) -> list[bool]:
-        """Tell of each result of a call without a backward pass if it would require a gradient.
-
-        It is not traced: a result is taken to be as in training, if there are as many.
-        """
+        """Tell which results would require a gradient, as in training if there are as many."""
         names, flags = passes.whole.signature.results, self._whole.signature.differentiable
         known = flags if len(flags) == len(names) else [True] * len(names)
         named = [flag for name, flag in zip(names, known, strict=True) if name]
@@ -425,10 +410,7 @@ class RankModule(nn.Module):
         return loss.detach()
 
     def _begin(self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RankCall:
-        """Begin a call: find its graphs, and their inputs.
-
-        A rank computes while it waits, if it has nothing else to ask the other ranks.
-        """
+        """Find a call's graphs and inputs; a rank with nothing to ask computes as it waits."""
         word = self._word if training or not self._whole.training else "evaluation"
         problem, key, base = "", "", self._passes[""]
         signature = self._whole.signature
@@ -458,7 +440,7 @@ class RankModule(nn.Module):
         agree = self._agreement.begin(doing, problem, sums, asks=self._is_loaded)
         if problem or self._is_loaded or self._variant_name(word, key) not in self._passes:
             self._agree(agree)
-            agree = _agreed
+            agree = _NOTHING_NEW
         draws = 0
         try:
             if self._local_inputs and word == "evaluation":
@@ -544,6 +526,7 @@ class RankModule(nn.Module):
             passes.compile(*args, **kwargs)
 
 
+_NOTHING_NEW = partial(bool)  #: The end of an agreement that the rank has waited for.
 #: Attributes that copies of a module share.
 _SHARED = ("_agreement", "_described", "_passes", "_places", "_variants", "_whole")
 #: Why results have no backward pass.
@@ -554,23 +537,12 @@ _NO_TRAINING_MODE = (
 _FOR_INFERENCE = "backward() of a program for inference: compile with training=True"
 
 
-def _agreed() -> bool:
-    """The end of an agreement that the rank has waited for; no rank asks."""
-    return False
-
-
 def _refuse(*_: Any) -> None:
     """Refuse the state of a program for inference, which would lack the weights."""
     raise BackendError(
         "a program for inference has its weights as constants in its graphs, no state_dict(): ask "
         "the module that was compiled, or compile with training=True"
     )
-
-
-def _check_saving(module: nn.Module, *_: Any) -> None:
-    """Refuse a state without what the model's submodules add to theirs."""
-    assert isinstance(module, RankModule)
-    check_saving(own_states(module._whole))
 
 
 def _add_extra_state(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

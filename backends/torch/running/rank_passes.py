@@ -269,10 +269,7 @@ class RankPasses:
         return tuple(results.values()), kept
 
     def backward(self, values: Values, tangent: Tensor) -> Mapping[str, Tensor]:
-        """This rank's shards of gradients by first name, for a gradient of the loss.
-
-        What the forward pass kept is taken out of `values`: each is freed after its last reader.
-        """
+        """Gradients by first name for that of the loss; empties `values`, to free what was kept."""
         if not self.order.turns:
             return self._scaled(values, float(tangent))
         values.update(dict.fromkeys(self._tangents, tangent))

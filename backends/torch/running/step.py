@@ -106,22 +106,13 @@ class TrainingStep(torch.autograd.Function):
 
 
 class Evaluated(torch.autograd.Function):
-    """Results of a call without a backward pass: going back from them is refused.
-
-    Else a sum of such a result and of something that has a gradient would train that alone.
-    """
+    """Results that refuse a backward pass: a sum with them would train the rest of it alone."""
 
     @staticmethod
     def forward(
         ctx: Any, agreement: Agreement, said: str, shown: Sequence[tuple[Tensor, bool]], _: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return the results, those with a flag with a gradient.
-
-        Args:
-            ctx: PyTorch's.
-            said: Why there is no backward pass.
-            shown: Results with their flags.
-        """
+        """Return results, those with a flag with a gradient; `said` is why none goes back."""
         ctx.agreement, ctx.said = agreement, said
         results = [(result.detach(), flag) for result, flag in shown]
         ctx.mark_non_differentiable(*(result for result, flag in results if not flag))

@@ -44,10 +44,7 @@ class StepStart:
 
 @dataclass(frozen=True)
 class Run:
-    """A phase of a micro-batch, and what becomes of the values around it.
-
-    Results stand by their places among the results of the phase.
-    """
+    """A phase of a micro-batch, and what becomes of values around it; results by their places."""
 
     phase: int
     micro_batch: int  #: The micro-batch; the first one for a phase of the whole step.
@@ -154,10 +151,7 @@ class StepPlan:
 
 
 class StepValues:
-    """The values that a rank holds in a step: of each micro-batch, and sums over them.
-
-    `values` is what each micro-batch begins with, by local name; it is changed.
-    """
+    """The values that a rank holds in a step; it changes `values`, those of each micro-batch."""
 
     def __init__(self, plan: StepPlan, values: list[Values]) -> None:
         self.plan = plan
@@ -167,10 +161,7 @@ class StepValues:
         self._argument_memory: set[int] = set()
 
     def arguments(self, run: Run) -> list[Tensor | None]:
-        """The arguments of a phase and its sums, None for those not begun.
-
-        The list alone holds those that nothing reads later.
-        """
+        """A phase's arguments and sums (None if not begun); the list alone holds what ends here."""
         own = self._values[run.micro_batch]
         values = {**own, **self._sums} if run.is_once else own
         arguments: list[Tensor | None] = [values[name] for name in run.arguments]
@@ -242,10 +233,7 @@ class StepValues:
         return {name: own[name] for name in names if name in own}
 
     def store(self, stored: Mapping[str, Tensor], *others: Values) -> None:
-        """Write the next contents of buffers over the stored ones, as far as there are any.
-
-        Of the other values, which are read later, views of buffers become copies.
-        """
+        """Write the next contents over stored buffers; views of these in `others` become copies."""
         contents = {name: x for name, x in self._next.items() if name in stored}
         if not contents:
             return
@@ -264,10 +252,7 @@ Around = Callable[[Message, int, bool], AbstractContextManager[object]]
 def run_phases(
     values: StepValues, posts: Posts, run: RunPhase, wanted: Callable[[int], bool]
 ) -> None:
-    """Run the phases of a step by `run`.
-
-    Nothing is sent to phases that no rank runs: those that are not `wanted`.
-    """
+    """Run the phases of a step by `run`; nothing is sent to phases that are not `wanted`."""
     runs = values.plan.runs
     for position, one in enumerate(runs):
         for ahead in runs[position : position + 2]:

@@ -93,11 +93,7 @@ class RankSubmodule(nn.Module):
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        """A parameter, buffer or submodule, a plain value, or a method that sets the contents.
-
-        Raises:
-            AttributeError: It is something else.
-        """
+        """A parameter, buffer or submodule, a plain value, or a method that sets the contents."""
         for contents in ("_parameters", "_buffers", "_modules"):
             if name in vars(self).get(contents, ()):
                 return vars(self)[contents][name]
@@ -135,22 +131,14 @@ class RankContainer(RankSubmodule):
         return key in self._modules if self._container is nn.ModuleDict else key in [*self]
 
     def __getattr__(self, name: str) -> Any:
-        """A submodule, or a method that reads the contents.
-
-        Raises:
-            AttributeError: It is something else.
-        """
+        """A submodule, or a method that reads the contents."""
         if name in _READING and hasattr(self._container, name):
             return partial(getattr(self._container, name), self)
         return super().__getattr__(name)
 
 
 def refuse_constant(part: nn.Module, name: str, value: object) -> None:
-    """Refuse to set an attribute that is a constant of the graphs to another value.
-
-    Raises:
-        BackendError: It is one.
-    """
+    """Refuse to set an attribute that is a constant of the graphs to another value."""
     values = vars(part).get(VALUES, {})
     is_same = name in values and type(values[name]) is type(value) and values[name] == value
     if name in vars(part).get(CONSTANTS, ()) and not is_same:
@@ -171,11 +159,7 @@ def submodule_at(root: nn.Module, path: Sequence[str]) -> Any:
 
 
 def refuse_sharing() -> NoReturn:
-    """Refuse `share_memory()`: DTensors lie in no memory that processes could share.
-
-    Raises:
-        BackendError: Always.
-    """
+    """Refuse `share_memory()`: DTensors lie in no memory that processes could share."""
     raise BackendError(
         "share_memory() of a rank's module: its parts belong to this process; to share weights, "
         "load its state_dict() into the module that was compiled, and share that"

@@ -11,10 +11,7 @@ from torch import Tensor
 
 
 def write_buffers(buffers: Mapping[str, Tensor], contents: Mapping[str, Tensor]) -> None:
-    """Write the next contents of some buffers, which may be views of any buffers, over them.
-
-    Contents that were written in place lie there already.
-    """
+    """Write contents over buffers, views of any buffers or not, unless they lie there already."""
 
     def place(x: Tensor) -> tuple[object, ...]:
         return x.data_ptr(), x.shape, x.stride(), x.dtype

@@ -57,11 +57,7 @@ class Initialiser:
             self._check()
 
     def __call__(self, name: str) -> Tensor:
-        """Contents of a parameter or buffer.
-
-        Raises:
-            BackendError: Initialising its submodule fails or leaves it unset.
-        """
+        """Contents of a parameter or buffer; a BackendError if its submodule does not set it."""
         path, _, leaf = name.rpartition(".")
         if path != self._path:
             self._path, self._tensors = None, {}  # freed before the next ones are made
@@ -95,7 +91,12 @@ class Initialiser:
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(int.from_bytes(digest[:8]) >> 1)
-                self._initialise(path, owner)
+                if self._init is not None:
+                    self._init(owner)
+                else:
+                    for call in (_reset(owner), *self._hooks(path)):
+                        if call is not None:
+                            call()
             after = dict(_owned(owner))
         except Exception as error:
             raise BackendError(
@@ -123,16 +124,6 @@ class Initialiser:
             return contents.detach().cpu().clone()
         fill = float("nan") if meta.is_floating_point() or meta.is_complex() else 0
         return _as_parameter(torch.full(meta.shape, fill, dtype=meta.dtype, device="cpu"), meta)
-
-    def _initialise(self, path: str, owner: nn.Module) -> None:
-        if self._init is not None:
-            self._init(owner)
-            return
-        reset = _reset(owner)
-        if reset is not None:
-            reset()
-        for hook in self._hooks(path):
-            hook()
 
     def _hooks(self, path: str) -> Iterator[Callable[[], Any]]:
         """Calls of `_init_weights` for a submodule and those around it, each of its own model."""

@@ -47,11 +47,7 @@ def region_on(placement: Placement, rank: int) -> Region:
 
 
 def whole_of(parts: Iterable[tuple[Region | None, Tensor]], shape: tuple[int, ...]) -> Tensor:
-    """The tensor that parts make up; replicas of a part may be among them.
-
-    Raises:
-        BackendError: The parts leave a gap.
-    """
+    """The tensor that parts make up without a gap; replicas of a part may be among them."""
     whole: Tensor | None = None
     seen: set[Region] = set()
     count = 0
@@ -77,12 +73,7 @@ def gathered_value(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """A stored value, whole on every rank; all ranks must call it.
-
-    Args:
-        shard: This rank's DTensor, or the whole value; None if it has none.
-        holders: Ranks that have a shard.
-    """
+    """A stored value, whole on every rank, of the shards of its `holders`; all must call it."""
     full: Tensor | None = None
     if shard is not None:
         tensor = shard.detach()
@@ -99,10 +90,7 @@ def gathered_value(
 
 
 def total_norm(tensors: Iterable[Tensor], order: float, device: torch.device) -> Tensor:
-    """The norm of the tensors of all ranks, a float64 scalar; all ranks must call it.
-
-    A tensor that several ranks give counts several times.
-    """
+    """The float64 norm of all ranks' tensors, each counted as often as given; all must call it."""
     norms = [
         torch.linalg.vector_norm(x, order, dtype=torch.promote_types(x.dtype, torch.float32))
         for x in tensors

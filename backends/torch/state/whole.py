@@ -58,11 +58,7 @@ class OwnState:
         )
 
     def check_extra(self, path: str, state: object) -> None:
-        """Refuse extra state that is not as it was compiled.
-
-        Raises:
-            BackendError: It is not.
-        """
+        """Refuse extra state that is not as it was compiled."""
         if not _is_same(state, self.extra[0]):
             raise BackendError(
                 f"the extra state of {path or 'the module'} is another than when the module was "
@@ -71,11 +67,7 @@ class OwnState:
 
 
 def check_saving(states: Mapping[str, OwnState]) -> None:
-    """Refuse `state_dict()` of a rank's module that would not call all that the model's does.
-
-    Raises:
-        BackendError: It would not.
-    """
+    """Refuse `state_dict()` of a rank's module that would not call all that the model's does."""
     for path, state in states.items():
         if state.saving:
             raise BackendError(

@@ -233,8 +233,8 @@ def _explicit(
     graph: Graph, cluster: Cluster, requests: Sequence[Request], budget: Budget, rules: Rules
 ) -> Outcome:
     request, *_ = requests
-    joined = tuple(most_joined(graph).items())
-    resharder = _resharder(_counted(graph, cluster, request), joined)
+    most = tuple(most_joined(graph).items())
+    resharder = _resharder(_counted(graph, cluster, request), most)
     search = JointSearch(graph, cluster, request, rules, DeviceColumns(graph, resharder))
     meshes = axes_meshes(cluster, request)
     spaces: list[Space] = [
@@ -277,9 +277,9 @@ def _explicit(
 
 
 @lru_cache(maxsize=1)
-def _resharder(cluster: Cluster, joined: tuple[tuple[CommKind, int], ...]) -> Resharder:
+def _resharder(cluster: Cluster, most: tuple[tuple[CommKind, int], ...]) -> Resharder:
     """The reshards of the last cluster: a graph and that with offers have the same."""
-    return Resharder(cluster, dict(joined))
+    return Resharder(cluster, dict(most))
 
 
 def _decided(

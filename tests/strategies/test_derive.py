@@ -58,7 +58,12 @@ def test_strategies_are_derived_once_for_each_mesh_and_share() -> None:
 def test_cuts_travel_once_however_many_halos_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, runs = load_onnx(examples.build("tiny")).graph, list[object]()
     run = _Propagation.run
-    monkeypatch.setattr(_Propagation, "run", lambda self: (runs.append(self), run(self))[1])
+
+    def counted(self: _Propagation) -> Any:
+        runs.append(self)
+        return run(self)
+
+    monkeypatch.setattr(_Propagation, "run", counted)
     plain, *fused = (strategies(graph, Rules.of(graph), PAIR, fused=most) for most in (0, 1, 2))
     assert len(runs) == 1
     assert all(any(len(of[n]) > len(plain[n]) for n in plain) for of in fused)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from partitioner.cost_model.equal_devices.even_mesh import EvenResharder
@@ -23,6 +23,10 @@ class DeviceColumns:
     resharder: Resharder  #: Gives the reshards.
     micro_batches: int = 1  #: Times that the graph runs in a step.
     lanes: int = 1  #: Groups of devices that share what is stored and the gradients, in stages.
+    #: Seconds of nodes by identity: several problems of one search have the same strategies.
+    _seconds: dict[int, tuple[PlacedNode, Mapping[int, float]]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def held_share(self, value: str) -> float:
         """Share of the bytes of a value that a device of one stage holds.
@@ -77,7 +81,10 @@ class DeviceColumns:
         }
 
     def _run_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
-        return node_seconds(self.graph, placed, self.resharder.cluster)
+        if id(placed) not in self._seconds:
+            seconds = node_seconds(self.graph, placed, self.resharder.cluster)
+            self._seconds[id(placed)] = placed, seconds
+        return self._seconds[id(placed)][1]
 
     def local_bytes(self, at: Placement, dtype: str) -> Mapping[int, int]:
         """Bytes of a value's local parts by device."""

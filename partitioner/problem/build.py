@@ -110,7 +110,7 @@ def build(
         groups: Device groups that the candidates use.
         candidates: Strategies of each node; at least one each.
         interchangeable: Sets of group indices that are symmetric.
-        check: Called before the edges of each node; it may raise to stop the work.
+        check: Called before each choice and the edges of each node; it may raise.
         layers: As of `Problem`.
     """
     builder = _Builder(graph, candidates, prices, check)
@@ -142,7 +142,7 @@ class _Builder:
     graph: Graph
     candidates: Candidates
     prices: DeviceColumns
-    check: Callable[[], None]  #: Called before the edges of each node.
+    check: Callable[[], None]  #: Called before each choice and the edges of each node.
     items: list[Item] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)
     zeros: set[int] = field(default_factory=set)
@@ -179,6 +179,7 @@ class _Builder:
 
     def choice(self, placed: PlacedNode, group: int) -> Choice:
         """A strategy with its load: the node's own, and of reducing outputs that nobody reads."""
+        self.check()
         seconds = self.prices.node_seconds(placed)
         load = [seconds.get(device, 0.0) for device in self._devices]
         for value, at in self._pending_outputs(placed):

@@ -11,15 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Protocol
 
 from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.prices.overlap import most_joined
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.foundations import units
 from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
+from partitioner.ir.program import CommKind
 from partitioner.search.levels.meshes import device_pools
 from partitioner.search.levels.staged import SplitAxesSpace, StagesSpace, axes_meshes
 from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
@@ -230,8 +233,9 @@ def _explicit(
     graph: Graph, cluster: Cluster, requests: Sequence[Request], budget: Budget, rules: Rules
 ) -> Outcome:
     request, *_ = requests
-    resharder = Resharder(_counted(graph, cluster, request), most_joined(graph))
-    search = JointSearch(graph, cluster, request, rules, resharder)
+    most = tuple(most_joined(graph).items())
+    resharder = _resharder(_counted(graph, cluster, request), most)
+    search = JointSearch(graph, cluster, request, rules, DeviceColumns(graph, resharder))
     meshes = axes_meshes(cluster, request)
     spaces: list[Space] = [
         JointSpace(replace(search, request=one), family)
@@ -270,6 +274,12 @@ def _explicit(
         return _gone_on(results, request, cluster, budget)
 
     return decided(_searched(spaces, request, cluster, budget), budget)
+
+
+@lru_cache(maxsize=1)
+def _resharder(cluster: Cluster, most: tuple[tuple[CommKind, int], ...]) -> Resharder:
+    """The reshards of the last cluster: a graph and that with offers have the same."""
+    return Resharder(cluster, dict(most))
 
 
 def _decided(
@@ -434,9 +444,9 @@ def _gone_on(
 
 
 def _turn(result: SpaceResult, request: Request) -> tuple[bool, float, float]:
-    """When a search goes on: kinds that the clock left, the shortest first; then the best plan."""
+    """When a search goes on: first kinds that the clock left, in turn; then the best plan."""
     if not (result.plans or result.failed or result.refused):
-        return False, result.took_s, 0.0
+        return False, 0.0, 0.0
     costs = (plan.cost(request.objective) for plan in result.plans)
     return True, min(costs, default=math.inf), result.least
 

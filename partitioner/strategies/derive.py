@@ -51,13 +51,12 @@ PENDING_DIM = -1
 
 Axes = tuple[str, ...]
 ClassCut = Mapping[str, DimLayout]  #: Layout of every factor of one link class.
-#: The strategies of graphs by mesh, the shares of its devices, and the windows that are fused.
+_Cuts = Mapping[str, Mapping[Axes, Sequence[ClassCut]]]  # of each node
+#: The cuts of graphs by mesh and the shares of its devices, and the strategies by these and the
+#: windows that are fused.
+_CUTS: WeakKeyDictionary[Graph, dict[ClassCuts, _Cuts]] = WeakKeyDictionary()
 _KNOWN: WeakKeyDictionary[
-    Graph,
-    dict[
-        tuple[DeviceMesh, tuple[tuple[float, ...], ...], int],
-        Mapping[str, tuple[PlacedNode, ...]],
-    ],
+    Graph, dict[tuple[ClassCuts, int], Mapping[str, tuple[PlacedNode, ...]]]
 ] = WeakKeyDictionary()
 
 
@@ -113,11 +112,14 @@ def strategies(
         check: Called at each node; it may raise, where the clock is to end this.
     """
     of_mesh = tuple(tuple(share[device] for device in mesh.devices) for share in shares)
-    known = _KNOWN.setdefault(graph, {})
-    if (mesh, of_mesh, fused) in known:
-        return known[mesh, of_mesh, fused]
     choice = ClassCuts(mesh, of_mesh)
-    cuts = _Propagation(graph, rules, choice, check).run() if mesh.axes else {}
+    known, known_cuts = _KNOWN.setdefault(graph, {}), _CUTS.setdefault(graph, {})
+    if (choice, fused) in known:
+        return known[choice, fused]
+    if choice not in known_cuts:
+        found = _Propagation(graph, rules, choice, check).run() if mesh.axes else {}
+        known_cuts[choice] = found
+    cuts = known_cuts[choice]
     if fused and cuts:
         cuts = with_overlaps(graph, rules.by_node, mesh, cuts, fused)
     by_node: dict[str, tuple[PlacedNode, ...]] = {}
@@ -133,7 +135,7 @@ def strategies(
                 placed = place(graph, node, mesh, layouts, rule)
                 distinct.setdefault((placed.ins, placed.outs), placed)
         by_node[node.name] = tuple(distinct.values())
-    known[mesh, of_mesh, fused] = by_node
+    known[choice, fused] = by_node
     return by_node
 
 
@@ -307,7 +309,7 @@ class _Propagation:
     layouts: dict[tuple[str, int, Axes], list[DimLayout]] = field(default_factory=dict)  # of dims
     seen: dict[tuple[str, str, int, Axes], int] = field(default_factory=dict)  # of them, by node
 
-    def run(self) -> Mapping[str, Mapping[Axes, Sequence[ClassCut]]]:
+    def run(self) -> _Cuts:
         nodes = [(node, rule) for node in self.graph.nodes if (rule := self.rules.rule(node))]
         for node, rule in nodes:
             self.cuts[node.name] = {}

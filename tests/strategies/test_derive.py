@@ -18,7 +18,13 @@ from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
-from partitioner.strategies.derive import ClassCuts, Rules, axis_sets, strategies
+from partitioner.strategies.derive import (
+    ClassCuts,
+    Rules,
+    _Propagation,
+    axis_sets,
+    strategies,
+)
 
 PAIR = DeviceMesh.line(2)
 TRIO = DeviceMesh.line(3)
@@ -47,6 +53,21 @@ def test_strategies_are_derived_once_for_each_mesh_and_share() -> None:
     assert derived(graph, DeviceMesh.line(2)) is first
     assert derived(graph, PAIR, {0: 1.0, 1: 3.0}) is not first
     assert derived(graph, TRIO) is not first
+
+
+def test_cuts_travel_once_however_many_halos_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, runs = load_onnx(examples.build("tiny")).graph, list[object]()
+    run = _Propagation.run
+
+    def counted(self: _Propagation) -> Any:
+        runs.append(self)
+        return run(self)
+
+    monkeypatch.setattr(_Propagation, "run", counted)
+    plain, *fused = (strategies(graph, Rules.of(graph), PAIR, fused=most) for most in (0, 1, 2))
+    assert len(runs) == 1
+    assert all(any(len(of[n]) > len(plain[n]) for n in plain) for of in fused)
+    assert derived(graph, PAIR) == plain  # none has changed the cuts of the others
 
 
 def _reach(options: Strategies, steps: tuple[tuple[str, str], ...]) -> set[Placement]:

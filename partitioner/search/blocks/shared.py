@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.prices.overlap import most_joined
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.graph import Graph
@@ -99,8 +100,8 @@ class Shared:
             request = self.request.on(graph)
         except ConstraintError:
             return None
-        resharder = Resharder(roomy, most_joined(graph))
-        search = JointSearch(graph, roomy, request, Rules.of(graph), resharder)
+        prices = DeviceColumns(graph, Resharder(roomy, most_joined(graph)))
+        search = JointSearch(graph, roomy, request, Rules.of(graph), prices)
         plans = JointSpace(search, family, needed=False).search(budget, ()).plans
         if not plans:
             return None

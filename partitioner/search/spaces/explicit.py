@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.prices.compute import node_seconds
 from partitioner.cost_model.prices.overlap import most_joined
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.foundations import units
@@ -54,7 +53,7 @@ class JointSearch:
     cluster: Cluster
     request: Request
     rules: Rules
-    resharder: Resharder
+    prices: DeviceColumns
 
     @cached_property
     def shares(self) -> tuple[Mapping[int, float], ...]:
@@ -124,7 +123,7 @@ class JointSearch:
         device_s = 0.0
         done: dict[str, float] = {}
         for node in self.graph.nodes:
-            seconds = [node_seconds(self.graph, p, self.cluster) for p in options[node.name]]
+            seconds = [self.prices.node_seconds(placed) for placed in options[node.name]]
             device_s += min(sum(of_device.values()) for of_device in seconds)
             least_s = min(max(of_device.values(), default=0.0) for of_device in seconds)
             end = max((done.get(value, 0.0) for value in node.reads), default=0.0) + least_s
@@ -211,10 +210,9 @@ class JointSearch:
         pinned = self.request.constraints.bound
         symmetric = family.symmetric and not pinned and self.cluster.is_uniform
         interchangeable = (tuple(range(len(family.groups))),) if symmetric else ()
-        prices = DeviceColumns(self.graph, self.resharder)
         several = len(family.groups) > 1 and bool(self.graph.backward)
         parts = layers(self.graph) if several else ()
-        return build(self.graph, groups, options, prices, interchangeable, check, parts)
+        return build(self.graph, groups, options, self.prices, interchangeable, check, parts)
 
 
 @dataclass(frozen=True)
@@ -400,6 +398,6 @@ def first_problem(graph: Graph, cluster: Cluster, request: Request) -> tuple[Fam
     family, *_ = families(request.strategy, len(cluster), request.mesh)
     request.constraints.check(graph, len(cluster))
     request.constraints.check_axes(sorted({axis for mesh in family.groups for axis in mesh.names}))
-    resharder = Resharder(cluster, most_joined(graph))
-    shared = JointSearch(graph, cluster, request, Rules.of(graph), resharder)
+    prices = DeviceColumns(graph, Resharder(cluster, most_joined(graph)))
+    shared = JointSearch(graph, cluster, request, Rules.of(graph), prices)
     return family, shared.problem(family, shared.options(family))

@@ -267,6 +267,12 @@ class CountSearch:
         share = self.budget.share(parts, clock=1 if is_large else min(parts, 2))
         return share.with_steps(self.budget.work.steps / COUNTS)
 
+    def _sizes(self, count: int) -> tuple[int, ...] | None:
+        """Numbers of devices of a stage: on one mesh of all, one micro-batch is the whole batch."""
+        if self.sizes is None or self.least is None or count > 1:
+            return self.sizes
+        return tuple(size for size in self.sizes if size < len(self.cluster))
+
     def _open_graphs(self, count: int, sizes: tuple[int, ...] | None) -> Iterator[Graph]:
         """The graphs of a micro-batch, but for one that is sure not to fit where another follows.
 
@@ -305,7 +311,7 @@ class CountSearch:
             self.slower[count] = NoCheaper(text, least_s)
         elif count not in known:
             self.budget.say(f"planning {count} micro-batch{'es' if count > 1 else ''}")
-            sizes = sizes or self.sizes
+            sizes = sizes or self._sizes(count)
             graphs = self._open_graphs(count, sizes)
             while count not in {**self.outcomes, **self.slower}:
                 try:

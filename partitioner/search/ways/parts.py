@@ -15,7 +15,7 @@ from partitioner.ir.plan import Plan
 from partitioner.rewrites.same_in_parts import Difference
 from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
 from partitioner.search.request import Budget, Request
-from partitioner.search.stages.micro_batch_counts import CountSearch, Trial, usual_trials
+from partitioner.search.stages.micro_batch_counts import COUNTS, CountSearch, Trial, usual_trials
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.stage_clock import StageClock
 from partitioner.search.ways.way import Nearly
@@ -177,7 +177,10 @@ class InStages:
             PartitionerError: The batch cannot be cut so.
         """
         with self.clock("searching"):
-            return self._named(self._best(budget), budget.best_s)
+            outcome = self._named(self._best(budget), budget.best_s)
+        work = budget.work  # a number that had steps left would find the same again
+        is_cut_off = work.stopped or work.spent >= work.steps / COUNTS
+        return outcome if is_cut_off else replace(outcome, more=None)
 
     def _named(self, outcome: Outcome, known: float) -> Outcome:
         """The outcome with what is said of it beside a plan of the whole batch of a `known` cost.
@@ -258,7 +261,11 @@ class InStages:
 
     def _counts(self, budget: Budget) -> CountSearch:
         graphs, cluster, request = self.parts.graphs, self.cluster, self.request
-        return CountSearch(graphs, cluster, request, budget, self.sizes, self.bound)
+        sizes = self.sizes
+        if sizes and self.bound is not None and budget.best_s == math.inf:
+            # where nothing fits, micro-batches on one mesh of all are a way of their own
+            sizes = tuple(size for size in sizes if size < len(cluster)) or sizes
+        return CountSearch(graphs, cluster, request, budget, sizes, self.bound)
 
 
 @dataclass

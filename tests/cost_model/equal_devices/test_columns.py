@@ -17,7 +17,7 @@ from partitioner.frontends.torch.trace import trace_micro_batch
 from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
-from partitioner.ir.plan import place
+from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.types import dense_bytes
 from partitioner.strategies.derive import Rules
 
@@ -53,6 +53,20 @@ def test_the_optimizer_runs_once_a_step(columns: DeviceColumns) -> None:
             sum_s = kernel_seconds(0.0, moved, type_.dtype, cluster.devices[device])
             expected_s = step_s / 4 + sum_s * 3 / 4  # the first micro-batch adds to none
         assert columns.node_seconds(placed) == {device: pytest.approx(expected_s)}
+
+
+def test_a_strategy_is_priced_once(columns: DeviceColumns, monkeypatch: pytest.MonkeyPatch) -> None:
+    priced: list[PlacedNode] = []
+
+    def seconds(_graph: object, placed: PlacedNode, _cluster: object) -> dict[int, float]:
+        priced.append(placed)
+        return {0: float(len(priced))}
+
+    monkeypatch.setattr("partitioner.cost_model.equal_devices.columns.node_seconds", seconds)
+    graph, own = columns.graph, DeviceColumns(columns.graph, columns.resharder)
+    one, other = (place(graph, node, DeviceMesh.single(0), {}, None) for node in graph.nodes[:2])
+    found = [own.node_seconds(placed) for placed in (one, other, one)]
+    assert found == [{0: 1.0}, {0: 2.0}, {0: 1.0}]
 
 
 def test_gradients_are_reduced_once_a_step_unless_they_are_stored_cut(

@@ -13,6 +13,7 @@ from torch import nn
 import partitioner
 from helpers.plans.searching import search
 from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.examples import build
 from partitioner.frontends.onnx.load import load_onnx
@@ -167,8 +168,8 @@ def test_a_kind_that_was_refused_goes_on_beside_a_known_plan_alone(
     known = search(graph, cluster, request).candidates[0]
     refused = SpaceResult(refused=cast("Refused", object()), more=lambda _budget: SpaceResult())
     monkeypatch.setattr(JointSpace, "search", lambda *_: refused)
-    rules, resharder = Rules.of(graph), Resharder(cluster)
-    kind = KindSpace(JointSearch(graph, cluster, request, rules, resharder), "dp")
+    rules, prices = Rules.of(graph), DeviceColumns(graph, Resharder(cluster))
+    kind = KindSpace(JointSearch(graph, cluster, request, rules, prices), "dp")
     budget = Budget.of(request)
     assert kind.search(budget, (SpaceResult(failed=()),)).more is None
     worse = replace(known, solution=replace(known.solution, bound=0.0))

@@ -7,6 +7,7 @@ from onnx import helper
 
 from helpers.onnx_files import onnx_models
 from helpers.plans.cost_cases import flat
+from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
@@ -37,7 +38,8 @@ def test_nodes_move_to_the_device_of_their_kernel_unless_it_costs() -> None:
     graph = block()
     (family,) = families("inter", 2)
     request = Request(strategy="inter", time_limit_s=5)
-    shared = JointSearch(graph, flat(2), request, Rules.of(graph), Resharder(flat(2)))
+    prices = DeviceColumns(graph, Resharder(flat(2)))
+    shared = JointSearch(graph, flat(2), request, Rules.of(graph), prices)
     built = shared.problem(family, shared.options(family))
 
     def choice(name: str, device: int) -> int:

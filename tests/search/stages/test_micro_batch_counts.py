@@ -2,10 +2,10 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,6 +24,9 @@ from partitioner.search.stages.micro_batch_counts import (
     usual_trials,
 )
 from partitioner.search.stages.pipelines import find_pipeline
+from partitioner.search.ways.model_graphs import ModelGraphs
+from partitioner.search.ways.parts import InStages, Parts
+from partitioner.search.ways.stage_clock import StageClock
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.spaces import SearchError
@@ -163,6 +166,49 @@ def test_each_number_has_steps_whatever_those_before_it_took() -> None:
     search = CountSearch(lambda _: (), cluster, request, budget)
     budget.work.spend(budget.work.steps)
     assert search._share(2, None).work.left == budget.work.steps / COUNTS
+
+
+def test_the_whole_batch_on_one_mesh_is_no_number_of_micro_batches() -> None:
+    request, cluster = Request(), resolve_cluster("4xh100")
+    asked = CountSearch(lambda _: (), cluster, request, Budget.of(request), (1, 2, 4))
+    beside = replace(asked, least=lambda _count: 0.0)
+    assert [(asked._sizes(n), beside._sizes(n)) for n in (1, 2)] == [
+        ((1, 2, 4), (1, 2)),
+        ((1, 2, 4), (1, 2, 4)),
+    ]
+
+
+def _in_stages(bound: Callable[[int], float] | None) -> InStages:
+    request, cluster, silent = Request(), resolve_cluster("4xh100"), StageClock(lambda _: None)
+    parts = Parts(cast("ModelGraphs", SimpleNamespace()), None)
+    return InStages(parts, cluster, request, silent, (1, 2, 4), bound=bound)
+
+
+def test_micro_batches_on_one_mesh_are_searched_once() -> None:
+    """Where nothing else fits, they are a way of their own."""
+    budget = Budget.of(Request())
+    known = replace(budget, best_s=1.0)
+    weighed, asked = _in_stages(lambda _count: 0.0), _in_stages(None)
+    assert weighed._counts(budget).sizes == (1, 2)
+    assert weighed._counts(known).sizes == asked._counts(budget).sizes == (1, 2, 4)
+
+
+@pytest.mark.parametrize(("spent", "goes_on"), [(0.01, False), (0.5, True)])
+def test_stages_go_on_where_their_steps_or_the_clock_ended(
+    spent: float, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass(frozen=True)
+    class Found:
+        more: object = "more"
+
+    def best(_: InStages, budget: Budget) -> Found:
+        budget.work.spend(spent * budget.work.steps)
+        return Found()
+
+    monkeypatch.setattr(InStages, "_best", best)
+    monkeypatch.setattr(InStages, "_named", lambda _, outcome, _known: outcome)
+    outcome = _in_stages(lambda _count: 0.0).search(Budget.of(Request()))
+    assert (outcome.more is not None) == goes_on
 
 
 @pytest.mark.slow

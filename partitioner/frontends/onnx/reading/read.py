@@ -158,10 +158,7 @@ def _newer(proto: ModelProto, where: str) -> tuple[ModelProto, tuple[str, ...]]:
 
 
 def _spread_slopes(graph: GraphProto, shaped: GraphProto) -> None:
-    """Give each PRelu, in place, a slope that opset 7 broadcasts as older ones do: by channel.
-
-    ONNX's version converter leaves a slope of one dim, which would be for the last dim.
-    """
+    """Give each PRelu, in place, a slope by channel: the converter leaves one for the last dim."""
     values = (*shaped.input, *shaped.output, *shaped.value_info)
     ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in values}
     ranks |= {tensor.name: len(tensor.dims) for tensor in shaped.initializer}

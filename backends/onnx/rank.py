@@ -42,10 +42,7 @@ def has_gpus(count: int) -> bool:
 
 
 def rank_device(local_rank: int, local_ranks: int) -> torch.device:
-    """The device of a rank: its GPU if all ranks have one that ONNX Runtime runs on, else the CPU.
-
-    All ranks must call it: they exchange data either between GPUs or between processors.
-    """
+    """A rank's GPU if all ranks, which must call it, have one for ONNX Runtime; else the CPU."""
     all_have = torch.tensor(int(has_gpus(local_ranks)))
     dist.all_reduce(all_have, dist.ReduceOp.MIN)
     return torch.device("cuda", local_rank) if all_have else CPU

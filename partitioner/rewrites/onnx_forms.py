@@ -228,11 +228,7 @@ def _normalised(node: Node, rank: int) -> tuple[int, ...]:
 
 
 def _mean_variance(writer: PartWriter) -> None:
-    """Write a MeanVarianceNormalization as ONNX Runtime's kernel computes it.
-
-    The kernel adds nothing to a deviation, although ONNX's definition adds 1e-9: elements that are
-    all alike give NaN, in parts as well.
-    """
+    """Write a MeanVarianceNormalization as ONNX Runtime computes it: without ONNX's 1e-9."""
     x, result = writer.operand, writer.result
     centred, variance = _centred(writer, x, _normalised(writer.node, writer.type(x).rank))
     writer.add("Div", [centred, writer.add("Sqrt", [variance])], made=result)

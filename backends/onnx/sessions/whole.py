@@ -75,11 +75,8 @@ def open_whole(
     optimization: str = "basic",
     threads: int | None = None,
 ) -> ort.InferenceSession:
-    """A session of the whole model (see `run_whole`).
-
-    By default with as many threads as the simulator gives the ranks: how kernels share their work
-    out can change the last bits.
-    """
+    """A session of the whole model (see `run_whole`)."""
+    # as many threads as the simulator gives ranks: how kernels share work can change last bits
     count = torch.get_num_threads() if threads is None else threads
     config = SessionConfig(optimization=optimization, threads=count)
     return opened(model, session_options(config, folder))

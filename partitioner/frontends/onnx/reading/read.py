@@ -222,10 +222,7 @@ def _write_as_onnx(proto: ModelProto, name: str) -> bool:
 
 
 def _put_in_order(graph: GraphProto) -> bool:
-    """Put each node behind those whose results it reads, in place; True if any moved.
-
-    Nodes in a circle, or out of order in a body, stay as they are: ONNX Runtime refuses them, too.
-    """
+    """Put each node behind those whose results it reads, in place; True if any moved."""
     makers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     order: nx.DiGraph[int] = nx.DiGraph()
     order.add_nodes_from(range(len(graph.node)))
@@ -239,7 +236,7 @@ def _put_in_order(graph: GraphProto) -> bool:
         return False
     try:
         numbers = list(nx.lexicographical_topological_sort(order))
-    except nx.NetworkXUnfeasible:
+    except nx.NetworkXUnfeasible:  # nodes in a circle: ONNX Runtime refuses them, too
         return False
     nodes = [NodeProto.FromString(graph.node[index].SerializeToString()) for index in numbers]
     del graph.node[:]

@@ -19,7 +19,7 @@ from partitioner.backends.launch import save_log
 from partitioner.backends.observed import RankLog
 from partitioner.backends.onnx.files.load import load_rank
 from partitioner.backends.onnx.files.steps import RankModel
-from partitioner.backends.onnx.measuring.recording import Recorder
+from partitioner.backends.onnx.measuring.recording import record
 from partitioner.backends.onnx.measuring.timing import NAME
 from partitioner.backends.onnx.running.distributed import DistributedCommunicator, rank_sets
 from partitioner.backends.onnx.running.executor import Done, Executor
@@ -42,10 +42,7 @@ def has_gpus(count: int) -> bool:
 
 
 def rank_device(local_rank: int, local_ranks: int) -> torch.device:
-    """The device of a rank: its GPU if all ranks have one that ONNX Runtime runs on, else the CPU.
-
-    All ranks must call it: they exchange data either between GPUs or between processors.
-    """
+    """A rank's GPU if all ranks, which must call it, have one for ONNX Runtime; else the CPU."""
     all_have = torch.tensor(int(has_gpus(local_ranks)))
     dist.all_reduce(all_have, dist.ReduceOp.MIN)
     return torch.device("cuda", local_rank) if all_have else CPU
@@ -83,17 +80,10 @@ class RankProcess:
         return outputs, seconds
 
     def record(self, inputs: Mapping[str, np.ndarray], steps: int) -> RankLog:
-        """Record steps of one request each; all ranks must call it, and once.
-
-        The sessions must write profiles and their graphs (`SessionConfig`).
-        """
-        feed = self._executor.fed(inputs)
-        control = self.groups.control
-        offset_s = clock_offset(control)
-        recorder = Recorder(
-            self._executor, lambda: self._serve([feed]), partial(dist.barrier, group=control)
-        )
-        recorded, held = recorder.record(steps)
+        """Record steps once on all ranks; sessions write profiles and graphs (`SessionConfig`)."""
+        feed, control = self._executor.fed(inputs), self.groups.control
+        offset_s, barrier = clock_offset(control), partial(dist.barrier, group=control)
+        recorded, held = record(self._executor, lambda: self._serve([feed]), barrier, steps)
         unrecorded_s = timed_steps(lambda number: self._serve([feed] * number), steps, control)
         threads, gpu = self._executor.config.threads, gpu_name(self.device)
         log = RankLog(NAME, threads, recorded, tuple(unrecorded_s), held, gpu)

@@ -124,14 +124,11 @@ class _BlockWriter:
         suffix = f"block{index}"
 
         def operand(value: str, at: Placement) -> str:
-            wanted = _box(at.sharding, at.mesh, point)
-            type_ = at.sharding.local_type(self.whole.types[value], at.mesh, point)
+            wanted, whole = _box(at.sharding, at.mesh, point), self.whole.types[value]
+            type_ = at.sharding.local_type(whole, at.mesh, point)
             if any(point[axis] for axis, _ in at.sharding.partial):  # it counts in one block
                 return self._zeros(value, type_)
-            name, held = (
-                names.get(value, value),
-                tuple((0, n) for n in self.whole.types[value].shape),
-            )
+            name, held = names.get(value, value), tuple((0, n) for n in whole.shape)
             if value in names:
                 held = _box(layout.made[value], layout.mesh, point)
             elif value in self.whole.constants and wanted != held:

@@ -226,10 +226,7 @@ class _Copier:
 
 
 def _connected(nodes: Sequence[Node], cut: Collection[str]) -> list[list[Node]]:
-    """The nodes of a round by what connects them: the values in parts that they make and read.
-
-    Nodes that are in no block are with the first, or with the last whose results they read.
-    """
+    """The nodes of a round by what connects them: the values in parts that they make and read."""
     made = {value for node in nodes for value in node.writes if value in cut}
     linked: nx.Graph[str] = nx.Graph()
     linked.add_nodes_from(made)
@@ -244,6 +241,7 @@ def _connected(nodes: Sequence[Node], cut: Collection[str]) -> list[list[Node]]:
         if any(value in made for value in node.writes):
             at = numbers.setdefault(component[parts[0]], len(numbers))
         else:
+            # in no block: with the first, or with the last whose results it reads
             at = max((number_of[value] for value in node.reads if value in number_of), default=0)
         number_of.update(dict.fromkeys(node.writes, at))
         groups += [[] for _ in range(at + 1 - len(groups))]

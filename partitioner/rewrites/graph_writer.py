@@ -26,9 +26,8 @@ _AXES_INPUT = 18
 
 @dataclass(kw_only=True)
 class GraphWriter:
-    """A graph that is being written, made from another one, the source.
+    """A graph that is written from a source, with its fields and all names that are taken.
 
-    Its fields are those of `Graph`, of the source and what is new, and all names that are taken;
     `mark` stands between a name and the number that makes it free.
     """
 
@@ -148,7 +147,7 @@ class GraphWriter:
         """Add what the device at a mesh coordinate runs in place of a node.
 
         It reads the parts `operands`, inputs and captures in order, and makes `results`, by value.
-        Names of what is new end in `suffix`, but for that of the node if it `stays`.
+        New names end in `suffix`, but for that of the node if it `stays`.
         """
 
         def free(name: str) -> str:

@@ -312,10 +312,7 @@ Writer = AtenWriter | OnnxWriter
 
 
 def _write(w: Writer) -> None:
-    """Write the nodes that reduce over keys in place of a softmax or attention.
-
-    Scores are ``... query key``: queries and keys are the last two dims.
-    """
+    """Write a softmax or attention as nodes that reduce over keys; scores are ``... query key``."""
     node = w.node
     if node.op in w.SOFTMAX:
         # Rows that see no key have NaN, or zeros if keys may be hidden.
@@ -374,11 +371,7 @@ def _attention(w: Writer, query: str, key: str, value: str, mask: str, *, made: 
 
 
 def _weights(w: Writer, scores: str, *, may_hide: bool) -> tuple[str, str]:
-    """Exponentials of the scores less their largest, and their sums.
-
-    The largest score of a row that sees a key adds 1 to the sum: a sum below 1 is of a row that
-    sees none.
-    """
+    """Exponentials of scores less their largest, and sums: below 1 where a row sees no key."""
     largest = w.over_keys(w.LARGEST, scores)
     if may_hide:
         lowest = np.finfo(numpy_dtype(w.type(scores).dtype)).min

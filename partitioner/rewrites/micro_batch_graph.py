@@ -141,15 +141,10 @@ class _Cutter:
     def run(
         self, types: Mapping[str, TensorType], ends: Mapping[str, str], split: Collection[str]
     ) -> MicroBatch:
-        """Cut the graph along the inputs `split`.
-
-        `ends` are the user's names of inputs and outputs, and `types` their types by these.
-        """
+        """Cut the graph along the inputs `split`; `ends` are users' names, by which `types` are."""
         for name in (*self.whole.inputs, *self.whole.constants):
-            type_ = self.whole.types[name]
-            self._declare(
-                name, name, cut_along(self.mesh, type_.shape, 0) if name in split else None
-            )
+            shape = self.whole.types[name].shape
+            self._declare(name, name, cut_along(self.mesh, shape, 0) if name in split else None)
         for node in self.whole.nodes:
             self._node(node)
         regions = {

@@ -70,10 +70,7 @@ def _divides(graph: Graph, node: Node) -> bool:
 def _is_long(
     graph: Graph, node: Node, of: Dims, opset: int = 1, dtypes: tuple[str, ...] = _WIDE
 ) -> bool:
-    """Test whether a node reduces a long dim, of more elements than there are results.
-
-    Of more results than that the other dims are cut.
-    """
+    """Test whether a node reduces a long dim to fewer results; of more, the other dims are cut."""
     if graph.opsets.get("", 1) < opset:
         return False
     dims, data = _dims(of, graph, node, dtypes), graph.types[node.inputs[0]]
@@ -212,10 +209,7 @@ def _count(shape: tuple[int, ...], dims: list[int]) -> int:
 
 
 def _normalises(graph: Graph, node: Node) -> bool:
-    """Test whether a normalization of a graph has a form in parts.
-
-    Those of one element a mean stay: there is nothing to cut.
-    """
+    """Test whether a wide normalization has a form in parts, over means of several elements."""
     tensors = [graph.types[value] for value in node.reads]
     data = tensors[0]
     wide = data.dtype in _WIDE and all(t.dtype == data.dtype for t in tensors)
@@ -234,11 +228,7 @@ def _normalised(node: Node, rank: int) -> tuple[int, ...]:
 
 
 def _mean_variance(writer: PartWriter) -> None:
-    """Write a MeanVarianceNormalization as ONNX Runtime's kernel computes it.
-
-    The kernel adds nothing to a deviation, although ONNX's definition adds 1e-9: elements that are
-    all alike give NaN, in parts as well.
-    """
+    """Write a MeanVarianceNormalization as ONNX Runtime computes it: without ONNX's 1e-9."""
     x, result = writer.operand, writer.result
     centred, variance = _centred(writer, x, _normalised(writer.node, writer.type(x).rank))
     writer.add("Div", [centred, writer.add("Sqrt", [variance])], made=result)

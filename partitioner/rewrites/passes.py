@@ -311,12 +311,7 @@ def _values_within_regions(
         for value in node.reads:
             last[value] = max(last.get(value, -1), end)
     lives = {
-        value: Life(
-            made[value],
-            max(made[value], last.get(value, -1)),
-            types[value].nbytes,
-            value in saved,
-        )
+        value: Life(made[value], last.get(value, made[value]), types[value].nbytes, value in saved)
         for value in values
     }
     classes = numbered(

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from partitioner.ir.graph import Attr, Graph, Node
-from partitioner.ir.layout import Interval, Segments, even_cut, folded_cut
+from partitioner.ir.layout import DimLayout, Interval, Segments, even_cut, folded_cut
 from partitioner.ir.loops.windows import owned
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops.aten.state import ALIAS
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import GraphWriter, replaced
@@ -86,17 +87,8 @@ class _Ring:
 
     @cached_property
     def pieces(self) -> Sequence[Sequence[Interval]]:
-        pieces: list[list[Interval]] = [[] for _ in range(self.parts)]
-        start = 0
-        for cuts in self.segments:
-            for part, size in enumerate(cuts):
-                before = pieces[part][-1] if pieces[part] else (0, 0)
-                if size and pieces[part] and sum(before) == start:
-                    pieces[part][-1] = (before[0], before[1] + size)
-                elif size:
-                    pieces[part].append((start, size))
-                start += size
-        return pieces
+        layout, mesh = DimLayout.cut(("part",), self.segments), DeviceMesh.line(self.parts, "part")
+        return [layout.pieces(mesh, {"part": part}) for part in range(self.parts)]
 
     @cached_property
     def sizes(self) -> Sequence[int]:

@@ -28,20 +28,17 @@ def changing_nodes(graph: Graph) -> tuple[Node, ...]:
 
 
 def stages_of_all(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
-    """Stage of every node, by name, from the stage of each of the `changing_nodes`.
-
-    Values pass from a stage to itself or to later ones.
-    """
+    """Stages of all nodes by name, from those of `changing_nodes`: values pass to none earlier."""
     stages = _forward_stages(graph, forward)
     last = max(stages.values(), default=0)
-    gradients = _gradients(graph)
+    reached = _with_gradients(graph)
     for node in graph.nodes:
         row = row_of(node)
         if row is not None and row.in_place is not None:
             stages[node.name] = stages[graph.producers[node.inputs[row.in_place]].name]
-        elif gradients.get(node.name):
-            reached = (stages[name] for name in _makers(graph, node) if gradients.get(name))
-            lowest = min(reached, default=last)
+        elif node.name in reached:
+            sources = (stages[name] for name in _makers(graph, node) if name in reached)
+            lowest = min(sources, default=last)
             twin = graph.twins.get(node.name, "")
             stages[node.name] = min(stages.get(twin, lowest), lowest)
     for node in reversed(graph.nodes):
@@ -92,17 +89,13 @@ def _repeated_stage(graph: Graph, node: Node, stages: Mapping[str, int]) -> int:
     return max((stages[name] for name in around if name in stages), default=0)
 
 
-def _gradients(graph: Graph) -> Mapping[str, bool]:
-    """Tell whether each node of the backward pass depends on the gradient of the loss, by name.
-
-    That is the graph input that the backward pass alone reads.
-    """
-    read = {v for n in graph.nodes if n.name not in graph.backward for v in n.reads}
-    flowing = set(graph.inputs) - read
-    of = {}
+def _with_gradients(graph: Graph) -> set[str]:
+    """The nodes of the backward pass that depend on the input that it alone reads: a gradient."""
+    flowing = set(graph.inputs)
+    flowing -= {v for n in graph.nodes if n.name not in graph.backward for v in n.reads}
+    reached = set()
     for node in graph.nodes:
-        if node.name in graph.backward:
-            of[node.name] = not flowing.isdisjoint(node.reads)
-            if of[node.name]:
-                flowing.update(node.writes)
-    return of
+        if node.name in graph.backward and not flowing.isdisjoint(node.reads):
+            reached.add(node.name)
+            flowing.update(node.writes)
+    return reached

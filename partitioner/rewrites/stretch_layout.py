@@ -65,10 +65,7 @@ class Round:
 
 
 def rounds_of(graph: Graph, stretch: Stretch) -> tuple[Round, ...]:
-    """The rounds of a stretch that is cut: each reads what the blocks of earlier ones combine.
-
-    A BlockError says why its dims cannot be followed through its nodes.
-    """
+    """The rounds of a stretch that is cut; a BlockError says why its dims cannot be followed."""
     first, last = span_of(graph, stretch)
     return _Cutter(graph, graph.nodes[first : last + 1], stretch.chunks).rounds()
 
@@ -127,18 +124,10 @@ class _Cutter:
             if (is_cut and self._combining(node)) or (read and not is_cut):
                 combined.update(node.writes)
         dims = tuple(followed.dims for followed in self.followed.values())
+        inner = frozenset(value for of in dims for value in of) - combined
         return tuple(
-            Round(
-                tuple(nodes[at]),
-                frozenset(
-                    value
-                    for node in nodes[at]
-                    for value in node.writes
-                    if value not in combined and any(value in of for of in dims)
-                ),
-                dims,
-            )
-            for at in sorted(nodes)
+            Round(tuple(run), inner.intersection(v for node in run for v in node.writes), dims)
+            for _, run in sorted(nodes.items())
         )
 
     def run(self) -> StretchLayout:
@@ -194,13 +183,10 @@ class _Cutter:
 
     def _combining(self, node: Node) -> tuple[tuple[str, str], ...]:
         """The axes over which a node of the blocks combines their results, and how."""
-        factors = self._rule(node).factors
-        return tuple(
-            (axis, factors[followed.loops[node.name]].reduce)
-            for axis, followed in self.followed.items()
-            if node.name in followed.loops
-            and factors[followed.loops[node.name]].kind is FactorKind.REDUCE
-        )
+        rule, followed = self._rule(node), self.followed.items()
+        loops = {axis: of.loops[node.name] for axis, of in followed if node.name in of.loops}
+        factors = [(axis, rule.factors[loop]) for axis, loop in loops.items()]
+        return tuple((axis, one.reduce) for axis, one in factors if one.kind is FactorKind.REDUCE)
 
     def _rule(self, node: Node) -> Rule:
         rule = self.rules[node.name]

@@ -111,16 +111,17 @@ def _build(
         first = len(body.node)
         _add_step(body, step, program, opset)
         block = graph.blocks.get(step.origin) if isinstance(step, Compute) else None
-        if block is not None:
-            for node in body.node[first:]:
+        is_plain = isinstance(step, Compute) and block in programs.plain
+        for node in body.node[first:]:
+            if block is not None:
                 node.metadata_props.add(key=BLOCK_KEY, value=str(block))
-        if isinstance(step, Compute) and block in programs.plain:
-            for node in body.node[first:]:
-                if node.op_type == "Conv":
-                    node.metadata_props.add(key=PLAIN_KEY, value="1")
+            if is_plain and node.op_type == "Conv":
+                node.metadata_props.add(key=PLAIN_KEY, value="1")
     body.input.extend(value_info(name, program.types[name]) for name in program.inputs)
     body.output.extend(_outputs(body, program))
-    body.value_info.extend(_inner_values(body, program))
+    outer = {value.name for value in body.output}
+    made = [name for node in body.node for name in node.output if name not in outer]
+    body.value_info.extend(value_info(n, program.types[n]) for n in made if n in program.types)
     if not body.node:  # stock ONNX Runtime does not load a file without any
         idle = tensor_proto("", np.zeros((), np.int64), "int64")
         name = f"{DOMAIN}.idle"
@@ -200,19 +201,10 @@ def _outputs(body: GraphProto, program: RankProgram) -> list[ValueInfoProto]:
     return [value_info(name, type_) for name, type_ in types.items()]
 
 
-def _inner_values(body: GraphProto, program: RankProgram) -> Iterator[ValueInfoProto]:
-    outer = {value.name for value in body.output}
-    for node in body.node:
-        for name in node.output:
-            if name and name not in outer and name in program.types:
-                yield value_info(name, program.types[name])
-
-
 def _comm_node(comm: Comm, program: RankProgram, opset: int) -> NodeProto:
     """The node of a communication in a file of a rank that takes part.
 
-    The node's result is the value that the rank writes or, if it only sends, the tensor that
-    leaves, under a name that none of the program's values has.
+    Its result is the value that the rank writes or, under a name of its own, only sends.
     """
     reads, writes = program.rank in comm.sources(), program.rank in comm.targets()
     local = tuple(t for t in comm.transfers if program.rank in (t.source, t.target))
@@ -251,10 +243,7 @@ def _comm_node(comm: Comm, program: RankProgram, opset: int) -> NodeProto:
 
 
 def _uniform(comm: Comm) -> bool:
-    """Test whether a broadcast or an all-gather is regular: equal parts, each to every rank.
-
-    Only the emitter sees the transfers of all ranks, and all ranks must agree.
-    """
+    """Test whether a broadcast or an all-gather is regular: equal parts, each to every rank."""
     moved = [t for t in comm.transfers if t.numel]
     reads = {(t.source, t.read) for t in moved}
     if comm.kind is CommKind.BROADCAST:
@@ -279,16 +268,13 @@ def _stub_name(kind: CommKind, reads: bool, writes: bool) -> str:
 
 
 def _stub(name: str, node: NodeProto, opset: int) -> FunctionProto:
-    """The function behind communication nodes of this name, of which `node` is one.
-
-    A function must import the model's own version of the default domain, `opset`.
-    """
+    """The function behind communication nodes of this name, of which `node` is one."""
     sends_only = all(attribute.name != "target_shape" for attribute in node.attribute)
     if sends_only or name == _stub_name(CommKind.ALL_REDUCE, reads=True, writes=True):
         body = [helper.make_node("Identity", ["X"], ["Y"])]
     else:
         body = _zeros(opset)
-    opsets = [helper.make_opsetid("", opset)]
+    opsets = [helper.make_opsetid("", opset)]  # a function must import the model's own version
     return helper.make_function(
         DOMAIN, name, ["X"] * len(node.input), ["Y"], body, opsets, attributes=list(_ATTRIBUTES)
     )

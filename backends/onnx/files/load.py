@@ -341,11 +341,8 @@ def _cut(node: NodeProto, rank: int) -> Cut:
 def _check_bounds(
     transfers: Iterable[Transfer], rank: int, source: TensorType | None, target: TensorType | None
 ) -> None:
-    for transfer in transfers:
-        for end, region, type_ in (
-            (transfer.source, transfer.read, source),
-            (transfer.target, transfer.write, target),
-        ):
+    for t in transfers:
+        for end, region, type_ in ((t.source, t.read, source), (t.target, t.write, target)):
             if end == rank and not (type_ is not None and fits(region, type_.shape)):
                 raise ValueError(f"region {region} is not within {type_ or 'a local tensor'}")
 

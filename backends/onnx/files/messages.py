@@ -24,12 +24,7 @@ from onnx import (
 )
 
 from partitioner.backends.errors import BackendError, one_line
-from partitioner.backends.header import (
-    Header,
-    count,
-    parse_header,
-    parse_region,
-)
+from partitioner.backends.header import Header, count, parse_header, parse_region
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Attr, Node, Opaque
@@ -98,10 +93,7 @@ def attribute_graphs(attribute: AttributeProto) -> Sequence[GraphProto]:
 
 
 def _rename_outer(body: GraphProto, rename: Mapping[str, str]) -> None:
-    """Rename the outer values that a body reads, in place.
-
-    Names that the body itself (or a body inside it) defines stay.
-    """
+    """Rename the outer values that a body reads, in place; names that bodies define stay."""
     defined = {value.name for value in (*body.input, *body.initializer)}
     defined.update(name for node in body.node for name in node.output)
     outer = {old: new for old, new in rename.items() if old and old not in defined}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
+from onnx import AttributeProto, GraphProto, ModelProto, StringStringEntryProto, TensorProto
 
 from partitioner.backends.errors import BackendError, why_unreadable
 from partitioner.backends.onnx.files.messages import attribute_graphs, tensor_proto
@@ -103,10 +103,8 @@ class WeightFile:
 
 def _seal(digest: str) -> bytes:
     """The end of a rank file: two messages one after the other are one, with both's metadata."""
-    model = ModelProto()
-    model.metadata_props.add(key=DIGEST_KEY, value=digest)
-    data: bytes = model.SerializeToString()
-    return data
+    entry = StringStringEntryProto(key=DIGEST_KEY, value=digest)
+    return bytes(ModelProto(metadata_props=[entry]).SerializeToString())
 
 
 def check_digest(path: Path, data: bytes, model: ModelProto) -> None:

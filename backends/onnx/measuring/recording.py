@@ -62,59 +62,51 @@ class Spans:
         self._last_s = time.perf_counter()
 
 
-@dataclass(frozen=True)
-class Recorder:
-    """Records the steps of an executor, whose sessions write profiles and their graphs."""
+def record(
+    executor: Executor, serve: Callable[[], object], barrier: Callable[[], None], steps: int
+) -> tuple[tuple[Step, ...], int]:
+    """Serve a request to warm up and then `steps` recorded ones; all ranks must call it.
 
-    executor: Executor  #: The rank.
-    serve: Callable[[], object]  #: Runs one request on it.
-    barrier: Callable[[], None]  #: Waits for the other ranks.
+    The sessions, which write their graphs, end their profiles here.
 
-    def record(self, steps: int) -> tuple[tuple[Step, ...], int]:
-        """Run a request to warm up and then `steps` recorded ones; all ranks must call it.
+    Returns:
+        The steps, and the most bytes that the rank held.
+    """
+    model, live, spans = executor.model, LiveBytes(), Spans()
+    executor.observe = live
+    serve()
+    executor.observe = spans
+    timed = []
+    for _ in range(steps):
+        barrier()
+        begin = spans.begin()
+        serve()
+        timed.append((begin, time.perf_counter(), spans.actions))
+    executor.observe = None
+    runs = kernels_of(executor)
+    names: dict[int, Mapping[str, _Work]] = {}
+    for index in runs:
+        by_kernel = nodes_of_kernels(model.segment(index).nodes, executor.sessions.graph_of(index))
+        names[index] = {kernel: _work_of(nodes) for kernel, nodes in by_kernel.items()}
 
-        The sessions' profiles end here.
+    def events(number: int, actions: Iterable[tuple[Action, float, float]]) -> Iterator[Event]:
+        for action, begin, end in actions:
+            step = model.steps[action.index]
+            if isinstance(step, Cut):
+                seqs, role = (step.comm.seq,), _ROLES[action.role]
+                yield Event((), seqs, step.comm.kind.value, role, begin, end)
+                continue
+            for kernel in runs[action.index][number]:
+                nodes, comms = names[action.index].get(kernel.name, ((), ()))
+                label = kernel.op if nodes or comms else f"{kernel.op} {kernel.name}"
+                first, last = end + kernel.begin_s, end + kernel.end_s
+                yield Event(nodes, comms, label, Role.COMPUTE, first, last)
 
-        Returns:
-            The steps, and the most bytes that the rank held.
-        """
-        live, spans = LiveBytes(), Spans()
-        self.executor.observe = live
-        self.serve()
-        self.executor.observe = spans
-        timed = []
-        for _ in range(steps):
-            self.barrier()
-            begin = spans.begin()
-            self.serve()
-            timed.append((begin, time.perf_counter(), spans.actions))
-        self.executor.observe = None
-        runs = kernels_of(self.executor)
-        names: dict[int, Mapping[str, _Work]] = {}
-        for index in runs:
-            graph = self.executor.sessions.graph_of(index)
-            by_kernel = nodes_of_kernels(self.executor.model.segment(index).nodes, graph)
-            names[index] = {kernel: _work_of(nodes) for kernel, nodes in by_kernel.items()}
-        model = self.executor.model
-
-        def events(number: int, actions: Iterable[tuple[Action, float, float]]) -> Iterator[Event]:
-            for action, begin, end in actions:
-                step = model.steps[action.index]
-                if isinstance(step, Cut):
-                    seqs, role = (step.comm.seq,), _ROLES[action.role]
-                    yield Event((), seqs, step.comm.kind.value, role, begin, end)
-                    continue
-                for kernel in runs[action.index][number]:
-                    nodes, comms = names[action.index].get(kernel.name, ((), ()))
-                    label = kernel.op if nodes or comms else f"{kernel.op} {kernel.name}"
-                    first, last = end + kernel.begin_s, end + kernel.end_s
-                    yield Event(nodes, comms, label, Role.COMPUTE, first, last)
-
-        recorded = tuple(
-            Step(begin, end, tuple(events(number, actions)))
-            for number, (begin, end, actions) in enumerate(timed, 1)
-        )
-        return recorded, held_bytes(model, live.by_step, runs, shared=True).total
+    recorded = tuple(
+        Step(begin, end, tuple(events(number, actions)))
+        for number, (begin, end, actions) in enumerate(timed, 1)
+    )
+    return recorded, held_bytes(model, live.by_step, runs, shared=True).total
 
 
 def _work_of(nodes: Iterable[NodeProto]) -> _Work:
@@ -185,11 +177,11 @@ def held_bytes(
         nbytes + most.get(at, 0) - idle.get(at, 0) + opened.get(at, 0)
         for at, nbytes in live.items()
     ]
-    moments += [
-        live.get(index, 0) + _transit_bytes(step) + opened.get(index, 0)
-        for index, step in enumerate(model.steps)
-        if isinstance(step, Cut)
-    ]
+    for index, step in enumerate(model.steps):
+        if isinstance(step, Cut):  # what others send here, packed, before it is in place
+            arriving = (t for t in step.comm.transfers if t.target == step.rank != t.source)
+            bits = sum(t.numel for t in arriving) * DTYPE_BITS[step.comm.dtype]
+            moments.append(live.get(index, 0) + (bits + 7) // 8 + opened.get(index, 0))
     stays = [nbytes for at, nbytes in idle.items() if model.segment(at).block is None]
     segments = [step for step in model.steps if isinstance(step, Segment)]
     in_turn = {name for one in segments if one.block is not None for name in one.constants}
@@ -202,10 +194,7 @@ def held_bytes(
 
 
 def _opened_bytes(model: RankModel, idle: Mapping[int, int]) -> Mapping[int, int]:
-    """Bytes of the sessions of blocks that are open at each step, by its index.
-
-    A block's own, and that of the next one, which is opened meanwhile.
-    """
+    """Bytes of the sessions open at each step, by its index: a block's, and the next block's."""
 
     def own(index: int) -> int:
         step = model.segment(index)
@@ -218,13 +207,3 @@ def _opened_bytes(model: RankModel, idle: Mapping[int, int]) -> Mapping[int, int
         ahead = next((i for i in blocks if i > at), None) if at >= blocks[0] else None
         opened[at] = (own(at) if at in blocks else 0) + (own(ahead) if ahead is not None else 0)
     return opened
-
-
-def _transit_bytes(cut: Cut) -> int:
-    """Parts on their way: what others send here, packed, before it is in place."""
-    arriving = sum(
-        transfer.numel
-        for transfer in cut.comm.transfers
-        if transfer.target == cut.rank != transfer.source
-    )
-    return (arriving * DTYPE_BITS[cut.comm.dtype] + 7) // 8

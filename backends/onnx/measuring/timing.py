@@ -23,11 +23,7 @@ from onnx import NodeProto
 
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.onnx.files.emit import emit_models
-from partitioner.backends.onnx.sessions.segments import (
-    SessionConfig,
-    opened,
-    session_options,
-)
+from partitioner.backends.onnx.sessions.segments import SessionConfig, opened, session_options
 from partitioner.backends.onnx.sessions.whole import bound_run
 from partitioner.backends.prepared import Prepared
 from partitioner.ir.graph import Graph
@@ -184,10 +180,7 @@ def _anchored(
 def _claim_backwards(
     nodes: Sequence[NodeProto], kernels: Iterable[NodeProto], owners: dict[int, str]
 ) -> None:
-    """Give a kernel the nodes from its own operator to the one that it is named after.
-
-    A convolution with a normalization and an activation is named after the last of them.
-    """
+    """Give a kernel the nodes from its own operator to its last, which it is named after."""
     makers = {name: at for at, node in enumerate(nodes) for name in node.output if name}
     ops = {kernel.name: kernel.op_type.removeprefix("Fused") for kernel in kernels}
     for index, kernel in sorted(owners.items()):
@@ -202,11 +195,7 @@ def _claim_backwards(
 
 
 def _spread_forwards(nodes: Sequence[NodeProto], owners: dict[int, str]) -> None:
-    """Give a node without a kernel to the blocked kernel that makes what it reads.
-
-    Such a kernel takes the sum and the activation behind a convolution, and its result has a name
-    of its own.
-    """
+    """Give nodes behind a blocked kernel (a sum, an activation) to it: its result is renamed."""
     made_by: dict[str, str] = {}
     for index, node in enumerate(nodes):
         if index not in owners:

@@ -169,11 +169,9 @@ class DistributedCommunicator:
         return target
 
     def _expect(self, now: int) -> None:
-        """Post the receives that turn `now` is to post.
+        """Post the receives of turn `now`; not on GPUs, where such a kernel would wait there.
 
-        A single pass is one turn, or has few: of it one message a rank is expected at a time, so
-        that buffers do not add up. Not on GPUs, where a posted receive is a kernel that waits
-        there.
+        Of a single pass one message a rank is expected at a time, so that buffers do not add up.
         """
         if self._device.type != "cpu":
             return

@@ -175,8 +175,7 @@ class Executor:
     ) -> Values:
         """The values of a pass that live, its inputs when it begins.
 
-        The first micro-batch of a request begins it: what does not depend on them is computed
-        then, and the others take it over.
+        What micro-batches have in common, the first computes, and the others take over.
         """
         if number not in flying:
             request, micro_batch = divmod(number, self._parts)
@@ -324,15 +323,13 @@ def _actions(steps: Sequence[Segment | Cut]) -> Iterator[Action]:
 
 def _frees(
     actions: Sequence[Action], kept: frozenset[str], *, in_phases: bool
-) -> Mapping[Action, tuple[str, ...]]:
+) -> Mapping[Action, list[str]]:
     ordered = sorted(actions, key=lambda a: (a.phase if in_phases else 0, a.index, a.role))
-    last: dict[str, Action] = {}
-    for action in ordered:
-        last.update(dict.fromkeys((*action.reads, *action.writes), action))
-    frees: dict[Action, tuple[str, ...]] = dict.fromkeys(actions, ())
+    last = {name: action for action in ordered for name in (*action.reads, *action.writes)}
+    frees: dict[Action, list[str]] = {action: [] for action in actions}
     for name, action in last.items():
         if name not in kept:
-            frees[action] += (name,)
+            frees[action].append(name)
     return frees
 
 

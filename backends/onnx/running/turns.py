@@ -84,17 +84,11 @@ class Turns:
         return number + phase if self.requests > 1 else 0
 
     def is_expected(self, rank: int, comm: Comm, number: int, now: int) -> bool:
-        """Tell whether a rank in turn `now` gets ready to receive what a communication brings.
-
-        It does for all that is sent up to this turn.
-        """
+        """Tell whether a rank in turn `now` prepares to receive: all that is sent up to it."""
         return self.turn(rank, comm.phase, number) <= now
 
     def taken(self, rank: int, comm: Comm, number: int) -> int:
-        """The first turn of a sender behind which the data may be waited for without deadlock.
-
-        That is the one in which it is received.
-        """
+        """The sender's first turn behind which waiting is no deadlock: the receiver's own."""
         return self.turn(rank, comm.target_phase, number)
 
 

@@ -135,10 +135,9 @@ def groups_of(
 
 
 def _may_join(segment: Segment) -> bool:
-    attributes = (attribute for node in segment.nodes for attribute in node.attribute)
-    return (
-        segment.block is None and not segment.plain and not any(map(attribute_graphs, attributes))
-    )
+    attributes = [attribute for node in segment.nodes for attribute in node.attribute]
+    has_bodies = any(map(attribute_graphs, attributes))
+    return segment.block is None and not segment.plain and not has_bodies
 
 
 def _may_be_blocked(segment: Segment, value: str) -> bool:
@@ -255,10 +254,7 @@ class Optimized:
     def _behind(
         self, outputs: Iterable[str], ends: Collection[str]
     ) -> tuple[Sequence[NodeProto], frozenset[str]]:
-        """The nodes that compute some values from `ends`, in order, and what they start from.
-
-        The latter are ends, constants, and other inputs of the graph.
-        """
+        """The nodes, in order, that compute values from `ends`, and all that these start from."""
         found: set[int] = set()
         reached: set[str] = set()
         waiting = list(outputs)
@@ -290,10 +286,7 @@ def _sums(graph: GraphProto, images: frozenset[str], last: frozenset[str]) -> It
 
 
 def _summands(graph: GraphProto) -> Iterator[tuple[str, str]]:
-    """The sums of blocked convolutions, and what each adds to, if nothing reads that later.
-
-    Such a convolution has what it adds to as its fourth operand.
-    """
+    """The sums of blocked convolutions, and what each adds to, if nothing reads that later."""
     outputs = {value.name for value in graph.output}
     behind: dict[str, frozenset[str]] = {}  # what is computed on the way to a value, with it
     for node in graph.node:

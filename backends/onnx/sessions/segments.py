@@ -176,10 +176,8 @@ def _open_group(
     """Sessions of a group, or of smaller ones without the images that turn out to be plain.
 
     There are none, with a warning, if the optimized graph cannot be made, as where the temporary
-    folder is full. The segments then open by themselves, and images cross their borders plain.
-
-    The weights of the optimized graph lie in a file that is deleted when the sessions have mapped
-    it. They are not in memory twice: the session that writes them is closed before others open.
+    folder is full. Its weights lie in a file that is deleted when the sessions have mapped it. They
+    are not in memory twice: the session that writes them is closed before others open.
     """
     with ExitStack() as stack:
         try:

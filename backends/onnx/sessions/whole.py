@@ -75,11 +75,8 @@ def open_whole(
     optimization: str = "basic",
     threads: int | None = None,
 ) -> ort.InferenceSession:
-    """A session of the whole model (see `run_whole`).
-
-    By default with as many threads as the simulator gives the ranks: how kernels share their work
-    out can change the last bits.
-    """
+    """A session of the whole model (see `run_whole`)."""
+    # as many threads as the simulator gives ranks: how kernels share work can change last bits
     count = torch.get_num_threads() if threads is None else threads
     config = SessionConfig(optimization=optimization, threads=count)
     return opened(model, session_options(config, folder))
@@ -88,10 +85,9 @@ def open_whole(
 def bound_run(
     session: ort.InferenceSession, model: ModelProto, inputs: Mapping[str, np.ndarray]
 ) -> tuple[Callable[[], Mapping[str, np.ndarray]], ort.IOBinding]:
-    """A function that runs a session on inputs, and the binding.
+    """A function that runs a session on inputs and returns what it reads, and the binding.
 
-    ONNX Runtime takes bfloat16 and float8 by address, not as arrays. The function returns the
-    arrays that the binding reads.
+    ONNX Runtime takes bfloat16 and float8 by address, not as arrays.
     """
     types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
     held = {item.name: np.ascontiguousarray(inputs[item.name]) for item in session.get_inputs()}
@@ -131,10 +127,8 @@ def check_loadable(folder: Path, ranks: int, whole: ModelProto) -> None:
         name = f"rank{rank}.onnx"
         model = onnx.load_model(folder / name, load_external_data=False)
         form = _form(model)
-        if form in known:
-            continue
+        reason = "" if form in known else _refusal(model)
         known.add(form)
-        reason = _refusal(model)
         if reason and not _refusal(whole):
             raise BackendError(
                 f"{name}: ONNX Runtime loads the whole model, but not this rank: {reason}; "
@@ -175,10 +169,9 @@ def _without_weights(model: ModelProto) -> ModelProto:
     present = {value.name for value in graph.input}
     for tensor in model.graph.initializer:
         is_external = tensor.data_location == TensorProto.EXTERNAL
-        if not is_external and math.prod(tensor.dims) <= _MAX_OPERAND:
-            continue
-        if tensor.name not in present:
-            info = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            graph.input.append(info)
-        graph.initializer.remove(tensor)
+        if is_external or math.prod(tensor.dims) > _MAX_OPERAND:
+            if tensor.name not in present:
+                info = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+                graph.input.append(info)
+            graph.initializer.remove(tensor)
     return light

@@ -214,10 +214,9 @@ def _build_graph(
     symbols: Mapping[str, tuple[Declared, ...]],
     missing: Mapping[str, Path],
 ) -> Graph:
-    """Convert a model without functions and Constant nodes, whose values all have static types.
+    """Convert a model without functions and Constant nodes, of static types.
 
-    Every output is a node's own result; `symbols` are dims of the inputs as the model declares
-    them, and `missing` the inputs that are weights whose files are missing, with their files.
+    `symbols` are the inputs' dims as declared; `missing` are files of inputs that are weights.
     """
     graph, where = model.graph, source.where
     opsets = dict(sorted(graph.opset_imports.items()))
@@ -264,20 +263,9 @@ def _node(node: onnx_ir.Node, name: str, opsets: Mapping[str, int], where: str) 
         op=f"{node.domain}::{node.op_type}" if node.domain else node.op_type,
         inputs=tuple(map(_name, node.inputs)),
         outputs=tuple(map(_name, node.outputs)),
-        attrs={
-            key: _body(node, value.as_graph(), opsets, where)
-            if value.type == onnx_ir.AttributeType.GRAPH
-            else _attr(value)
-            for key, value in node.attributes.items()
-        },
+        attrs={key: _attr(node, value, opsets, where) for key, value in node.attributes.items()},
         captures=tuple(map(_name, captured(node))),
     )
-
-
-def _body(node: onnx_ir.Node, body: onnx_ir.Graph, opsets: Mapping[str, int], where: str) -> Opaque:
-    data = onnx_ir.serde.serialize_graph(body).SerializeToString(deterministic=True)
-    once = _flops_of_body(body, opsets, where)
-    return Opaque("GraphProto", data, _runs_of_bodies(node) * once)
 
 
 def _runs_of_bodies(node: onnx_ir.Node) -> int:
@@ -394,13 +382,20 @@ def _dtype(dtype: onnx_ir.DataType, what: str) -> str:
         ) from error
 
 
-def _attr(attribute: onnx_ir.Attr) -> Attr:
+def _attr(
+    node: onnx_ir.Node, attribute: onnx_ir.Attr, opsets: Mapping[str, int], where: str
+) -> Attr:
     match attribute.type.name:
         case "FLOAT" | "INT" | "STRING":
             plain: int | float | str = attribute.value
             return plain
         case "FLOATS" | "INTS" | "STRINGS":
             return tuple(attribute.value)
+        case "GRAPH":
+            body = attribute.as_graph()
+            data = onnx_ir.serde.serialize_graph(body).SerializeToString(deterministic=True)
+            flops = _runs_of_bodies(node) * _flops_of_body(body, opsets, where)
+            return Opaque("GraphProto", data, flops)
         case "TENSOR":
             tensor = attribute.as_tensor()
             if tensor.dtype != onnx_ir.DataType.STRING:  # NumPy's strings are not ONNX's

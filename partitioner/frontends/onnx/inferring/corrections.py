@@ -182,10 +182,7 @@ def _loop(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> N
 
 
 def _attention(infer: Infer, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
-    """Present keys and values are ``batch heads position channel`` also of packed operands.
-
-    That is without past ones. Sizes that are not known yet are found by a later turn.
-    """
+    """Present keys and values without past ones are ``batch heads position channel``, too."""
     count, by_heads = node.attributes.get_int("kv_num_heads", 0), []
     for operand, result in zip((1, 2), node.outputs[1:3], strict=False):
         value, past = node.inputs[operand], node.inputs[3 + operand : 4 + operand]

@@ -211,10 +211,7 @@ def _share_buffers(graph: onnx_ir.Graph) -> Mapping[str, str]:
 
 
 def _infer_operands(graph: onnx_ir.Graph) -> bool:
-    """Give operands of elementwise ops of one operand their result's shape; True if any got one.
-
-    A result that the model declares tells so of a reduction over axes computed at run time.
-    """
+    """Give operands of elementwise ops of one operand their result's shape; True if any got one."""
     changed = False
     for node in reversed(graph):
         operand = node.inputs[0] if len(node.inputs) == 1 else None
@@ -247,10 +244,7 @@ def _check_static(node: onnx_ir.Node, value: onnx_ir.Value, where: str) -> None:
 
 
 def _check_loops(graph: onnx_ir.Graph, where: str) -> None:
-    """Refuse loops, at any depth, whose shapes differ from iteration to iteration.
-
-    Inference takes all shapes for the first iteration's.
-    """
+    """Refuse loops, at any depth, whose shapes are not those of the first iteration."""
     for node in onnx_ir.traversal.RecursiveGraphIterator(graph):
         if node.domain or node.op_type not in ("Loop", "Scan"):
             continue
@@ -326,8 +320,7 @@ def keep_together(
 ) -> tuple[str, tuple[str, ...]]:
     """Make the nodes behind the bounded results one node, in place.
 
-    Every output of the graph is a node's own result; `bounds` are those of the copy in which these
-    have the user's bounds.
+    `bounds` are the graph's outputs in the copy in which the results have the user's bounds.
 
     Returns:
         Its name, and a note; "" and none if no such node is left.

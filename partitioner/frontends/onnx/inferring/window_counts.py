@@ -58,11 +58,7 @@ def pool_counts(node: onnx_ir.Node, image: Sizes, inferred: Sizes) -> list[Size]
 
 
 def state_pads(node: onnx_ir.Node) -> None:
-    """Write automatic padding, in place, as the pads that it is where sizes are inferred wrongly.
-
-    ONNX Runtime itself infers another size for such a node than it computes, and then refuses an
-    output.
-    """
+    """Write automatic padding, in place, as pads where ONNX Runtime infers wrong sizes itself."""
     image = node.inputs[0] if node.inputs else None
     if node.domain or image is None or image.shape is None or not image.shape.is_static():
         return
@@ -120,10 +116,7 @@ def _back_pads(node: onnx_ir.Node, sizes: Sequence[int]) -> list[int]:
 
 
 def transposed_counts(node: onnx_ir.Node, image: Sizes, inferred: Sizes) -> list[Size]:
-    """Sizes of a transposed convolution's spatial dims, as `pool_counts` has those of pools.
-
-    If they are not stated, they are at most what the windows reach.
-    """
+    """Sizes of a transposed convolution's spatial dims: at most what the windows reach."""
     weights = node.inputs[1]
     if not _auto(node).startswith("SAME") or "output_shape" in node.attributes:
         return list(inferred)

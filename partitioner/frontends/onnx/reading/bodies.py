@@ -27,17 +27,15 @@ def bodies(node: onnx_ir.Node) -> Iterator[onnx_ir.Graph]:
 
 def captured(node: onnx_ir.Node) -> tuple[onnx_ir.Value, ...]:
     """Outer values that the subgraphs of a node read, at any depth, each once, in order."""
-    return tuple(dict.fromkeys(value for body in bodies(node) for value in _outer_values(body)))
-
-
-def _outer_values(body: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
-    inner: set[onnx_ir.Value] = {*body.inputs, *body.initializers.values()}
-    for node in body:
-        for value in (*node.inputs, *captured(node)):
-            if value is not None and value not in inner:
-                yield value
-        inner.update(node.outputs)
-    yield from (value for value in body.outputs if value not in inner)
+    outer: dict[onnx_ir.Value, None] = {}
+    for body in bodies(node):
+        inner: set[onnx_ir.Value] = {*body.inputs, *body.initializers.values()}
+        for each in body:
+            reads = (*each.inputs, *captured(each))
+            outer |= {value: None for value in reads if value is not None and value not in inner}
+            inner.update(each.outputs)
+        outer |= {value: None for value in body.outputs if value not in inner}
+    return tuple(outer)
 
 
 def made(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
@@ -48,11 +46,10 @@ def made(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
 
 
 def lift_weights(graph: onnx_ir.Graph) -> None:
-    """Make the constants of bodies, at any depth, those of the graph, which bodies read, in place.
+    """Make the constants of bodies, at any depth, weights of the graph, in place.
 
-    They are weights then like others. Small ones stay, unless they lie in a file, as copies: a
-    constant that is renamed takes its tensor's name along, and the tensors are those of the message
-    that was read.
+    Small ones stay, unless they lie in a file, as copies: a constant that is renamed takes along
+    the name of its tensor, which is one of the message that was read.
     """
     holders = [body for node in RecursiveGraphIterator(graph) for body in bodies(node)]
     if not holders:

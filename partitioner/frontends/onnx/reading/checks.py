@@ -374,6 +374,5 @@ def _called(node: NodeProto) -> _FunctionId:
     return node.domain, node.op_type, node.overload
 
 
-def _flat(nodes: Iterable[NodeProto]) -> list[NodeProto]:
-    top = list(nodes)
-    return top + [node for graph in nested_graphs(top) for node in graph.node]
+def _flat(nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    return [*nodes, *(node for graph in nested_graphs(nodes) for node in graph.node)]

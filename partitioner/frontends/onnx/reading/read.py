@@ -158,10 +158,7 @@ def _newer(proto: ModelProto, where: str) -> tuple[ModelProto, tuple[str, ...]]:
 
 
 def _spread_slopes(graph: GraphProto, shaped: GraphProto) -> None:
-    """Give each PRelu, in place, a slope that opset 7 broadcasts as older ones do: by channel.
-
-    ONNX's version converter leaves a slope of one dim, which would be for the last dim.
-    """
+    """Give each PRelu, in place, a slope by channel: the converter leaves one for the last dim."""
     values = (*shaped.input, *shaped.output, *shaped.value_info)
     ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in values}
     ranks |= {tensor.name: len(tensor.dims) for tensor in shaped.initializer}
@@ -225,10 +222,7 @@ def _write_as_onnx(proto: ModelProto, name: str) -> bool:
 
 
 def _put_in_order(graph: GraphProto) -> bool:
-    """Put each node behind those whose results it reads, in place; True if any moved.
-
-    Nodes in a circle, or out of order in a body, stay as they are: ONNX Runtime refuses them, too.
-    """
+    """Put each node behind those whose results it reads, in place; True if any moved."""
     makers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     order: nx.DiGraph[int] = nx.DiGraph()
     order.add_nodes_from(range(len(graph.node)))
@@ -242,7 +236,7 @@ def _put_in_order(graph: GraphProto) -> bool:
         return False
     try:
         numbers = list(nx.lexicographical_topological_sort(order))
-    except nx.NetworkXUnfeasible:
+    except nx.NetworkXUnfeasible:  # nodes in a circle: ONNX Runtime refuses them, too
         return False
     nodes = [NodeProto.FromString(graph.node[index].SerializeToString()) for index in numbers]
     del graph.node[:]

@@ -84,8 +84,7 @@ def infer_by_runtime(node: onnx_ir.Node, opsets: Mapping[str, int]) -> Mapping[s
 def shares_buffer(node: onnx_ir.Node) -> bool:
     """Tell whether present keys of a GroupQueryAttention may lie in the buffer of past ones.
 
-    They are as many as the longer of both: the buffer has room, or `total_sequence_length` is more.
-    Where that is not constant, ONNX Runtime guesses.
+    They are as many as the longer of that and `total_sequence_length`, if the latter is constant.
     """
     if node.domain != _MICROSOFT or node.op_type != "GroupQueryAttention":
         return False
@@ -119,10 +118,7 @@ def _type_of(value: onnx_ir.Value) -> _Type:
 
 
 def _alone(node: onnx_ir.Node, opsets: Mapping[str, int]) -> ModelProto:
-    """A model of one node, with the same names for all nodes of a form.
-
-    Each result gets a dim before it, because ONNX Runtime says ``[]`` of unknown ranks, too.
-    """
+    """A model of one node; results get a first dim: ONNX Runtime says ``[]`` of unknown ranks."""
     operands: dict[onnx_ir.Value, str] = {}
     for value in node.inputs:
         if value is not None:

@@ -81,9 +81,10 @@ def _is_evaluated(node: onnx_ir.Node) -> bool:
     if node.domain or node.op_type not in _EVALUATED or _REFUSED in node.meta:
         return False
     results = [value for value in node.outputs if value.name]
-    if not results or any(v.is_graph_output() for v in results):
-        return False
-    if any(v.dtype in (None, DataType.STRING) or v.dtype.bitwidth < 8 for v in results):
+    if any(
+        v.is_graph_output() or v.dtype in (None, DataType.STRING) or v.dtype.bitwidth < 8
+        for v in results
+    ):
         return False
     if any(value is not None and value.dtype in _IN_CHAINS for value in (*node.inputs, *results)):
         return False
@@ -103,17 +104,14 @@ def _tensor(value: onnx_ir.Value) -> onnx_ir.TensorProtocol | None:
 
 
 def _may_end(node: onnx_ir.Node, made: set[onnx_ir.Value]) -> bool:
-    """Tell whether ONNX Runtime may end the process: at the least integer divided by -1.
-
-    Of operands that are not known yet it is asked again when they are.
-    """
+    """Tell whether ONNX Runtime may end the process: at the least integer divided by -1."""
     if node.op_type not in ("Div", "Mod") or len(node.inputs) != 2:
         return False
     dividend, divisor = node.inputs
     if dividend is None or divisor is None or divisor.dtype not in _SIGNED:
         return False
     if dividend in made or divisor in made:
-        return True
+        return True  # it is asked again when they are known
     a, b = _tensor(dividend), _tensor(divisor)
     assert a is not None
     assert b is not None

@@ -89,8 +89,8 @@ def draws(op: str) -> bool:
 
 def fold(model: onnx_ir.Model, growth: Growth) -> bool:
     """Fold what inferred shapes allow; True if anything changed, so that more may be inferred."""
-    changed = _fold_known(model.graph)
-    changed = _fold_views(model.graph, growth) or changed
+    changed = _fold_each(model.graph, _known)
+    changed = _fold_each(model.graph, partial(_view, growth)) or changed
     _state_forms(model)
     changed = _fold_computed(model, growth) or changed
     try:  # it simplifies; what it computes is not ONNX Runtime's
@@ -179,14 +179,11 @@ def _fold_computed(model: onnx_ir.Model, growth: Growth) -> bool:
     for node, results in evaluate_constants(model, lambda node: _may_grow(node, growth)):
         graph = node.graph
         assert isinstance(graph, onnx_ir.Graph)
-        constants = [
-            (value, onnx_ir.val(value.name, const_value=tensor))
-            for value, tensor in results.items()
-        ]
-        for value, constant in constants:
+        constants = [onnx_ir.val(v.name, const_value=tensor) for v, tensor in results.items()]
+        for value, constant in zip(results, constants, strict=True):
             convenience.replace_all_uses_with(value, constant)
         graph.remove(node, safe=True)
-        for _, constant in constants:
+        for constant in constants:
             graph.register_initializer(constant)
         changed = True
     return changed
@@ -212,32 +209,34 @@ def _numel(value: onnx_ir.Value) -> int | None:
     return math.prod(value.shape.numpy())
 
 
-def _fold_known(graph: onnx_ir.Graph) -> bool:
-    """Make the values that shape inference knows by content (Shape and what follows) constants."""
+def _fold_each(
+    graph: onnx_ir.Graph, value: Callable[[onnx_ir.Node], onnx_ir.TensorProtocol | None]
+) -> bool:
+    """Put an initializer of the same name in place of each node whose one result has a value."""
     changed = False
     for node in list(graph):
-        if len(node.outputs) != 1 or _is(node, "Constant"):
-            continue
-        tensor = node.outputs[0].const_value
-        if tensor is not None and not node.outputs[0].is_graph_output():
-            _replace(graph, node, tensor)
-            changed = True
-    return changed
-
-
-def _fold_views(graph: onnx_ir.Graph, growth: Growth) -> bool:
-    changed = False
-    for node in list(graph):
-        is_view = node.domain == "" and node.op_type in _VIEWS
-        tensor = _view(node, growth) if is_view else None
+        tensor = value(node)
         if tensor is not None:
-            _replace(graph, node, tensor)
+            old = node.outputs[0]
+            new = onnx_ir.val(old.name, const_value=tensor)
+            convenience.replace_all_uses_with(old, new)
+            graph.remove(node, safe=True)
+            graph.register_initializer(new)
             changed = True
     return changed
 
 
-def _view(node: onnx_ir.Node, growth: Growth) -> onnx_ir.LazyTensor | None:
+def _known(node: onnx_ir.Node) -> onnx_ir.TensorProtocol | None:
+    """The result of a node that shape inference knows by content (Shape and what follows)."""
+    if len(node.outputs) != 1 or _is(node, "Constant") or node.outputs[0].is_graph_output():
+        return None
+    return node.outputs[0].const_value
+
+
+def _view(growth: Growth, node: onnx_ir.Node) -> onnx_ir.LazyTensor | None:
     """The result of a re-arranging op as a view of its constant operand; None if it must stay."""
+    if node.domain or node.op_type not in _VIEWS:
+        return None
     result, source = node.outputs[0], node.inputs[0]
     if source is None or result.shape is None or result.is_graph_output():
         return None
@@ -289,15 +288,6 @@ def _fill(node: onnx_ir.Node) -> onnx_ir.TensorProtocol:
     return onnx_ir.tensor(np.zeros(1, np.float32)) if value is None else value.as_tensor()
 
 
-def _replace(graph: onnx_ir.Graph, node: onnx_ir.Node, tensor: onnx_ir.TensorProtocol) -> None:
-    """Put an initializer of the same name in place of a node with one result."""
-    old = node.outputs[0]
-    new = onnx_ir.val(old.name, const_value=tensor)
-    convenience.replace_all_uses_with(old, new)
-    graph.remove(node, safe=True)
-    graph.register_initializer(new)
-
-
 def _is_off(node: onnx_ir.Node, opset: int) -> bool:
     """Test whether a Dropout only passes its operand on (opset 7 to 11 know nothing else)."""
     if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
@@ -346,10 +336,7 @@ def _independent(node: onnx_ir.Node, opset: int) -> bool:
 
 
 def _state_forms(model: onnx_ir.Model) -> None:
-    """Write each CastLike, in place, as the Cast that it is, with all its attributes.
-
-    A SplitToSequence has no `keepdims` then where its vector of sizes overrules that.
-    """
+    """Write each CastLike, in place, as the Cast that it is, with all its attributes."""
     for node in RecursiveGraphIterator(model.graph):
         second = node.inputs[1] if len(node.inputs) > 1 and not node.domain else None
         if second is None:
@@ -359,15 +346,11 @@ def _state_forms(model: onnx_ir.Model) -> None:
             node.resize_inputs(1)
             node.attributes["to"] = onnx_ir.AttrInt64("to", second.dtype.value)
         elif node.op_type == "SplitToSequence" and _is_vector(second):
-            node.attributes.pop("keepdims", None)
+            node.attributes.pop("keepdims", None)  # the sizes overrule it
 
 
 def put_in_rows(graph: onnx_ir.Graph) -> None:
-    """Give each MatMulNBits, in place, a row of scales and zero points for each column.
-
-    Older ones have them flat, which cannot be cut along the blocks of a row: a row would be a piece
-    of its own.
-    """
+    """Give each MatMulNBits, in place, a row of scales a column, which can be cut along blocks."""
     taken = {value.name for value in made(graph)}
     for node in list(graph):
         columns = node.attributes.get("N")

@@ -383,8 +383,8 @@ def _part(
 ) -> Part:
     """The part of a node.
 
-    Another name of a value runs with the value if it is where the value is, or if stages above
-    read it, whose backward passes run before that of its own.
+    Another name of a value runs with the value if it is where the value is, or if stages above read
+    it, whose backward passes run before that of its own.
     """
     node, row = p.node, row_of(p.node)
     role = node.attrs.get("role")

@@ -80,10 +80,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The schedule in which the stages of a plan take the micro-batches of a step.
-
-    The plan's graph is that of one micro-batch.
-    """
+    """The schedule in which stages take the micro-batches of a step; the graph is of one."""
 
     #: Name of the schedule (see `ir.pipeline`), or the rows of its table, one a lane.
     schedule: str | tuple[str, ...]
@@ -444,10 +441,7 @@ def resolve_node(graph: Graph, plan: Plan, node: Node, rule: Rule | str) -> Plac
 
 
 def _check_parts(placed: PlacedNode) -> None:
-    """Refuse cuts with empty parts, which kernels do not take (ONNX Runtime divides by 0).
-
-    A dim of size 0 is the model's own.
-    """
+    """Refuse empty parts of cut dims, which kernels do not take (ONNX Runtime divides by 0)."""
     for value, at in (*placed.operands(), *placed.results()):
         for dim, layout in enumerate(at.sharding.dims):
             if layout.axes and _has_empty_part(layout):

@@ -216,10 +216,7 @@ class Rule:
 
     @cached_property
     def links(self) -> tuple[tuple[str, ...], ...]:
-        """Classes of factors that are cut together, as the terms of a sum share their axes.
-
-        A class with a factor that may not be cut is left out.
-        """
+        """Classes of factors that are cut together, as terms of a sum are, if all may be cut."""
         parent = {name: name for name in self.factors}
 
         def root(name: str) -> str:
@@ -259,10 +256,7 @@ class Rule:
 
     @cached_property
     def is_product(self) -> bool:
-        """Tell whether the operator multiplies matrices, or convolves.
-
-        Two operands share a factor that is summed over, and each has one that the other lacks.
-        """
+        """Tell whether two operands share a summed factor, and each has one of its own."""
         names = [names_of([dims]).keys() for dims in self.operands if dims is not None]
         summed = {n for n, factor in self.factors.items() if factor.kind is FactorKind.REDUCE}
         return self.flops_per_point > 0 and any(

@@ -65,10 +65,7 @@ def _forward(view: OpView) -> Rule:
 
 
 def _grad_input(view: OpView) -> Rule:
-    """``result, weights -> data`` sums output channels.
-
-    It slides as the transposed convolution does; that of a transposed one as a convolution.
-    """
+    """``result, weights -> data`` sums output channels; it slides as the other kind does."""
     dims, transposed = _dims(view, view.shape(1)), _is_transposed(view)
     slides = _slides(view, view.shape(1))
     shapes = view.shape(), view.out_shape
@@ -87,10 +84,7 @@ def _grad_input(view: OpView) -> Rule:
 
 
 def _grad_weight(view: OpView) -> Rule:
-    """``result, data -> weights`` sums the batch and the positions of the windows.
-
-    These are elements of the result, and of a transposed convolution those of the data.
-    """
+    """``result, data -> weights`` sums the batch and the positions of the windows."""
     dims, slides = _dims(view, view.out_shape), _slides(view, view.out_shape)
     slid = 0 if _is_transposed(view) else 1
     shapes = view.shape(slid), view.shape(1 - slid)
@@ -155,10 +149,7 @@ def _gathered(
 def _alike(
     view: OpView, node: Node, slides: Sequence[Slide], local: LocalView, pads: Pads
 ) -> LocalOp | None:
-    """A convolution padded alike at both ends, whose first or last positions are sliced off.
-
-    That is quicker than a padded copy of the image, where these positions are few; None otherwise.
-    """
+    """A convolution padded alike, less its first or last positions; None unless these are few."""
     shape, crops, padding = list(local.out_shapes[0]), [], []
     for dim, (slide, (before, after)) in enumerate(zip(slides, pads, strict=True), 2):
         count, most = shape[dim], max(before, after)
@@ -182,10 +173,7 @@ def padded(
     pads: Pads,
     value: float = 0,
 ) -> LocalOp:
-    """A local node with attribute `padding`, or on an operand that is padded first.
-
-    A pool's attribute may be no more than half its window.
-    """
+    """A local node with `padding`, of a pool at most half its window, or on a padded operand."""
     most = view.ints("kernel_size") or (math.inf,)
     if all(before == after <= min(most) / 2 for before, after in pads):
         padding = tuple(before for before, _ in pads)
@@ -209,10 +197,7 @@ def padded(
 
 
 def _spread(view: OpView, local: LocalView, slides: Sequence[Slide]) -> LocalOp:
-    """The node without cropping, then the device's part of its result: a window is added up.
-
-    `view` is a transposed convolution, or the gradient of the data of another one.
-    """
+    """A transposed convolution, or another's data gradient: its whole, then the device's part."""
     of_data = "input_size" in view.node.attrs
     attrs = _groups(local)
     if not local.regions:

@@ -60,10 +60,7 @@ def _local_weight(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _by_group(text: str, count: str = "", **options: Any) -> Callable[[OpView], Rule]:
-    """A rule over images with channels C in groups G: as many as an attribute counts, or operand 2.
-
-    Points are those of the data; a factor of size 1 is none.
-    """
+    """A rule over images; channels C are in groups G, which an attribute or operand 2 counts."""
     operands, _, results = text.partition("->")
 
     def rule(view: OpView) -> Rule:

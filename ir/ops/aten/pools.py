@@ -56,10 +56,7 @@ def _pool(view: OpView, space: int, *, linear: bool) -> Rule:
 
 
 def _backward(view: OpView, space: int) -> Rule:
-    """The gradient of a pool, one FLOP a point of the window.
-
-    The operands are the result's gradient, the data, and maybe the indices of the maxima.
-    """
+    """The gradient of a pool; operands are the result's, the data, and maybe indices of maxima."""
     dims, slides = planes(view, space), _slides(view, space)
     shapes, windows = (view.shape(), view.out_shape), dict[tuple[int, str], Window]()
     for index in range(0, len(view.types), 2):

@@ -39,10 +39,7 @@ UPSAMPLING: Mapping[str, tuple[str, int]] = {
 
 
 def _resampled(view: OpView, space: int, operands: str = "s", *, linear: bool = True) -> Rule:
-    """``n.. s.. -> n.. o..``, where all spatial dims are whole; a FLOP an element of operand 0.
-
-    `operands` has the prefix of the spatial dims of each operand: s, or o for the result's.
-    """
+    """``n.. s.. -> n.. o..``, s and o whole; `operands` has the prefix, s or o, of each operand."""
     first, result = planes(view, space), planes(view, space, "o")
     return view.rule(
         [first if prefix == "s" else result for prefix in operands],
@@ -55,11 +52,7 @@ def _resampled(view: OpView, space: int, operands: str = "s", *, linear: bool = 
 
 
 def _upsample(view: OpView, mode: str, space: int, *, backward: bool = False) -> Rule:
-    """A multiply-add for each tap of an element of the larger tensor, linear in every mode.
-
-    The larger tensor is the result, of a gradient the operand. A copy costs no FLOPs. Dims that
-    grow by a whole number are cut with a halo.
-    """
+    """A multiply-add a tap of an element of the larger tensor, linear; grown dims have a halo."""
     mode, space = mode or _mode(view), space or view.rank() - 2
     points = sliding.TAPS[mode] ** space
     zooms, rank = _zooms(view, mode, space, backward=backward), view.rank()
@@ -85,10 +78,7 @@ def _upsample(view: OpView, mode: str, space: int, *, backward: bool = False) ->
 
 
 def _zooms(view: OpView, mode: str, space: int, *, backward: bool = False) -> dict[int, Zoom]:
-    """Dims that grow by a whole number, so that each part is resized as the whole is.
-
-    With antialiasing, weights at a border depend on what lies beyond it.
-    """
+    """Dims that grow by a whole number, so that each part is resized as the whole is."""
     small, large = view.shape(), view.out_shape
     if backward:
         small, large = large, small

@@ -76,11 +76,7 @@ def _gemm(view: OpView, *, rounded: bool = False) -> Rule:
 
 
 def _einsum(view: OpView) -> Rule:
-    """Letters are factors; those that the result lacks are summed.
-
-    A multiply-add for each point of all letters: what one loop nest costs. Runtimes contract three
-    and more operands in pairs and may do less.
-    """
+    """Letters are loops, of one nest; runtimes contract several operands in pairs, with less."""
     equation = str(view.attr("equation", ""))
     terms, result = _terms(equation, [len(shape or ()) for shape in view.shapes])
     for term in (*terms, result):

@@ -68,10 +68,7 @@ def _stated_slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
 
 
 def _back_slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
-    """The windows of a transposed convolution, which may state its result's shape in place of pads.
-
-    Then what is left over is cropped, in halves.
-    """
+    """Windows of a transposed convolution; of a stated result, the rest is cropped in halves."""
     slides, auto = _stated_slides(view, kernel), str(view.attr("auto_pad", "NOTSET"))
     if view.attr("output_shape") is None and not auto.startswith("SAME"):
         return slides

@@ -301,10 +301,7 @@ class _ModuleCalls(Calls):
         return alias
 
     def add_results(self) -> tuple[str, ...]:
-        """The value of each flat result of the module; "" for one that is no tensor.
-
-        Outputs of a graph are made by nodes, each once: other results get an alias.
-        """
+        """Values of the module's flat results, repeated ones as aliases; "" for no tensor."""
         made = {value for node in self.nodes for value in node.writes}
         results: list[str] = []
         for _, node in self._outputs(Role.OUTPUT):

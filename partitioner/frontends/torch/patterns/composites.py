@@ -64,11 +64,7 @@ def _state_dtype(node: fx.Node) -> bool:
 
 
 def _replace_bag(bag: fx.Node) -> bool:
-    """Replace `embedding_bag` by our own operator, whose table can be cut.
-
-    Those whose gradients are sparse or scaled by frequency stay, and those of which more than the
-    result is used.
-    """
+    """Make `embedding_bag` ours, unless gradients are sparse or scaled, or more is used of it."""
     args = arguments_of(bag)
     used = [user for user in bag.users if user.users]
     if args["scale_grad_by_freq"] or args["sparse"]:

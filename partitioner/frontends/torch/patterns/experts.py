@@ -169,10 +169,7 @@ def _scaled(rows: _Rows) -> tuple[_Product, fx.Node] | None:
 
 
 def _typed_alike(last: fx.Node, layer: _Layer) -> bool:
-    """Tell whether the layer computes in one type of floats, but for its weights of choices.
-
-    Its results are then of the type of both.
-    """
+    """Tell whether all but the weights of choices, and so the results, are of one float type."""
     x, weights = value(layer.x), value(layer.weights)
     both = layer.up, layer.down
     operands = [*(one.weights for one in both), *(one.bias for one in both if one.bias is not None)]
@@ -340,10 +337,7 @@ def _flattened(node: fx.Node) -> fx.Node | None:
 
 
 def replace_lookups(module: fx.GraphModule) -> None:
-    """Replace rows that are gathered of weights of experts by embeddings of them, in place.
-
-    Weights are parameters of three or more dims; biases, with two, are gathered by the same ids.
-    """
+    """Replace rows gathered of weights of experts, and of their biases, by embeddings."""
     for part in graph_modules(module):
         found = [node for node in part.graph.nodes if _looks_up(node)]
         chosen = {indices_of(node)[0] for node in found if value(args_of(node)[0]).dim() > 2}

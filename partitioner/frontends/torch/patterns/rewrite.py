@@ -125,10 +125,7 @@ _SAME = {
 
 
 def through(node: Any, *, casts: bool = False) -> Any:
-    """The node that gives a value, seen through copies, and if `casts` through other types.
-
-    Not through what cuts a float off from its gradient, which the layer's own would go past.
-    """
+    """The node behind copies, and casts if asked, but not behind what cuts off a gradient."""
     while isinstance(node, fx.Node) and calls(node, *_SAME):
         source = args_of(node)[0]
         if not casts and value(source).dtype != value(node).dtype:

@@ -65,11 +65,7 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 
 
 def _place_of(tensor: Tensor) -> tuple[int, range]:
-    """A memory, and the bytes of it from a tensor's first element to its last.
-
-    The memory is the process's, 0 (NumPy's arrays may have several storages), or the storage of a
-    tensor without an address, as on the meta device.
-    """
+    """The memory (0, or the storage of a tensor without address) and bytes of a tensor."""
     address = 0 if without_contents(tensor) else tensor.data_ptr()
     start = address or tensor.storage_offset() * tensor.element_size()
     memory = 0 if address else tensor.untyped_storage()._cdata

@@ -68,10 +68,7 @@ def writing_assigned_buffers(module: nn.Module) -> Iterator[set[str]]:
 
 
 def written_early(program: ExportedProgram, buffers: set[str], *, training: bool) -> None:
-    """Write assigned buffers as soon as their contents are made, in an exported graph.
-
-    In training what reads a buffer reads a copy: the backward pass may keep it.
-    """
+    """Write assigned buffers once made; readers in training read copies, which may be kept."""
     names, graph = program.graph_signature.inputs_to_buffers, program.graph_module.graph
     placeholders = graph.find_nodes(op="placeholder")
     writes = {

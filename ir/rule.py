@@ -298,11 +298,7 @@ class Rule:
         return tuple(axis for axis in rows.axes if axis in owners.axes)
 
     def inside(self, layouts: Layouts, mesh: DeviceMesh) -> Layouts:
-        """The cut under which devices compute: of rows that were sent, all count on a device.
-
-        A device gets those that chose what it has, which is, as of any cut of the owners, its share
-        of the work.
-        """
+        """The cut under which devices compute: of rows that were sent, all count on a device."""
         axes = self.dispatched(layouts)
         if not axes or self.dispatch is None:
             return layouts
@@ -406,11 +402,7 @@ class Rule:
         mesh: DeviceMesh,
         window: Window | Parts | None = None,
     ) -> dict[str, DimLayout] | None:
-        """The cut of one factor in each term that gives a dim this layout, None if none does.
-
-        Where a window slides over the dim, the cut of the loop that starts and ends where the
-        layout's parts do.
-        """
+        """The cut of a factor in each term that gives a dim this layout, windows too; else None."""
         if len(expr) == 1 and len(expr[0]) == 1:
             factor = self.factors[expr[0][0]]
             if window is not None and factor.kind in LOOPS:

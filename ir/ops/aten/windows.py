@@ -162,17 +162,6 @@ def _channel_shuffle(view: OpView) -> Rule:
     return view.rule("n (g c) s..", "n (c g) s..", sizes=sizes, linear=[0])
 
 
-def _adaptive_pools(space: int) -> dict[str, OpRow]:
-    """Rows of adaptive pools over 2 or 3 dims, which read every element about once."""
-    rules = {
-        f"_adaptive_avg_pool{space}d": partial(_resampled, space=space),
-        f"_adaptive_avg_pool{space}d_backward": partial(_resampled, space=space, operands="so"),
-        f"adaptive_max_pool{space}d": partial(_resampled, space=space, linear=False),
-        f"adaptive_max_pool{space}d_backward": partial(_resampled, space=space, operands="sos"),
-    }
-    return {f"aten::{op}": OpRow(rule) for op, rule in rules.items()}
-
-
 def _upsampling(mode: str = "", space: int = 0, *, backward: bool = False) -> OpRow:
     """Row of upsampling; its mode is an attribute if none is given."""
     how: Mapping[str, Any] = {"mode": mode, "space": space, "backward": backward}
@@ -180,8 +169,18 @@ def _upsampling(mode: str = "", space: int = 0, *, backward: bool = False) -> Op
 
 
 ROWS: Mapping[str, OpRow] = {
-    **_adaptive_pools(2),
-    **_adaptive_pools(3),
+    **{  # adaptive pools read every element about once
+        f"aten::{op.replace('N', str(space))}": OpRow(
+            partial(_resampled, space=space, operands=operands, linear=linear)
+        )
+        for space in (2, 3)
+        for op, operands, linear in (
+            ("_adaptive_avg_poolNd", "s", True),
+            ("_adaptive_avg_poolNd_backward", "so", True),
+            ("adaptive_max_poolNd", "s", False),
+            ("adaptive_max_poolNd_backward", "sos", True),
+        )
+    },
     **{
         f"aten::{op}{form}": _upsampling(*mode, backward=form == "_backward")
         for op, mode in UPSAMPLING.items()

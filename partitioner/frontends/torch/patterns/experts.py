@@ -342,9 +342,18 @@ def replace_lookups(module: fx.GraphModule) -> None:
         found = [node for node in part.graph.nodes if _looks_up(node)]
         chosen = {indices_of(node)[0] for node in found if value(args_of(node)[0]).dim() > 2}
         found = [node for node in found if indices_of(node)[0] in chosen]
-        counted: dict[tuple[fx.Node, int], fx.Node] = {}
+        counted: dict[tuple[fx.Node, int], fx.Node] = {}  # ids from the begin on, made once
         for node in found:
-            _embed(node, counted)
+            write, (matrix, (ids,)) = Rewriter(node), args_of(node)
+            size, shape = value(matrix).shape[0], list(value(node).shape)
+            if value(matrix).dim() > 2:
+                matrix = write.call(_aten.reshape.default, matrix, [size, -1])
+            if (ids, size) not in counted:
+                from_end = write.call(_aten.lt.Scalar, ids, 0)
+                moved = write.call(_aten.add.Tensor, ids, size)
+                counted[ids, size] = write.call(_aten.where.self, from_end, moved, ids)
+            rows = write.call(_aten.embedding.default, matrix, counted[ids, size])
+            write.give(write.call(_aten.reshape.default, rows, shape))
         if found:
             part.recompile()
 
@@ -363,17 +372,3 @@ def _looks_up(node: fx.Node) -> bool:
         and ids is not None
         and value(ids).dtype == torch.int64
     )
-
-
-def _embed(node: fx.Node, counted: dict[tuple[fx.Node, int], fx.Node]) -> None:
-    """Replace a lookup by one of a matrix, with ids that count from the begin, made once."""
-    write, (matrix, (ids,)) = Rewriter(node), args_of(node)
-    size, shape = value(matrix).shape[0], list(value(node).shape)
-    if value(matrix).dim() > 2:
-        matrix = write.call(_aten.reshape.default, matrix, [size, -1])
-    if (ids, size) not in counted:
-        from_end = write.call(_aten.lt.Scalar, ids, 0)
-        moved = write.call(_aten.add.Tensor, ids, size)
-        counted[ids, size] = write.call(_aten.where.self, from_end, moved, ids)
-    found = write.call(_aten.embedding.default, matrix, counted[ids, size])
-    write.give(write.call(_aten.reshape.default, found, shape))

@@ -57,10 +57,7 @@ class Rewriter:
         return call
 
     def give(self, call: fx.Node) -> None:
-        """Make the node the call that was written last, which goes.
-
-        The node keeps its name, which the program's signature may hold.
-        """
+        """Make the node, which keeps its name (a signature's), the call written last."""
         node = self.node
         node.target, node.args, node.kwargs = call.target, call.args, call.kwargs
         node.meta["val"] = call.meta["val"]

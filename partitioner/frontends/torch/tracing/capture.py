@@ -145,12 +145,7 @@ def export_module(
 def _settled(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
 ) -> tuple[ExportedProgram, Assigned]:
-    """As `_exported`, of a module whose numbers each forward pass leaves as they are.
-
-    Raises:
-        FrontendError: Each pass changes a number that is an attribute, or the pass behind the one
-            that has set it is another program.
-    """
+    """As `_exported`, refusing numbers that each pass changes, or that change the next program."""
     program, assigned = _exported(module, args, kwargs, training=training)
     if numbers := assigned.lasting:
         with replaced({(one.module, one.name): one.after for one in numbers}):

@@ -52,10 +52,7 @@ def meant_keyword(error: TypeError, known: Iterable[str]) -> str:
 
 
 def hints_keywords(function: Function) -> Function:
-    """Have a call with an unknown keyword argument say which one may be meant.
-
-    Of a class, this holds for what makes its objects and for its public methods.
-    """
+    """Have calls of a function, or of a class and its methods, hint at unknown keywords."""
     if isinstance(function, type):
         for name, member in list(vars(function).items()):
             if name.startswith("_") and name != "__init__":

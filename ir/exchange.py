@@ -81,10 +81,7 @@ def nested(outer: Region, inner: Region) -> Region:
 
 
 def localize(pieces: Intervals, wanted: Intervals) -> Intervals:
-    """Global intervals as intervals of the local concatenation of `pieces`, neighbours merged.
-
-    Each wanted interval lies within one piece.
-    """
+    """Intervals, each in one piece, in the concatenation of `pieces`; neighbours are merged."""
     local: list[Interval] = []
     index = base = 0
     for start, length in wanted:
@@ -119,21 +116,14 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
 def _overlap(
     held: Intervals, offered: Intervals, wanted: Intervals
 ) -> tuple[Intervals, Intervals] | None:
-    """The elements both offered and wanted, in local coordinates of each side; None if none are.
-
-    `offered` are among those that are held.
-    """
+    """Elements both offered and wanted, in local coordinates of each side; None if none are."""
     part = intersect(offered, wanted)
     return (localize(held, part), localize(wanted, part)) if part else None
 
 
 @lru_cache(maxsize=65536)
 def _offers(held: tuple[Intervals, ...], own: Intervals | None) -> Mapping[Intervals, Intervals]:
-    """The elements of a dim that each holder offers, so that each element is offered once.
-
-    `held` are the distinct parts of the holders. A device takes what it holds, `own`, from itself.
-    Others offer the elements that no earlier part has: of parts that do not overlap, all of them.
-    """
+    """The elements of a dim that each holder offers, each once; a device takes its `own` itself."""
     first = [own] if own is not None else []
     offers: dict[Intervals, Intervals] = {}
     taken: Intervals = ()
@@ -237,10 +227,7 @@ def _overlaps(
     offers: Sequence[dict[Intervals, Intervals]] | None,
     wanted: Region,
 ) -> list[_Overlap]:
-    """Intersect each distinct part with a wanted part; parts that share nothing are left out.
-
-    `offers` are those of `_dim_offers`; None if each part offers all that it has.
-    """
+    """Intersect distinct parts, or what `_dim_offers` leaves of them, with a wanted part."""
     overlaps = []
     for pieces in holders:
         offered = pieces if offers is None else map(dict.__getitem__, offers, pieces)

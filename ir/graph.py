@@ -49,11 +49,7 @@ Attr: TypeAlias = (
 
 @dataclass(frozen=True)
 class Constant:
-    """A weight or a small constant, loaded lazily.
-
-    The contents of a `weight` steer no rule, however small it is: planning does not need them, and
-    they may change.
-    """
+    """A weight, whose contents steer no rule and may change, or a small constant; loaded lazily."""
 
     type: TensorType
     load: Callable[[], np.ndarray] = field(repr=False, compare=False)

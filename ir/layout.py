@@ -40,10 +40,7 @@ Segments = tuple[tuple[int, ...], ...]
 
 @contextmanager
 def followed() -> Iterator[None]:
-    """Allow layouts of many segments in a block: those of micro-batches, which no device cuts.
-
-    Their axes must be none of a plan's, since layouts of equal axes are remembered.
-    """
+    """Allow layouts of many segments in a block, over axes that are none of a plan's."""
     token = _most_segments.set(MOST_FOLLOWED)
     try:
         yield

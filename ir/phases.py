@@ -113,11 +113,7 @@ class RunOrder:
 
     @property
     def turns(self) -> bool:
-        """Tell whether the step stops before its backward passes.
-
-        The forward passes have delivered the results, and the caller gives the gradient of the
-        loss. Else all micro-batches run before.
-        """
+        """Tell whether the step stops before its backward passes, for the caller's gradient."""
         return self.is_whole and self.table.trains
 
     def is_late(self, phase: int) -> bool:
@@ -129,10 +125,7 @@ class RunOrder:
         return self._own.get(self._lane_of.get(device), self._own[None])
 
     def places(self, device: int) -> Mapping[int, float] | None:
-        """The mean turn of each phase of a device with several stages; None for one with one.
-
-        A lane of one stage runs the phases of a micro-batch in the order of their numbers.
-        """
+        """The mean turn of each phase of a device with several stages; None for one with one."""
         return self._places.get(self._lane_of.get(device))
 
     @cached_property
@@ -185,10 +178,7 @@ class StepOrder(RunOrder):
     before: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     def is_before(self, phase: int, later: int, device: int) -> bool:
-        """Tell whether a phase runs before another, of the same micro-batch, as a device sees it.
-
-        In every order that the data allow, or as the table has both phases on the device.
-        """
+        """Tell whether a phase is before another of a micro-batch, by the data or on the device."""
         if phase in self.before[later]:
             return True
         place = {run: index for index, run in enumerate(self.runs(device))}
@@ -383,8 +373,8 @@ def _part(
 ) -> Part:
     """The part of a node.
 
-    Another name of a value runs with the value if it is where the value is, or if stages above
-    read it, whose backward passes run before that of its own.
+    Another name of a value runs with the value if it is where the value is, or if stages above read
+    it, whose backward passes run before that of its own.
     """
     node, row = p.node, row_of(p.node)
     role = node.attrs.get("role")

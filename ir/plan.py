@@ -80,10 +80,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The schedule in which the stages of a plan take the micro-batches of a step.
-
-    The plan's graph is that of one micro-batch.
-    """
+    """The schedule in which stages take the micro-batches of a step; the graph is of one."""
 
     #: Name of the schedule (see `ir.pipeline`), or the rows of its table, one a lane.
     schedule: str | tuple[str, ...]
@@ -307,10 +304,7 @@ class PlacedNode:
 
     @property
     def loads(self) -> tuple[float, ...]:
-        """Share of the choices that each part of the owners is known to get, in the parts' order.
-
-        () if that is not known, or they are not cut (see `ir.loops.dispatch`).
-        """
+        """Shares of the choices of each part of the owners, in order; () if unknown or not cut."""
         dispatch = None if self.rule is None else self.rule.dispatch
         owners = self.layouts.get(dispatch.owners) if dispatch is not None else None
         if dispatch is None or not dispatch.loads or owners is None:
@@ -324,10 +318,7 @@ class PlacedNode:
         return tuple(loads[part] for part in range(len(loads)))
 
     def group(self, point: Mapping[str, int]) -> tuple[int, ...]:
-        """The devices that send each other iterations with the one at a mesh coordinate, or ().
-
-        They ascend, as the ranks of a process group do, whatever the order of the mesh.
-        """
+        """The devices that exchange iterations with a mesh coordinate, ascending; or ()."""
         sent = self.sent
         if not sent:
             return ()
@@ -435,28 +426,20 @@ def resolve_node(graph: Graph, plan: Plan, node: Node, rule: Rule | str) -> Plac
     try:
         layouts = {n: _layout(cut, factors[n].size, mesh) for n, cut in decision.cuts.items()}
         placed = place(graph, node, mesh, layouts, rule if isinstance(rule, Rule) else None)
-        _check_parts(placed)
+        for value, at in (*placed.operands(), *placed.results()):
+            for dim, layout in enumerate(at.sharding.dims):
+                if layout.axes and _has_empty_part(layout):  # kernels take none; ORT divides by 0
+                    sizes = layout.sizes()
+                    shown = ",".join(map(str, sizes[:8])) + (",..." if len(sizes) > 8 else "")
+                    raise PlanError(
+                        f"dim {dim} of {value!r} ({layout.size}) is cut into parts of {shown} over "
+                        f"{'*'.join(layout.axes)}; every part must have at least 1"
+                    )
     except IRError as error:
         raise PlanError(f"{node.name!r} ({node.op}): {error}") from None
     if plan.pipeline is not None:
         placed = replace(placed, stage=plan.pipeline.stages[decision.group])
     return placed
-
-
-def _check_parts(placed: PlacedNode) -> None:
-    """Refuse cuts with empty parts, which kernels do not take (ONNX Runtime divides by 0).
-
-    A dim of size 0 is the model's own.
-    """
-    for value, at in (*placed.operands(), *placed.results()):
-        for dim, layout in enumerate(at.sharding.dims):
-            if layout.axes and _has_empty_part(layout):
-                sizes = layout.sizes()
-                shown = ",".join(map(str, sizes[:8])) + (",..." if len(sizes) > 8 else "")
-                raise PlanError(
-                    f"dim {dim} of {value!r} ({layout.size}) is cut into parts of {shown} over "
-                    f"{'*'.join(layout.axes)}; every part must have at least 1"
-                )
 
 
 @lru_cache(maxsize=65536)

@@ -216,10 +216,7 @@ class Rule:
 
     @cached_property
     def links(self) -> tuple[tuple[str, ...], ...]:
-        """Classes of factors that are cut together, as the terms of a sum share their axes.
-
-        A class with a factor that may not be cut is left out.
-        """
+        """Classes of factors that are cut together, as terms of a sum are, if all may be cut."""
         parent = {name: name for name in self.factors}
 
         def root(name: str) -> str:
@@ -259,10 +256,7 @@ class Rule:
 
     @cached_property
     def is_product(self) -> bool:
-        """Tell whether the operator multiplies matrices, or convolves.
-
-        Two operands share a factor that is summed over, and each has one that the other lacks.
-        """
+        """Tell whether two operands share a summed factor, and each has one of its own."""
         names = [names_of([dims]).keys() for dims in self.operands if dims is not None]
         summed = {n for n, factor in self.factors.items() if factor.kind is FactorKind.REDUCE}
         return self.flops_per_point > 0 and any(
@@ -304,11 +298,7 @@ class Rule:
         return tuple(axis for axis in rows.axes if axis in owners.axes)
 
     def inside(self, layouts: Layouts, mesh: DeviceMesh) -> Layouts:
-        """The cut under which devices compute: of rows that were sent, all count on a device.
-
-        A device gets those that chose what it has, which is, as of any cut of the owners, its share
-        of the work.
-        """
+        """The cut under which devices compute: of rows that were sent, all count on a device."""
         axes = self.dispatched(layouts)
         if not axes or self.dispatch is None:
             return layouts
@@ -412,11 +402,7 @@ class Rule:
         mesh: DeviceMesh,
         window: Window | Parts | None = None,
     ) -> dict[str, DimLayout] | None:
-        """The cut of one factor in each term that gives a dim this layout, None if none does.
-
-        Where a window slides over the dim, the cut of the loop that starts and ends where the
-        layout's parts do.
-        """
+        """The cut of a factor in each term that gives a dim this layout, windows too; else None."""
         if len(expr) == 1 and len(expr[0]) == 1:
             factor = self.factors[expr[0][0]]
             if window is not None and factor.kind in LOOPS:

@@ -77,10 +77,7 @@ def single(expr: DimExpr) -> str:
 def listed(
     side: str | Sequence[str | Sequence[str] | None], shapes: Sequence[Sequence[int] | None]
 ) -> list[list[str] | None]:
-    """Dims of each tensor of a side: ``"b m k, k n"``, or a text or list of dims a tensor.
-
-    None where it is absent, or outside the loops: ``"_"``, None or none given.
-    """
+    """Dims of each tensor of a side; None where it is absent, or outside the loops: ``"_"``."""
     tensors = side.split(",") if isinstance(side, str) else side
     dims_of: list[list[str] | None] = []
     for dims, shape in zip((*tensors, *[None] * len(shapes)), shapes, strict=False):

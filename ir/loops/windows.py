@@ -46,10 +46,7 @@ class Window:
         return _layout(self, positions)
 
     def positions(self, layout: DimLayout, count: int) -> DimLayout | None:
-        """The cut of the loop, of `count` positions, along the parts of the dim; None without one.
-
-        A position belongs to the part that has its element, counted without the padding.
-        """
+        """The cut of the loop, of `count` positions, along the dim's parts, if any; no padding."""
         if len(layout.segments) > 1 or layout.windows or not layout.axes:
             return None
         (cuts,) = layout.segments
@@ -58,10 +55,7 @@ class Window:
         return DimLayout.cut(layout.axes, [tuple(b - a for a, b in pairwise(bounds))])
 
     def elements(self, positions: DimLayout) -> DimLayout | None:
-        """The plain cut of the dim along a cut of the loop, without the halo; None without one.
-
-        Inverse of `positions` where the dim's parts have whole strides.
-        """
+        """The plain cut of the dim along a cut of the loop, without the halo, if any."""
         if len(positions.segments) > 1 or positions.windows or not positions.axes:
             return None
         (cuts,) = positions.segments
@@ -87,11 +81,7 @@ def _layout(window: Window, positions: DimLayout) -> DimLayout:
 
 @dataclass(frozen=True)
 class Parts:
-    """A dim that is cut in one way only, in as many parts as a loop has positions.
-
-    It takes the place of a `Window`: the loop is cut into single positions, and the device of
-    position i has the elements that coordinate i owns.
-    """
+    """A dim that is cut in one way only: the device of position i of the loop has part i."""
 
     segments: Segments  #: Elements of each run of the dim that each position owns.
 

@@ -1,7 +1,4 @@
-"""Offers of a graph: nodes that may be left out, and the alternatives that follow.
-
-A plan is for a graph without offers (`rewrites.graph_writer`).
-"""
+"""Offers of a graph: nodes that may be left out (`rewrites.graph_writer`), and alternatives."""
 
 from __future__ import annotations
 

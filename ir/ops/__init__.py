@@ -67,10 +67,7 @@ _KNOWN: WeakKeyDictionary[Graph, _Known] = WeakKeyDictionary()
 
 
 def rule_of(graph: Graph, node: Node) -> Rule | str:
-    """The rule of a node of the graph, or why it has none (the clause goes into the report).
-
-    Each is computed once and kept while the graph lives; equal rules are one object.
-    """
+    """The rule of a node, computed once for a graph, or why it has none: the report's clause."""
     known = _KNOWN.setdefault(graph, _Known())
     if node.name not in known.by_node:
         form, row = _form(graph, node), row_of(node)
@@ -102,10 +99,7 @@ def _form(graph: Graph, node: Node) -> Hashable:
 
 
 def inherit_rules(graph: Graph, source: Graph) -> None:
-    """Take over the rules that are known of the nodes that a graph has from another one.
-
-    The values of both have the same types, and the constants the same contents.
-    """
+    """Take over known rules of nodes of another graph, of equal values and constants."""
     known = _KNOWN.get(source)
     if known is None:
         return

@@ -11,7 +11,6 @@ import math
 import re
 
 from partitioner.ir.graph import Graph, Node, Opaque
-from partitioner.ir.types import TensorType
 
 #: Ops that multiply weights: projections inside attention, recurrent and expert layers too.
 _PRODUCTS = re.compile("MatMul|Gemm|Conv(?!ert)|Attention|MoE|LSTM|GRU|RNN")
@@ -49,18 +48,15 @@ def _weights(graph: Graph, node: Node) -> float:
         return float(depth * columns)
     constants = {name for name in node.inputs if name in graph.constants}
     types = [graph.types[name] for name in sorted(constants)]
+    bits = node.attrs.get("bits", node.attrs.get("expert_weight_bits", 8))
+    packed = 8 // bits if isinstance(bits, int) and 0 < bits < 8 else 1  # elements in a byte
     weights = sum(
-        math.prod(type_.shape) * _packed(node, type_) for type_ in types if type_.rank > 1
+        math.prod(type_.shape) * (packed if type_.dtype == "uint8" else 1)
+        for type_ in types
+        if type_.rank > 1
     )
     experts = max((type_.shape[0] for type_ in types if type_.rank == 3), default=1)
     chosen = node.attrs.get("k", experts)
     if _EXPERTS.search(node.op) and isinstance(chosen, int):
         return weights * min(chosen, experts) / max(experts, 1)
     return float(weights)
-
-
-def _packed(node: Node, type_: TensorType) -> int:
-    """Elements in one of a packed tensor of bytes."""
-    bits = node.attrs.get("bits", node.attrs.get("expert_weight_bits", 8))
-    packed = type_.dtype == "uint8" and isinstance(bits, int) and 0 < bits < 8
-    return 8 // bits if packed and isinstance(bits, int) else 1

@@ -87,10 +87,11 @@ def local_shape_operand(index: int) -> Localize:
     return lambda view, local: with_constant(view, index, np.array(local.out_shapes[0], np.int64))
 
 
+def own_groups(local: LocalView, attr: str) -> dict[str, Attr]:
+    """The attribute that counts groups, factor g, for a device's own."""
+    return {attr: local.sizes["g"]} if "g" in local.sizes else {}
+
+
 def local_groups(attr: str) -> Localize:
-    """Sets an attribute that counts groups, factor g, to the number of the device's own."""
-
-    def localize(view: OpView, local: LocalView) -> LocalOp:
-        return same_node(view, **({attr: local.sizes["g"]} if "g" in local.sizes else {}))
-
-    return localize
+    """Sets an attribute that counts groups to the number of the device's own."""
+    return lambda view, local: same_node(view, **own_groups(local, attr))

@@ -23,10 +23,7 @@ def part_of(
     name: str,
     made: str = "",
 ) -> LocalOp:
-    """The part of a value of this type that lies in an interval of each cut dim.
-
-    `name` is that of the node that makes the part, and of the part unless it is `made`.
-    """
+    """The part of a value in an interval of each cut dim, under the node's name unless `made`."""
     if graph.domain == "aten":
         return sliced(value, type_, cuts, name, made or name)
     starts = tuple(start for start, _ in cuts.values())

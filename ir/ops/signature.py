@@ -21,10 +21,7 @@ class OpaqueError(IRError):
 
 
 class Options(TypedDict, total=False):
-    """Options of `Signature.rule`: those of `Rule.of`, and another one.
-
-    Operands in `sums` are `linear` if the element types allow it (`Signature.sums`).
-    """
+    """Options of `Rule.of`, and `sums`: operands that are `linear` if element types allow it."""
 
     sizes: Mapping[str, int]
     whole: Names

@@ -71,11 +71,7 @@ class OpView(Signature):
         return dim % count
 
     def ints(self, name: str, index: int | None = None) -> tuple[int, ...] | None:
-        """Integers of an attribute or, in newer opsets, of operand `index`; None without both.
-
-        Raises:
-            OpaqueError: The operand is given and is not a constant.
-        """
+        """Integers of an attribute or operand `index`, or None; OpaqueError if it is computed."""
         value = self.node.attrs.get(name)
         if isinstance(value, tuple):
             return tuple(int(v) for v in value)

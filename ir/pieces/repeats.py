@@ -55,10 +55,7 @@ def numbered(keys: Iterable[Hashable]) -> Ints:
 
 
 def crossing(graph: Graph, weight: Callable[[str], float]) -> Floats:
-    """Add up, for the point before each node, the weights of the values that cross it.
-
-    A value crosses from after its producer to its last reader.
-    """
+    """Add up, before each node, the weights of values made before it and read from there on."""
     change = np.zeros(len(graph.nodes) + 1)
     for value, producer in graph.producers.items():
         readers = [graph.order[node.name] for node in graph.consumers[value]]

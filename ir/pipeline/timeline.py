@@ -131,10 +131,7 @@ _ENDS = (ActionKind.FULL_BACKWARD, ActionKind.BACKWARD_WEIGHT)
 
 
 def in_flight(schedule: PipelineSchedule) -> tuple[int, ...]:
-    """Count for each stage the most micro-batches whose activations it holds at once.
-
-    A stage that does not train holds those of the one micro-batch that it computes.
-    """
+    """Count the micro-batches that each stage holds at most: one without training."""
     held = (counts for lane in schedule.lanes for counts in _held_by(schedule, lane))
     return tuple(map(max, zip(*held, strict=True)))
 

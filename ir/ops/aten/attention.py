@@ -45,10 +45,7 @@ def _attention(view: OpView) -> Rule:
 
 
 def _backward(view: OpView, *, of_mask: bool = False) -> Rule:
-    """Gradients of query, key and value, or of the mask: linear in the result's gradient.
-
-    That of a learned bias sums over the dims along which it broadcasts.
-    """
+    """Gradients of query, key and value, or of a mask, which sums over dims it broadcasts along."""
     node, inputs = _attention_of(view, 1)
     result = node.split["result"]
     operands = [result, *inputs, result, node.split["logsumexp"]]
@@ -78,8 +75,8 @@ def _pieces(view: OpView) -> Sequence[Sequence[Interval]]:
 def _step(view: OpView, first: int) -> Rule:
     """A step of a ring: part i of the rows, factor w, meets the keys of part i + step.
 
-    The query is operand `first`; gradients have the result's gradient before it, and the result
-    and its log-sum-exp behind.
+    The query is operand `first`; gradients have the result's gradient before it, and the result and
+    its log-sum-exp behind.
     """
     pieces, step = _pieces(view), view.int_attr("step", 0)
     count = len(pieces)

@@ -15,6 +15,7 @@ from functools import partial
 
 from partitioner.ir.graph import Attr, Node
 from partitioner.ir.layout import Interval
+from partitioner.ir.ops.local import own_groups
 from partitioner.ir.ops.pieces import sliced
 from partitioner.ir.ops.rules import sliding
 from partitioner.ir.ops.rules.convolution import ConvDims, conv
@@ -46,31 +47,24 @@ def _is_transposed(view: OpView) -> bool:
     return bool(view.attr("transposed"))
 
 
-def _dims(view: OpView, weights: Shape) -> ConvDims:
-    return ConvDims.of(weights, view.int_attr("groups", 1), transposed=_is_transposed(view))
-
-
-def _slides(view: OpView, weights: Shape) -> list[Slide]:
-    kernel = weights[2:]
+def _dims(view: OpView, weights: Shape) -> tuple[ConvDims, list[Slide]]:
+    groups, kernel = view.int_attr("groups", 1), weights[2:]
     settings = "stride", "dilation", "padding", "padding"  # both ends are padded alike
     of = [setting(view, name, len(kernel)) for name in settings]
-    return [Slide(*numbers) for numbers in zip(kernel, *of, strict=True)]
+    slides = [Slide(*numbers) for numbers in zip(kernel, *of, strict=True)]
+    return ConvDims.of(weights, groups, transposed=_is_transposed(view)), slides
 
 
 def _forward(view: OpView) -> Rule:
     """A convolution without a bias is linear in the data."""
-    dims, linear = _dims(view, view.shape(1)), [0] if view.type(2) is None else []
+    (dims, slides), linear = _dims(view, view.shape(1)), [0] if view.type(2) is None else []
     operands = [dims.data, dims.weights, dims.channel]
-    return conv(view, dims, operands, _slides(view, view.shape(1)), bias=2, linear=linear)
+    return conv(view, dims, operands, slides, bias=2, linear=linear)
 
 
 def _grad_input(view: OpView) -> Rule:
-    """``result, weights -> data`` sums output channels.
-
-    It slides as the transposed convolution does; that of a transposed one as a convolution.
-    """
-    dims, transposed = _dims(view, view.shape(1)), _is_transposed(view)
-    slides = _slides(view, view.shape(1))
+    """``result, weights -> data`` sums output channels; it slides as the other kind does."""
+    (dims, slides), transposed = _dims(view, view.shape(1)), _is_transposed(view)
     shapes = view.shape(), view.out_shape
     slid = sliding.windows(slides, *shapes, dims.data, transposed=not transposed)
     meets = 1.0 if transposed else math.prod(view.shape()[2:]) / math.prod(view.out_shape[2:])
@@ -87,11 +81,8 @@ def _grad_input(view: OpView) -> Rule:
 
 
 def _grad_weight(view: OpView) -> Rule:
-    """``result, data -> weights`` sums the batch and the positions of the windows.
-
-    These are elements of the result, and of a transposed convolution those of the data.
-    """
-    dims, slides = _dims(view, view.out_shape), _slides(view, view.out_shape)
+    """``result, data -> weights`` sums the batch and the positions of the windows."""
+    dims, slides = _dims(view, view.out_shape)
     slid = 0 if _is_transposed(view) else 1
     shapes = view.shape(slid), view.shape(1 - slid)
     windows = sliding.windows(slides, *shapes, dims.data, operand=slid)
@@ -109,7 +100,7 @@ def _grad_weight(view: OpView) -> Rule:
 
 def _local(view: OpView, local: LocalView, *, gradient: bool = False) -> LocalOp:
     """The result, or the data's gradient, which slides as the other kind of convolution does."""
-    slides = _slides(view, view.shape(1))
+    _, slides = _dims(view, view.shape(1))
     if _is_transposed(view) != gradient:
         return _spread(view, local, slides)
     size = {"input_size": local.out_shapes[0]} if gradient else {}
@@ -117,14 +108,9 @@ def _local(view: OpView, local: LocalView, *, gradient: bool = False) -> LocalOp
 
 
 def _local_grad_weight(view: OpView, local: LocalView) -> LocalOp:
-    slid = 0 if _is_transposed(view) else 1
-    slides, shape = _slides(view, view.out_shape), local.out_shapes[0]
-    positions = local.regions[1 - slid : 2 - slid]
+    slid, (_, slides) = 0 if _is_transposed(view) else 1, _dims(view, view.out_shape)
+    positions, shape = local.regions[1 - slid : 2 - slid], local.out_shapes[0]
     return _gathered(view, local, slides, slid, positions, weight_size=shape)
-
-
-def _groups(local: LocalView) -> dict[str, Attr]:
-    return {"groups": local.sizes["g"]} if "g" in local.sizes else {}
 
 
 def _gathered(
@@ -136,7 +122,7 @@ def _gathered(
     **attrs: Attr,
 ) -> LocalOp:
     """The node on its operand `index`, padded: each of the `positions` reads a window of it."""
-    attrs = {**_groups(local), **attrs}
+    attrs = {**own_groups(local, "groups"), **attrs}
     node = replace(view.node, attrs={**view.node.attrs, **attrs})
     if not local.regions:
         return LocalOp((node,))
@@ -145,9 +131,9 @@ def _gathered(
     rest = [slide.local_rest(read[0], at[0]) for slide, read, at in spatial]
     more = tuple(rest) if _is_transposed(view) else (0,) * len(slides)
     node = replace(node, attrs={**node.attrs, "output_padding": more})
-    uneven = any(before != after for before, after in pads)
     alike = None
-    if uneven and node.op == FORWARD and not _is_transposed(view):
+    is_forward = node.op == FORWARD and not _is_transposed(view)
+    if is_forward and any(before != after for before, after in pads):
         alike = _alike(view, node, slides, local, pads)
     return alike or padded(view, node, index, local, pads)
 
@@ -155,10 +141,7 @@ def _gathered(
 def _alike(
     view: OpView, node: Node, slides: Sequence[Slide], local: LocalView, pads: Pads
 ) -> LocalOp | None:
-    """A convolution padded alike at both ends, whose first or last positions are sliced off.
-
-    That is quicker than a padded copy of the image, where these positions are few; None otherwise.
-    """
+    """A convolution padded alike, less its first or last positions; None unless these are few."""
     shape, crops, padding = list(local.out_shapes[0]), [], []
     for dim, (slide, (before, after)) in enumerate(zip(slides, pads, strict=True), 2):
         count, most = shape[dim], max(before, after)
@@ -182,10 +165,7 @@ def padded(
     pads: Pads,
     value: float = 0,
 ) -> LocalOp:
-    """A local node with attribute `padding`, or on an operand that is padded first.
-
-    A pool's attribute may be no more than half its window.
-    """
+    """A local node with `padding`, of a pool at most half its window, or on a padded operand."""
     most = view.ints("kernel_size") or (math.inf,)
     if all(before == after <= min(most) / 2 for before, after in pads):
         padding = tuple(before for before, _ in pads)
@@ -209,12 +189,9 @@ def padded(
 
 
 def _spread(view: OpView, local: LocalView, slides: Sequence[Slide]) -> LocalOp:
-    """The node without cropping, then the device's part of its result: a window is added up.
-
-    `view` is a transposed convolution, or the gradient of the data of another one.
-    """
+    """A transposed convolution, or another's data gradient: its whole, then the device's part."""
     of_data = "input_size" in view.node.attrs
-    attrs = _groups(local)
+    attrs = own_groups(local, "groups")
     if not local.regions:
         attrs |= {"input_size": local.out_shapes[0]} if of_data else {}
         return LocalOp((replace(view.node, attrs={**view.node.attrs, **attrs}),))

@@ -19,10 +19,7 @@ _made_whole = pattern("-> d..", whole="d..")
 
 
 def _new(view: OpView, *, zero: bool = False) -> Rule:
-    """A tensor of another's element type: the other may be cut in any way.
-
-    Zeros are their own sum, so that the other may be pending.
-    """
+    """A tensor of another's element type; that may be cut in any way and, for zeros, be pending."""
     like = "d.." if view.shape() == view.out_shape else "x.."
     return view.rule([like], ["d.."], dropped="x..", sums=[0] if zero else [])
 

@@ -7,7 +7,7 @@ one vector holds is cut: each device writes what lies in its part, as to a cache
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -92,24 +92,23 @@ def _local_put(view: OpView, local: LocalView) -> LocalOp:
     return write_part(view, local, dim, 1 + dim, from_end=True)
 
 
-def _check_dims(view: OpView) -> None:
+def _by_vector(view: OpView) -> tuple[list[str], list[str]]:
+    """Dims ``d0 v d2`` of the data, and ``d0 i d2`` of what a vector of i indices picks of them."""
     if not (view.rank(0) and view.rank(1)):
         raise OpaqueError("the data or the index has no dims")
+    dims, dim = names("d", view.rank()), view.dim("dim", 0)
+    return replaced(dims, dim, "v"), replaced(dims, dim, "i")
 
 
 def _index_select(view: OpView) -> Rule:
     """``d0 v d2, i -> d0 i d2``."""
-    _check_dims(view)
-    dims, dim = names("d", view.rank()), view.dim("dim", 0)
-    data, result = replaced(dims, dim, "v"), replaced(dims, dim, "i")
+    data, result = _by_vector(view)
     return view.rule([data, "i"], [result], whole={"v"}, points=result, sums=[0])
 
 
 def _index_write(view: OpView, *, adds: bool) -> Rule:
     """``d0 v d2, i, d0 i d2 -> d0 v d2``: each device adds its part of i, or writes to its of v."""
-    _check_dims(view)
-    dims, dim = names("d", view.rank()), view.dim("dim", 0)
-    data, source = replaced(dims, dim, "v"), replaced(dims, dim, "i")
+    data, source = _by_vector(view)
     return view.rule(
         [data, "i", source],
         [data],
@@ -122,8 +121,8 @@ def _index_write(view: OpView, *, adds: bool) -> Rule:
     )
 
 
-def _scatter(view: OpView, *, adds: bool = False) -> Rule:
-    return scatter_elements(view, view.dim("dim", 0), adds=adds, sums=[0, 2])
+def _scatter(view: OpView, *, adds: bool = False, sums: Sequence[int] = (0, 2)) -> Rule:
+    return scatter_elements(view, view.dim("dim", 0), adds=adds, sums=sums)
 
 
 def _sort(view: OpView) -> Rule:
@@ -183,11 +182,9 @@ ROWS: Mapping[str, OpRow] = {
     "aten::index_select": OpRow(_index_select, moved=moved_rows),
     "aten::scatter.src": OpRow(_scatter),
     "aten::scatter.value": OpRow(  # linear if the number is 0
-        lambda view: scatter_elements(
-            view, view.dim("dim", 0), sums=[0] if view.attr("value") == 0 else []
-        )
+        lambda view: _scatter(view, sums=[0] if view.attr("value") == 0 else [])
     ),
     "aten::scatter_add": OpRow(partial(_scatter, adds=True)),
     # A reduction other than a sum takes all that is written to an element.
-    "aten::scatter_reduce.two": OpRow(lambda view: scatter_elements(view, view.dim("dim", 0))),
+    "aten::scatter_reduce.two": OpRow(partial(_scatter, sums=())),
 }

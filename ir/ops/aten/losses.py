@@ -30,39 +30,29 @@ def _softmax(view: OpView, flops: float, *, backward: bool = False) -> Rule:
     return along(view, [dim], operands=operands, flops=flops, sums=[0] if backward else [])
 
 
-def _nll_dims(view: OpView, logits: int, target: int) -> tuple[list[str], list[str]]:
-    """Dims of the log-probabilities and of the targets, whose classes are c."""
-    rows = names("n", view.rank(target))
-    if view.rank(logits) == 1:  # a single row; its target may have one dim of size 1
-        return ["c"], ["1"] * len(rows)
-    return [rows[0], "c", *rows[1:]], rows
+def _nll(view: OpView, *, backward: bool = False) -> Rule:
+    """``n c, n, c -> loss, total weight``; ``grad, n c, n, c, total weight -> n c`` backward.
 
-
-def _nll_forward(view: OpView) -> Rule:
-    """``n c, n, c -> loss, total weight``."""
-    logits, rows = _nll_dims(view, 0, 1)
-    reduction, several = view.attr("reduction"), len(logits) > 1
+    The total is that of the whole batch.
+    """
+    logits, rows = ["c"], names("n", view.rank(1 + backward))
+    points: list[str] = []
+    if view.rank(int(backward)) == 1:  # a single row; its target may have one dim of size 1
+        rows = ["1"] * len(rows)
+    else:
+        logits, points = [rows[0], "c", *rows[1:]], rows
+    reduction = view.attr("reduction")
+    loss = points if reduction == NONE else []
+    if backward:
+        operands = [loss, logits, rows, "c", []]
+        return view.rule(operands, [logits], whole="c", points=points, flops=2, sums=[0])
     return view.rule(
         [logits, rows, "c"],
-        [rows if reduction == NONE and several else [], []],
+        [loss, []],
         whole=["c", *(rows if reduction == MEAN else [])],
         reduce=rows,
-        points=rows if several else [],
+        points=points,
         flops=2,
-    )
-
-
-def _nll_backward(view: OpView) -> Rule:
-    """``grad, n c, n, c, total weight -> n c``; the total is that of the whole batch."""
-    logits, rows = _nll_dims(view, 1, 2)
-    several = len(logits) > 1
-    return view.rule(
-        [rows if view.attr("reduction") == NONE and several else [], logits, rows, "c", []],
-        [logits],
-        whole="c",
-        points=rows if several else [],
-        flops=2,
-        sums=[0],
     )
 
 
@@ -99,24 +89,18 @@ def _class_dim(view: OpView, logits: int) -> int:
     return min(1, view.rank(logits) - 1)
 
 
-def _cross_entropy_dims(view: OpView, logits: int) -> tuple[list[str], list[str], list[str]]:
-    """Dims of the logits, of the row maxima and of the targets; classes are v."""
-    rows, dim = names("n", view.rank(logits) - 1), _class_dim(view, logits)
-    return [*rows[:dim], "v", *rows[dim:]], [*rows[:dim], "1", *rows[dim:]], rows
+def _cross_entropy(view: OpView, index: int) -> Rule:
+    """``n v, n 1, n -> n, n``: sums over the classes v; gradients ``n, n, (these) -> n v``.
 
-
-def _cross_entropy_parts(view: OpView) -> Rule:
-    """``n v, n 1, n -> n, n``: sums over the classes."""
-    logits, maximum, rows = _cross_entropy_dims(view, 0)
-    flops = TRANSCENDENTAL + 2
-    return view.rule([logits, maximum, rows], [rows, rows], reduce="v", points=logits, flops=flops)
-
-
-def _cross_entropy_grad(view: OpView) -> Rule:
-    """``n, n, n v, n 1, n -> n v``: pointwise, and linear in the gradients."""
-    logits, maximum, rows = _cross_entropy_dims(view, 2)
-    operands = [rows, rows, logits, maximum, rows]
-    return view.rule(operands, [logits], points=logits, flops=TRANSCENDENTAL + 3, sums=[0, 1])
+    Logits are operand `index`; gradients are linear in those that come in.
+    """
+    rows, dim = names("n", view.rank(index) - 1), _class_dim(view, index)
+    logits, maximum = [*rows[:dim], "v", *rows[dim:]], [*rows[:dim], "1", *rows[dim:]]
+    operands = [*[rows] * index, logits, maximum, rows]
+    flops = TRANSCENDENTAL + (3 if index else 2)
+    if index:
+        return view.rule(operands, [logits], points=logits, flops=flops, sums=[0, 1])
+    return view.rule(operands, [rows, rows], reduce="v", points=logits, flops=flops)
 
 
 def _local_classes(view: OpView, local: LocalView, logits: int) -> LocalOp:
@@ -128,8 +112,11 @@ ROWS: Mapping[str, OpRow] = {
         f"aten::{op}": OpRow(partial(_softmax, flops=TRANSCENDENTAL + 4))
         for op in ("_log_softmax", "_safe_softmax", "_softmax")
     },
-    **{f"aten::{op}_forward": OpRow(_nll_forward) for op in ("nll_loss", "nll_loss2d")},
-    **{f"aten::{op}_backward": OpRow(_nll_backward) for op in ("nll_loss", "nll_loss2d")},
+    **{f"aten::{op}_forward": OpRow(_nll) for op in ("nll_loss", "nll_loss2d")},
+    **dict.fromkeys(
+        ("aten::nll_loss_backward", "aten::nll_loss2d_backward"),
+        OpRow(partial(_nll, backward=True)),
+    ),
     "aten::_log_softmax_backward_data": OpRow(
         partial(_softmax, flops=TRANSCENDENTAL + 3, backward=True)
     ),
@@ -143,10 +130,12 @@ ROWS: Mapping[str, OpRow] = {
     "aten::embedding_dense_backward": OpRow(
         _embedding_backward, _local_embedding_backward, where=True
     ),
-    "partitioner::cross_entropy_grad": OpRow(
-        _cross_entropy_grad, partial(_local_classes, logits=2), where=True
-    ),
-    "partitioner::cross_entropy_parts": OpRow(
-        _cross_entropy_parts, partial(_local_classes, logits=0), where=True
-    ),
+    **{
+        f"partitioner::cross_entropy_{op}": OpRow(
+            partial(_cross_entropy, index=index),
+            partial(_local_classes, logits=index),
+            where=True,
+        )
+        for op, index in (("parts", 0), ("grad", 2))
+    },
 }

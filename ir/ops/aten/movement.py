@@ -99,10 +99,7 @@ def _diagonal(view: OpView, *, backward: bool = False) -> Rule:
 
 
 def _unfold(view: OpView, *, backward: bool = False) -> Rule:
-    """Windows of a dim, which is whole, become the last dim; their gradients are added up.
-
-    Gradients broadcast, as `torch.istft` has it.
-    """
+    """Windows of a whole dim become the last one; gradients are added up, and broadcast."""
     dims, dim = _dims_of_whole(view, "dim" if backward else "dimension", backward=backward)
     windows = [*replaced(dims, dim, "n"), "w"]
     if backward:
@@ -152,10 +149,7 @@ def _slice(view: OpView, *, backward: bool = False) -> Rule:
 
 
 def _slice_scatter(view: OpView) -> Rule:
-    """The second operand replaces the slice.
-
-    A slice of few elements is whole, as new keys of a cache are, and the written dim is cut.
-    """
+    """The second operand replaces a slice, which is whole if it has few elements of the dim."""
     if _writes_few(view):
         dims, dim = names("d", view.rank()), view.dim("dim", 0)
         data, source = replaced(dims, dim, "v"), replaced(dims, dim, "i")

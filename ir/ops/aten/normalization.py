@@ -7,7 +7,7 @@ the batch, or space; factor t, of size 2, is a sum and a sum of squares.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -59,11 +59,13 @@ def _local_weight(view: OpView, local: LocalView) -> LocalOp:
     return same_node(view, normalized_shape=next(shape for shape, name in shapes if name))
 
 
-def _by_group(text: str, count: str = "", **options: Any) -> Callable[[OpView], Rule]:
-    """A rule over images with channels C in groups G: as many as an attribute counts, or operand 2.
+def _by_channel(text: str, **options: Any) -> OpRow:
+    """Row over images, by points of the data."""
+    return OpRow(pattern(text, points="n c s..", **options))
 
-    Points are those of the data; a factor of size 1 is none.
-    """
+
+def _by_group(text: str, count: str = "", **options: Any) -> OpRow:
+    """Row over images; channels C are in groups G, which an attribute or operand 2 counts."""
     operands, _, results = text.partition("->")
 
     def rule(view: OpView) -> Rule:
@@ -73,7 +75,7 @@ def _by_group(text: str, count: str = "", **options: Any) -> Callable[[OpView], 
         points = ["n", *(name for name in ("g", "c") if sizes[name] != 1), "s.."]
         return view.rule(ins, outs, sizes=sizes, points=points, **options)
 
-    return rule
+    return OpRow(rule, local_groups(count) if count else None)
 
 
 ROWS: Mapping[str, OpRow] = {
@@ -96,77 +98,47 @@ ROWS: Mapping[str, OpRow] = {
         )
     ),
     # Gradient, data, mean, inverse deviation, weight, sums -> the data's gradient.
-    "partitioner::batch_norm_grad_input": OpRow(
-        pattern(
-            "n c s.., n c s.., c, c, c, t c -> n c s..",
-            whole="t",
-            linear=[0, 5],
-            points="n c s..",
-            flops=5,
-        )
+    "partitioner::batch_norm_grad_input": _by_channel(
+        "n c s.., n c s.., c, c, c, t c -> n c s..", whole="t", linear=[0, 5], flops=5
     ),
     # Gradient, data, mean, inverse deviation -> gradients of bias and weight.
-    "partitioner::batch_norm_grad_sums": OpRow(
-        pattern(
-            "n c s.., n c s.., c, c -> t c",
-            reduce="n s..",
-            whole="t",
-            linear=[0],
-            points="n c s..",
-            flops=4,
-        )
+    "partitioner::batch_norm_grad_sums": _by_channel(
+        "n c s.., n c s.., c, c -> t c", reduce="n s..", whole="t", linear=[0], flops=4
     ),
     # The batch's mean and variance, the running ones -> the next running ones.
     "partitioner::batch_norm_running": OpRow(pattern("c, c, c, c -> c, c", flops=5)),
     # Sums -> mean, variance, inverse deviation.
     "partitioner::batch_norm_statistics": OpRow(pattern("t c -> c, c, c", whole="t", flops=4)),
-    "partitioner::batch_norm_sums": OpRow(
-        pattern("n c s.. -> t c", reduce="n s..", whole="t", points="n c s..", flops=3)
+    "partitioner::batch_norm_sums": _by_channel(
+        "n c s.. -> t c", reduce="n s..", whole="t", flops=3
     ),
     # Data, mean, inverse deviation, weight, bias -> result.
-    "partitioner::group_norm_apply": OpRow(
-        _by_group("n C s.., n G, n G, C, C -> n C s..", flops=4)
-    ),
+    "partitioner::group_norm_apply": _by_group("n C s.., n G, n G, C, C -> n C s..", flops=4),
     # Gradient, data, mean, inverse deviation, weight, sums -> the data's gradient.
-    "partitioner::group_norm_grad_planes": OpRow(
-        _by_group(
-            "n C s.., n C s.., n G, n G, C, t n C -> n C s..", whole="c t", linear=[0, 5], flops=5
-        )
+    "partitioner::group_norm_grad_planes": _by_group(
+        "n C s.., n C s.., n G, n G, C, t n C -> n C s..", whole="c t", linear=[0, 5], flops=5
     ),
     # Gradient, data, mean, inverse deviation -> sums of a channel of each image.
-    "partitioner::group_norm_grad_sums": OpRow(
-        _by_group(
-            "n C s.., n C s.., n G, n G -> t n C", reduce="s..", whole="t", linear=[0], flops=4
-        )
+    "partitioner::group_norm_grad_sums": _by_group(
+        "n C s.., n C s.., n G, n G -> t n C", reduce="s..", whole="t", linear=[0], flops=4
     ),
     # Sums -> mean, inverse deviation.
     "partitioner::group_norm_statistics": OpRow(pattern("t n g -> n g, n g", whole="t", flops=4)),
     # Data -> sums of a group of each image; factor t is a sum and a sum of squares.
-    "partitioner::group_norm_sums": OpRow(
-        _by_group("n C s.. -> t n G", "group", reduce="c s..", whole="t", flops=3),
-        local_groups("group"),
+    "partitioner::group_norm_sums": _by_group(
+        "n C s.. -> t n G", "group", reduce="c s..", whole="t", flops=3
     ),
     # Gradient, data, mean, inverse deviation, weight -> the data's gradient.
-    "partitioner::group_norm_grad_input": OpRow(
-        _by_group(
-            "n C s.., n C s.., n G, n G, C -> n C s..",
-            "group",
-            whole="c s..",
-            linear=[0],
-            flops=CENTRED,
-        ),
-        local_groups("group"),
+    "partitioner::group_norm_grad_input": _by_group(
+        "n C s.., n C s.., n G, n G, C -> n C s..",
+        "group",
+        whole="c s..",
+        linear=[0],
+        flops=CENTRED,
     ),
     # Gradient, data, mean, inverse deviation -> gradients of weight and bias.
-    "partitioner::group_norm_grad_weight": OpRow(
-        _by_group(
-            "n C s.., n C s.., n G, n G -> C, C",
-            "group",
-            reduce="n s..",
-            linear=[0],
-            flops=UNCENTRED,
-        ),
-        local_groups("group"),
+    "partitioner::group_norm_grad_weight": _by_group(
+        "n C s.., n C s.., n G, n G -> C, C", "group", reduce="n s..", linear=[0], flops=UNCENTRED
     ),
     "partitioner::layer_norm_grad_input": OpRow(partial(_layer_grad_input, statistics=2)),
     "partitioner::layer_norm_grad_weight": OpRow(

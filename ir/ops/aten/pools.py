@@ -43,37 +43,22 @@ def _volume(slides: Sequence[Slide]) -> int:
     return math.prod(slide.kernel for slide in slides)
 
 
-def _pool(view: OpView, space: int, *, linear: bool) -> Rule:
-    """A pool over `space` dims, one FLOP a point of the window."""
-    dims, slides = planes(view, space), _slides(view, space)
-    return view.rule(
-        [dims],
-        [dims, dims],
-        windows=sliding.windows(slides, view.shape(), view.out_shape, dims, points=True),
-        linear=[0] if linear else [],
-        flops=float(_volume(slides)),
-    )
+def _pool(view: OpView, space: int, *, linear: bool = True, backward: bool = False) -> Rule:
+    """A pool over `space` dims or its gradient, one FLOP a point of the window.
 
-
-def _backward(view: OpView, space: int) -> Rule:
-    """The gradient of a pool, one FLOP a point of the window.
-
-    The operands are the result's gradient, the data, and maybe the indices of the maxima.
+    A gradient has the result's, the data, and maybe the indices of maxima.
     """
     dims, slides = planes(view, space), _slides(view, space)
     shapes, windows = (view.shape(), view.out_shape), dict[tuple[int, str], Window]()
     for index in range(0, len(view.types), 2):
         windows |= sliding.windows(
-            slides, *shapes, dims, transposed=True, operand=index, points=True
+            slides, *shapes, dims, transposed=backward, operand=index, points=True
         )
-    meets = math.prod(view.shape()[-space:]) / max(math.prod(view.out_shape[-space:]), 1)
-    return view.rule(
-        [dims] * len(view.types),
-        [dims],
-        windows=windows,
-        linear=[0],
-        flops=float(_volume(slides)) * meets,
-    )
+    flops = float(_volume(slides))
+    if backward:
+        flops *= math.prod(view.shape()[-space:]) / max(math.prod(view.out_shape[-space:]), 1)
+    operands, results = [dims] * len(view.types), [dims, dims]
+    return view.rule(operands, results, windows=windows, linear=[0] if linear else [], flops=flops)
 
 
 def _intervals(region: Sequence[Sequence[Interval]], space: int) -> list[Interval]:
@@ -210,28 +195,20 @@ def _local_average_backward(view: OpView, local: LocalView, space: int) -> Local
     return LocalOp((*nodes, *part.nodes), constants, {**types, **part.types})
 
 
-def _pools(space: int) -> dict[str, OpRow]:
-    backward = partial(_backward, space=space)
-    rows = {
-        f"avg_pool{space}d": OpRow(
-            partial(_pool, space=space, linear=True), partial(_local_average, space=space)
-        ),
-        f"avg_pool{space}d_backward": OpRow(
-            backward, partial(_local_average_backward, space=space)
-        ),
-        f"max_pool{space}d_with_indices": OpRow(
-            partial(_pool, space=space, linear=False), partial(_local_max, space=space)
-        ),
-        f"max_pool{space}d_with_indices_backward": OpRow(
-            backward, partial(_local_max_backward, space=space)
-        ),
-    }
-    return {f"aten::{op}": row for op, row in rows.items()}
-
-
 ROWS: Mapping[str, OpRow] = {
-    **_pools(2),
-    **_pools(3),
+    **{
+        f"aten::{op.replace('N', str(space))}": OpRow(
+            partial(_pool, space=space, linear=linear, backward=op.endswith("backward")),
+            partial(localize, space=space),
+        )
+        for space in (2, 3)
+        for op, linear, localize in (
+            ("avg_poolNd", True, _local_average),
+            ("avg_poolNd_backward", True, _local_average_backward),
+            ("max_poolNd_with_indices", False, _local_max),
+            ("max_poolNd_with_indices_backward", True, _local_max_backward),
+        )
+    },
     "partitioner::max_pool_part": OpRow(
         lambda view: _pool(view, len(view.ints("kernel_size") or ()), linear=False),
         lambda view, local: _local_max(view, local, len(view.ints("kernel_size") or ())),

@@ -39,10 +39,7 @@ UPSAMPLING: Mapping[str, tuple[str, int]] = {
 
 
 def _resampled(view: OpView, space: int, operands: str = "s", *, linear: bool = True) -> Rule:
-    """``n.. s.. -> n.. o..``, where all spatial dims are whole; a FLOP an element of operand 0.
-
-    `operands` has the prefix of the spatial dims of each operand: s, or o for the result's.
-    """
+    """``n.. s.. -> n.. o..``, s and o whole; `operands` has the prefix, s or o, of each operand."""
     first, result = planes(view, space), planes(view, space, "o")
     return view.rule(
         [first if prefix == "s" else result for prefix in operands],
@@ -55,11 +52,7 @@ def _resampled(view: OpView, space: int, operands: str = "s", *, linear: bool = 
 
 
 def _upsample(view: OpView, mode: str, space: int, *, backward: bool = False) -> Rule:
-    """A multiply-add for each tap of an element of the larger tensor, linear in every mode.
-
-    The larger tensor is the result, of a gradient the operand. A copy costs no FLOPs. Dims that
-    grow by a whole number are cut with a halo.
-    """
+    """A multiply-add a tap of an element of the larger tensor, linear; grown dims have a halo."""
     mode, space = mode or _mode(view), space or view.rank() - 2
     points = sliding.TAPS[mode] ** space
     zooms, rank = _zooms(view, mode, space, backward=backward), view.rank()
@@ -85,10 +78,7 @@ def _upsample(view: OpView, mode: str, space: int, *, backward: bool = False) ->
 
 
 def _zooms(view: OpView, mode: str, space: int, *, backward: bool = False) -> dict[int, Zoom]:
-    """Dims that grow by a whole number, so that each part is resized as the whole is.
-
-    With antialiasing, weights at a border depend on what lies beyond it.
-    """
+    """Dims that grow by a whole number, so that each part is resized as the whole is."""
     small, large = view.shape(), view.out_shape
     if backward:
         small, large = large, small
@@ -172,17 +162,6 @@ def _channel_shuffle(view: OpView) -> Rule:
     return view.rule("n (g c) s..", "n (c g) s..", sizes=sizes, linear=[0])
 
 
-def _adaptive_pools(space: int) -> dict[str, OpRow]:
-    """Rows of adaptive pools over 2 or 3 dims, which read every element about once."""
-    rules = {
-        f"_adaptive_avg_pool{space}d": partial(_resampled, space=space),
-        f"_adaptive_avg_pool{space}d_backward": partial(_resampled, space=space, operands="so"),
-        f"adaptive_max_pool{space}d": partial(_resampled, space=space, linear=False),
-        f"adaptive_max_pool{space}d_backward": partial(_resampled, space=space, operands="sos"),
-    }
-    return {f"aten::{op}": OpRow(rule) for op, rule in rules.items()}
-
-
 def _upsampling(mode: str = "", space: int = 0, *, backward: bool = False) -> OpRow:
     """Row of upsampling; its mode is an attribute if none is given."""
     how: Mapping[str, Any] = {"mode": mode, "space": space, "backward": backward}
@@ -190,8 +169,18 @@ def _upsampling(mode: str = "", space: int = 0, *, backward: bool = False) -> Op
 
 
 ROWS: Mapping[str, OpRow] = {
-    **_adaptive_pools(2),
-    **_adaptive_pools(3),
+    **{  # adaptive pools read every element about once
+        f"aten::{op.replace('N', str(space))}": OpRow(
+            partial(_resampled, space=space, operands=operands, linear=linear)
+        )
+        for space in (2, 3)
+        for op, operands, linear in (
+            ("_adaptive_avg_poolNd", "s", True),
+            ("_adaptive_avg_poolNd_backward", "so", True),
+            ("adaptive_max_poolNd", "s", False),
+            ("adaptive_max_poolNd_backward", "sos", True),
+        )
+    },
     **{
         f"aten::{op}{form}": _upsampling(*mode, backward=form == "_backward")
         for op, mode in UPSAMPLING.items()

@@ -36,6 +36,9 @@ def _attention(view: OpView) -> Rule:
         heads, kv = view.int_attr("q_num_heads", 0), view.int_attr("kv_num_heads", 0)
     group = group_of(heads, kv)
     keys = key[1] if packed else key[2]
+    # places of queries matter beyond a mask in windows, and for lengths and scores if it is causal
+    has_window = any(view.int_attr(f"{side}_window_size", -1) >= 0 for side in ("left", "right"))
+    is_apart = view.type(LENGTHS) is not None or any(view.node.outputs[3:])
     node = Attention(
         kv=kv,
         group=group,
@@ -44,7 +47,7 @@ def _attention(view: OpView) -> Rule:
         keys=keys,
         total=keys + _past_keys(view, PAST_KEY),
         values=value[2] // kv if packed else value[3],
-        ordered=_has_order(view),
+        ordered=has_window or (bool(view.int_attr("is_causal", 0)) and is_apart),
     )
     dims = {**node.split, **node.packed} if packed else node.split
     operands: list[Dims] = [
@@ -52,14 +55,6 @@ def _attention(view: OpView) -> Rule:
         *(dims["past_key"], dims["past_value"], "b"),
     ]
     return _rule(view, node, operands, dims["result"])
-
-
-def _has_order(view: OpView) -> bool:
-    """Test whether the places of queries matter beyond a mask: windows, lengths, scores."""
-    if any(view.int_attr(f"{side}_window_size", -1) >= 0 for side in ("left", "right")):
-        return True
-    is_apart = view.type(LENGTHS) is not None or any(view.node.outputs[3:])
-    return bool(view.int_attr("is_causal", 0)) and is_apart
 
 
 def _local_attention(view: OpView, local: LocalView) -> LocalOp:

@@ -76,11 +76,7 @@ def _gemm(view: OpView, *, rounded: bool = False) -> Rule:
 
 
 def _einsum(view: OpView) -> Rule:
-    """Letters are factors; those that the result lacks are summed.
-
-    A multiply-add for each point of all letters: what one loop nest costs. Runtimes contract three
-    and more operands in pairs and may do less.
-    """
+    """Letters are loops, of one nest; runtimes contract several operands in pairs, with less."""
     equation = str(view.attr("equation", ""))
     terms, result = _terms(equation, [len(shape or ()) for shape in view.shapes])
     for term in (*terms, result):
@@ -98,7 +94,11 @@ def _terms(equation: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[s
     widths = [rank - len(text.replace("...", "")) for text, rank in zip(texts, ranks, strict=True)]
     most = max((w for w, text in zip(widths, texts, strict=True) if "..." in text), default=0)
     terms = [_letters(text, width, most) for text, width in zip(texts, widths, strict=True)]
-    return terms, _letters(right if arrow else _implicit(left), most, most)
+    if not arrow:  # the ellipsis, then letters that occur once, sorted
+        counts = Counter(re.findall(r"[A-Za-z]", left))
+        once = sorted(letter for letter, count in counts.items() if count == 1)
+        right = "..." * ("..." in left) + "".join(once)
+    return terms, _letters(right, most, most)
 
 
 def _letters(text: str, width: int, most: int) -> list[str]:
@@ -108,13 +108,6 @@ def _letters(text: str, width: int, most: int) -> list[str]:
         ellipsis = [f"e{i}" for i in range(most - width, most)]
         letters += ellipsis if part == "..." else [f"i{part}"]
     return letters
-
-
-def _implicit(left: str) -> str:
-    """The result where none is written: the ellipsis, then letters that occur once, sorted."""
-    counts = Counter(re.findall(r"[A-Za-z]", left))
-    once = "".join(sorted(letter for letter, count in counts.items() if count == 1))
-    return ("..." if "..." in left else "") + once
 
 
 def _packed_matmul(view: OpView) -> Rule:

@@ -56,10 +56,7 @@ def _quantize(view: OpView) -> Rule:
 
 
 def _along(view: OpView, index: int, line: list[str]) -> list[str] | None:
-    """Dims of a scale or zero point: one for all, of shape [] or [1], or one along a dim.
-
-    A scale and its zero point may differ in that form.
-    """
+    """Dims of a scale or zero point, one for all ([] or [1]) or along a dim, each as it is."""
     setting = view.type(index)
     if setting is None:
         return None

@@ -30,11 +30,7 @@ TABLES = ("float16", "float32", "float64")
 
 
 def _gather(view: OpView) -> Rule:
-    """``d0 d1 d2, i0 i1 -> d0 i0 i1 d2`` along dim 1.
-
-    Dim 1 of a table of floats is a sum over it, of one element that is not 0; else it is whole, as
-    where ONNX Runtime cannot look up a part of it.
-    """
+    """``d0 d1 d2, i0 i1 -> d0 i0 i1 d2``: rows of a table of floats are a sum of one and zeros."""
     dims, dim, index = names("d", view.rank()), view.dim("axis", 0), names("i", view.rank(1))
     result, looked_up = replaced(dims, dim, *index), dims[dim]
     whole = view.opset < PART_OF_ROWS or view.rank() < 2
@@ -61,10 +57,7 @@ class _Writer:
         made: str = "",
         attrs: Mapping[str, Attr] | None = None,
     ) -> str:
-        """Add a node; returns its result, a temporary unless it is `made`.
-
-        Its shape is that of the broadcast operands if none is given.
-        """
+        """Add a node; returns its result, `made` or a temporary (by default of broadcast shape)."""
         name = f"{self.view.node.name}.{len(self.nodes)}.part"
         self.nodes.append(Node(name, op, reads, (made or name,), attrs or {}))
         if not made:
@@ -118,14 +111,7 @@ class _Writer:
     def places(
         self, ids: str, intervals: Sequence[Interval], size: int, outside: int
     ) -> tuple[str, str]:
-        """Where ids of a dim lie in a device's part, and whether they do.
-
-        Args:
-            ids: Positions in the whole dim; negative ones count from the end.
-            intervals: What the device has of the dim.
-            outside: The place of ids that lie elsewhere. An id outside the whole dim gets `size`,
-                which the operator refuses.
-        """
+        """Where ids lie in a part of a dim (else `outside`; `size` if in none), and whether."""
         counted = self.add("Add", ids, self.number(size, ids))  # of one that counts from the end
         wanted = self.add("Where", self.add("Less", ids, self.number(0, ids)), counted, ids)
         place, inside, before = self.number(outside, ids), "", 0

@@ -16,7 +16,7 @@ import numpy as np
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Attr
 from partitioner.ir.layout import Interval
-from partitioner.ir.ops.local import same_node, with_constant
+from partitioner.ir.ops.local import own_groups, same_node, with_constant
 from partitioner.ir.ops.onnx.reduction import weighted_mean
 from partitioner.ir.ops.pieces import part_of
 from partitioner.ir.ops.rules import sliding
@@ -68,10 +68,7 @@ def _stated_slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
 
 
 def _back_slides(view: OpView, kernel: Sequence[int]) -> list[Slide]:
-    """The windows of a transposed convolution, which may state its result's shape in place of pads.
-
-    Then what is left over is cropped, in halves.
-    """
+    """Windows of a transposed convolution; of a stated result, the rest is cropped in halves."""
     slides, auto = _stated_slides(view, kernel), str(view.attr("auto_pad", "NOTSET"))
     if view.attr("output_shape") is None and not auto.startswith("SAME"):
         return slides
@@ -113,7 +110,7 @@ def _setting(view: OpView, index: int, dims: ConvDims) -> list[str] | None:
 
 
 def _local_conv(view: OpView, local: LocalView, weights: int = 1) -> LocalOp:
-    attrs = _groups(local)
+    attrs = own_groups(local, "group")
     if local.regions:
         attrs |= _local_pads(view, local, _slides(view, view.shape(weights)[2:]))
     return same_node(view, **attrs)
@@ -121,7 +118,7 @@ def _local_conv(view: OpView, local: LocalView, weights: int = 1) -> LocalOp:
 
 def _local_conv_transpose(view: OpView, local: LocalView) -> LocalOp:
     """The device's own groups; what it crops."""
-    attrs = _groups(local)
+    attrs = own_groups(local, "group")
     if local.regions:
         slides = _back_slides(view, view.shape(1)[2:])
         crops = [slide.local_crops(*at) for slide, at in zip(slides, _places(local), strict=True)]
@@ -131,10 +128,6 @@ def _local_conv_transpose(view: OpView, local: LocalView) -> LocalOp:
     node = same_node(view, **attrs).nodes[0]
     kept = {k: v for k, v in node.attrs.items() if not local.regions or k != "output_shape"}
     return LocalOp((replace(node, attrs=kept),))
-
-
-def _groups(local: LocalView) -> dict[str, Attr]:
-    return {"group": local.sizes["g"]} if "g" in local.sizes else {}
 
 
 def _places(local: LocalView) -> list[tuple[Interval, Interval]]:

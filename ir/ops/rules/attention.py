@@ -118,10 +118,7 @@ class Attention:
         summed: Names = (),
         sums: Iterable[int] = (),
     ) -> Rule:
-        """Rule of a node with these operands and results; `products` are as of `flops`.
-
-        Keys and channels are whole, as softmax and dot products need them.
-        """
+        """Rule of a node; keys and channels are whole for softmax; `products` as of `flops`."""
         return signature.rule(
             operands,
             results,

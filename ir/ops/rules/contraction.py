@@ -19,10 +19,7 @@ def contraction(
     sums: Iterable[int] = (),
     flops: float = 2,
 ) -> Rule:
-    """Rule of a product of operands; factors that are not among the dims of the result are summed.
-
-    They are whole if the sum is `rounded`, or an activation follows.
-    """
+    """Product of operands; factors that the result lacks are summed, or whole if `rounded`."""
     summed = {name for dims in operands for name in dims or ()}.difference(result)
     return signature.rule(
         operands,

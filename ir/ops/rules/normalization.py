@@ -23,10 +23,7 @@ def grouped(signature: Signature, groups: int) -> tuple[str, str, dict[str, int]
 
 
 def group_norm(signature: Signature, groups: int, *, scale_a_group: bool = False) -> Rule:
-    """Data, scale, bias -> result, mean, inverse deviation; groups are cut.
-
-    Scale and bias have an element a channel, or a group (`scale_a_group`).
-    """
+    """Data, scale, bias (a channel or `scale_a_group`) -> result, mean, inverse deviation."""
     channel, group, sizes = grouped(signature, groups)
     scale = group if scale_a_group else channel
     return signature.rule(

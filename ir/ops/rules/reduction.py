@@ -44,10 +44,7 @@ def along(
     flops: float = 0.0,
     sums: Iterable[int] = (),
 ) -> Rule:
-    """Rule of an op along dims, such as a softmax: these are whole, and the result has all dims.
-
-    The dims count from either end; so many `operands` have the result's dims.
-    """
+    """Rule of an op, such as a softmax, along whole dims, which count from either end."""
     dims = names("d", signature.rank())
     along_dims = {dims[i] for i in whole if dims}
     return signature.rule([dims] * operands, [dims], whole=along_dims, flops=flops, sums=sums)

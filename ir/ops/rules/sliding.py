@@ -47,10 +47,7 @@ class Slide:
         return steps if is_outside else steps + 1
 
     def transposed(self, size: int) -> Window:
-        """The window of a transposed convolution, by positions of its result.
-
-        It spans a stride at least, so that it has an element for positions that no point reaches.
-        """
+        """The window by positions of a transposed result; a stride at least, so never empty."""
         extent = max(self.extent, self.stride)
         return Window(size, 1, extent - 1 - self.before, extent, self.stride)
 
@@ -67,10 +64,7 @@ class Slide:
         return max(sum(read) - last, 0)
 
     def local_crops(self, read: Interval, written: Interval) -> tuple[int, int]:
-        """Cropping of a part of a transposed convolution, before and after.
-
-        The second is negative if the result has elements after those that the part reaches.
-        """
+        """Cropping before and after a transposed part; negative where its result goes on."""
         before = written[0] + self.before - read[0] * self.stride
         length = (read[1] - 1) * self.stride + self.extent
         return before, length - before - written[1]
@@ -106,8 +100,8 @@ MOST_ZOOM = 16
 def zoom(mode: str, before: int, after: int) -> Zoom | None:
     """The upsampling from one size to another; None unless parts of it are the whole's.
 
-    By a whole number, all elements have the same weights. Weights are computed from the distance
-    to the border: a power of two keeps them exact.
+    By a whole number, all elements have the same weights. Weights are computed from the distance to
+    the border: a power of two keeps them exact.
     """
     factor, rest = divmod(after, max(before, 1))
     exact = mode == "nearest" or factor & (factor - 1) == 0

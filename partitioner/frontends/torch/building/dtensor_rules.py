@@ -46,10 +46,7 @@ Dims = Mapping[int, int]
 def derived_rule(
     op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: Any
 ) -> str | None:
-    """The rule of a call as text (see `ir.ops.aten.branches`); None if it has no factor.
-
-    Tensors among the arguments and results may be fake.
-    """
+    """The rule of a call, whose tensors may be fake, as text (`ir.ops.aten.branches`), or None."""
     schema = (
         op._schema
     )  # the operator is PyTorch's, draws nothing, and writes or aliases no operand

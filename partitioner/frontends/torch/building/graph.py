@@ -179,27 +179,20 @@ def module_graph(
 
 @dataclass(kw_only=True)
 class _ModuleCalls(Calls):
-    """The calls of a module, its inputs, what it stores, and its results.
-
-    Attributes:
-        inputs: Graph inputs.
-        tangent, seed: See `Signature`.
-        stored, fixed, rests: See `ModuleGraph`.
-        draws: How many random draws there are.
-        steps: Names of the nodes that only stand for the steps of the optimizer.
-    """
+    """The calls of a module, its inputs, what it stores, and its results."""
 
     captured: Captured
     optimizer: str
     keep: frozenset[str]
     at_rest: str
-    inputs: list[str] = field(default_factory=list)
-    tangent: str = ""
+    inputs: list[str] = field(default_factory=list)  #: Graph inputs.
+    tangent: str = ""  #: See `Signature`, as for the seed.
     seed: str = ""
-    stored: dict[str, str] = field(default_factory=dict)
+    stored: dict[str, str] = field(default_factory=dict)  #: See `ModuleGraph`, as for the next two.
     fixed: dict[str, str] = field(default_factory=dict)
     rests: dict[str, str] = field(default_factory=dict)
-    draws: int = 0
+    draws: int = 0  #: How many random draws there are.
+    #: Names of the nodes that only stand for the steps of the optimizer.
     steps: set[str] = field(default_factory=set)
 
     def add_placeholders(self) -> tuple[str, ...]:
@@ -301,10 +294,7 @@ class _ModuleCalls(Calls):
         return alias
 
     def add_results(self) -> tuple[str, ...]:
-        """The value of each flat result of the module; "" for one that is no tensor.
-
-        Outputs of a graph are made by nodes, each once: other results get an alias.
-        """
+        """Values of the module's flat results, repeated ones as aliases; "" for no tensor."""
         made = {value for node in self.nodes for value in node.writes}
         results: list[str] = []
         for _, node in self._outputs(Role.OUTPUT):

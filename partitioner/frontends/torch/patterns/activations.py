@@ -1,7 +1,4 @@
-"""Recognises activations: those that have a name, and programs of steps on columns.
-
-Programs are those of `backends.torch.operators.activations`.
-"""
+"""Recognises activations: named ones, and programs (`backends.torch.operators.activations`)."""
 
 from __future__ import annotations
 
@@ -62,10 +59,7 @@ def named_activation(node: fx.Node) -> tuple[fx.Node, str, bool] | None:
 def activation_program(
     node: Any, is_begin: Callable[[fx.Node], bool]
 ) -> tuple[fx.Node, str, bool] | None:
-    """As `named_activation`, of other steps on columns: its name is a program.
-
-    Steps begin with a node for which `is_begin` holds.
-    """
+    """As `named_activation`, of steps on columns from `is_begin` on: the name is a program."""
     if not isinstance(node, fx.Node) or not is_tensor(node) or value(node).dim() != 2:
         return None
     steps: list[str] = []
@@ -86,10 +80,7 @@ def _written(
     shape: tuple[int, ...],
     is_begin: Callable[[fx.Node], bool],
 ) -> fx.Node | None:
-    """Write the steps that give a node, and return the node that they begin with.
-
-    None if there is another operator or operand, or they begin with several nodes.
-    """
+    """Write the steps that give a node; return the one node they begin with, or None."""
     if node in places:
         return next(iter(places))
     if is_begin(node):

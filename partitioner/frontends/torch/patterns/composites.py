@@ -13,10 +13,9 @@ over the sum of their weights), so that no device needs to know which targets of
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -48,11 +47,7 @@ def keep_composites(module: fx.GraphModule) -> None:
 
 
 def _state_dtype(node: fx.Node) -> bool:
-    """Give a call that makes a tensor of no tensor, as `torch.ones`, its element type.
-
-    It has PyTorch's default type, which a module may set for a part of its forward pass, and which
-    may be another one where the graph is traced again.
-    """
+    """Give a call that makes a tensor of none, as `torch.ones`, the default type of its pass."""
     if not isinstance(node.target, torch._ops.OpOverload) or node.all_input_nodes:
         return False
     names = {argument.name for argument in node.target._schema.arguments}
@@ -64,11 +59,7 @@ def _state_dtype(node: fx.Node) -> bool:
 
 
 def _replace_bag(bag: fx.Node) -> bool:
-    """Replace `embedding_bag` by our own operator, whose table can be cut.
-
-    Those whose gradients are sparse or scaled by frequency stay, and those of which more than the
-    result is used.
-    """
+    """Make `embedding_bag` ours, unless gradients are sparse or scaled, or more is used of it."""
     args = arguments_of(bag)
     used = [user for user in bag.users if user.users]
     if args["scale_grad_by_freq"] or args["sparse"]:
@@ -211,12 +202,7 @@ _MOST, _DEEPEST = 1 << 20, 20
 
 
 def _counted(write: Rewriter, args: Arguments) -> fx.Node | None:
-    """A view in place of indices that count dims from their begin to their end.
-
-    Libraries make attention masks so: `mask[batch[:, None], keys[None]]`, where both indices are
-    an `arange` of a whole dim. What an index picks by number cannot be cut with the batch; a view
-    can.
-    """
+    """A view, which can be cut, in place of indices that count whole dims, as masks have them."""
     x, indices = args["self"], args["indices"]
     shape = value(x).shape
     dims = []
@@ -239,7 +225,14 @@ def _counted(write: Rewriter, args: Arguments) -> fx.Node | None:
 def _computed(node: fx.Node, depth: int = 0) -> Tensor | None:
     """The contents of a value that is made of numbers alone; None if it depends on data."""
     result = node.meta.get("val")
-    if depth > _DEEPEST or not isinstance(result, Tensor) or not _is_plain(node):
+    if depth > _DEEPEST or not isinstance(result, Tensor) or node.op != "call_function":
+        return None
+    target, users = node.target, [user.target for user in node.users]
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    overloads = [one for one in (target, *users) if isinstance(one, torch._ops.OpOverload)]
+    is_written = any(one._schema.is_mutable for one in overloads)
+    if is_written or torch.Tag.nondeterministic_seeded in target.tags:
         return None
     if any(not isinstance(size, int) for size in result.shape) or result.numel() > _MOST:
         return None
@@ -251,20 +244,8 @@ def _computed(node: fx.Node, depth: int = 0) -> Tensor | None:
         made[operand] = contents
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), made.__getitem__)
     with torch.no_grad():
-        contents = node.target(*args, **kwargs)  # type: ignore[operator]
+        contents = target(*args, **kwargs)
     return contents if isinstance(contents, Tensor) else None
-
-
-def _is_plain(node: fx.Node) -> bool:
-    """Tell whether a call computes always the same, and nothing writes to its result."""
-    calls: Sequence[Any] = [node.target, *(user.target for user in node.users)]
-    overloads = [one for one in calls if isinstance(one, torch._ops.OpOverload)]
-    return (
-        node.op == "call_function"
-        and isinstance(node.target, torch._ops.OpOverload)
-        and not any(one._schema.is_mutable for one in overloads)
-        and torch.Tag.nondeterministic_seeded not in node.target.tags
-    )
 
 
 _NONE, _MEAN = 0, 1  #: PyTorch's numbers for `reduction`; 2 is the sum.

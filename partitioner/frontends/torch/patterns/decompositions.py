@@ -68,10 +68,7 @@ def native_layer_norm_backward(
 
 
 def _is_image(x: Tensor, weight: Tensor | None) -> bool:
-    """Test whether group norm of the data is decomposed: its groups have space to cut.
-
-    In other element types, PyTorch's kernel keeps statistics in types of their own.
-    """
+    """Test whether groups have space to cut, in types in which PyTorch keeps their statistics."""
     wide = x.dtype in (torch.float32, torch.float64)
     alike = weight is None or weight.dtype is x.dtype
     return wide and alike and x.dim() > 2 and math.prod(x.shape[2:]) > 1 and x.numel() > 0
@@ -203,10 +200,7 @@ def native_batch_norm_backward(
 
 
 def copied(old: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """The source in the type and shape of what it is copied over, whose contents are not read.
-
-    It lies in memory as that does: what was written into a view is viewed as the whole again.
-    """
+    """The source in the type, shape and memory order of what it is copied over."""
     del non_blocking
     same = source.dtype == old.dtype
     new: Tensor = aten.alias(source) if same else aten._to_copy(source, dtype=old.dtype)

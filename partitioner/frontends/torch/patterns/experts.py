@@ -169,10 +169,7 @@ def _scaled(rows: _Rows) -> tuple[_Product, fx.Node] | None:
 
 
 def _typed_alike(last: fx.Node, layer: _Layer) -> bool:
-    """Tell whether the layer computes in one type of floats, but for its weights of choices.
-
-    Its results are then of the type of both.
-    """
+    """Tell whether all but the weights of choices, and so the results, are of one float type."""
     x, weights = value(layer.x), value(layer.weights)
     both = layer.up, layer.down
     operands = [*(one.weights for one in both), *(one.bias for one in both if one.bias is not None)]
@@ -340,17 +337,23 @@ def _flattened(node: fx.Node) -> fx.Node | None:
 
 
 def replace_lookups(module: fx.GraphModule) -> None:
-    """Replace rows that are gathered of weights of experts by embeddings of them, in place.
-
-    Weights are parameters of three or more dims; biases, with two, are gathered by the same ids.
-    """
+    """Replace rows gathered of weights of experts, and of their biases, by embeddings."""
     for part in graph_modules(module):
         found = [node for node in part.graph.nodes if _looks_up(node)]
         chosen = {indices_of(node)[0] for node in found if value(args_of(node)[0]).dim() > 2}
         found = [node for node in found if indices_of(node)[0] in chosen]
-        counted: dict[tuple[fx.Node, int], fx.Node] = {}
+        counted: dict[tuple[fx.Node, int], fx.Node] = {}  # ids from the begin on, made once
         for node in found:
-            _embed(node, counted)
+            write, (matrix, (ids,)) = Rewriter(node), args_of(node)
+            size, shape = value(matrix).shape[0], list(value(node).shape)
+            if value(matrix).dim() > 2:
+                matrix = write.call(_aten.reshape.default, matrix, [size, -1])
+            if (ids, size) not in counted:
+                from_end = write.call(_aten.lt.Scalar, ids, 0)
+                moved = write.call(_aten.add.Tensor, ids, size)
+                counted[ids, size] = write.call(_aten.where.self, from_end, moved, ids)
+            rows = write.call(_aten.embedding.default, matrix, counted[ids, size])
+            write.give(write.call(_aten.reshape.default, rows, shape))
         if found:
             part.recompile()
 
@@ -369,17 +372,3 @@ def _looks_up(node: fx.Node) -> bool:
         and ids is not None
         and value(ids).dtype == torch.int64
     )
-
-
-def _embed(node: fx.Node, counted: dict[tuple[fx.Node, int], fx.Node]) -> None:
-    """Replace a lookup by one of a matrix, with ids that count from the begin, made once."""
-    write, (matrix, (ids,)) = Rewriter(node), args_of(node)
-    size, shape = value(matrix).shape[0], list(value(node).shape)
-    if value(matrix).dim() > 2:
-        matrix = write.call(_aten.reshape.default, matrix, [size, -1])
-    if (ids, size) not in counted:
-        from_end = write.call(_aten.lt.Scalar, ids, 0)
-        moved = write.call(_aten.add.Tensor, ids, size)
-        counted[ids, size] = write.call(_aten.where.self, from_end, moved, ids)
-    found = write.call(_aten.embedding.default, matrix, counted[ids, size])
-    write.give(write.call(_aten.reshape.default, found, shape))

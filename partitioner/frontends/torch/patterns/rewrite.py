@@ -57,10 +57,7 @@ class Rewriter:
         return call
 
     def give(self, call: fx.Node) -> None:
-        """Make the node the call that was written last, which goes.
-
-        The node keeps its name, which the program's signature may hold.
-        """
+        """Make the node, which keeps its name (a signature's), the call written last."""
         node = self.node
         node.target, node.args, node.kwargs = call.target, call.args, call.kwargs
         node.meta["val"] = call.meta["val"]
@@ -125,10 +122,7 @@ _SAME = {
 
 
 def through(node: Any, *, casts: bool = False) -> Any:
-    """The node that gives a value, seen through copies, and if `casts` through other types.
-
-    Not through what cuts a float off from its gradient, which the layer's own would go past.
-    """
+    """The node behind copies, and casts if asked, but not behind what cuts off a gradient."""
     while isinstance(node, fx.Node) and calls(node, *_SAME):
         source = args_of(node)[0]
         if not casts and value(source).dtype != value(node).dtype:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,7 +84,13 @@ def refusing_effects(module: nn.Module) -> Iterator[Assigned]:
         raise FrontendError(
             f"{name} is a hook of all modules, also of PyTorch's own: set it on parts of this one"
         )
-    assigned = Assigned()
+    assigned, original = Assigned(), nn.Module.__setattr__
+
+    def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+        if is_writing():
+            assigned.add(module, name, value)
+        original(module, name, value)
+
     seed = refused(
         torch.random.manual_seed,
         "forward calls torch.manual_seed: a program's draws follow from the seed of "
@@ -93,7 +99,7 @@ def refusing_effects(module: nn.Module) -> Iterator[Assigned]:
     replacements: Mapping[tuple[Any, str], Any] = {
         (torch, "manual_seed"): seed,
         (torch.random, "manual_seed"): seed,
-        (nn.Module, "__setattr__"): _noted(assigned),
+        (nn.Module, "__setattr__"): set_attribute,
         (Tensor, "data"): _detached(),
         **{
             (torch.autograd, name): refused(
@@ -140,17 +146,6 @@ def _text(state: Any) -> str:
     if isinstance(state, dict):
         return repr({key: _text(value) for key, value in state.items()})
     return repr(state.tolist() if isinstance(state, np.ndarray) else state)
-
-
-def _noted(assigned: Assigned) -> Callable[..., None]:
-    original = nn.Module.__setattr__
-
-    def set_attribute(module: nn.Module, name: str, value: Any) -> None:
-        if is_writing():
-            assigned.add(module, name, value)
-        original(module, name, value)
-
-    return set_attribute
 
 
 def _is_number(value: Any) -> bool:

@@ -57,30 +57,19 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
     if is_dense or item != other.element_size() or (first.start - second.start) % item:
         return True
     end = (max(first.stop, second.stop) - start) // item
-    marks = (
-        _elements(tensor, (span.start - start) // item, end)
-        for tensor, span in ((one, first), (other, second))
-    )
-    return bool((next(marks) & next(marks)).any())
+    counts = torch.zeros(end, dtype=torch.int8)  # of the tensors that have each element
+    for tensor, span in ((one, first), (other, second)):
+        dims = zip(tensor.shape, tensor.stride(), strict=True)
+        sizes = [size if stride else 1 for size, stride in dims]
+        marks = torch.zeros(end, dtype=torch.int8)
+        marks.as_strided(sizes, tensor.stride(), (span.start - start) // item).fill_(1)
+        counts += marks
+    return bool((counts == 2).any())
 
 
 def _place_of(tensor: Tensor) -> tuple[int, range]:
-    """A memory, and the bytes of it from a tensor's first element to its last.
-
-    The memory is the process's, 0 (NumPy's arrays may have several storages), or the storage of a
-    tensor without an address, as on the meta device.
-    """
+    """The memory (0, or the storage of a tensor without address) and bytes of a tensor."""
     address = 0 if without_contents(tensor) else tensor.data_ptr()
     start = address or tensor.storage_offset() * tensor.element_size()
     memory = 0 if address else tensor.untyped_storage()._cdata
     return memory, range(start, start + extent(tensor))
-
-
-def _elements(tensor: Tensor, start: int, end: int) -> Tensor:
-    """Find which of `end` elements of a memory a tensor has that begins with the one at `start`."""
-    marks = torch.zeros(end, dtype=torch.bool)
-    sizes = [
-        size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    ]
-    marks.as_strided(sizes, tensor.stride(), start).fill_(True)
-    return marks

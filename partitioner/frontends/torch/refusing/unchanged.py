@@ -123,10 +123,7 @@ def settings_of(module: nn.Module, assigned: Collection[tuple[int, str]] = ()) -
 
 
 def check_registered(settings: Settings, constants: Iterable[torch.Tensor]) -> None:
-    """Refuse, by name, constants of a graph that would have gradients in the module.
-
-    `constants` are tensors that the forward pass reads and no module registers.
-    """
+    """Refuse constants, tensors that no module registers, that would have gradients."""
     places = {tensor.data_ptr() for tensor in constants} - {0}
     for path, known in settings.items():
         for name, value in known.items():

@@ -67,11 +67,11 @@ def writing_assigned_buffers(module: nn.Module) -> Iterator[set[str]]:
             vars(module)["forward"] = own_forward
 
 
-def written_early(program: ExportedProgram, buffers: set[str], *, training: bool) -> None:
-    """Write assigned buffers as soon as their contents are made, in an exported graph.
+_COPIES = (torch.ops.aten.clone.default, torch.ops.aten.detach.default)
 
-    In training what reads a buffer reads a copy: the backward pass may keep it.
-    """
+
+def written_early(program: ExportedProgram, buffers: set[str], *, training: bool) -> None:
+    """Write assigned buffers once made; readers in training read copies, which may be kept."""
     names, graph = program.graph_signature.inputs_to_buffers, program.graph_module.graph
     placeholders = graph.find_nodes(op="placeholder")
     writes = {
@@ -88,12 +88,18 @@ def written_early(program: ExportedProgram, buffers: set[str], *, training: bool
             copied.meta.update(min(readers).meta, val=buffer.meta["val"])
             for reader in readers:
                 reader.replace_input_with(buffer, copied)
-        chain = _chain(write)
+        chain = [write]  # after the nodes that only copy what it writes
+        while (node := chain[0].all_input_nodes[-1]).target in _COPIES and len(node.users) == 1:
+            chain.insert(0, node)
         source = chain[0].all_input_nodes[-1]
         # results are no views of the buffer: see `_apart`
         users = {user for node in _sharing(buffer, last) for user in node.users} - last
         users = {user for user in users if user.op != "output"}
-        after = max([source, *users, *_writers(source, last)])
+        sharing = _sharing(source, last)
+        others = {user for node in sharing for user in node.users} - last
+        # those that write in place to what is assigned, but for those that end the pass
+        writers = (one for one in others if not sharing.isdisjoint(_operands(one, writes=True)))
+        after = max([source, *users, *writers])
         if after.op == "placeholder":
             continue
         for node in reversed(chain):
@@ -101,14 +107,6 @@ def written_early(program: ExportedProgram, buffers: set[str], *, training: bool
             where = ("nn_module_stack", "stack_trace")
             node.meta.update({key: after.meta[key] for key in where if key in after.meta})
     program.graph_module.recompile()
-
-
-def _writers(source: fx.Node, last: Collection[fx.Node]) -> Iterator[fx.Node]:
-    """The nodes that write in place to what is assigned, but for those that end the pass."""
-    sharing = _sharing(source, last)
-    for user in {user for node in sharing for user in node.users} - {*last}:
-        if not sharing.isdisjoint(_operands(user, writes=True)):
-            yield user
 
 
 def _sharing(node: fx.Node, last: Collection[fx.Node]) -> set[fx.Node]:
@@ -145,14 +143,6 @@ def _operands(node: fx.Node, *, writes: bool = False) -> list[fx.Node]:
         for leaf in pytree.tree_leaves(actual)
         if isinstance(leaf, fx.Node)
     ]
-
-
-def _chain(write: fx.Node) -> list[fx.Node]:
-    """A write, after the nodes that only copy what it writes."""
-    chain, copies = [write], (torch.ops.aten.clone.default, torch.ops.aten.detach.default)
-    while (node := chain[0].all_input_nodes[-1]).target in copies and len(node.users) == 1:
-        chain.insert(0, node)
-    return chain
 
 
 def _tensors(module: nn.Module, kind: str) -> Tensors:

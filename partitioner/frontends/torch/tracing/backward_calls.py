@@ -109,7 +109,19 @@ def recording(module: nn.Module, *, training: bool) -> Iterator[Recorded]:
     if not training:
         yield calls
         return
-    _check_hooks(module)
+    for path, part in module.named_modules():
+        if part._backward_hooks and not part._is_full_backward_hook:
+            raise FrontendError(
+                f"{path or type(module).__name__}: hooks of register_backward_hook cannot be "
+                "traced, whose gradients are those of the last operator: use "
+                "register_full_backward_hook"
+            )
+    for name, parameter in module.named_parameters():
+        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+            raise FrontendError(
+                f"hook {_name(hook)} of parameter {name} runs after gradients are accumulated, "
+                "which a trace does not have: set it on the parameters of program.module()"
+            )
     replacements: Mapping[tuple[Any, str], Any] = {
         (Function, "apply"): classmethod(_recorded_apply(calls)),
         (Tensor, "register_hook"): _recorded_tensor_hook(calls),
@@ -406,22 +418,6 @@ def _refused_packing(calls: Recorded) -> Callable[..., None]:
     return enter
 
 
-def _check_hooks(module: nn.Module) -> None:
-    for path, part in module.named_modules():
-        if part._backward_hooks and not part._is_full_backward_hook:
-            raise FrontendError(
-                f"{path or type(module).__name__}: hooks of register_backward_hook cannot be "
-                "traced, whose gradients are those of the last operator: use "
-                "register_full_backward_hook"
-            )
-    for name, parameter in module.named_parameters():
-        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
-            raise FrontendError(
-                f"hook {_name(hook)} of parameter {name} runs after gradients are accumulated, "
-                "which a trace does not have: set it on the parameters of program.module()"
-            )
-
-
 class _ArgumentsOnly(TorchFunctionMode):
     """Refuses tensors that the trace does not know."""
 
@@ -435,21 +431,20 @@ class _ArgumentsOnly(TorchFunctionMode):
         del types
         reads = getattr(func, "__name__", "") == "__get__"
         leaves = () if reads else pytree.tree_leaves((args, kwargs or {}))
-        for tensor in filter(_is_foreign, _tensors(leaves)):
+        mode = get_proxy_mode()
+        for tensor in _tensors(leaves):
+            inner: Any = tensor
+            if isinstance(tensor, FunctionalTensor):
+                inner = torch._from_functional_tensor(tensor.elem)
+            if isinstance(inner, FakeTensor) and (
+                mode is None or get_proxy_slot(inner, mode.tracer, None) is not None
+            ):
+                continue
             raise FrontendError(
                 f"{self.what} reads a tensor {list(tensor.shape)} that is not its argument, and "
                 "would be a constant: give it as an argument"
             )
         return func(*args, **(kwargs or {}))
-
-
-def _is_foreign(tensor: Tensor) -> bool:
-    mode = get_proxy_mode()
-    if isinstance(tensor, FunctionalTensor):
-        tensor = torch._from_functional_tensor(tensor.elem)
-    if not isinstance(tensor, FakeTensor):
-        return True
-    return mode is not None and get_proxy_slot(tensor, mode.tracer, None) is None
 
 
 @contextmanager

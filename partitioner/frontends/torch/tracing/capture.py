@@ -1,4 +1,4 @@
-"""Captures a PyTorch module and example inputs as one flat functional graph of ATen operators.
+"""Captures a module as one flat graph of ATen operators.
 
 This and `joint` alone use PyTorch's tracing interfaces, some of them private (tried: 2.13).
 """
@@ -145,12 +145,7 @@ def export_module(
 def _settled(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
 ) -> tuple[ExportedProgram, Assigned]:
-    """As `_exported`, of a module whose numbers each forward pass leaves as they are.
-
-    Raises:
-        FrontendError: Each pass changes a number that is an attribute, or the pass behind the one
-            that has set it is another program.
-    """
+    """As `_exported`, refusing numbers that each pass changes, or that change the next program."""
     program, assigned = _exported(module, args, kwargs, training=training)
     if numbers := assigned.lasting:
         with replaced({(one.module, one.name): one.after for one in numbers}):
@@ -164,10 +159,7 @@ def _settled(
 def _exported(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
 ) -> tuple[ExportedProgram, Assigned]:
-    """A module's program and, with the calls of its backward code, what its forward pass assigns.
-
-    A SyncBatchNorm is a batch norm: the whole batch is one process's, whatever processes there are.
-    """
+    """The program and what its forward pass assigns; a SyncBatchNorm is a batch norm here."""
     effects, backward = refusing_effects(module), recording(module, training=training)
     buffers = writing_assigned_buffers(module)
     one_process = replaced({(nn.SyncBatchNorm, "forward"): _BatchNorm.forward})
@@ -206,10 +198,7 @@ def _stderr_without_graphs() -> Iterator[list[str]]:
 
 
 def materialised(module: nn.Module) -> nn.Module:
-    """The module itself or, if its weights are on the meta device, a copy with fake CPU weights.
-
-    (Tracing on the meta device loses the backward pass without a word.)
-    """
+    """The module or, on the meta device (which drops backward passes), a copy on a fake CPU."""
     weights = [*module.parameters(), *module.buffers()]
     if not any(tensor.device.type == "meta" for tensor in weights):
         return module
@@ -297,10 +286,7 @@ def capture(
 
 
 def _parameters(module: nn.Module, program: ExportedProgram) -> tuple[str, ...]:
-    """Names of the arguments that a module takes by position.
-
-    An archive's module has no forward method of its own: the names are those of its trace.
-    """
+    """Names of a module's positional arguments; of an archive, those of its trace."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     named = [p for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds]
     if named and all(p.kind is kinds[0] for p in named):

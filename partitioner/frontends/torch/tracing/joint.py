@@ -76,10 +76,7 @@ def plain_trace() -> Iterator[None]:
 
 
 def _target_code(base: str, target: str) -> str:
-    """The Python of an attribute by its path, whose names may be keywords: ``self.layers.in``.
-
-    PyTorch's own writes those as they are, which is no Python.
-    """
+    """The Python of an attribute by its path, whose names may be keywords: ``self.layers.in``."""
     for name in target.split("."):
         is_plain = name.isidentifier() and not keyword.iskeyword(name)
         base = f"{base}.{name}" if is_plain else f"getattr({base}, {name!r})"
@@ -87,11 +84,7 @@ def _target_code(base: str, target: str) -> str:
 
 
 def joint_trace(program: ExportedProgram, table: Table, *, training: bool) -> Joint:
-    """The trace of the forward and, in training, backward pass, in which nothing writes in place.
-
-    Layers that are proven to repeat are traced a few times, and the trace is extended by
-    the others.
-    """
+    """The trace of both passes, nothing in place; of proven repetitions, a few are traced."""
     constants = program.graph_signature.inputs_to_lifted_tensor_constants
     names = [  # of the tensors that user code reads and no module registers
         constants[node.name]
@@ -116,11 +109,7 @@ def joint_trace(program: ExportedProgram, table: Table, *, training: bool) -> Jo
 def _functional_trace(
     program: ExportedProgram, names: Sequence[str], table: Table, *, training: bool
 ) -> Joint:
-    """The trace of a program, call by call.
-
-    Functionalization takes a fifth of the time. So a program that writes nothing is traced without
-    it, and again with it if its decompositions or its backward pass turn out to write.
-    """
+    """The trace, functionalized (a fifth of the time) only where something writes."""
     if not _may_write(program.graph_module):
         # PyTorch asserts that nothing writes, but for copies into what is given.
         with suppress(AssertionError):

@@ -36,16 +36,12 @@ class IrregularError(Exception):
 
 @dataclass
 class Chain:
-    """Things of which each layer has its own, found by comparing each layer with the one before.
+    """Things of which each layer has its own, found by comparing each layer with the one before."""
 
-    Attributes:
-        rows: Of each layer its things, in the order in which its calls use them.
-        place: The layer of each thing, and its number there.
-        shared: Things that two layers use at the same place.
-    """
-
-    rows: list[list[Hashable]]
+    rows: list[list[Hashable]]  #: Of each layer its things, in the order in which calls use them.
+    #: The layer of each thing, and its number there.
     place: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
+    #: Things that two layers use at the same place.
     shared: set[Hashable] = field(default_factory=set)
 
     @classmethod

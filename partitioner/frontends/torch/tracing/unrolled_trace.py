@@ -121,10 +121,7 @@ class _Trace:
 
     @cached_property
     def results(self) -> Sequence[tuple[fx.Node | None, str]]:
-        """Pair what the trace returns with the weight whose gradient it is, or with "".
-
-        None in the place of what is no tensor.
-        """
+        """Pair results (None for no tensor) with the weights whose gradients they are, or ""."""
         output = self.joint.output_node()
         pairs = zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
         return [
@@ -165,10 +162,7 @@ class _Trace:
 
     @cached_property
     def _sequence(self) -> tuple[int, int, int]:
-        """The least and the largest number in autograd's sequence of the layers; that of a layer.
-
-        The first layer, which may be another one, is left out.
-        """
+        """Least and largest number in autograd's sequence, and that of a layer; not the first."""
         numbers = [
             [self.calls[index].meta.get("seq_nr", 0) for index in span] for span in self.spans
         ]
@@ -268,7 +262,15 @@ class _Unrolled:
         for repetition in range(1, left_out + 1):
             self._write(one, left_out - repetition, left_out, repetition)
         self._write(range(other.start, len(trace.calls)), 0, left_out, left_out)
-        self._write_results()
+        place = trace.layers.weights.place
+        numbers = {place[name][1] for name in self.gradients}
+        if len(self.gradients) != len(numbers) * (KEPT + left_out):
+            raise IrregularError
+        results = [
+            self.gradients.get(name) if name in place else node and self.copies[node]
+            for node, name in trace.results
+        ]
+        self.graph.output(tuple(results)).meta = dict(trace.joint.output_node().meta)
         return self.graph
 
     def _keep(self, node: fx.Node, copied: fx.Node, layers: int) -> None:
@@ -278,10 +280,7 @@ class _Unrolled:
         self.copies.setdefault(node, copied)
 
     def _write(self, positions: range, layers: int, forward: int, backward: int) -> None:
-        """Write calls again, so many layers later than in the trace of few layers.
-
-        `forward` and `backward` are the repetitions of a layer's passes up to there.
-        """
+        """Write calls so many layers later; passes are repeated `forward` and `backward` times."""
         trace, moved = self.trace, self.trace.layers.modules.moved
         for index in positions:
             node = trace.calls[index]
@@ -322,18 +321,6 @@ class _Unrolled:
         if is_far or (of, layer + layers, number) not in self.placed:
             raise IrregularError
         return self.placed[of, layer + layers, number]
-
-    def _write_results(self) -> None:
-        trace, place = self.trace, self.trace.layers.weights.place
-        numbers = {place[name][1] for name in self.gradients}
-        if len(self.gradients) != len(numbers) * (KEPT + trace.layers.left_out):
-            raise IrregularError
-        results = [
-            self.gradients.get(name) if name in place else node and self.copies[node]
-            for node, name in trace.results
-        ]
-        output = self.graph.output(tuple(results))
-        output.meta = dict(trace.joint.output_node().meta)
 
 
 def numbered_name(name: str) -> tuple[str, int]:

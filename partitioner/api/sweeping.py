@@ -154,15 +154,9 @@ def _targets(
     meshes: Sequence[Mapping[str, int]],
     request: Request,
 ) -> list[_Target]:
-    """All points, in the order in which they are planned.
+    """All points of the grid of clusters, limits and numbers of devices, in the order of planning.
 
-    Args:
-        grid: Cluster (None: the reference accelerator), memory limit in bytes and number of devices
-            (None: the cluster's own) of each.
-        meshes: Axis sizes of intra plans, each for the points with as many devices.
-
-    Raises:
-        OptionError: No point has as many devices as a mesh, or two meshes have as many.
+    A mesh is for the points of as many devices; an OptionError if it has none, or two have as many.
     """
     clusters = []
     for name, limit, number in grid:
@@ -252,10 +246,7 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
 
 
 def _with_pareto(points: Sequence[Point]) -> list[Point]:
-    """The points with `pareto`: no other is at least as good in all four goals, better in one.
-
-    Goals are devices, latency, step (throughput's inverse) and peak, all to be small.
-    """
+    """The points with `pareto`: no other is as good in devices, latency, step and peak at once."""
     goals: dict[int, tuple[float, ...]] = {}
     for index, point in enumerate(points):
         latency, step, peak = point["latency_s"], point["step_s"], point["peak_bytes"]

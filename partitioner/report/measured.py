@@ -95,11 +95,7 @@ class Measured:
 
     @classmethod
     def from_json(cls, text: str) -> Measured:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ResultError: It is no record, or one of another version.
-        """
+        """Read what `to_json` wrote; a ResultError if it is no record, or of another version."""
         try:
             data = json.loads(text)
             version = data["version"]

@@ -75,11 +75,7 @@ class Ranks(ABC):
 
     @abstractmethod
     def at(self, optimization: Optimization | None) -> Self:
-        """The ranks at a level of ONNX Runtime's optimizations, None for their own.
-
-        Raises:
-            OptionError: They are of a module, or there is no such level.
-        """
+        """The ranks at a level of optimizations, None: their own; an OptionError of a module's."""
 
     @abstractmethod
     def write(self, folder: Path) -> None:

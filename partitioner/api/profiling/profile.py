@@ -245,11 +245,7 @@ def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) ->
 
 
 def _graph(opened: OnnxInput | ModuleInput, micro_batches: int | None) -> Graph:
-    """The graph to measure: of the whole batch, or of one micro-batch.
-
-    Raises:
-        PartitionerError: The batch cannot be cut into as many, or the module cannot be traced.
-    """
+    """The graph to measure: of the whole batch, or of one micro-batch."""
     if micro_batches is None:
         return opened.graph
     if not is_whole(micro_batches) or micro_batches < 1:
@@ -321,10 +317,7 @@ class _Session:
     failed: dict[str, str] = field(default_factory=dict)
 
     def unknown_links(self) -> Sequence[Wanted]:
-        """The communications on this machine that are to be measured.
-
-        A reason for those that cannot be is in `failed`.
-        """
+        """The communications here that are to be measured; `failed` says why others cannot be."""
         groups = [group for group in groups_of(self.cluster) if not group.level]
         level = self.cluster.levels[0]
         if not groups or level in _far_levels(self.cluster, self.profile):
@@ -346,10 +339,7 @@ class _Session:
         return measure_here(known, wanted, end_s, self.say)
 
     def tried(self, what: str, measure: Callable[[], float | None]) -> tuple[float | None, bool]:
-        """Seconds that a measurement gives, if any, and whether it has no time.
-
-        A reason for one that cannot be made is in `failed`.
-        """
+        """Seconds of a measurement, if any, and if it lacks time; `failed` has other reasons."""
         try:
             seconds = measure()
         except PartitionerError as error:

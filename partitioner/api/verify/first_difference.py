@@ -59,10 +59,7 @@ def first_difference(
 ) -> FirstDifference | None:
     """The first value, in graph order, that differs between two runs; None if none does.
 
-    Args:
-        alone: The graph whole on one device.
-        floor: Least magnitude that errors in the backward pass are relative to.
-        table: Tolerance of each element type.
+    Errors in the backward pass are relative to a magnitude of at least `floor`.
     """
     homes = ranks.programs.homes
     allowed = tolerances(graph, table)

@@ -22,10 +22,6 @@ def pipeline_table(
     """Draw when each lane runs what, the share of idle time, and the activations in flight.
 
     Communication takes no time; an action that takes two units goes on in a cell "-".
-
-    Args:
-        schedule: One that `check` accepts with these edges.
-        edges: Pairs of stages between which data flows forward; None: the chain.
     """
     starts = start_times(schedule, edges)
     end = makespan(schedule, starts)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     import onnx
     from torch import nn
 
-
-Item = TypeVar("Item")
 
 _PARETO = "* Pareto: no other point is as good in devices, latency, throughput and memory"
 _HEAD = (
@@ -99,8 +97,9 @@ def sweep(
     for name, values in {**lists, "clusters": options.get("clusters", (None,))}.items():
         if is_a(values, str, bytes, Mapping) or not is_a(values, Iterable):
             raise OptionError(f"{name} is {values!r}; give a list, as [{values!r}]")
-    counts, clusters = _unique(devices), _unique(options.get("clusters", (None,)))
-    limits = _unique(None if limit is None else parse_bytes(limit) for limit in memory)
+    counts = tuple(dict.fromkeys(devices))
+    clusters = tuple(dict.fromkeys(options.get("clusters", (None,))))
+    limits = dict.fromkeys(None if limit is None else parse_bytes(limit) for limit in memory)
     if not counts and None in clusters:
         raise OptionError("give devices, or clusters with counts in their names, like 4xh100")
     request = request_of(options)
@@ -125,10 +124,6 @@ def sweep(
         points=points,
     )
     return Swept(data)
-
-
-def _unique(items: Iterable[Item]) -> tuple[Item, ...]:
-    return tuple(dict.fromkeys(items))
 
 
 @dataclass(frozen=True)
@@ -162,7 +157,7 @@ def _targets(
     for name, limit, number in grid:
         cluster = resolve_cluster(name, number)
         clusters.append((limit, cluster if limit is None else cluster.with_memory(limit)))
-    counts = _unique(len(cluster) for _, cluster in clusters)
+    counts = dict.fromkeys(len(cluster) for _, cluster in clusters)
     by_size: dict[int, Mapping[str, int]] = {}
     for mesh in meshes:
         check_mesh(mesh)

@@ -57,7 +57,7 @@ class ProfiledRun(Comparison[PlannedT_co]):
 
     def __str__(self) -> str:
         """The comparison as lines for people."""
-        from partitioner.report.text.measured import measured_text
+        from partitioner.report.text.show import measured_text
 
         return measured_text(self)
 

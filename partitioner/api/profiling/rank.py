@@ -212,13 +212,10 @@ def _ready(work: Work, device: Device, graph: Graph, orders: Mapping[str, Order]
     inputs = random_inputs(graph, seed=0)
     for name, order in orders.items():
         if name in inputs:
-            inputs[name] = _in_order(inputs[name], order)
+            array = np.ascontiguousarray(inputs[name].transpose(order))
+            inputs[name] = array.transpose(np.argsort(order))
     prepare = _BACKENDS[work.backend]
     return prepare(uncut_programs(graph), graph, inputs, work.threads, device.type)
-
-
-def _in_order(array: np.ndarray, order: Order) -> np.ndarray:
-    return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
 
 
 def _as_in_model(device: Device, item: Item, one: Prepared) -> Prepared:

@@ -7,7 +7,7 @@ values, until a value differs. A backend runs the programs; this module knows on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import is_stored, is_view
-from partitioner.ir.plan import NodePlan, Pipeline, Plan, resolve
+from partitioner.ir.plan import NodePlan, Plan, resolve
 from partitioner.ir.program import Programs
 from partitioner.ir.types import numpy_dtype
 
@@ -79,7 +79,12 @@ def first_difference(
             node = graph.producers[value]
             scale = max(floor if node.name in graph.backward else 0.0, largest(whole))
             wrong: list[tuple[tuple[int, ...], Difference]] = []
-            for holders, part, expected in _pairs(parts, home.placement, whole):
+            if home.placement.sharding.partial:  # terms, of which only the sum can be compared
+                pairs = [(tuple(sorted(parts)), join(parts, home.placement), whole)]
+            else:
+                regions = home.placement.parts()
+                pairs = [((at,), parts[at], part_of(whole, region)) for at, region in regions]
+            for holders, part, expected in pairs:
                 found = compare(value, part, expected, scale, table=table)
                 # Of integers and booleans the tolerance is the share that may differ.
                 elements = part.size if found.counts else 1
@@ -107,31 +112,12 @@ def tolerances(graph: Graph, table: Mapping[str, float] = TOLERANCE) -> dict[str
     return by_value
 
 
-def _pairs(
-    parts: Mapping[int, np.ndarray], placement: Placement, whole: np.ndarray
-) -> Iterator[tuple[tuple[int, ...], np.ndarray, np.ndarray]]:
-    """Ranks, their part, and the part of the whole that it must equal."""
-    if placement.sharding.partial:  # the parts are terms: only their sum can be compared
-        yield tuple(sorted(parts)), join(parts, placement), whole
-        return
-    for device, region in placement.parts():
-        yield (device,), parts[device], part_of(whole, region)
-
-
-def uncut_programs(
-    graph: Graph, *, deliver_all: bool = False, micro_batches: int | None = None
-) -> Programs:
-    """The graph on one rank: every value under its own name, nothing cut or sent.
-
-    `deliver_all` is that of `lower`; `micro_batches` make it one stage of a pipeline.
-    """
+def uncut_programs(graph: Graph, *, deliver_all: bool = False) -> Programs:
+    """The graph on one rank: every value under its own name, nothing cut or sent."""
     cluster = resolve_cluster(None, 1)
     nodes = {node.name: NodePlan(0) for node in graph.nodes}
-    name = "gpipe" if graph.backward else "forward"
-    pipeline = None if micro_batches is None else Pipeline(name, micro_batches, (0,))
-    groups = (DeviceMesh.single(0),)
-    plan = Plan(graph.digest, cluster.to_data(), groups, nodes, pipeline=pipeline)
-    tasks = schedule(graph, resolve(graph, plan), cluster, pipeline=pipeline)
+    plan = Plan(graph.digest, cluster.to_data(), (DeviceMesh.single(0),), nodes)
+    tasks = schedule(graph, resolve(graph, plan), cluster)
     return lower(graph, tasks, 1, deliver_all=deliver_all)
 
 

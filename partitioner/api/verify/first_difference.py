@@ -21,7 +21,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import is_stored, is_view
-from partitioner.ir.plan import NodePlan, Plan, resolve
+from partitioner.ir.plan import NodePlan, Pipeline, Plan, resolve
 from partitioner.ir.program import Programs
 from partitioner.ir.types import numpy_dtype
 
@@ -112,12 +112,17 @@ def tolerances(graph: Graph, table: Mapping[str, float] = TOLERANCE) -> dict[str
     return by_value
 
 
-def uncut_programs(graph: Graph, *, deliver_all: bool = False) -> Programs:
-    """The graph on one rank: every value under its own name, nothing cut or sent."""
+def uncut_programs(
+    graph: Graph, *, deliver_all: bool = False, micro_batches: int | None = None
+) -> Programs:
+    """The graph on one rank, nothing cut or sent; `micro_batches` make it a pipeline's stage."""
     cluster = resolve_cluster(None, 1)
     nodes = {node.name: NodePlan(0) for node in graph.nodes}
-    plan = Plan(graph.digest, cluster.to_data(), (DeviceMesh.single(0),), nodes)
-    tasks = schedule(graph, resolve(graph, plan), cluster)
+    name = "gpipe" if graph.backward else "forward"
+    pipeline = None if micro_batches is None else Pipeline(name, micro_batches, (0,))
+    groups = (DeviceMesh.single(0),)
+    plan = Plan(graph.digest, cluster.to_data(), groups, nodes, pipeline=pipeline)
+    tasks = schedule(graph, resolve(graph, plan), cluster, pipeline=pipeline)
     return lower(graph, tasks, 1, deliver_all=deliver_all)
 
 

@@ -109,10 +109,7 @@ def check_annotations(model: str | Path | ModelProto) -> Checked:
 
 
 def _inferred_shapes(proto: ModelProto) -> Shapes:
-    """Shapes of the main graph's tensors, or a FrontendError if they contradict each other.
-
-    `proto` is ours and loses its annotations.
-    """
+    """Shapes of the main graph's tensors, else a FrontendError; `proto` loses its annotations."""
     for node in annotated_nodes(proto):  # onnx_ir would resolve their names, right or wrong
         node.ClearField("device_configurations")
     correct_inference()

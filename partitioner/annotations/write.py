@@ -214,16 +214,10 @@ def _add_specs(
 
 
 def _relocate(model: ModelProto, folder: Path | None, target: Path) -> dict[Path, Path]:
-    """Make the model's references to external files relative to the folder of `target`, in place.
+    """Make references to external files relative to `target`'s folder; the files to copy there.
 
-    Files in that folder, or below it, are referred to where they are (ONNX allows no ".."). The
-    others are to be copied beside `target`, under its name.
-
-    Args:
-        folder: The folder that its references are relative to now; None without any.
-
-    Returns:
-        The file to copy, by the file to make.
+    Files in that folder, or below it, stay where they are (ONNX allows no ".."). The others are to
+    be copied beside `target`, under its name. `folder` is what references were relative to, if any.
     """
     outside = [t for t in all_tensors(model) if t.data_location == TensorProto.EXTERNAL]
     entries = [entry for t in outside for entry in t.external_data if entry.key == "location"]

@@ -130,11 +130,7 @@ def compile(  # noqa: A001 - the public name
 
 
 def check_options(devices: int | None, options: Mapping[str, Any]) -> tuple[Cluster, Request]:
-    """The devices and the request of the options of `compile`; no model is read.
-
-    Raises:
-        PartitionerError: As `compile`, of options that have no meaning with any model.
-    """
+    """The devices and the request of the options of `compile`; no model is read."""
     cluster = target_cluster(options, devices, processes())
     request = request_of(options)
     check_space(request.strategy, len(cluster), request.mesh)

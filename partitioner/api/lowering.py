@@ -217,10 +217,7 @@ class _Shared:
     def local(
         self, index: int, placed: PlacedNode, slots: Sequence[str] | None, rank: int
     ) -> _Local:
-        """A node made local for a rank; one object for all ranks whose parts have equal sizes.
-
-        `slots` are the local names of the operands; None if they are the same on all ranks.
-        """
+        """A node made local, one object for equal ranks; `slots` are None if all have the same."""
         is_shared = _is_shared(placed)
         key = index, slots, None if is_shared else rank
         if key not in self._locals:

@@ -55,11 +55,8 @@ _DEFAULTS: Mapping[str, Any] = {
 def takes(options: type, **defaults: Any) -> Callable[[Function], Function]:
     """Give a function with ``**options`` a signature that lists them, and refuse all others.
 
-    Its docstring describes them below the line ``**options: ...``, if it has one.
-
-    Args:
-        options: The TypedDict of the keyword arguments, see `option_table`.
-        **defaults: Defaults of this function that are not those of `compile`.
+    Its docstring describes them below the line ``**options: ...``, if it has one. `defaults` are
+    those that are not `compile`'s.
     """
     hints = get_type_hints(options, localns=_NAMED)
     required = options.__required_keys__  # type: ignore[attr-defined]
@@ -186,14 +183,7 @@ def processes() -> int:
 
 
 def target_cluster(options: Mapping[str, Any], devices: int | None, otherwise: int = 1) -> Cluster:
-    """The cluster that options name, with so many devices.
-
-    Args:
-        devices: Number of devices; None for the cluster's, or `otherwise` where it has none either.
-
-    Raises:
-        CostError: There is no such cluster, or it has another number of devices.
-    """
+    """The cluster that options name, with `devices` devices: its own, or `otherwise`, if None."""
     cluster, memory = options.get("cluster"), options.get("memory")
     if not isinstance(cluster, Cluster):
         count = otherwise if cluster is None and devices is None else devices

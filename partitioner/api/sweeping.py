@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     import onnx
     from torch import nn
 
-
-Item = TypeVar("Item")
 
 _PARETO = "* Pareto: no other point is as good in devices, latency, throughput and memory"
 _HEAD = (
@@ -99,8 +97,9 @@ def sweep(
     for name, values in {**lists, "clusters": options.get("clusters", (None,))}.items():
         if is_a(values, str, bytes, Mapping) or not is_a(values, Iterable):
             raise OptionError(f"{name} is {values!r}; give a list, as [{values!r}]")
-    counts, clusters = _unique(devices), _unique(options.get("clusters", (None,)))
-    limits = _unique(None if limit is None else parse_bytes(limit) for limit in memory)
+    counts = tuple(dict.fromkeys(devices))
+    clusters = tuple(dict.fromkeys(options.get("clusters", (None,))))
+    limits = dict.fromkeys(None if limit is None else parse_bytes(limit) for limit in memory)
     if not counts and None in clusters:
         raise OptionError("give devices, or clusters with counts in their names, like 4xh100")
     request = request_of(options)
@@ -127,10 +126,6 @@ def sweep(
     return Swept(data)
 
 
-def _unique(items: Iterable[Item]) -> tuple[Item, ...]:
-    return tuple(dict.fromkeys(items))
-
-
 @dataclass(frozen=True)
 class _Target:
     """A point to plan."""
@@ -154,21 +149,15 @@ def _targets(
     meshes: Sequence[Mapping[str, int]],
     request: Request,
 ) -> list[_Target]:
-    """All points, in the order in which they are planned.
+    """All points of the grid of clusters, limits and numbers of devices, in the order of planning.
 
-    Args:
-        grid: Cluster (None: the reference accelerator), memory limit in bytes and number of devices
-            (None: the cluster's own) of each.
-        meshes: Axis sizes of intra plans, each for the points with as many devices.
-
-    Raises:
-        OptionError: No point has as many devices as a mesh, or two meshes have as many.
+    A mesh is for the points of as many devices; an OptionError if it has none, or two have as many.
     """
     clusters = []
     for name, limit, number in grid:
         cluster = resolve_cluster(name, number)
         clusters.append((limit, cluster if limit is None else cluster.with_memory(limit)))
-    counts = _unique(len(cluster) for _, cluster in clusters)
+    counts = dict.fromkeys(len(cluster) for _, cluster in clusters)
     by_size: dict[int, Mapping[str, int]] = {}
     for mesh in meshes:
         check_mesh(mesh)
@@ -252,10 +241,7 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
 
 
 def _with_pareto(points: Sequence[Point]) -> list[Point]:
-    """The points with `pareto`: no other is at least as good in all four goals, better in one.
-
-    Goals are devices, latency, step (throughput's inverse) and peak, all to be small.
-    """
+    """The points with `pareto`: no other is as good in devices, latency, step and peak at once."""
     goals: dict[int, tuple[float, ...]] = {}
     for index, point in enumerate(points):
         latency, step, peak = point["latency_s"], point["step_s"], point["peak_bytes"]

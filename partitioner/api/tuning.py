@@ -36,12 +36,7 @@ Compile = Callable[[Candidate], Compiled]
 
 
 def check_tunable(cluster: Cluster, *, is_module: bool) -> None:
-    """Refuse a cluster whose plans cannot be run by processes of this machine.
-
-    Raises:
-        OptionError: It is another machine, or its GPUs are not here; or this is one of several
-            processes that compile together.
-    """
+    """Refuse a cluster whose plans cannot be run by processes of this machine."""
     if processes() > 1:
         raise OptionError("tune starts processes of its own: compile in one process, without it")
     profiles = {spec.profile for spec in cluster.devices}
@@ -75,12 +70,7 @@ def check_tunable(cluster: Cluster, *, is_module: bool) -> None:
 def tuned(
     outcome: Outcome, compiled: Compile, request: Request, cluster: Cluster, say: Say
 ) -> Outcome:
-    """The outcome with the plan, of as many as the request's `tune`, that runs fastest here.
-
-    Raises:
-        BackendError: A plan cannot be written, or a rank failed.
-        VerificationError: The module's weights or example inputs are fake.
-    """
+    """The outcome with the plan, of as many as the request's `tune`, that runs fastest here."""
     candidates = worth_a_run(outcome, request, len(cluster))
     in_flight = 1 if request.objective == "latency" else _LEAST
     with tempfile.TemporaryDirectory(prefix="partitioner-tune-") as name:
@@ -115,9 +105,7 @@ def _rounds(
 ) -> Sequence[Sequence[float]]:
     """Seconds of a request or step of each plan in each round, in which every plan is run once.
 
-    Args:
-        runs: Run a number of requests or steps each.
-        in_flight: Fewest requests of a run; with 1 each run has one.
+    A run has at least `in_flight` requests; with 1 each run has one.
     """
     counts = []
     say(f"running {len(runs)} plans, to warm up")

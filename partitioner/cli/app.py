@@ -45,15 +45,7 @@ class UnknownCommandError(typer.TyperException):
 
 
 def run_command(argv: Sequence[str]) -> int:
-    """Run the command that the arguments name; `plan` where they begin with a model.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        typer.TyperException: Wrong usage.
-        PartitionerError: Bad input.
-    """
+    """Run the command that the arguments name, `plan` if they begin with a model; its exit code."""
     argv = list(argv)
     if argv[:1] == ["help"] and not os.path.lexists("help"):  # `help`, `help COMMAND`
         command = _ALSO.get(argv[1], argv[1]) if len(argv) > 1 else ""

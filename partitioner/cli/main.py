@@ -10,15 +10,7 @@ import sys
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        argv: Arguments without the program's name; None: those of the process, which is this
-            command's alone.
-
-    Returns:
-        The exit code.
-    """
+    """Run the command line; the exit code. Without `argv` the process is this command's alone."""
     try:
         from partitioner.cli import process
 

@@ -320,10 +320,7 @@ def _panel(parameter: inspect.Parameter) -> int:
 
 
 def given(model: str, options: type[Chosen], values: Mapping[str, Any]) -> Chosen:
-    """The keyword arguments that the values of a command give; an option left out has none.
-
-    Options of PyTorch modules are refused, as `wrong` does, for an ONNX model, and the reverse.
-    """
+    """The keyword arguments that options make; those of the other kind of model are refused."""
     rows, keywords = described(cast("type", options)), {}
     for name, value in values.items():
         if value is not None and value is not False and value != []:

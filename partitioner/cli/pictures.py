@@ -47,15 +47,7 @@ Annotate = Annotated[
 
 
 def check_pictures(args: SimpleNamespace, model: Path | None) -> None:
-    """Refuse, before any work, pictures that could not be written after it.
-
-    Args:
-        model: The model's file, which is never replaced; None if it is not known yet.
-
-    Raises:
-        PartitionerError: A file cannot be written, or matplotlib is not installed.
-        typer.BadParameter: Two pictures have one file.
-    """
+    """Refuse, before any work, pictures that could not be written, or would replace the model."""
     targets = list(_targets(args))
     for _, path in targets:
         check_file(path)
@@ -74,12 +66,7 @@ def check_pictures(args: SimpleNamespace, model: Path | None) -> None:
 
 
 def write_pictures(result: "Compiled", args: SimpleNamespace, say: Say, warn: Say) -> None:
-    """Write the pictures that the options name; a PartitionerError if a file cannot be written.
-
-    Args:
-        say: Receives a line before each file.
-        warn: Receives a line for each part of the plan that a file leaves out.
-    """
+    """Write the pictures that options name; `say` gets a line before each, `warn` what it lacks."""
     if args.annotate is not None:
         _onnx(result)
     for name, path in _targets(args):

@@ -81,10 +81,7 @@ class Interrupts:
 
 @contextmanager
 def noting_interrupts() -> Iterator[Interrupts]:
-    """Note interrupts within; after it, one ends the process at once.
-
-    Where interrupts are ignored or are somebody else's, they stay so.
-    """
+    """Note interrupts within, if they are ours to note; after it, one ends the process at once."""
     interrupts = Interrupts()
     is_ours = (
         threading.current_thread() is threading.main_thread()

@@ -9,14 +9,21 @@ import typer
 
 from partitioner.api.option_table import OUTPUT
 from partitioner.cli.options import count, option, positive, wrong
+from partitioner.foundations import units
 from partitioner.foundations.files import read_text
 from partitioner.ir.pipeline import (
     SCHEDULES,
+    UNIT_DURATIONS,
     PipelineSchedule,
     PipelineScheduleError,
+    bubble_share,
     check,
     from_csv,
+    in_flight,
+    lane_in_flight,
+    makespan,
     pipeline_schedule,
+    start_times,
     textbook_lanes,
     to_csv,
 )
@@ -85,9 +92,7 @@ def schedule(
     if form == "csv":
         print(to_csv(table), end="")
         return 0
-    from partitioner.report.text.pipeline_table import pipeline_table
-
-    print(safe(pipeline_table(table, edges)))
+    print(safe(_pipeline_table(table, edges)))
     return 0
 
 
@@ -112,3 +117,46 @@ def _read(args: SimpleNamespace) -> PipelineSchedule:
         return from_csv(text, path.stem)
     except PipelineScheduleError as error:
         raise PipelineScheduleError(f"{path}: {error}") from None
+
+
+def _pipeline_table(schedule: PipelineSchedule, edges: list[tuple[int, int]] | None) -> str:
+    """Draw when each lane runs what, the share of idle time, and the activations in flight.
+
+    Communication takes no time; an action that takes two units goes on in a cell "-".
+    """
+    starts = start_times(schedule, edges)
+    end = makespan(schedule, starts)
+    stages = f"{schedule.stages} stage{'' if schedule.stages == 1 else 's'}"
+    count = schedule.micro_batches
+    micro_batches = f"{count} micro-batch{'' if count == 1 else 'es'}"
+    rows = [["time", *map(str, range(end))]]
+    for lane, (actions, times) in enumerate(zip(schedule.lanes, starts, strict=True)):
+        cells = ["."] * end
+        for action, start in zip(actions, times, strict=True):
+            stop = start + UNIT_DURATIONS[action.kind]
+            cells[start:stop] = [str(action), *"-" * (stop - start - 1)]
+        rows.append([f"lane {lane}", *cells])
+    durations = ", ".join(f"{kind} {each}" for kind, each in UNIT_DURATIONS.items())
+    held, lanes = in_flight(schedule), ",".join(map(str, schedule.lane_of))
+    by_lane = ",".join(map(str, lane_in_flight(schedule)))
+    lines = [
+        f"{schedule.name}: {stages} on lanes {lanes}, {micro_batches}",
+        f"{end} time units ({durations}), {units.share(bubble_share(schedule, starts))} bubbles",
+        "",
+        *_aligned(rows),
+        "",
+        "micro-batches in flight",
+        *_aligned([["stage", *map(str, range(len(held)))], ["most", *map(str, held)]]),
+        f"stage activations held at once, by lane: {by_lane}",
+    ]
+    return "\n".join(lines)
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """Rows with a first column flush left, and the others in columns of equal width."""
+    first = max(len(row[0]) for row in rows)
+    width = max(len(cell) for row in rows for cell in row[1:])
+    return [
+        f"{row[0]:{first}}  {' '.join(f'{cell:{width}}' for cell in row[1:])}".rstrip()
+        for row in rows
+    ]

@@ -41,18 +41,11 @@ def cache_folder() -> Path:
 
 
 def open_file(path: Path, most: int | None = None) -> BinaryIO:
-    """Open a regular file to read it.
+    """Open a regular file, or a link to one, of at most `most` bytes; else an OSError says why.
 
     A FIFO would wait for a writer, a device may never end and may act when it is opened: what is no
-    regular file is refused unopened, or, if it was put there in between, unread.
-
-    Args:
-        path: The file, or a link to it.
-        most: The most bytes that it may have; None for any number.
-
-    Raises:
-        OSError: It cannot be opened, is no regular file, or is larger; `strerror` says which.
-        ValueError: No file can have that name.
+    regular file is refused unopened, or, if it was put there in between, unread. A ValueError is of
+    a name that no file can have.
     """
     _check_regular(path, path.stat(), most)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -88,10 +81,7 @@ def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
 
 
 def read_text(path: Path, most: int = MOST_TEXT) -> str:
-    """Read a regular file of UTF-8 text; line ends become newlines.
-
-    Errors are those of `open_file`, and a ValueError for what is no UTF-8 text.
-    """
+    """Read a regular file of UTF-8 text, else a ValueError; line ends become newlines."""
     text = read_file(path, most).decode("utf-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -189,16 +179,9 @@ def replace_directory(
     force: bool,
     ours: Callable[[str], bool] = lambda _: True,
 ) -> None:
-    """Let `write` fill a new folder beside `target`, then put it in place.
+    """Let `write` fill a new folder beside `target`, then put it in place, or leave nothing.
 
-    Args:
-        target: Folder to make.
-        write: Fills the folder that it is given; if it raises, nothing is left behind.
-        force: Replace an existing folder.
-        ours: Whether this program writes files of that name; others are kept in the folder.
-
-    Raises:
-        DirectoryError: `target` exists (without `force`), is a file, or cannot be made.
+    An existing folder is replaced with `force`; files in it whose names are not `ours` are kept.
     """
     check_target(target, force=force)
     with ExitStack() as stack:
@@ -213,10 +196,7 @@ def replace_directory(
 
 
 def check_target(target: Path, *, force: bool) -> None:
-    """Refuse early what `replace_directory` would refuse, as a DirectoryError.
-
-    Only empty folders, and folders with a plan, are replaced.
-    """
+    """Refuse early what `replace_directory` would; only empty folders and plans are replaced."""
     with _refusing(DirectoryError, target):
         if not target.parent.is_dir():
             raise DirectoryError(f"cannot write {target}: there is no folder {target.parent}")

@@ -15,10 +15,7 @@ MOST_ROWS = 8
 
 
 def card(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
-    """The verdict, the figures, the spaces and the load of each device, under 20 kB.
-
-    It holds no script, loads nothing, and takes the colours of the notebook.
-    """
+    """The verdict, figures, spaces and loads: under 20 kB, no script, the notebook's colours."""
     head = headline(result, comparison=comparison)
     figures, measured_s = result.evaluation, head["step_measured_s"]
     step = "Step time" if head["turn"] == "step" else "Time between requests"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Generic, TypeVar, get_type_hints
@@ -95,11 +95,7 @@ class Measured:
 
     @classmethod
     def from_json(cls, text: str) -> Measured:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ResultError: It is no record, or one of another version.
-        """
+        """Read what `to_json` wrote; a ResultError if it is no record, or of another version."""
         try:
             data = json.loads(text)
             version = data["version"]
@@ -182,10 +178,7 @@ class Comparison(Generic[PlannedT_co]):
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """The tasks of all ranks that were both predicted and measured, in order of rank."""
-        return tuple(self._rows())
-
-    def _rows(self) -> Iterator[Row]:
-        tasks = self.schedule.tasks
+        tasks, rows = self.schedule.tasks, list[Row]()
         by_node = {task.placed.node.name: task for task in tasks if task.placed is not None}
         by_seq = {task.comm.seq: task for task in tasks if task.comm is not None}
         for rank, measured in enumerate(self.measured.ranks):
@@ -196,7 +189,8 @@ class Comparison(Generic[PlannedT_co]):
                     times = self.schedule.times
                     seconds = sum(times(one) * one.devices.get(rank, 0.0) for one in planned)
                     name = " + ".join(one.name for one in planned)
-                    yield Row(rank, task.nodes, task.comms, name, seconds, task)
+                    rows.append(Row(rank, task.nodes, task.comms, name, seconds, task))
+        return tuple(rows)
 
     @cached_property
     def worst(self) -> tuple[Row, ...]:

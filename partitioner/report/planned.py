@@ -145,11 +145,7 @@ class Planned:
 
 
 def check_explicit(cluster: Cluster) -> None:
-    """Refuse clusters of more than `MOST_EXPLICIT` devices, too large for a program of every rank.
-
-    Raises:
-        ResultError: There are more.
-    """
+    """Refuse, as a ResultError, more than `MOST_EXPLICIT` devices, too many for programs."""
     if len(cluster) > MOST_EXPLICIT:
         raise ResultError(
             f"the plan is for {len(cluster)} devices: programs are made for up to {MOST_EXPLICIT} "

@@ -44,11 +44,7 @@ def summarise(
     request: Request,
     notes: tuple[str, ...],
 ) -> dict[str, Any]:
-    """The facts of a plan, for its summary, each figure beside that of one device.
-
-    Seconds, bytes and FLOP shares are predictions. Infinite throughput is None: JSON has no
-    infinity.
-    """
+    """The predicted facts of a plan, for its summary, each figure beside that of one device."""
     graph, plan, figures, whole = outcome.graph, outcome.plan, outcome.evaluation, outcome.whole
     cert, devices, request = plan.certificate, len(cluster), outcome.request or request
     assert cert is not None

@@ -65,26 +65,15 @@ def run_directory(
     """Run a saved compilation; returns a report of a few lines. Nothing that it names is imported.
 
     Of a module for training, a request is a step with the optimizer, whose rate is 0, on a copy of
-    the weights.
-    If steps are recorded, the record is written into the folder, and the report anew.
+    the weights. If steps are recorded, the record is written into the folder, and the report anew.
 
     Args:
-        directory: Folder that ``partition MODEL`` wrote.
         inputs: .npz of whole inputs by name; None draws valid random ones.
         outputs: .npz to write the whole outputs to; None writes none.
         module: ``package.module:factory`` of a module whose weights the files do not hold; None
-            takes its ``.pt2`` file.
-        model: That file, if it is not where it was.
-        optimization: Level of ONNX Runtime's optimizations, of an ONNX model; None for its default.
+            takes its ``.pt2`` file, which is `model` if it is not where it was.
         requests: Requests in flight; of a PyTorch module, one after the other.
         seed: Seed of the random inputs and, of a module, of dropout.
-        steps: Steps of one request each that are recorded; 0 for none.
-
-    Raises:
-        RunError: A file cannot be read or written.
-        ResultError: The folder is no saved compilation, or its model is gone and is needed.
-        DirectoryError: It has no rank files, or they are of another plan than its plan.json.
-        BackendError: An input is wrong, or a rank failed.
     """
     files = rank_files(directory)
     files.check(load_plan(directory))
@@ -137,11 +126,7 @@ def _program(
 def report(
     run: LocalRun, requests: int, expected: str, unit: str = "request", optimization: str = ""
 ) -> str:
-    """The measured time, the line of the expected one ("" for none), and the outputs' types.
-
-    `unit` is the word for one of the requests, `optimization` the level of ONNX Runtime's
-    optimizations.
-    """
+    """The measured time of requests (a `unit` each), the expected line, and the outputs' types."""
     number = f"{requests} {unit}s" if requests > 1 else f"1 {unit}"
     rate = units.per_second(requests / run.seconds)
     lines = [f"measured on this machine: {number} in {units.seconds(run.seconds)}, {rate}"]
@@ -163,13 +148,10 @@ def prediction(directory: Path) -> str:
 
 
 def read_inputs(path: Path, types: Mapping[str, TensorType]) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, never unpickled, in the element types of whole inputs by name.
+    """The plain arrays of an .npz file, in the element types of whole inputs; else a RunError.
 
     An .npz file has no bfloat16 or float8: such an input may be float32 in the file, which is
     rounded to nearest, or raw bytes, as NumPy writes an ml_dtypes array.
-
-    Raises:
-        RunError: The file is no .npz file of plain arrays.
     """
     try:
         with open_file(path) as file:
@@ -232,12 +214,7 @@ def _is_foreign(dtype: np.dtype) -> bool:
 def draw_inputs(
     directory: Path, seed: int, types: Mapping[str, TensorType]
 ) -> Mapping[str, np.ndarray]:
-    """Valid random inputs of a saved compilation's model.
-
-    Raises:
-        RunError: What tells the valid inputs is malformed or, of an earlier version, the model is
-            gone or has changed.
-    """
+    """Valid random inputs of a saved compilation's model; a RunError without what tells them."""
     from partitioner.api.compiled import reload
 
     examples = directory / EXAMPLES
@@ -252,12 +229,7 @@ def draw_inputs(
 
 
 def check_outputs(path: Path, directory: Path) -> None:
-    """Refuse, before a run, a file that `write_outputs` could not or must not write after it.
-
-    Raises:
-        RunError: The path does not end in .npz, it is a folder, it is in `directory`, that of the
-            saved plan, a file that is no .npz file lies there, or no file can be written there.
-    """
+    """Refuse, before a run, a file that `write_outputs` could not or must not write after it."""
     try:
         rules = (
             (path.is_dir(), "it is a folder; name an .npz file"),
@@ -283,10 +255,7 @@ def check_outputs(path: Path, directory: Path) -> None:
 
 
 def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write whole outputs to an .npz file, or raise a RunError and leave no part of it.
-
-    Outputs of bfloat16 and float8, which such a file cannot hold, are written as float32, exactly.
-    """
+    """Write outputs to an .npz file, or raise a RunError; bfloat16 and float8 as exact float32."""
     stored = {
         name: array.astype(np.float32) if _is_foreign(array.dtype) else array
         for name, array in arrays.items()

@@ -38,18 +38,11 @@ def loaded(
 ) -> Callable[[], str]:
     """Load the rank of this process from its file, before it meets the others.
 
-    Args:
-        directory: Folder of its file; rank 0's has the plan and what inputs are drawn from.
-        inputs: .npz of whole inputs by name, on rank 0; None draws valid random ones.
-        outputs: .npz to write whole outputs to, on rank 0.
+    Rank 0's folder has the plan, and what inputs are drawn from if it is given none.
 
     Returns:
         A function that runs it, once torch.distributed is up, and on rank 0 writes the outputs. It
-        gives a report of a few lines, "" on other ranks, and raises a PartitionerError if the
-        ranks' files do not fit each other, or a rank failed.
-
-    Raises:
-        PartitionerError: A file is missing or wrong, or is not of the plan or of so many ranks.
+        gives a report of a few lines, "" on other ranks.
     """
     if has_module_file(directory, start.rank):
         raise BackendError(

@@ -57,7 +57,7 @@ class ProfiledRun(Comparison[PlannedT_co]):
 
     def __str__(self) -> str:
         """The comparison as lines for people."""
-        from partitioner.report.text.measured import measured_text
+        from partitioner.report.text.show import measured_text
 
         return measured_text(self)
 
@@ -75,11 +75,7 @@ class Ranks(ABC):
 
     @abstractmethod
     def at(self, optimization: Optimization | None) -> Self:
-        """The ranks at a level of ONNX Runtime's optimizations, None for their own.
-
-        Raises:
-            OptionError: They are of a module, or there is no such level.
-        """
+        """The ranks at a level of optimizations, None: their own; an OptionError of a module's."""
 
     @abstractmethod
     def write(self, folder: Path) -> None:

@@ -326,11 +326,7 @@ class RankFiles(ABC):
 
     @abstractmethod
     def headers(self) -> Sequence[Header]:
-        """The header of each file, in order of rank.
-
-        Raises:
-            BackendError: A file is missing or wrong, or they disagree.
-        """
+        """The header of each file, in order of rank; a BackendError if one is missing or wrong."""
 
     @property
     @abstractmethod
@@ -339,24 +335,15 @@ class RankFiles(ABC):
 
     @abstractmethod
     def run(self, inputs: Mapping[str, np.ndarray], requests: int, steps: int = 0) -> LocalRun:
-        """Run the files on this machine, one process a rank.
+        """Run the files on this machine, one process a rank; a BackendError if a rank fails.
 
-        Args:
-            inputs: Whole inputs by name.
-            requests: Number of requests of a run without recording.
-            steps: Steps of one request each that are recorded before; 0 for none.
-
-        Raises:
-            BackendError: An input is wrong, or a rank failed.
+        Before `requests` without recording, `steps` of one request each are recorded.
         """
 
     def check(self, plan: Plan, graph: Graph | None = None) -> None:
         """Refuse files that are not of the plan and, if the model's graph is given, of its weights.
 
-        Raises:
-            DirectoryError: There are no rank files, they are of another plan, or they hold other
-                weights; the message names the file and a remedy.
-            BackendError: A rank file is missing or wrong, or the files disagree.
+        Those are DirectoryErrors, and a wrong file is a BackendError.
         """
         if not (self.folder / f"rank0{self.suffix}").is_file():
             raise DirectoryError(

@@ -345,11 +345,7 @@ class ModuleProgram(Compiled):
         return rank_module
 
     def on_ranks(self, source: Source) -> Whole:
-        """The program as every rank needs it.
-
-        Args:
-            source: Whole contents of parameters and buffers; those of fake constants come from it.
-        """
+        """The program as every rank needs it; contents of fake constants come from the source."""
         from partitioner.backends.torch.state.whole import Whole
 
         rest, traced = self.ranks.rest, self.traced
@@ -408,24 +404,14 @@ def variant(
 ) -> ModuleProgram:
     """The program of another call of a compiled module: of evaluation, or of another batch size.
 
-    It is traced anew. If its graph has the same nodes as an earlier program's, it takes over that
-    program's plan; else a plan is searched in which all stored values stay where they are. So it is
-    with steps of training whose sizes make another graph: PyTorch traces a sequence of one step
-    with other views, and a recurrent layer once for each step. Not so in micro-batches: stages
-    share them.
+    It is traced anew. If its graph has the same nodes as an earlier program's, one of `like`, it
+    takes over that program's plan; else a plan is searched, on one rank for all (`share`), in which
+    all stored values stay where they are. So it is with steps of training whose sizes make another
+    graph: PyTorch traces a sequence of one step with other views, and a recurrent layer once for
+    each step. Not so in micro-batches: stages share them.
 
-    Args:
-        args: Positional arguments of the call.
-        kwargs: Keyword arguments of the call.
-        training: Whether the call is a training step. If not, the module is in evaluation mode or,
-            if the program is not for training, in the mode that it was compiled in.
-        share: Runs the search on one rank and returns its text on all.
-        like: Earlier variants whose plans may be taken over.
-
-    Raises:
-        PartitionerError: The module cannot be traced with these arguments, or no plan fits them
-            with the stored values where they are; in micro-batches, its graph has other nodes than
-            the program's.
+    Without `training`, the module is in evaluation mode or, if the program is not for training, in
+    the mode that it was compiled in. A PartitionerError refuses a call that has no trace or plan.
     """
     compiled = program.model.module
     compiled.check_unchanged(modes=False)

@@ -128,10 +128,7 @@ class ModuleGraphs:
         return self._part(count).traced.offered if self._may_offer else None
 
     def changes(self, count: int) -> Difference:
-        """See `ModelGraphs.changes`.
-
-        Means over targets are compared with the numbers of targets in the example inputs.
-        """
+        """See `ModelGraphs.changes`; means over targets are compared by the example's targets."""
         if count not in self._changes:
             self._changes[count] = self._changes_in(count)
         return self._changes[count]
@@ -173,9 +170,7 @@ class ModuleGraphs:
     def planned(self, search: Callable[[], tuple[Outcome, Mapping[str, Any]]]) -> ModuleProgram:
         """The program of the plan that a search finds; that of rank 0, if ranks plan together.
 
-        Raises:
-            PartitionerError: The search's error, on every rank.
-            BackendError: The ranks compile different models, or with different options.
+        Its error is raised on every rank; ranks with other models or options raise a BackendError.
         """
         devices = len(self.cluster)
         is_up = dist.is_available() and dist.is_initialized() and dist.get_world_size() == devices

@@ -84,10 +84,7 @@ class ModuleRanks(Ranks):
 
     @property
     def all_ranks(self) -> AllRanks:
-        """The ranks' graphs, which run in this process.
-
-        They hold constant weights as they are: made again where one was written to.
-        """
+        """The ranks' graphs in this process; made again where a constant weight was written to."""
         versions = self.module.constant_versions()
         if versions in self._made:
             return self._made[versions]
@@ -109,12 +106,7 @@ class ModuleRanks(Ranks):
         return emitted
 
     def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
-        """The step of one call of the module on all ranks, in training with its backward pass.
-
-        Raises:
-            BackendError: The arguments are not like the example inputs, or a rank's module has
-                trained copies of the weights.
-        """
+        """The step of one call of the module on all ranks, in training with its backward pass."""
         from partitioner.backends.torch.guards.originals import check_weights
 
         check_weights(self.module.module, "the program")
@@ -247,10 +239,7 @@ class ModuleRanks(Ranks):
         )
 
     def check_even(self) -> None:
-        """Refuse, as a BackendError, a smaller last micro-batch, of which no record is made.
-
-        A record compares each task with its prediction, that of a whole micro-batch.
-        """
+        """Refuse, as a BackendError, a smaller last micro-batch, of which no record is made."""
         if self.rest is not None:
             raise BackendError(
                 "steps whose last micro-batch is smaller are not recorded, as tasks are compared "
@@ -368,11 +357,7 @@ def submodules_of(module: TracedModule) -> Mapping[str, Submodule]:
 
 
 def _plain_values(part: nn.Module, settings: Mapping[str, object]) -> dict[str, object]:
-    """Numbers, texts and tuples of them that attributes of a submodule hold.
-
-    Args:
-        settings: Those that the trace left as they were, by attribute and place in it.
-    """
+    """Plain attributes of a submodule that the trace left: `settings`, by attribute and place."""
     values = {name: value for name, value in settings.items() if name.isidentifier()}
     for name in {path.partition("[")[0] for path in settings} - values.keys():
         value = vars(part).get(name)

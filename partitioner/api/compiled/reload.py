@@ -163,13 +163,7 @@ def load_named(
 
 
 def look(directory: str | Path) -> Compiled:
-    """Read a saved compilation to look at its plan; neither model nor module is opened.
-
-    Raises:
-        ResultError: The folder is no saved compilation, or of an earlier version and a module.
-        PlanError: The plan was edited and no longer fits its graph.
-        CostError: Its cluster is malformed, or lacks a device that the plan uses.
-    """
+    """Read a saved compilation to look at its plan; neither model nor module is opened."""
     folder = Path(directory)
     model = _read_model(folder)
     with _foreign_data(folder):
@@ -177,13 +171,7 @@ def look(directory: str | Path) -> Compiled:
 
 
 def draw_inputs(folder: Path, seed: int) -> Mapping[str, np.ndarray]:
-    """Valid random inputs of a saved compilation's model, by name.
-
-    Raises:
-        ResultError: The folder is malformed, or of an earlier version and its model, which tells
-            the valid inputs, is gone or has changed.
-        FrontendError: The model cannot be read.
-    """
+    """Random valid inputs of a saved compilation by name; a PartitionerError without its model."""
     model = _read_model(folder)
     with _foreign_data(folder):
         return model.random_inputs(seed)
@@ -299,12 +287,7 @@ def _source(
     module: nn.Module | str | None,
     named: str | Path | None,
 ) -> ModuleSource:
-    """The source of a saved compilation's module; nothing for one that is given itself.
-
-    Raises:
-        ResultError: The module has to be named, or its file is gone.
-        OptionError: What is named is no module.
-    """
+    """The source of a saved compilation's module; nothing for one that is given itself."""
     if named is not None and module is not None:
         raise OptionError("model and module are given: give one of them")
     if named is None and module is None:

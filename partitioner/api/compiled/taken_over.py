@@ -119,10 +119,7 @@ def _layout_of(placed: PlacedNode, value: str, dim: int) -> DimLayout | None:
 
 
 def _resized(cut: Cut, factor: str, graph: Graph, other: Graph, name: str) -> Cut:
-    """The cut with its explicit part sizes in proportion to the factor's new size.
-
-    Where that is no whole number of elements, each part is one piece, as near to that as can be.
-    """
+    """The cut with part sizes in proportion to the new size, or one piece near it for each part."""
     if cut.segments is None:
         return cut
     old, new = _size(graph, name, factor), _size(other, name, factor)

@@ -70,10 +70,7 @@ def candidates(
     strategy: str,
     mesh: Mapping[str, int] | None,
 ) -> tuple[Candidate, ...]:
-    """The distinct forms of all strategies on a cluster, those that matter most first.
-
-    `mesh` has the axis sizes of intra plans; None for all that are searched.
-    """
+    """Distinct forms of all strategies, of intra plans on `mesh`, those that matter most first."""
     rules, fuses = Rules.of(graph), executor_of(graph).fuses
     spaces = families(strategy, len(cluster), mesh)
     shapes = {group.axes: group for space in spaces for group in space.groups}
@@ -208,14 +205,7 @@ def is_cold(graph: Graph, candidate: Candidate) -> bool:
 def local_graph(
     graph: Graph, candidate: Candidate, cluster: Cluster, *, is_before: bool = False
 ) -> Graph:
-    """A candidate's part as a graph of its own, with random weights.
-
-    Args:
-        is_before: Whether it has the nodes that the candidate stands behind alone, not its own too.
-
-    Raises:
-        PartitionerError: The part cannot be lowered.
-    """
+    """A candidate's part, or what it stands behind (`is_before`), a graph with random weights."""
     placed = candidate.behind if is_before else (*candidate.behind, candidate.placed)
     types, in_parts = graph.types, dict(candidate.form.attrs).get("in_parts")
     all_reads = dict.fromkeys(value for one in placed for value in one.node.reads)
@@ -280,10 +270,6 @@ def yardsticks(memory_bytes: float, *, is_module: bool) -> Graph:
     An estimate compares an operator with what the device attains at its size. A model whose tensors
     fit the caches shows nothing of memory, nor one of convolutions of small products: copies and
     products by size do, each with inputs of its own.
-
-    Args:
-        memory_bytes: Of a device.
-        is_module: Whether PyTorch runs them, not ONNX Runtime.
     """
     copy, product, attrs = "Relu", "MatMul", dict[str, Any]()
     if is_module:

@@ -144,11 +144,7 @@ def _in_stages(wanted: Sequence[Wanted]) -> list[list[Wanted]]:
 def added_seconds(
     wanted: Sequence[Wanted], times: Sequence[Sequence[tuple[int, Sequence[list[float]]]]]
 ) -> Mapping[Place, Sequence[float]]:
-    """Seconds that each communication adds to each turn of the slowest rank.
-
-    Args:
-        times: Of each rank: the number in `wanted`, and `_Turns`, of each that was measured.
-    """
+    """Seconds that each of `wanted` adds to each turn of the slowest rank; `times` are by rank."""
     of_ranks: dict[int, list[_Turns]] = defaultdict(list)
     for rank_times in times:
         for number, turns in rank_times:
@@ -358,9 +354,6 @@ def measure_here(known: Profile, wanted: Sequence[Wanted], end_s: float, say: Sa
     and without. A communication takes the difference, so that what slows either rank for a moment
     is on both sides of it. What does not fit before `end_s` is left out: some sizes of all kinds,
     or everything. Each communication counts twice, with its seconds beside compute.
-
-    Raises:
-        BackendError: A rank raised or was killed.
     """
     ranks = max(len(group.ranks) for _, group, _ in wanted)
     say(f"measuring communications between {ranks} processes")
@@ -374,17 +367,10 @@ def measure_here(known: Profile, wanted: Sequence[Wanted], end_s: float, say: Sa
 
 
 def measure_together(cluster: Cluster, end_s: float, say: Say) -> tuple[int, int]:
-    """Measure those of all groups between the processes that torchrun started, until `end_s`.
+    """Measure those of all groups between torchrun's processes; counts of measured and unknown.
 
     Every process calls it; rank 0 adds the measurements of each level to the level's profile, and
     knows from these what is new.
-
-    Returns:
-        The number of what was measured, and of what is still unknown.
-
-    Raises:
-        CostError: There are more or fewer processes than devices, or a level names no profile.
-        BackendError: A process has not started.
     """
     profiles = {}
     for level in cluster.levels:

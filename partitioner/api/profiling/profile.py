@@ -159,7 +159,14 @@ def profile(
             "the border between two sessions", lambda: border_seconds(known, border_end_s, say)
         )
     forms_end_s = max(end_s - _LINKS_S, _until(end_s, 1 - _LINKS_SHARE)) if links else end_s
-    session.measure(_in_turns(sticks, missing, graph, new), forms_end_s)
+    # The forms that make up half of the seconds come first, as far as the time goes; the yardsticks
+    # tell about the rest of them.
+    shares = itertools.accumulate(one.weight_s for one in new)
+    half_s = sum(one.weight_s for one in new) / 2
+    first = sum(1 for until_s in shares if until_s <= half_s)
+    turns = [(graph, one) for one in new]
+    turns[first:first] = [(sticks, one) for one in missing]
+    session.measure(turns, forms_end_s)
     measured_links = session.measure_links(links, end_s)
     covered = in_wanted - {one.form.key for one in new} | session.measured
     all_s = sum(one.weight_s for one in wanted)
@@ -200,24 +207,6 @@ def _until(end_s: float, share: float) -> float:
     return now_s + max(0.0, end_s - now_s) * share
 
 
-def _in_turns(
-    sticks: Graph, missing: Sequence[Candidate], graph: Graph, new: Sequence[Candidate]
-) -> Sequence[tuple[Graph, Candidate]]:
-    """Yardsticks that are missing, and new forms in their order, as they are measured.
-
-    The forms that make up half of the seconds come first, as far as the time goes; the yardsticks
-    tell about the rest of them.
-    """
-    shares = itertools.accumulate(one.weight_s for one in new)
-    half_s = sum(one.weight_s for one in new) / 2
-    first = sum(1 for until_s in shares if until_s <= half_s)
-    return [
-        *((graph, one) for one in new[:first]),
-        *((sticks, one) for one in missing),
-        *((graph, one) for one in new[first:]),
-    ]
-
-
 def _far_levels(cluster: Cluster, known: Profile) -> Sequence[LinkLevel]:
     """Levels that processes of torchrun measure: the innermost alone may be of one machine."""
     inner, *outer = cluster.levels
@@ -245,11 +234,7 @@ def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) ->
 
 
 def _graph(opened: OnnxInput | ModuleInput, micro_batches: int | None) -> Graph:
-    """The graph to measure: of the whole batch, or of one micro-batch.
-
-    Raises:
-        PartitionerError: The batch cannot be cut into as many, or the module cannot be traced.
-    """
+    """The graph to measure: of the whole batch, or of one micro-batch."""
     if micro_batches is None:
         return opened.graph
     if not is_whole(micro_batches) or micro_batches < 1:
@@ -321,10 +306,7 @@ class _Session:
     failed: dict[str, str] = field(default_factory=dict)
 
     def unknown_links(self) -> Sequence[Wanted]:
-        """The communications on this machine that are to be measured.
-
-        A reason for those that cannot be is in `failed`.
-        """
+        """The communications here that are to be measured; `failed` says why others cannot be."""
         groups = [group for group in groups_of(self.cluster) if not group.level]
         level = self.cluster.levels[0]
         if not groups or level in _far_levels(self.cluster, self.profile):
@@ -346,10 +328,7 @@ class _Session:
         return measure_here(known, wanted, end_s, self.say)
 
     def tried(self, what: str, measure: Callable[[], float | None]) -> tuple[float | None, bool]:
-        """Seconds that a measurement gives, if any, and whether it has no time.
-
-        A reason for one that cannot be made is in `failed`.
-        """
+        """Seconds of a measurement, if any, and if it lacks time; `failed` has other reasons."""
         try:
             seconds = measure()
         except PartitionerError as error:

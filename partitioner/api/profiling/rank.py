@@ -99,12 +99,7 @@ Ready = list[tuple[Item, Prepared]]
 
 
 def read_status(folder: Path) -> tuple[frozenset[str], Mapping[str, str]]:
-    """The progress of the processes of a job.
-
-    Returns:
-        Keys of the forms that are in the profile now, in all ways that were asked for, and a reason
-        for each operator that a process could not run.
-    """
+    """Keys of the forms that were measured in all ways, and why operators cannot be."""
     try:
         measured, failed = json.loads((folder / _STATUS).read_text())
     except FileNotFoundError:
@@ -217,13 +212,10 @@ def _ready(work: Work, device: Device, graph: Graph, orders: Mapping[str, Order]
     inputs = random_inputs(graph, seed=0)
     for name, order in orders.items():
         if name in inputs:
-            inputs[name] = _in_order(inputs[name], order)
+            array = np.ascontiguousarray(inputs[name].transpose(order))
+            inputs[name] = array.transpose(np.argsort(order))
     prepare = _BACKENDS[work.backend]
     return prepare(uncut_programs(graph), graph, inputs, work.threads, device.type)
-
-
-def _in_order(array: np.ndarray, order: Order) -> np.ndarray:
-    return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
 
 
 def _as_in_model(device: Device, item: Item, one: Prepared) -> Prepared:
@@ -253,10 +245,7 @@ def _as_in_model(device: Device, item: Item, one: Prepared) -> Prepared:
 def _long_enough(
     device: Device, one: Prepared, shared: Collection[str] | None, *, is_kept: bool = False
 ) -> Prepared:
-    """The program, or one of as many of its operators as take `_RUN_S`.
-
-    They share the inputs `shared`, None for all that they read; `is_kept` as of `Item`.
-    """
+    """As many of its operators as take `_RUN_S`, on inputs that share `shared`, None for all."""
     if one.several is None:
         return one
     run_s = min(device.seconds_of(one.run) for _ in range(3))

@@ -55,11 +55,7 @@ _TAKES_S = 5.0  #: Seconds of the measurement, about.
 def whole_seconds(traced: Traced, known: Profile, end_s: float, say: Say) -> float | None:
     """Seconds of a request of an ONNX model in one session, which are added to the profile.
 
-    Known ones are not measured again. There is no measurement, and None, if the fewest runs would
-    not be over at `end_s`, a time of `time.perf_counter`. `known` is of a process with all cores.
-
-    Raises:
-        BackendError: ONNX Runtime does not run the model.
+    Known ones are not measured again; None if the fewest runs would not be over at `end_s`.
     """
     entry = known.wholes.get(whole_key(traced.graph.digest))
     if entry is not None and entry.backend == timing.NAME:
@@ -87,11 +83,7 @@ def whole_seconds(traced: Traced, known: Profile, end_s: float, say: Say) -> flo
 def border_seconds(known: Profile, end_s: float, say: Say) -> float | None:
     """Seconds of a border while all processes compute, which are added to the profile.
 
-    Known ones are not measured again. There is no measurement, and None, if it would not be over
-    at `end_s`, a time of `time.perf_counter`.
-
-    Raises:
-        BackendError: A process raised or was killed.
+    Known ones are not measured again; None if a measurement would not be over at `end_s`.
     """
     if known.border is not None and known.border.backend == timing.NAME:
         return known.border.seconds
@@ -140,10 +132,7 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
 
 
 def in_phases(programs: Programs, bounds: Sequence[int]) -> Programs:
-    """The one rank's program in phases; in ONNX Runtime each is a session of its own.
-
-    `bounds` has the positions of the steps with which the phases but the first begin.
-    """
+    """The one rank's program in phases, a session each; all but the first begin at `bounds`."""
     (program,) = programs.ranks
     steps = [
         replace(step, phase=sum(index >= bound for bound in bounds))

@@ -183,12 +183,9 @@ def compare(
     least: float = 0.0,
     table: Mapping[str, float] = TOLERANCE,
 ) -> Difference:
-    """Compare a tensor of the ranks with that of the whole model.
+    """Compare a tensor of the ranks with that of the whole model, by a table of tolerances.
 
-    Args:
-        floor: Least magnitude that errors are relative to.
-        least: Least tolerance of a floating tensor, such as that of the tensors it comes from.
-        table: Tolerance of each element type.
+    Errors are relative to a magnitude of at least `floor`; a float's tolerance is at least `least`.
     """
     dtype = whole.dtype.name
     allowed = table.get(dtype)

@@ -7,7 +7,7 @@ values, until a value differs. A backend runs the programs; this module knows on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,10 +59,7 @@ def first_difference(
 ) -> FirstDifference | None:
     """The first value, in graph order, that differs between two runs; None if none does.
 
-    Args:
-        alone: The graph whole on one device.
-        floor: Least magnitude that errors in the backward pass are relative to.
-        table: Tolerance of each element type.
+    Errors in the backward pass are relative to a magnitude of at least `floor`.
     """
     homes = ranks.programs.homes
     allowed = tolerances(graph, table)
@@ -82,7 +79,12 @@ def first_difference(
             node = graph.producers[value]
             scale = max(floor if node.name in graph.backward else 0.0, largest(whole))
             wrong: list[tuple[tuple[int, ...], Difference]] = []
-            for holders, part, expected in _pairs(parts, home.placement, whole):
+            if home.placement.sharding.partial:  # terms, of which only the sum can be compared
+                pairs = [(tuple(sorted(parts)), join(parts, home.placement), whole)]
+            else:
+                regions = home.placement.parts()
+                pairs = [((at,), parts[at], part_of(whole, region)) for at, region in regions]
+            for holders, part, expected in pairs:
                 found = compare(value, part, expected, scale, table=table)
                 # Of integers and booleans the tolerance is the share that may differ.
                 elements = part.size if found.counts else 1
@@ -110,24 +112,10 @@ def tolerances(graph: Graph, table: Mapping[str, float] = TOLERANCE) -> dict[str
     return by_value
 
 
-def _pairs(
-    parts: Mapping[int, np.ndarray], placement: Placement, whole: np.ndarray
-) -> Iterator[tuple[tuple[int, ...], np.ndarray, np.ndarray]]:
-    """Ranks, their part, and the part of the whole that it must equal."""
-    if placement.sharding.partial:  # the parts are terms: only their sum can be compared
-        yield tuple(sorted(parts)), join(parts, placement), whole
-        return
-    for device, region in placement.parts():
-        yield (device,), parts[device], part_of(whole, region)
-
-
 def uncut_programs(
     graph: Graph, *, deliver_all: bool = False, micro_batches: int | None = None
 ) -> Programs:
-    """The graph on one rank: every value under its own name, nothing cut or sent.
-
-    `deliver_all` is that of `lower`; `micro_batches` make it one stage of a pipeline.
-    """
+    """The graph on one rank, nothing cut or sent; `micro_batches` make it a pipeline's stage."""
     cluster = resolve_cluster(None, 1)
     nodes = {node.name: NodePlan(0) for node in graph.nodes}
     name = "gpipe" if graph.backward else "forward"

@@ -247,10 +247,7 @@ def _compared_values(module: TracedModule) -> dict[str, str]:
 
 
 def result_names(module: TracedModule) -> list[str]:
-    """The name of each flat result: ``output``, ``output[0]`` or ``output['logits']``.
-
-    In training the first is ``loss``.
-    """
+    """The name of each flat result, as ``output['logits']``; in training the first is ``loss``."""
     spec = module.signature.out_spec
     tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
     paths = pytree.tree_flatten_with_path(tree)[0]

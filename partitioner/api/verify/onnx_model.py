@@ -69,23 +69,12 @@ def verify(
     optimization: Optimization = DEFAULT,
     given: Mapping[str, np.ndarray] | None = None,
 ) -> Verification:
-    """Compare all ranks with the whole model.
+    """Compare all ranks with the whole model, on given inputs or valid ones drawn from a seed.
 
     Both run at one level of ONNX Runtime's optimizations. A cut between two nodes may prevent their
     fusion (BatchNormalization into Conv) on one side, and change the last bits. An output that
     differs by more than its element type explains is compared with what the whole model differs
-    from itself by.
-
-    Args:
-        programs: The ranks' programs, which name their values.
-        seed: Seed of the random inputs, which are valid (indices within their tables).
-        part: The part of a request that the programs run, if it is in micro-batches.
-        given: Whole inputs by name, in place of random ones.
-
-    Raises:
-        VerificationError: Both sides together would not fit this machine's free memory, or the
-            model draws random numbers without a seed.
-        BackendError: A rank fails.
+    from itself by. If the programs run in micro-batches, `part` is their part of a request.
     """
     from partitioner.backends.onnx.files.emit import emit_models
     from partitioner.backends.onnx.running.simulator import run_lockstep
@@ -192,9 +181,6 @@ def _own_differences(
     rounded to a step of a quantization. So the whole model is compared with itself: at another
     level of ONNX Runtime's optimizations, which computes in other orders, and with inputs and
     weights that are moved by a unit in the last place.
-
-    Args:
-        whole: Its outputs of these inputs, at this level.
     """
     from partitioner.backends.onnx.sessions.whole import run_whole
 

@@ -82,11 +82,7 @@ class Neighbourhood:
         return alternative.over_bytes <= 0 or self.evaluated(alternative).fits_exactly
 
     def evaluated(self, alternative: Alternative) -> Evaluation:
-        """The referee's figures of the changed plan.
-
-        Raises:
-            PhaseError: The stages of the changed plan cannot run in micro-batches.
-        """
+        """The referee's figures of the changed plan; a PhaseError if its stages cannot run."""
         return evaluate(self.graph, self.changed(alternative.placed), self.cluster)
 
     def changed(self, placed: PlacedNode) -> Plan:

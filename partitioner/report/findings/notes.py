@@ -209,12 +209,8 @@ def profile_notes(
 ) -> tuple[str, ...]:
     """A sentence for each profile of a cluster's devices that the plan's costs do not come from.
 
-    Each says what the profile holds instead, and the command that measures. The name of the backend
-    is asked for only if there are measurements; GPUs whose operators it does not measure have no
-    notes.
-
-    Raises:
-        CostError: A profile cannot be read.
+    Each says what the profile holds instead, and the command that measures. The backend is named
+    only if there are measurements; GPUs whose operators it does not measure have no notes.
     """
     profiles = dict.fromkeys(spec.profile for spec in cluster.devices)
     notes = [

@@ -109,10 +109,7 @@ def copies_sentence(
 def _copies(
     cluster: Cluster, runs: Sequence[tuple[Graph, int | None]], known: Evaluation
 ) -> tuple[int, float | None]:
-    """The devices that hold the whole model, and the requests a second that all of them serve.
-
-    The best run on one device is `known`: it need not be priced again on equal devices.
-    """
+    """Devices that hold the model, and their requests a second; one's best run is `known`."""
     if len(cluster) == 1 or any(graph.backward for graph, _ in runs):
         return 0, None
     crowded = cluster.crowded

@@ -60,11 +60,7 @@ _SLOT = re.compile(r"@([a-z]+)@")
 
 
 def render(data: Report | Diff | Sweep) -> str:
-    """The HTML of a report.
-
-    Raises:
-        ValueError: A figure is not finite.
-    """
+    """The HTML of a report; a ValueError if a figure is not finite."""
     scripts = {name: _read(f"vendor/{name}.js").strip() for name in LIBRARIES}
     body = "\n".join(_read(f"js/{name}.js") for name in SCRIPTS)
     scripts["app"] = f'(() => {{\n"use strict";\n{body}}})();'  # `page` is its only global

@@ -68,22 +68,13 @@ class PictureError(PartitionerError, ValueError):
 
 
 def require_matplotlib() -> None:
-    """Check that matplotlib is installed before work that drawing would lose.
-
-    Raises:
-        PictureError: matplotlib is not installed.
-    """
+    """Refuse, as a PictureError, a machine without matplotlib, before work is lost."""
     if find_spec("matplotlib") is None:
         raise PictureError("drawing needs matplotlib: pip install matplotlib (--dot needs nothing)")
 
 
 def draw_file(path: str | Path, make: Callable[[], Figure]) -> None:
-    """Write the figure that `make` returns, in the format of the path's suffix.
-
-    Raises:
-        PictureError: The suffix is none of `FORMATS`, or matplotlib is not installed.
-        FileError: The file cannot be written.
-    """
+    """Write the figure that `make` returns, in the format of the path's suffix."""
     target = Path(path)
     suffix = target.suffix.lower()
     if suffix not in FORMATS:

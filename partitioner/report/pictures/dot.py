@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.pictures.canvas import (
@@ -27,8 +27,8 @@ def dot(result: Planned) -> str:
     needs communications is vermillion, with their kind, bytes and seconds; dotted if an earlier one
     has them.
     """
-    nodes = enumerate(placed_nodes(result.schedule))
-    ids: dict[Terminal, str] = {(NODE, placed.node.name): f"n{i}" for i, placed in nodes}
+    placed = placed_nodes(result.schedule)
+    ids: dict[Terminal, str] = {(NODE, one.node.name): f"n{i}" for i, one in enumerate(placed)}
     ids.update({(INPUT, value): f"i{i}" for i, value in enumerate(result.graph.inputs)})
     ids.update({(OUTPUT, value): f"o{i}" for i, value in enumerate(result.graph.outputs)})
     title = _quoted(f"{shown(result.graph.name)} on {shown(result.cluster.name)}")
@@ -37,8 +37,18 @@ def dot(result: Planned) -> str:
         f"  graph [label={title} labelloc=t fontname=Helvetica compound=true]",
         "  node [shape=box style=filled fontname=Helvetica fontsize=10 margin=0.08]",
         "  edge [fontname=Helvetica fontsize=9 arrowsize=0.6]",
-        *_clusters(result, ids),
     ]
+    for mesh, index in group_indices(result).items():
+        colour = group_colour(index)
+        nodes = [_node(node, ids, colour) for node in placed if node.mesh == mesh]
+        if nodes:
+            lines += [
+                f"  subgraph cluster_{index} {{",
+                f"    graph [label={_quoted(f'group {index}: {mesh}')} style=filled",
+                f'      color="{colour}" fillcolor="{tint(colour, FAINT)}"]',
+                *(f"    {node}" for node in nodes),
+                "  }",
+            ]
     for kind, values in ((INPUT, result.graph.inputs), (OUTPUT, result.graph.outputs)):
         for value in values:
             label = _quoted(f"{shown(value)}\n{result.graph.types[value]}")
@@ -46,20 +56,6 @@ def dot(result: Planned) -> str:
             lines.append(f"  {ids[kind, value]} [label={label} {look}]")
     lines += [_edge(edge, ids) for edge in edges(result.graph, result.schedule)]
     return "\n".join([*lines, "}", ""])
-
-
-def _clusters(result: Planned, ids: Mapping[Terminal, str]) -> Iterator[str]:
-    placed = placed_nodes(result.schedule)
-    for mesh, index in group_indices(result).items():
-        nodes = [node for node in placed if node.mesh == mesh]
-        if not nodes:
-            continue
-        colour = group_colour(index)
-        yield f"  subgraph cluster_{index} {{"
-        yield f"    graph [label={_quoted(f'group {index}: {mesh}')} style=filled"
-        yield f'      color="{colour}" fillcolor="{tint(colour, FAINT)}"]'
-        yield from (f"    {_node(node, ids, colour)}" for node in nodes)
-        yield "  }"
 
 
 def _node(placed: PlacedNode, ids: Mapping[Terminal, str], colour: str) -> str:

@@ -58,19 +58,11 @@ _MIN_INCHES = 3.5  #: Width of the smallest picture: a column of a page.
 
 
 def draw_graph(result: Planned, path: str | Path, *, boxes: int = MAX_BOXES) -> None:
-    """Draw the partitioned graph.
+    """Draw the partitioned graph, folded (`fold`) to at most `boxes` boxes.
 
     Each device group has a colour; cut nodes have a strong one and their cut as text, replicated
     ones are dashed. Edges that need communications are thick and vermillion, with kind, bytes
     between devices and seconds where they are first needed.
-
-    Args:
-        path: File to write; its suffix is .svg, .png or .pdf.
-        boxes: Graphs of more nodes are folded (`fold`) to at most this many boxes.
-
-    Raises:
-        PictureError: Another suffix, or matplotlib is not installed.
-        FileError: The file cannot be written.
     """
     draw_file(path, lambda: _Picture.of(result, fold(result, boxes)).figure())
 

@@ -57,18 +57,10 @@ class Bar:
 
 
 def draw_timeline(result: Planned, path: str | Path, *, requests: int = 1) -> None:
-    """Draw when each device computes, communicates and idles in the simulation.
+    """Draw when each device computes, communicates and idles in a simulation of `requests`.
 
-    A plan in stages is drawn pass by pass: "F2" is the forward pass of micro-batch 2.
-
-    Args:
-        path: File to write; its suffix is .svg, .png or .pdf.
-        requests: Requests that follow one another, at least 1.
-
-    Raises:
-        PictureError: Another suffix, or matplotlib is not installed.
-        FileError: The file cannot be written.
-        CostError: `requests` is less than 1, or more than 1 of a plan with stages.
+    A plan in stages is drawn pass by pass: "F2" is the forward pass of micro-batch 2. A CostError
+    refuses several requests of a plan in stages, a PictureError another suffix than `FORMATS`.
     """
     timeline = simulate(result.schedule, requests)
     boxes = passes(result.schedule, timeline)

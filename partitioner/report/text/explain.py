@@ -69,11 +69,7 @@ def explain(result: Planned) -> str:
 
 
 def explain_node(result: Planned, name: str) -> str:
-    """A node's strategies with their cost, all other nodes keeping theirs.
-
-    Raises:
-        UnknownNodeError: The model has no such node.
-    """
+    """A node's strategies with their cost, all other nodes keeping theirs."""
     neighbourhood = Neighbourhood(result.graph, result.plan, result.cluster)
     placed = neighbourhood.placed[result.node(name).node.name]
     tensors = [("tensor", "", "whole", "sharding")]

@@ -1,4 +1,4 @@
-"""`partition show`: a plan as text, its devices, nodes and communications."""
+"""`partition show`: a plan as text, its devices, nodes, communications, and a measured run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import JOINING, CommKind
 from partitioner.report.findings.bottleneck import turn_of
 from partitioner.report.findings.notes import moved_notes
+from partitioner.report.measured import Comparison
 from partitioner.report.planned import Planned, lanes
 from partitioner.report.stages import plan_sentence, stages
 from partitioner.report.steps import comm_bytes, pass_name
@@ -27,6 +28,7 @@ MOST_ALONE = 16
 #: Parts of experts whose loads are listed.
 MOST_LOADS = 8
 WIDTH = 120  #: Columns of a step.
+_WORST = 10  #: Measured tasks in the table of the worst errors.
 _IDLE, _BUSY = ".", "="
 _OTHER = f"{_BUSY} messages, {_IDLE} bubbles"
 _STEP_HEAD: Row = ("devices", "step", "what", "seconds", "sent")
@@ -268,3 +270,57 @@ def clean(text: str, most: int = 60) -> str:
     """Model text made safe for a terminal: no control characters, at most so many characters."""
     shown = "".join(c if c.isprintable() else "?" for c in text)
     return shown if len(shown) <= most else shown[: most - 20] + "..." + shown[-17:]
+
+
+def measured_text(comparison: Comparison[Planned]) -> str:
+    """A plan's prediction beside a measured run of it."""
+    ranks = [("rank", "compute", "communication", "waiting", "layouts", "peak memory")]
+    for rank, totals in enumerate(comparison.totals):
+        peak = "not measured" if totals["peak_bytes"] is None else units.size(totals["peak_bytes"])
+        ranks.append(
+            (
+                str(rank),
+                _pair(totals["predicted_compute_s"], totals["compute_s"]),
+                _pair(totals["predicted_comm_s"], totals["comm_s"]),
+                units.seconds(totals["waited_s"]),
+                units.seconds(totals["other_s"]),
+                f"{units.size(totals['predicted_peak_bytes'])} -> {peak}",
+            )
+        )
+    worst = []
+    for row in comparison.worst[:_WORST]:
+        of = (
+            clean(row.name),
+            str(row.rank),
+            units.seconds(row.predicted_s),
+            units.seconds(row.measured.seconds),
+            "-" if row.ratio is None else units.digits(row.ratio),
+        )
+        worst.append(of)
+    parts = [list(_measured_head(comparison)), table(ranks)]
+    if worst:
+        parts.append(table([("worst errors", "rank", "predicted", "measured", "ratio"), *worst]))
+    return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def _measured_head(comparison: Comparison[Planned]) -> Iterator[str]:
+    measured = comparison.measured
+    threads = f"{units.count(measured.threads, 'thread')} a rank"
+    date = measured.measured_at.replace("T", " ").removesuffix("+00:00")
+    yield f"measured by {measured.backend}, {threads}, {measured.steps} steps, {date} UTC"
+    yield f"  on         {clean(measured.device)}"
+    predicted_s = comparison.predicted.latency_s
+    step = _beside(predicted_s, measured.step_s)
+    recorded = units.seconds(measured.recorded_step_s)
+    yield f"  one step   {step} (with the recording: {recorded})"
+    if measured.stream_s is not None:
+        yield f"  a stream   {_beside(comparison.result.evaluation.step_s, measured.stream_s)}"
+
+
+def _beside(predicted_s: float, measured_s: float) -> str:
+    ratio = f": {units.digits(measured_s / predicted_s)} times that" if predicted_s else ""
+    return f"predicted {units.seconds(predicted_s)}, measured {units.seconds(measured_s)}{ratio}"
+
+
+def _pair(predicted_s: float, measured_s: float) -> str:
+    return f"{units.seconds(predicted_s)} -> {units.seconds(measured_s)}"

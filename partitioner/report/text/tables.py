@@ -11,11 +11,7 @@ LEAST = 12
 
 
 def table(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
-    """Lines of left-aligned columns; the first row is the header.
-
-    To be no wider than `width`, or than the terminal, the longest cells are shortened in their
-    middle.
-    """
+    """Left-aligned columns below a header; long cells give way to `width` or the terminal's."""
     if width is None and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

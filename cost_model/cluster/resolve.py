@@ -141,9 +141,7 @@ def one_process(cluster: Cluster) -> Cluster | None:
     profile = cluster.devices[0].profile
     if cluster.name != "local" or len(cluster) == 1 or profile is None:
         return None
-    if profile.device != cpu_fingerprint():
-        return None
-    return _processes(1, profile.file)
+    return _processes(1, profile.file) if profile.device == cpu_fingerprint() else None
 
 
 def cpu_fingerprint() -> str:

@@ -187,10 +187,7 @@ def _kept_for_either(
 def exact_lifetimes(
     schedule: Schedule, roots: Mapping[LocalKey, LocalKey] | None = None
 ) -> Iterator[Lifetime]:
-    """Yield lifetimes from the task that writes a local tensor to its device's last reader.
-
-    `roots` are the tensors whose memory views and aliases name, if they are known.
-    """
+    """Yield lifetimes from a local tensor's writer to its device's last reader; see `roots_of`."""
     roots = roots_of(schedule) if roots is None else roots
     arrival: dict[LocalKey, int] = {}
     last: dict[LocalKey, int] = {}

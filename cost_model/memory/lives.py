@@ -39,14 +39,9 @@ Numbers = npt.NDArray[np.int64]
 
 
 def held_before(runs: Sequence[int], pairs: Numbers) -> Numbers:
-    """Count the micro-batches of which tensors are held when each of some phases begins.
+    """Count the micro-batches of which tensors are held when each run of a phase begins.
 
-    Args:
-        runs: The phases that a device runs, in order, each as often as there are micro-batches.
-        pairs: The phases that make and that free each kind of tensors; (kinds, 2).
-
-    Returns:
-        Numbers of micro-batches; (runs, kinds).
+    By the phases that make and that free each kind of tensors, (kinds, 2); (runs, kinds).
     """
     phases = np.asarray(runs, np.int64)[:, None]
     changes = (phases == pairs[:, 0]).astype(np.int64) - (phases == pairs[:, 1])
@@ -182,10 +177,7 @@ class StepLives(Lives):
         return cls(device, nbytes, first, last, made, read, always.astype(bool), schedule, tensors)
 
     def curves(self) -> Curves:
-        """The most bytes at each position of a task, by device.
-
-        While a phase runs, all that earlier phases keep is held.
-        """
+        """The most bytes at each position of a task, with what earlier phases keep, by device."""
         count, curves = len(self.schedule.tasks), {}
         phase_of = np.array(self.schedule.phases, np.int64)
         for device in np.unique(self.device).tolist():
@@ -298,12 +290,9 @@ class Peaks(NamedTuple):
 def peaks(
     schedule: Schedule, curves: Curves, counted: Callable[[int], int], *, headroom: bool = True
 ) -> Mapping[int, MemoryPeak]:
-    """Peaks of devices with these bytes of activations, beside what is resident.
+    """Peaks of devices with these bytes of activations, `counted` so, beside what is resident.
 
-    Args:
-        curves: Bytes at each position of a task.
-        counted: What so many bytes count as.
-        headroom: Whether the peak is where most bytes are held with head-room.
+    With `headroom` the peak is where most bytes are held with it.
     """
     resident: dict[int, int] = defaultdict(int)
     for key, nbytes in schedule.residents.items():

@@ -65,10 +65,7 @@ class CommCost:
 
 
 def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
-    """Algorithm, and seconds that the communication keeps each of its ranks (devices) busy.
-
-    An ALL_REDUCE reduces local tensors of `numel` elements at most.
-    """
+    """Algorithm, and seconds of each rank; an ALL_REDUCE has `numel` elements on a rank at most."""
     if comm.kind is CommKind.SLICE:
         return CommCost("copy", _copy_seconds(comm, cluster))
     if comm.kind not in _FLAT:
@@ -97,10 +94,7 @@ def joined_seconds(
 
     They are those of its share in the bucket that is cheapest for it, or `alone_s`; None if it is
     too large, or not of `JOINING`. What its bucket really takes is `bucket_seconds`, never less.
-
-    Args:
-        nbytes: As of `collective`.
-        bucket_bytes: Most bytes of a bucket's operands on one rank, at most `BUCKET_BYTES`.
+    `bucket_bytes` are the most of a bucket's operands on one rank, `nbytes` as of `collective`.
     """
     parts = _parts_in_result(kind, ranks)
     if kind not in JOINING or not 0 < nbytes / parts < SMALL_BYTES:

@@ -70,10 +70,7 @@ class Bucket:
 
 
 def together(members: Sequence[Member]) -> list[tuple[Member, ...]]:
-    """Choose as few points as possible so that every window has one, and as many members as fit.
-
-    Those that are alone at their point are left out.
-    """
+    """Choose the fewest points so that every window has one; lone members are left out."""
     left = sorted(members, key=lambda member: (member.due, member.ready))
     buckets = []
     while left:
@@ -271,10 +268,7 @@ def unlike_parts(tasks: Sequence[Task]) -> frozenset[int]:
 
 
 def in_messages(tasks: Sequence[Task], cluster: Cluster) -> list[Task]:
-    """The tasks of a plan in stages; those that share a message have shares of its seconds.
-
-    All that passes from one phase to another is one message, whose start-up is paid once.
-    """
+    """The tasks of a plan in stages; messages from one phase to another share one start-up."""
     by_phases: dict[tuple[int, int], list[Task]] = defaultdict(list)
     for task in tasks:
         if task.comm is not None and task.phase != task.target_phase:

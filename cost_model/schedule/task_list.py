@@ -430,11 +430,8 @@ class _Builder:
         sums = self.order.phases.of(phase)[0] is Part.REDUCE
         if held == set(target.mesh.devices) or sums:
             return phase, phase
-        if held == then:
-            return origin, origin
-        if self.order.phases.is_once(origin):
-            return origin, origin
-        return origin, phase
+        stays = held == then or self.order.phases.is_once(origin)
+        return origin, origin if stays else phase
 
     def _original(self, value: str) -> Key:
         """The value that a value is another name of, which other devices may have already."""

@@ -11,6 +11,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,9 +22,8 @@ from partitioner.cost_model.cluster.resolve import cpu_fingerprint
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.errors import OptionError
 from partitioner.ir.plan import Trial
-from partitioner.search.outcome import Candidate, Outcome
+from partitioner.search.outcome import Candidate, Outcome, best_of
 from partitioner.search.request import Request, Say
-from partitioner.search.tried import kept, worth_a_run
 
 #: Rounds in which each plan is run once, after one that tells how many requests a run takes. They
 #: end after the fewest once each run of one plan was faster than all runs of the others.
@@ -122,3 +122,60 @@ def _rounds(
         if number >= LEAST_ROUNDS and all(max(best) < min(other) for other in others):
             break
     return seconds
+
+
+def worth_a_run(outcome: Outcome, request: Request, devices: int) -> tuple[Candidate, ...]:
+    """The best different plans of a search, at most `Request.tune`, the chosen one first.
+
+    The best of each space go before second ones of a space.
+    """
+    left = list(outcome.candidates)
+    ranked: list[Candidate] = []
+    while left:
+        best = best_of(left, request.objective, devices)
+        left.remove(best)
+        ranked.append(best)
+    ranked.sort(key=lambda candidate: candidate.plan.digest != outcome.plan.digest)
+    firsts: dict[str, Candidate] = {}
+    different: dict[str, Candidate] = {}
+    for candidate in ranked:
+        different.setdefault(candidate.plan.digest, candidate)
+    for candidate in different.values():
+        firsts.setdefault(str(candidate.space), candidate)
+    seconds = [one for one in different.values() if one not in firsts.values()]
+    return (*firsts.values(), *seconds)[: request.tune]
+
+
+def kept(outcome: Outcome, candidate: Candidate, trials: Sequence[Trial], gap: float) -> Outcome:
+    """The outcome with the plan that was kept by measurement.
+
+    Its certificate has the cost of that plan by the model, and the bound of the search: nothing
+    more is proven of the plan than before it was run. Within the relative `gap` it is optimal.
+    """
+    certificate = outcome.plan.certificate
+    assert certificate is not None
+    if candidate.plan.digest == outcome.plan.digest:
+        tried = replace(certificate, trials=tuple(trials))
+        return replace(outcome, plan=replace(outcome.plan, certificate=tried))
+    cost = candidate.cost(certificate.objective)
+    bound = min(cost, certificate.bound)
+    if not candidate.bounds_space:
+        bound = min(bound, candidate.solution.bound)
+    is_proven = cost - bound <= gap * cost
+    ended = "optimal" if is_proven else "feasible"
+    certificate = replace(
+        certificate,
+        cost=cost,
+        bound=bound,
+        status="time_limit" if certificate.status == "time_limit" and not is_proven else ended,
+        strategy=candidate.plan.kind,
+        solver=candidate.solution.solver,
+        trials=tuple(trials),
+    )
+    return replace(
+        outcome,
+        graph=candidate.graph,
+        plan=replace(candidate.plan, certificate=certificate),
+        evaluation=candidate.evaluation,
+        notes=candidate.notes,
+    )

@@ -399,11 +399,8 @@ class Budget:
     def of(cls, request: Request, say: Say = silent, begun_s: float | None = None) -> Budget:
         """The budget of a request whose search begins now.
 
-        Args:
-            request: The request.
-            say: As of the budget.
-            begun_s: Second at which the time limit began, which reading and tracing have taken
-                part of: the search has `LEAST_CLOCK` of it at least. None for now.
+        Since the time limit began, at the second `begun_s`, reading and tracing have taken part of
+        it: the search has `LEAST_CLOCK` of it at least.
         """
         limit_s = request.time_limit_s
         spent_s = 0.0 if begun_s is None else now_s() - begun_s

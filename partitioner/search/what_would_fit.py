@@ -46,14 +46,7 @@ def what_would_fit(
 
     Memory: a limit that the plan nearest to fitting meets; the least one if the refusal is
     proven to be short of the fewest bytes. Devices: the least count found within `BUDGET_S`
-    at the same limit, where all devices and links are equal.
-
-    Args:
-        refusal: The refusal of the whole batch.
-        graph: Its graph.
-        cluster: The devices.
-        request: The request, with the constraints on the graph.
-        limit_s: Seconds for all of it.
+    at the same limit, where all devices and links are equal. `limit_s` is for all of it.
     """
     rules, deadline, longest_s = Rules.of(graph), now_s() + limit_s, 0.0
 

@@ -17,7 +17,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Cut
 from partitioner.problem.build import Built, build
-from partitioner.solver.joint.state import State, tables
+from partitioner.solver.joint.local_search import State, tables
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.shares import device_shares
 

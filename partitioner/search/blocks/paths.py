@@ -45,21 +45,13 @@ Run = TypeVar("Run")
 
 
 class Step(NamedTuple, Generic[Run]):
-    """A way from a position to a later one.
+    """A way from a position to a later one."""
 
-    Attributes:
-        stop: The later position.
-        seconds: Seconds.
-        held_bytes: Most bytes that it holds.
-        kept_bytes: Of these, those that are held behind it.
-        run: What it is; None for a node as it is.
-    """
-
-    stop: int
+    stop: int  #: The later position.
     seconds: float
-    held_bytes: int
-    kept_bytes: int
-    run: Run | None = None
+    held_bytes: int  #: Most bytes that it holds.
+    kept_bytes: int  #: Of these, those that are held behind it.
+    run: Run | None = None  #: What it is; None for a node as it is.
 
 
 class Path(NamedTuple, Generic[Run]):
@@ -75,9 +67,7 @@ def cheapest(
 ) -> Mapping[int, Path[Run]]:
     """The cheapest path within the room from a position to each stop that has one.
 
-    Args:
-        steps: By the position at which each begins.
-        stops: Positions, and the last of them ends all paths.
+    Steps are by the position at which they begin, and the last stop ends all paths.
     """
     paths: dict[int, list[Path[Run]]] = {begin: [Path()]}
     found = {}

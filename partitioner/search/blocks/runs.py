@@ -159,10 +159,7 @@ class Runs:
         return int(lives.nbytes[own & (lives.first < position) & (lives.last >= position)].sum())
 
     def most(self, spans: Sequence[tuple[int, int]], made_from: int) -> int:
-        """Most bytes of a part's own, while nodes of these spans run.
-
-        They are more where head-room does not cover what a kernel takes for itself.
-        """
+        """Most bytes of a part's own while nodes of these spans run, as of `activation_bytes`."""
         own = ~self.apart & (self.lives.first >= made_from)
         live = self.lives.inside(len(self.graph.nodes), own)
         live = np.maximum(live, without_headroom(live + self.scratch))
@@ -198,9 +195,8 @@ class Runs:
     def cut(self, start: int, stop: int, most_bytes: int, enough_bytes: int) -> Iterator[Option]:
         """The run in blocks, in dims and numbers, the fewest blocks of each dim first.
 
-        Args:
-            most_bytes: Options of more bytes of tensors are left out.
-            enough_bytes: Once so few of tensors are held, more blocks are not tried.
+        Options of more than `most_bytes` of tensors are left out; once as few as `enough_bytes` are
+        held, more blocks are not tried.
         """
         inside, after = self.around(start, stop)
         if max(inside, after) + self.handed_bytes(start, stop) > most_bytes:
@@ -300,11 +296,7 @@ class Runs:
                         yield value, dim
 
     def priced(self, option: Option, layout: StretchLayout, most_bytes: int) -> Option:
-        """The option with its bytes and, if these are few enough, its seconds.
-
-        Args:
-            most_bytes: Of an option of more bytes of tensors no more is counted.
-        """
+        """The option with its bytes and, if these are no more than `most_bytes`, its seconds."""
         inside, after = self.around(option.start, option.stop)
         handed = {value: self.graph.types[value].nbytes for value in layout.handed}
         once = sum(map(self._made_bytes, (*layout.once, *layout.after)))

@@ -166,10 +166,8 @@ class AxisSharder:
     def refined(self, coarse: MeshPlan, mesh: DeviceMesh) -> MeshPlan | None:
         """The plan of a mesh on one that splits an axis of it (`meshes.split_from`), improved.
 
-        The improvement is one step, of the first axis that is a part of another.
-
-        Returns:
-            None if some cut of the plan cannot be split: cuts in segments are not.
+        The improvement is one step, of the first axis that is a part of another. None if some cut
+        of the plan cannot be split: cuts in segments are not.
 
         Raises:
             Infeasible: No plan was found that fits.
@@ -203,11 +201,8 @@ class AxisSharder:
     def improve(self, plan: MeshPlan, best_s: float = math.inf) -> Sharded:
         """A good plan on the mesh, from its first plan on.
 
-        Each axis has one turn at least, unless the clock stops the search.
-
-        Args:
-            best_s: Cost of the best plan of other meshes: if this one's is more after a pass, the
-                search ends.
+        Each axis has one turn at least, unless the clock stops the search. It ends if the plan
+        costs more after a pass than the best one of other meshes, `best_s`.
 
         Raises:
             Infeasible: No plan was found that fits the memory of a device.
@@ -362,11 +357,8 @@ class MeshPlan:
     ) -> None:
         """Choose the cuts over one axis anew, unless nothing has changed since that was last done.
 
-        Where the clock stops the search, a plan that stands stays as it is.
-
-        Args:
-            room: Bytes that a device counts as having.
-            tight: Whether to search within the memory if the cheapest plan does not fit.
+        Where the clock stops the search, a plan that stands stays as it is. If the cheapest plan
+        does not fit the `room` of a device in bytes, `tight` has it searched within that.
 
         Raises:
             Infeasible: No plan was found within so many bytes a device.
@@ -388,10 +380,7 @@ class MeshPlan:
                 self._searched[axis] = room, self.picks
 
     def offer(self) -> None:
-        """Search which offered values are computed again; all cuts stay.
-
-        Where the clock stops the search, those of the plan so far are.
-        """
+        """Search which offered values are computed again, if there is time; all cuts stay."""
         if not self.graph.optional:
             return
         with suppress(OutOfTime):

@@ -92,20 +92,15 @@ class Sharded:
 
 @dataclass(frozen=True)
 class Sharder:
-    """Shards one model over many meshes; strategies are derived once a stand-in.
-
-    Attributes:
-        seed: As of `Budget`.
-        micro_batches, lanes: As of `DeviceColumns`.
-        constraints: Those on the whole graph, by which `folded` tells its blocks apart.
-    """
+    """Shards one model over many meshes; strategies are derived once a stand-in."""
 
     folded: Folded
     cluster: Cluster
     seed: int = 0
     engine: Engine = HIGHS
-    micro_batches: int = 1
+    micro_batches: int = 1  #: As of `DeviceColumns`, like the lanes.
     lanes: int = 1
+    #: Those on the whole graph, by which `folded` tells its blocks apart.
     constraints: Constraints = field(default_factory=Constraints)
     _strategies: dict[DeviceMesh, Options] = field(default_factory=dict)
 
@@ -172,8 +167,7 @@ class Sharder:
     ) -> Sharded:
         """The best sharding over a mesh of equal devices.
 
-        Args:
-            stages: Groups like it that share the model: each holds its part of the weights.
+        As many groups like it as `stages` share the model: each holds its part of the weights.
 
         Raises:
             Infeasible: Nothing fits the memory of all stages together.
@@ -196,9 +190,8 @@ class Sharder:
         built = build(graph, tuple(dict.fromkeys((even.model, home))), candidates, prices)
         tied = self.folded.tie(built).problem
         work.spend(ITEM_STEPS * len(tied.items))
-        room = float("inf")
-        if limited:
-            room = float(self.cluster.devices[even.device].memory_bytes) * stages
+        memory_bytes = self.cluster.devices[even.device].memory_bytes
+        room = float(memory_bytes) * stages if limited else math.inf
         problem = replace(tied, limit_bytes=(room,))
         solution = solve(
             problem,

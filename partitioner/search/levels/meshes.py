@@ -113,12 +113,8 @@ class Layout:
 def layouts(cluster: Cluster, strategy: str, mesh: Mapping[str, int] | None) -> tuple[Layout, ...]:
     """Layouts of a request: fewer axes first, larger stages first.
 
-    Args:
-        strategy: "auto", "intra" (one stage of all devices) or "inter" (stages of one device).
-        mesh: The mesh of an intra plan; None for all.
-
-    Returns:
-        Empty if one stage is asked for and the devices are of several pools.
+    Strategy "intra" is one stage of all devices, which are of one pool then, and "inter" stages of
+    one device. The mesh is that of an intra plan; None for all.
     """
     pools = device_pools(cluster)
     if mesh is not None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.search.levels.axis_sharder import LEAST_GAIN, AxisSharder, MeshPlan
@@ -166,7 +167,9 @@ class MeshSearch:
                 self.budget.say(f"first plan on {layout}")
                 plans = self.sharder.begin(layout.mesh, gap)
             self.free_s = min(self.free_s, plans[0].free_s)
-            first = min((p.best for p in plans if p.sharded), key=_cost_s, default=None)
+            first = min(
+                (p.best for p in plans if p.sharded), key=attrgetter("cost_s"), default=None
+            )
             if first is not None:
                 idle = idle + 1 if first.cost_s >= self._best_s else 0
                 self.best[layout] = first
@@ -192,7 +195,7 @@ class MeshSearch:
             return False
         finally:
             self.free_s = min(self.free_s, plan.free_s)
-        self.best[layout] = min(sharded, self.best.get(layout, sharded), key=_cost_s)
+        self.best[layout] = min(sharded, self.best.get(layout, sharded), key=attrgetter("cost_s"))
         return True
 
     def _split(self, coarse: MeshPlan, layouts: Sequence[Layout]) -> None:
@@ -226,7 +229,3 @@ class MeshSearch:
 
     def _ranked(self) -> list[tuple[Layout, Sharded]]:
         return sorted(self.best.items(), key=lambda entry: entry[1].cost_s)
-
-
-def _cost_s(sharded: Sharded) -> float:
-    return sharded.cost_s

@@ -67,22 +67,16 @@ class StagedPlan:
 
 @dataclass(frozen=True)
 class StagesSpace:
-    """All plans of stages on equal meshes with even cuts.
-
-    Attributes:
-        micro_batches, lanes: As of `DeviceColumns`.
-        constraints: Those on the graph, which are none of single devices.
-        one_stage: Whether all devices share every operator, as in training: each mesh has all.
-    """
+    """All plans of stages on equal meshes with even cuts."""
 
     graph: Graph
     rules: Rules
     cluster: Cluster
     layouts: tuple[Layout, ...]
-    micro_batches: int = 1
+    micro_batches: int = 1  #: As of `DeviceColumns`, like the lanes.
     lanes: int = 1
-    constraints: Constraints = field(default_factory=Constraints)
-    one_stage: bool = False
+    constraints: Constraints = field(default_factory=Constraints)  #: None is of single devices.
+    one_stage: bool = False  #: Whether all devices share every operator, as in training.
 
     @classmethod
     def of(cls, graph: Graph, rules: Rules, cluster: Cluster, request: Request) -> StagesSpace:

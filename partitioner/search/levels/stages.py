@@ -77,10 +77,7 @@ class Staged:
         )
 
     def groups(self, cluster: Cluster) -> tuple[DeviceMesh, ...]:
-        """The devices of each stage, in the order of the stages.
-
-        Larger stages take their devices first, so that all of them lie aligned in the cluster.
-        """
+        """The devices of each stage; larger ones take theirs first, so that all lie aligned."""
         free = {index: pool.first for index, pool in enumerate(device_pools(cluster))}
         layouts = [option.layout for option in self.options]
         meshes: dict[int, DeviceMesh] = {}
@@ -94,10 +91,7 @@ class Staged:
     def decisions(
         self, meshes: Sequence[DeviceMesh]
     ) -> tuple[tuple[DeviceMesh, ...], dict[str, NodePlan]]:
-        """Groups and decisions of a plan on meshes of stages; none for nodes that are left out.
-
-        Ops that are kept whole are on their stage's first device.
-        """
+        """Groups and decisions on meshes of stages; whole operators are on the first device."""
         indices: dict[DeviceMesh, int] = {}
         plans: dict[str, NodePlan] = {}
         ends, graph, places = (0, *self.block_ends), self.folded.whole, self.folded.places

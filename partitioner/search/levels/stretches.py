@@ -28,10 +28,7 @@ MAX_BLOCKS = 480
 
 
 def block_ends(graph: Graph) -> tuple[int, ...]:
-    """The ends, exclusive, of blocks of the order that stay whole.
-
-    The order is divided into equal windows; each has one end, where the fewest bytes cross.
-    """
+    """The ends, exclusive, of blocks that stay whole: where the fewest bytes cross a window."""
     count = len(graph.nodes)
     crossing_bytes = crossing(graph, lambda value: graph.types[value].nbytes)
     windows = min(count, MAX_BLOCKS)

@@ -43,17 +43,15 @@ def second_look(
 ) -> Candidate:
     """The best plan that fits by exact liveness, in the graph's order of nodes.
 
-    Args:
-        refused: All spaces that were searched.
-        budget: The budget of the whole search.
-        evaluated: Evaluates a solution.
-        holdings: In words, the bytes that a device holds under a plan.
-        complete: Whether these are all spaces of the request.
+    `holdings` says in words which bytes a device holds under a plan, and `complete` that all spaces
+    of the request were searched.
 
     Raises:
         Infeasible: There is none; the error is that of the space nearest to fitting.
     """
-    nearest = sorted(refused, key=lambda space: _distance(space.error))
+    nearest = sorted(
+        refused, key=lambda s: math.inf if s.error.closest is None else s.error.bytes_short
+    )
     best, best_s = None, math.inf
     for index, space in enumerate(nearest):
         share = replace(budget.share(len(nearest) - index + 1), best_s=best_s)
@@ -108,10 +106,6 @@ def _in_kernels(nearest: Candidate, error: Infeasible) -> tuple[Infeasible, str]
     return Infeasible(
         str(error), **{**vars(error), "bytes_short": bytes_short, "closest": None}
     ), text
-
-
-def _distance(error: Infeasible) -> float:
-    return math.inf if error.closest is None else error.bytes_short
 
 
 def _may_fit(space: Refused) -> bool:

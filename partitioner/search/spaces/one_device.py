@@ -25,16 +25,12 @@ from partitioner.strategies.spaces import Family
 
 def alone_is_faster(graph: Graph, cluster: Cluster, request: Request) -> bool:
     """Whether the space of one device is to be searched beside the joint ones."""
-    if request.objective != "latency" or not is_free(graph, request):
-        return False
-    return _is_priced_apart(cluster)
+    is_asked = request.objective == "latency" and is_free(graph, request)
+    return is_asked and _is_priced_apart(cluster)
 
 
 def least_alone(graph: Graph, cluster: Cluster, request: Request) -> float:
-    """No plan on one device costs less, where joint problems price such plans too high.
-
-    Infinite where the joint problems' own bounds cover them.
-    """
+    """No plan on one device costs less; infinite where the bounds of joint problems cover them."""
     is_timed = request.objective != "memory"
     if not is_timed or _is_on_a_mesh(request) or not _is_priced_apart(cluster):
         return math.inf

@@ -156,7 +156,8 @@ class ComputedAgain:
     def _counted(self, *, splits: bool) -> _Counted:
         """The bytes of a step; those of one whose backward passes are split are other ones."""
         if splits not in self._known:
-            nbytes = self._split_bytes() if splits else self._whole_bytes
+            whole = (np.array([(kept, 0.0, 0.0) for _, kept in each.ways]) for each in self.regions)
+            nbytes = self._split_bytes() if splits else tuple(whole)
             taken = [
                 (region.unit, region.ways[end][0] - region.ways[start][0], own[start] - own[end])
                 for region, own in zip(self.regions, nbytes, strict=True)
@@ -167,13 +168,6 @@ class ComputedAgain:
             saved = np.array([saved for *_, saved in taken]).reshape(-1, len(Span))
             self._known[splits] = _Counted(nbytes, units, lost, saved)
         return self._known[splits]
-
-    @property
-    def _whole_bytes(self) -> tuple[Floats, ...]:
-        """Kept bytes of the regions where backward passes are not split."""
-        return tuple(
-            np.array([(nbytes, 0.0, 0.0) for _, nbytes in region.ways]) for region in self.regions
-        )
 
     def _split_bytes(self) -> tuple[Floats, ...]:
         """Kept bytes of the regions where backward passes are split.
@@ -210,14 +204,9 @@ class ComputedAgain:
     # Cuts, by the relaxation ----------------------------------------------------------------
 
     def lost_s(self, at: Ints, need: Floats) -> Floats:
-        """Least seconds that stretches lose to keep so many bytes less of a micro-batch.
+        """Least seconds that stretches between positions lose to keep so many bytes less.
 
-        Args:
-            at: Positions.
-            need: Bytes of the stretch from each position to each; none are needed below 0.
-
-        Returns:
-            Seconds, infinite where so many cannot be saved.
+        Bytes are of a micro-batch; seconds are infinite where so many cannot be saved.
         """
         counted = self._counted(splits=False)
         lost, saved = counted.lost, counted.saved.sum(axis=1)

@@ -126,9 +126,11 @@ class PipelineSearch:
             PipelineScheduleError: No schedule serves the lanes.
         """
         failed: list[tuple[Family, PartitionerError]] = []
+        searched = str(self._family(""))
         if self.budget.best_s < math.inf and self._bound_s >= self.budget.best_s:
-            bound = f"no step takes less than {units.seconds(self._bound_s)}"
-            return self._without_plans([(self._family(""), PartitionerError(bound))])
+            bound = PartitionerError(f"no step takes less than {units.seconds(self._bound_s)}")
+            failed = [(self._family(""), bound)]
+            return SpaceResult((), searched, bound=self._bound_s, failed=tuple(failed))
         plans, drafts = self._begun(failed)
         for index, draft in enumerate(drafts):
             left = self._left_out(draft, plans, is_first=index == 0)
@@ -140,12 +142,12 @@ class PipelineSearch:
             except (Infeasible, PhaseError) as error:
                 failed.append((self._family(draft.name), error))
         if plans:
-            return SpaceResult(tuple(plans), searched=str(self._family("")), failed=tuple(failed))
+            return SpaceResult(tuple(plans), searched, failed=tuple(failed))
         refusals = [error for _, error in failed if isinstance(error, Infeasible)]
         if not refusals and all(isinstance(error, PhaseError) for _, error in failed):
             raise Infeasible(f"no stages were found that can run: {failed[0][1]}", proven=False)
         if drafts and not refusals:
-            return self._without_plans(failed)
+            return SpaceResult((), searched, bound=self._bound_s, failed=tuple(failed))
         raise min(refusals, key=lambda error: error.bytes_short, default=failed[0][1])
 
     def _begun(
@@ -180,11 +182,6 @@ class PipelineSearch:
             return PartitionerError(estimate)
         needed = is_first and best == math.inf
         return OutOfTime(estimate) if not needed and self.budget.work.over else None
-
-    def _without_plans(self, failed: Sequence[tuple[Family, PartitionerError]]) -> SpaceResult:
-        """The result where no plan is as good as the known one of the budget."""
-        searched = str(self._family(""))
-        return SpaceResult((), searched, bound=self._bound_s, failed=tuple(failed))
 
     def _draft(self, name: Table) -> _Draft:
         """Cuts for a schedule, by their estimates.

@@ -107,28 +107,21 @@ class StageFigures:
         least_s = max(least_of_nodes([self]), *done.values(), 0.0)
         if table is None or len(table.lane_of) != self.lanes or len({*table.lane_of}) != self.lanes:
             return least_s
-        return max(least_s, self._least_with_waits(splits=table.splits_backward))
+        # A stage from position a to b waits head(a) seconds at first, is busy for those of all
+        # micro-batches between a and b, and tail(a) pass behind its last backward pass. In split
+        # schedules the weight gradients may fill the tail.
+        head, tail = self._waits
+        forward, inputs, weights = self._unit_s
+        sums = np.concatenate(([0.0], np.cumsum(forward + inputs + weights)))
+        if table.splits_backward:
+            least_s = max(least_s, self._least_step(sums, head))
+            sums = np.concatenate(([0.0], np.cumsum(forward + inputs)))
+        return max(least_s, self._least_step(sums, head + tail))
 
     @cached_property
     def device_seconds(self) -> Mapping[str, float]:
         """Seconds of all devices together of each node that every micro-batch runs, by name."""
         return {name: all_s for name, (all_s, _) in self._node_s.items()}
-
-    def _least_with_waits(self, *, splits: bool) -> float:
-        """The least seconds of a step over all cuts into one stage a lane.
-
-        A stage from position a to b waits head(a) seconds at first, is busy for the seconds of all
-        micro-batches between a and b, and tail(a) pass behind its last backward pass. In split
-        schedules the weight gradients may fill the tail.
-        """
-        head, tail = self._waits
-        forward, inputs, weights = self._unit_s
-        sums = np.concatenate(([0.0], np.cumsum(forward + inputs + weights)))
-        least_s = self._least_step(sums, head if splits else head + tail)
-        if splits:
-            sums = np.concatenate(([0.0], np.cumsum(forward + inputs)))
-            least_s = max(least_s, self._least_step(sums, head + tail))
-        return least_s
 
     def _least_step(self, sums: Floats, waits: Floats) -> float:
         """The least T with a cut whose stages a to b all have waits(a) + load(a, b) <= T.
@@ -467,10 +460,7 @@ _DURATIONS = (
 
 
 class StepEstimate:
-    """Seconds of a step by the figures of its stages, without a plan: for comparing cuts.
-
-    Stages are taken as a chain.
-    """
+    """Seconds of a step by the figures of a chain of stages, without a plan: for comparing cuts."""
 
     def __init__(self, figures: StageFigures, table: PipelineSchedule) -> None:
         self.figures = figures
@@ -505,10 +495,7 @@ class StepEstimate:
             self._passing[lane, [sent, boundary]] += 1
 
     def _awaited(self, action: Action, numbers: Mapping[Action, int]) -> tuple[int, int]:
-        """The action of another stage that one waits for, and the end of a stage between them.
-
-        -1 for none, and for none on another lane.
-        """
+        """The action that one waits for, and the end between their lanes; -1 for none."""
         stage, micro_batch, lane_of = action.stage, action.micro_batch, self.table.lane_of
         if action.kind is ActionKind.FORWARD:
             other, boundary, kinds = stage - 1, stage - 1, [ActionKind.FORWARD]
@@ -545,11 +532,9 @@ class StepEstimate:
         return durations, messages, parts[ONCE]
 
     def seconds(self, ends: Sequence[int], again: Floats | None = None) -> float:
-        """Seconds of a step of stages with these ends.
+        """Seconds of a step of stages with these ends, exclusive.
 
-        Args:
-            ends: The ends, exclusive.
-            again: Seconds of a micro-batch that each stage computes again; None for none.
+        `again` has the seconds of a micro-batch that each computes again; None for none.
         """
         figures, messages, once = self._figures(ends, again)
         durations, (whole, busy) = figures.tolist(), messages.tolist()

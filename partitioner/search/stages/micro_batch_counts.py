@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.prices.compute import is_free, node_seconds
 from partitioner.foundations import units
 from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import rules_of
+from partitioner.ir.plan import place
+from partitioner.ir.rule import Rule
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
@@ -152,10 +158,7 @@ class CountSearch:
         return next(iter(self.impossible.values()))
 
     def _halve(self) -> None:
-        """Plan half as many micro-batches as the best plan has, through stages of its size.
-
-        Each then has samples to share inside of a node, too.
-        """
+        """Plan half the best number, in stages of its size: a node has samples to share then."""
         count, plan = self._best_count, self.best.plan
         if count > 1 and not self.budget.work.late:
             size = max(mesh.size() for mesh in plan.groups)
@@ -170,10 +173,7 @@ class CountSearch:
 
     @property
     def _best_s(self) -> float:
-        """Cost of a step that a plan must beat to be wanted: that of the best one so far.
-
-        Where plans are to be run, that of the last of as many.
-        """
+        """Cost that a plan must beat: of the best or, of plans to be run, of the last one."""
         goal = self.request.objective
         if self.request.tune is None:
             return min((self.budget.best_s, *map(self._cost, self.outcomes)))
@@ -187,10 +187,7 @@ class CountSearch:
         With more micro-batches less is held at once, down to one sample on each device: if the
         first number does not fit, that is tried, then those that it is most likely beside, and the
         least one that fits is bisected. A larger one is faster where it computes less again or
-        communicates less.
-
-        Args:
-            counts: Numbers to choose from, ascending, to one sample in each micro-batch.
+        communicates less. The numbers ascend, to one sample in each micro-batch.
         """
         fits = next((count for count in self._likely(counts) if self._plan(count)), None)
         if fits is None:
@@ -230,8 +227,8 @@ class CountSearch:
                 yield count
         while self.refused and not self.budget.work.over:
             nearest = min(self.refused, key=lambda count: self.refused[count].bytes_short)
-            place = counts.index(nearest)
-            beside = [*counts[place + 1 : place + 2], *counts[max(0, place - 1) : place]]
+            at = counts.index(nearest)
+            beside = [*counts[at + 1 : at + 2], *counts[max(0, at - 1) : at]]
             untried = [
                 count for count in beside if count not in {**self.refused, **self.impossible}
             ]
@@ -295,13 +292,8 @@ class CountSearch:
     ) -> bool:
         """Plan a number of micro-batches with a part of the budget; whether a plan fits.
 
-        None but the first is planned behind the time limit.
-
-        Args:
-            count: The number.
-            parts: Its part is one of so many of what is left.
-            sizes: Numbers of devices of a stage; None for those of the search.
-            known_s: Cost of a known plan: dearer ones are of no interest.
+        None but the first is planned behind the time limit. Plans that cost more than `known_s` are
+        of no interest; `sizes` of stages are those of the search if None.
         """
         known = {**self.outcomes, **self.refused, **self.impossible, **self.slower}
         if count not in known and known and self.budget.work.late:
@@ -331,3 +323,69 @@ class CountSearch:
                 except ConstraintError as error:
                     self.impossible[count] = error
         return count in self.outcomes
+
+
+@dataclass(frozen=True)
+class LeastStep:
+    """The least seconds of a step by the number of its micro-batches.
+
+    A kernel takes no less than its launch, and one of several parts of it no less than its share,
+    so that smaller micro-batches save nothing. Communications are not counted. Measured kernels
+    may take less together than alone: nothing is known of devices with a profile.
+    """
+
+    graph: Graph  #: The graph of the whole batch.
+    cluster: Cluster
+    most: int  #: Most devices of a stage.
+    waits: bool  #: Whether the cost is that of one step from begin to end, and not of a stream.
+
+    def seconds(self, count: int) -> float:
+        """No step in so many micro-batches takes less.
+
+        The devices share the kernels of all micro-batches, evenly at best; and a micro-batch takes
+        its longest path, of kernels that the devices of a stage share.
+        """
+        if any(spec.profile is not None for spec in self.cluster.first_of_spec):
+            return 0.0
+        devices, load_s = len(self.cluster), 0.0
+        done: dict[str, float] = {}
+        for node in self.graph.nodes:
+            begin = max((done.get(value, 0.0) for value in node.reads), default=0.0)
+            times = count if node.name in self._repeated else 1
+            whole_s = self._whole_s.get(node.name, 0.0)
+            floor_s = min(self._launch_s, whole_s)
+            load_s += max(times * floor_s, whole_s) / devices
+            end = begin + max(floor_s, whole_s / (times * self.most))
+            done.update(dict.fromkeys(node.writes, end))
+        return max(load_s, max(done.values(), default=0.0)) if self.waits else load_s
+
+    @property
+    def _launch_s(self) -> float:
+        return min(spec.launch_s for spec in self.cluster.first_of_spec)
+
+    @cached_property
+    def _whole_s(self) -> Mapping[str, float]:
+        """Seconds of each kernel on the device that is fastest at it."""
+        rules, specs = rules_of(self.graph), self.cluster.first_of_spec.values()
+        seconds: dict[str, float] = {}
+        for node in self.graph.nodes:
+            rule = rules[node.name]
+            own = rule if isinstance(rule, Rule) else None
+            each: list[float] = []
+            for device in specs:
+                placed = place(self.graph, node, DeviceMesh.single(device), {}, own)
+                if not is_free(placed):
+                    each += node_seconds(self.graph, placed, self.cluster).values()
+            if each:
+                seconds[node.name] = min(each)
+        return seconds
+
+    @cached_property
+    def _repeated(self) -> frozenset[str]:
+        """The nodes that every micro-batch runs: those that follow from the inputs."""
+        known, names = {*self.graph.inputs}, set[str]()
+        for node in self.graph.nodes:
+            if not known.isdisjoint(node.reads):
+                known.update(node.writes)
+                names.add(node.name)
+        return frozenset(names)

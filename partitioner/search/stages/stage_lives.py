@@ -114,11 +114,7 @@ class LaneRuns:
         return np.asarray(self.held[:, made, read])
 
     def kept(self, nbytes: Floats) -> Floats:
-        """Bytes that are kept at each moment, with head-room.
-
-        Args:
-            nbytes: Of one micro-batch, by stage of the lane and `Span`.
-        """
+        """Bytes kept at each moment, with head-room, by those of a micro-batch, stage and span."""
         return np.asarray(RESERVED * np.einsum("msk,sk->m", self.spans, nbytes))
 
 
@@ -165,11 +161,7 @@ class StageLives:
 
     @classmethod
     def of(cls, graph: Graph, unit_of: Mapping[str, int], tasks: Schedule) -> StageLives:
-        """The tensors of the tasks of a step of micro-batches on one mesh.
-
-        Args:
-            tasks: The tasks, whose order has one stage.
-        """
+        """The tensors of the tasks of a step of micro-batches on one mesh, in one stage."""
         order = tasks.order
         assert order is not None
         reading = _Reading(graph, unit_of, tasks)
@@ -210,11 +202,7 @@ class StageLives:
         return np.searchsorted(self.uses[0], np.arange(self.units + 1))
 
     def lane(self, runs: LaneRuns, bounds: Sequence[tuple[int, int]]) -> LaneBytes:
-        """The bytes of a lane.
-
-        Args:
-            bounds: The stretch of units of each stage of all lanes.
-        """
+        """The bytes of a lane, by the stretch of units of each stage of all lanes."""
         own = tuple(bounds[stage] for stage in runs.stages)
         key = own, runs.turns if len(own) > 1 else ()
         if key not in self._known:
@@ -233,9 +221,7 @@ class StageLives:
 
         Positions are those of the tasks, each phase's behind the one before. A stage that no other
         waits for computes all its gradients as weight gradients if backward passes are split.
-
-        Args:
-            turns: The mean turn of each phase.
+        `turns` has the mean turn of each phase.
         """
         spans = [slice(self._begins[start], self._begins[stop]) for start, stop in own]
         unit, tensor, at, part, other, how = np.concatenate([self.uses[:, s] for s in spans], 1)

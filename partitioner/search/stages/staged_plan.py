@@ -27,10 +27,7 @@ def staged_plan(
     name: Table,
     micro_batches: int,
 ) -> Plan:
-    """The plan of a graph whose nodes are in stages, each with a sharding and devices of its own.
-
-    The order of the nodes is that of the first stage's sharding.
-    """
+    """The plan of nodes in stages with shardings of their own, in the order of the first one."""
     groups: dict[tuple[int, int], int] = {}
     nodes: dict[str, NodePlan] = {}
     meshes: list[DeviceMesh] = []

@@ -16,7 +16,7 @@ from partitioner.search.levels.meshes import device_pools
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request
-from partitioner.search.stages.least_step import LeastStep
+from partitioner.search.stages.micro_batch_counts import LeastStep
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
 from partitioner.search.ways.stage_clock import StageClock

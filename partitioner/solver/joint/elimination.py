@@ -121,10 +121,7 @@ class Eliminator:
         return self._solve(np.array(weights), self._prices(weights, byte_price))
 
     def min_near(self, weights: Sequence[float], byte_price: float = 0.0) -> Answer:
-        """Minimise as `min_sum`, but what depends on the choices of many nodes is free.
-
-        So the graph is less wide, and the value is below that of `min_sum`.
-        """
+        """Minimise as `min_sum`, but what many nodes decide is free: a lower value."""
         if self.too_wide:
             return None
         prices = self._prices(weights, byte_price)

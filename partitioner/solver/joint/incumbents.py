@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.local_search import MOVE_STEPS, Goal, loads, local_search, peaks
-from partitioner.solver.joint.search import Search
 from partitioner.solver.placement.contiguous import Picks, Split, contiguous_plans
+from partitioner.solver.placement.fleet import Fleet, fleet
 from partitioner.solver.placement.orders import narrow_orders
 from partitioner.solver.presolve.simplify import keep_choices
 from partitioner.solver.problem import Edge, Problem, symmetric_groups
-from partitioner.solver.progress import ROUNDING, device_most_over
+from partitioner.solver.progress import ROUNDING, Progress, device_most_over
 from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.work import Work
 
@@ -40,6 +40,20 @@ BYTES_SHARE, LEAST_S = 1e-8, 1e-9
 CHOICE_STEPS, ITEM_STEPS = 2, 1
 #: Prices of a byte that are tried to make a plan fit.
 SQUEEZES = 8
+
+
+class Search(Progress):
+    """The progress, with layouts of the problem that are made when first needed."""
+
+    @cached_property
+    def eliminator(self) -> Eliminator:
+        """The problem laid out for elimination."""
+        return Eliminator(self.problem, self.work)
+
+    @cached_property
+    def fleet(self) -> Fleet | None:
+        """The devices, if each is a group of its own."""
+        return fleet(self.problem)
 
 
 def relax(search: Search) -> None:
@@ -140,11 +154,7 @@ def squeeze(
 ) -> list[Plan]:
     """Plans of little load at several prices of a byte: the lowest at which they fit is sought.
 
-    Args:
-        problem: The problem.
-        priced: Gives the plan of little load at a price of a byte; None if it cannot tell.
-        work: Ends the search.
-        least: The plan at no price.
+    `priced` gives the plan at a price, None if it cannot tell; `least` is the one at no price.
     """
     limits = [limit for limit in problem.limit_bytes if math.isfinite(limit)]
     plans: list[Plan] = []
@@ -347,7 +357,10 @@ def along(problem: Problem, byte_price: float = 0.0) -> tuple[tuple[int, ...] | 
     for node, choices in enumerate(problem.nodes):
         costs_s: dict[int, float] = {}
         for choice, option in enumerate(choices):
-            if _is_forbidden(arriving[node], chosen, choice):
+            if any(
+                (edge.out_class[chosen[edge.u]], edge.in_class[choice]) in edge.forbidden
+                for edge in arriving[node]
+            ):
                 continue
             fresh = set(triggered(choice)) - paid
             steps += CHOICE_STEPS + ITEM_STEPS * len(fresh)
@@ -358,11 +371,3 @@ def along(problem: Problem, byte_price: float = 0.0) -> tuple[tuple[int, ...] | 
         paid.update(triggered(best))
         chosen.append(best)
     return tuple(chosen), steps
-
-
-def _is_forbidden(arriving: Sequence[Edge], chosen: Sequence[int], choice: int) -> bool:
-    """Test whether the choices of a node's predecessors forbid one of its own."""
-    return any(
-        (edge.out_class[chosen[edge.u]], edge.in_class[choice]) in edge.forbidden
-        for edge in arriving
-    )

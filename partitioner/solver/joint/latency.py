@@ -16,9 +16,14 @@ import math
 from collections.abc import Sequence
 from itertools import chain
 
-from partitioner.solver.joint.incumbents import EFFORT_PER_CHOICE, improve, offer_all, starts
-from partitioner.solver.joint.search import Search
-from partitioner.solver.joint.state import Sparse, Tables, tables
+from partitioner.solver.joint.incumbents import (
+    EFFORT_PER_CHOICE,
+    Search,
+    improve,
+    offer_all,
+    starts,
+)
+from partitioner.solver.joint.local_search import Sparse, Tables, tables
 from partitioner.solver.problem import Problem
 
 #: Local search may spend so many node evaluations: a plan's latency costs one a node.
@@ -94,18 +99,18 @@ def _occupy(
 
 
 class Latency:
-    """The referee's seconds of one request (`referee.latency_s`), bit for bit, for many plans.
-
-    Args:
-        data: The tables of the problem.
-    """
+    """The referee's seconds of one request (`referee.latency_s`), bit for bit, for many plans."""
 
     def __init__(self, data: Tables) -> None:
         self._data = data
         #: Of each choice of each node its producers, with the items by the producer's choice.
         self._reads = [
             [
-                [(other, _without_none(table[choice])) for other, table in near if other < node]
+                [
+                    (other, tuple(one or () for one in table[choice]))
+                    for other, table in near
+                    if other < node
+                ]
                 for choice in range(len(data.load[node]))
             ]
             for node, near in enumerate(data.near)
@@ -143,10 +148,7 @@ class Latency:
     def _tasks(
         self, chosen: Sequence[int]
     ) -> tuple[list[list[int]], list[list[int]], list[list[tuple[int, int]]]]:
-        """List each node's producers, the items that it waits for, and the items behind it.
-
-        An item that runs behind a node comes with its producer.
-        """
+        """List producers and awaited items of nodes, and items behind with their producers."""
         last_busy = [-1] * self._data.problem.devices
         item_load, devices = self._data.item_load, self._devices
         producers: list[list[int]] = []
@@ -185,10 +187,6 @@ class Latency:
                 if item not in seen and self._data.item_load[item]:
                     seen.add(item)
                     following[node].append((item, node))
-
-
-def _without_none(items: Sequence[tuple[int, ...] | None]) -> tuple[tuple[int, ...], ...]:
-    return tuple(one or () for one in items)
 
 
 def _run(free: list[float], load: Sparse, start: float) -> float:

@@ -1,22 +1,31 @@
 """Local search over plans: single nodes, runs of nodes, and kicks out of local optima.
 
 All randomness is seeded, and effort is counted in moves tried, not seconds, so that the same
-input gives the same plan; the clock is only a guard.
+input gives the same plan; the clock is only a guard. A `State` counts how many sites trigger each
+item, so that a move costs as much as the node has edges, whatever the size of the graph.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
-from partitioner.solver.joint.state import State, tables
-from partitioner.solver.problem import Problem
+import numpy as np
+
+from partitioner.solver.problem import Item, Problem, clique_positions
 from partitioner.solver.work import Work
 
+Sparse = tuple[tuple[int, float], ...]  #: (device, seconds), zeros left out.
+#: (first device, after the last, first position, after the last, bytes); positions are cliques.
+Block = tuple[int, int, int, int, float]
+#: Items of an edge by the choice of a node and that of the other node; None is forbidden.
+Table = tuple[tuple[tuple[int, ...] | None, ...], ...]
 Score = tuple[float, float]  #: Bytes over the limits, then the smoothed goal.
-Goal = Callable[[State], Sequence[float]]  #: Values whose largest is to be small.
+Goal = Callable[["State"], Sequence[float]]  #: Values whose largest is to be small.
 Move = tuple[tuple[int, int], ...]  #: (node, new choice) that change together.
 
 #: Exponents of the norms that stand for the maximum, in turn: low ones see all busy devices.
@@ -31,6 +40,144 @@ RUNS = (2, 3, 5, 8, 13, 21)
 EFFORT = 20_000
 #: Steps of a move whose goal is the loads or the peaks.
 MOVE_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A problem laid out for moves."""
+
+    problem: Problem
+    load: tuple[tuple[Sparse, ...], ...]  #: Of each choice of each node.
+    near: tuple[tuple[tuple[int, Table], ...], ...]  #: For each node its edges: other node, items.
+    hold_items: tuple[tuple[tuple[int, ...], ...], ...]  #: Of each choice of each node.
+    item_load: tuple[Sparse, ...]
+    blocks: tuple[tuple[Block, ...], ...]  #: The bytes of each item.
+    positions: int  #: Positions of the order that count: the maximal cliques of the intervals.
+
+
+def tables(problem: Problem) -> Tables:
+    """Lay a problem out."""
+    near: list[list[tuple[int, Table]]] = [[] for _ in problem.nodes]
+    for edge in problem.edges:
+        table = tuple(
+            tuple(
+                None if (o, i) in edge.forbidden else edge.items.get((o, i), ())
+                for i in edge.in_class
+            )
+            for o in edge.out_class
+        )
+        near[edge.u].append((edge.v, table))
+        near[edge.v].append((edge.u, tuple(zip(*table, strict=True))))
+    cliques = clique_positions((item.first, item.last) for item in problem.items if any(item.bytes))
+    hold_items: list[list[tuple[int, ...]]] = [[()] * len(choices) for choices in problem.nodes]
+    for hold in problem.holds:
+        both = zip(hold_items[hold.node], hold.items, strict=True)
+        hold_items[hold.node] = [a + b for a, b in both]
+    return Tables(
+        problem,
+        tuple(tuple(_sparse(choice.load_s) for choice in choices) for choices in problem.nodes),
+        tuple(map(tuple, near)),
+        tuple(map(tuple, hold_items)),
+        tuple(_sparse(item.load_s) for item in problem.items),
+        tuple(_blocks(item, cliques) for item in problem.items),
+        len(cliques),
+    )
+
+
+def _blocks(item: Item, cliques: Sequence[int]) -> tuple[Block, ...]:
+    start, stop = bisect_left(cliques, item.first), bisect_right(cliques, item.last)
+    blocks = []
+    device = 0
+    for size, devices in groupby(item.bytes):
+        count = len(list(devices))
+        if size:
+            blocks.append((device, device + count, start, stop, size))
+        device += count
+    return tuple(blocks)
+
+
+def _sparse(vector: Sequence[float]) -> Sparse:
+    return tuple((index, value) for index, value in enumerate(vector) if value)
+
+
+class State:
+    """A plan with its loads and, if they matter, its bytes."""
+
+    def __init__(self, data: Tables, chosen: Sequence[int], *, bytes_matter: bool) -> None:
+        problem = data.problem
+        self.data = data
+        self.chosen = list(chosen)
+        self.load = [0.0] * problem.devices
+        self.count = [0] * len(problem.items)
+        self.live_bytes = np.zeros((problem.devices, data.positions)) if bytes_matter else None
+        for node, choice in enumerate(chosen):
+            self._load(data.load[node][choice], 1)
+            self._trigger(data.hold_items[node][choice])
+            for other, table in data.near[node]:
+                if other > node:
+                    self._trigger(table[choice][chosen[other]] or ())
+
+    def allowed(self, node: int, choice: int) -> bool:
+        """Test whether no edge forbids the choice beside the others'."""
+        chosen = self.chosen
+        for other, table in self.data.near[node]:
+            if table[choice][chosen[other]] is None:
+                return False
+        return True
+
+    def move(self, node: int, choice: int) -> None:
+        """Let a node take another choice."""
+        old = self.chosen[node]
+        data = self.data
+        self._load(data.load[node][old], -1)
+        self._load(data.load[node][choice], 1)
+        for other, table in data.near[node]:
+            at = self.chosen[other]
+            before, after = table[old][at], table[choice][at]
+            if before != after:
+                self._trigger(after or ())
+                self._release(before or ())
+        if data.hold_items[node][old] != data.hold_items[node][choice]:
+            self._trigger(data.hold_items[node][choice])
+            self._release(data.hold_items[node][old])
+        self.chosen[node] = choice
+
+    def _load(self, load: Sparse, sign: int) -> None:
+        for device, seconds in load:
+            self.load[device] += sign * seconds
+
+    def _trigger(self, items: Sequence[int]) -> None:
+        for item in items:
+            if not self.count[item]:
+                self._load(self.data.item_load[item], 1)
+                self._hold(item, 1)
+            self.count[item] += 1
+
+    def _release(self, items: Sequence[int]) -> None:
+        for item in items:
+            self.count[item] -= 1
+            if not self.count[item]:
+                self._load(self.data.item_load[item], -1)
+                self._hold(item, -1)
+
+    def _hold(self, index: int, sign: int) -> None:
+        if self.live_bytes is not None:
+            for first, last, start, stop, size in self.data.blocks[index]:
+                self.live_bytes[first:last, start:stop] += sign * size
+
+    def excess_bytes(self) -> float:
+        """Count by how much the worst device is over its limit; 0 if bytes do not matter."""
+        if self.live_bytes is None:
+            return 0.0
+        over = [p - top for p, top in zip(self.peaks(), self.data.problem.limit_bytes, strict=True)]
+        return max(0.0, *over)
+
+    def peaks(self) -> list[float]:
+        """The most bytes on each device; 0 if bytes do not matter."""
+        if self.live_bytes is None:
+            return [0.0] * len(self.load)
+        peaks: list[float] = self.live_bytes.max(axis=1, initial=0.0).tolist()
+        return peaks
 
 
 def loads(state: State) -> Sequence[float]:
@@ -55,14 +202,8 @@ def local_search(
 ) -> tuple[int, ...]:
     """Improve a plan that takes no forbidden pair: least excess, then the goal, then total load.
 
-    Args:
-        problem: The problem.
-        chosen: The plan.
-        goal: Values whose largest is to be small.
-        effort: Moves to try at most.
-        work: Pays for the moves, and ends the search; None for no other end than `effort`.
-        move_steps: Steps of a move with this goal, of which bytes double those.
-        seed: Of all random choices.
+    It ends after so many moves as `effort`, or with the work, which pays `move_steps` for each and
+    twice as many where bytes matter.
     """
     bytes_matter = goal is peaks or problem.limited
     state = State(tables(problem), chosen, bytes_matter=bytes_matter)
@@ -95,7 +236,9 @@ class _LocalSearch:
             if key < best_key:
                 best, best_key = tuple(self.state.chosen), key
             elif turn:
-                self._return_to(best)
+                for node, choice in enumerate(best):
+                    if self.state.chosen[node] != choice:
+                        self.state.move(node, choice)
             if self._spent():
                 return best
             turn += 1
@@ -112,7 +255,11 @@ class _LocalSearch:
         return self.state.excess_bytes(), goal + TOTAL_WEIGHT * sum(self.state.load)
 
     def _smooth_goal(self) -> float:
-        goal = _norm(self.values(self.state), self.exponent)
+        values = self.values(self.state)
+        goal = top = max(values)
+        if top > 0 and len(values) > 1:
+            power = math.fsum((value / top) ** self.exponent for value in values if value > 0)
+            goal = top * math.pow(power, 1 / self.exponent)
         return goal + TOTAL_WEIGHT * sum(self.state.load)
 
     def _descend(self, nodes: Iterable[int]) -> None:
@@ -191,11 +338,6 @@ class _LocalSearch:
         for node, choice in reversed(tuple(move)):
             self.state.move(node, choice)
 
-    def _return_to(self, chosen: Sequence[int]) -> None:
-        for node, choice in enumerate(chosen):
-            if self.state.chosen[node] != choice:
-                self.state.move(node, choice)
-
     def _kick(self) -> list[int]:
         """Change a few random nodes, near each other in the order; return nodes to look at."""
         count = len(self.state.chosen)
@@ -220,14 +362,6 @@ class _LocalSearch:
             if loaded == device:
                 return True
         return False
-
-
-def _norm(values: Sequence[float], exponent: float) -> float:
-    top = max(values)
-    if top <= 0 or len(values) == 1:
-        return top
-    power = math.fsum((value / top) ** exponent for value in values if value > 0)
-    return top * math.pow(power, 1 / exponent)
 
 
 def _lower(new: Score, old: Score) -> bool:

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from partitioner.solver.joint.elimination import Eliminator
-from partitioner.solver.joint.incumbents import offer_all, squeezed
+from partitioner.solver.joint.incumbents import Search, offer_all, squeezed
 from partitioner.solver.joint.local_search import local_search
-from partitioner.solver.joint.search import Search
 from partitioner.solver.milp.engines import node_steps_of, solve_milp
 from partitioner.solver.milp.formulation import Formulation, Goal, formulate
 from partitioner.solver.milp.program import MilpResult
@@ -43,12 +42,8 @@ def round_relaxation(search: Search, shares: float | None = None) -> bool:
     `tests/benchmarks/accuracy.py` such plans are within 0.5 % of the bound, after seconds, where
     the MILP takes minutes for some.
 
-    Args:
-        shares: It may take one of so many shares of the steps that are left; by default all, or one
-            of `SHARES` where no plan fits yet.
-
-    Returns:
-        Whether it may.
+    It may take one of `shares` of the steps that are left, and it is returned whether it may; by
+    default all, or one of `SHARES` where no plan fits yet.
     """
     form = formulate(search.problem, "throughput", _known_cost(search))
     if form is None:
@@ -96,7 +91,8 @@ def run_milp(search: Search, goal: Goal) -> None:
     form = formulate(search.problem, goal, _known_cost(search))
     if form is None:
         return
-    if _is_too_large(search, form):
+    several = form.min_max and len(search.problem.groups) > 1
+    if several and search.best is not None and sum(form.milp.integer) > EXACT_BINARIES:
         values = _relaxed(search, form)
         if values:
             _offer_polished(search, form.decode(values), search.engine.relaxation)
@@ -115,12 +111,6 @@ def run_milp(search: Search, goal: Goal) -> None:
         _repair(search, goal)
     elif goal == "throughput" and form.min_max:
         _offer_polished(search, chosen, source)
-
-
-def _is_too_large(search: Search, form: Formulation) -> bool:
-    """Test whether a program on several groups is only relaxed, as a plan is known."""
-    several = form.min_max and len(search.problem.groups) > 1
-    return several and search.best is not None and sum(form.milp.integer) > EXACT_BINARIES
 
 
 def _known_cost(search: Search) -> float | None:

@@ -104,10 +104,7 @@ def _is_least(progress: Progress, proven_bytes: float) -> bool:
 
 
 def refused(reduced: Reduced, progress: Progress, *, least: bool) -> Infeasible:
-    """The verdict on a search that found no plan that fits.
-
-    `least` says that `progress.closest` is proven to be short of the fewest bytes.
-    """
+    """The verdict if nothing fits; `least` says that `closest` is short of the fewest bytes."""
     proven = least or math.isinf(progress.bound)
     if progress.closest is None:
         return Infeasible(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from partitioner.solver.joint.incumbents import (
+    Search,
     lighten,
     offer_all,
     refute,
@@ -24,7 +25,6 @@ from partitioner.solver.joint.programs import (
     round_relaxation,
     run_milp,
 )
-from partitioner.solver.joint.search import Search
 from partitioner.solver.joint.shortage import forbidden, refused, seek_least
 from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.outcome import Solution
@@ -63,7 +63,6 @@ def solve(
     the status is `time_limit` then, or `optimal` where the gap is met all the same.
 
     Args:
-        problem: The problem.
         objective: "throughput" (least load of the busiest device), "memory" (least peak of the
             fullest device, then throughput at that peak) or "latency" (one request).
         work: Steps that the search may do, and the clock that stops it; None for 30 s.
@@ -125,11 +124,6 @@ def _take_only_plan(search: Search) -> None:
 
 def minimise_load(search: Search) -> None:
     """The throughput objective: the least load of the busiest device, then the fewest bytes."""
-    _minimise_load(search)
-    lighten(search)
-
-
-def _minimise_load(search: Search) -> None:
     relax(search)
     is_relaxed = (
         len(search.problem.groups) == 1
@@ -142,13 +136,11 @@ def _minimise_load(search: Search) -> None:
         refute(search)
     if math.isfinite(search.bound):
         _improve(search, is_relaxed=is_relaxed)
+    lighten(search)
 
 
 def _improve(search: Search, *, is_relaxed: bool = False) -> None:
-    """Improve the plan and the bound of the throughput objective, method after method.
-
-    `is_relaxed` says that the relaxed MILP is solved.
-    """
+    """Improve plan and bound of the throughput, `is_relaxed` if the relaxed MILP is solved."""
     for step in _steps(search, is_relaxed=is_relaxed):
         if not search.over:
             step(search)

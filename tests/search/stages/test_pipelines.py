@@ -1,5 +1,7 @@
 """Pipelines: cuts of a model into stages, for schedules, numbers of micro-batches and meshes."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,10 +28,10 @@ from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request
-from partitioner.search.stages import mesh_sharding
+from partitioner.search.stages import pipelines
 from partitioner.search.stages.cut_search import Pipelines, PipelineSearch
 from partitioner.search.stages.figures import Floats, Ints, Sharding, StageFigures, StepEstimate
-from partitioner.search.stages.pipelines import uneven_cuts
+from partitioner.search.stages.pipelines import GUESSES, first_sharding, uneven_cuts
 from partitioner.search.stages.staged_plan import staged_plan
 from partitioner.solver import Infeasible
 from partitioner.solver.work import Work
@@ -315,13 +317,13 @@ def test_a_sharding_is_searched_once_for_stages_of_one_size_and_of_several(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     searched: list[int] = []
-    find_plan = mesh_sharding.find_plan
+    find_plan = pipelines.find_plan
 
     def noted(graph: Graph, cluster: Cluster, *rest: Any) -> Outcome:
         searched.append(len(cluster))
         return find_plan(graph, cluster, *rest)
 
-    monkeypatch.setattr(mesh_sharding, "find_plan", noted)
+    monkeypatch.setattr(pipelines, "find_plan", noted)
     planned(Chain(16, 8), devices=4, micro_batches=2, schedule="1f1b", recompute=False)
     assert sorted(searched) == [1, 2, 4]
 
@@ -574,3 +576,40 @@ def test_cuts_into_stages_of_several_sizes_are_those_of_all_cuts_and_sizes(
                 sizes
             )
     assert cuts
+
+
+SHARDING = cast("Sharding", object())
+
+
+class Tries:
+    """Refuses all limits below one, each time short of fewer bytes than are missing."""
+
+    def __init__(self, fits: int) -> None:
+        self.fits, self.limits = fits, list[int]()
+
+    def __call__(self, limit: int) -> Sharding:
+        self.limits.append(limit)
+        if limit < self.fits:
+            short = min(40, self.fits - limit)
+            raise Infeasible("short", device=1, name="mul", bytes_short=float(short))
+        return SHARDING
+
+
+@pytest.mark.parametrize(
+    ("fits", "limits"), [(90, [100]), (130, [100, 130]), (170, [100, 140, 170])]
+)
+def test_a_guess_is_raised_by_the_bytes_that_are_short(fits: int, limits: list[int]) -> None:
+    tries = Tries(fits)
+    assert first_sharding(tries, 100, 300, is_guess=True) is SHARDING
+    assert tries.limits == limits
+
+
+def test_few_guesses_are_made_and_a_limit_that_is_none_is_tried_once() -> None:
+    tries = Tries(1000)
+    with pytest.raises(Infeasible, match=r"on device 1 at 'mul' \(220 bytes held, limit 150"):
+        first_sharding(tries, 100, 150, is_guess=True)
+    assert tries.limits == [100, 140, 180]
+    assert len(tries.limits) == GUESSES
+    with pytest.raises(Infeasible, match="short"):
+        first_sharding(once := Tries(1000), 100, 150, is_guess=False)
+    assert once.limits == [100]

@@ -10,8 +10,7 @@ from helpers.problems.solver_instances import dnnp, placement, spmd, uneven
 from partitioner.solver import Choice, Problem, brute_force, evaluate_choices
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
-from partitioner.solver.joint.incumbents import relax
-from partitioner.solver.joint.search import Search
+from partitioner.solver.joint.incumbents import Search, relax
 from partitioner.solver.placement.configuration import configure, laid_out, refuted
 from partitioner.solver.placement.fleet import fleet
 from partitioner.solver.placement.sweep import sweep

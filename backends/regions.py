@@ -65,6 +65,12 @@ def box_view(tensor: ArrayT, region: Region) -> ArrayT | None:
     return view
 
 
+def read_region(tensor: ArrayT, region: Region, part: ArrayT) -> None:
+    """Copy a region of `tensor` into the packed `part` (written in place)."""
+    for index, packed in boxes(region):
+        part[packed] = tensor[index]
+
+
 def write_region(tensor: ArrayT, region: Region, part: ArrayT) -> None:
     """Copy the packed `part` into a region of `tensor` (written in place)."""
     for index, packed in boxes(region):
@@ -79,6 +85,5 @@ def cut(array: np.ndarray, region: Region | None) -> np.ndarray:
     if view is not None:
         return view
     part = np.empty(region_shape(region), array.dtype)
-    for index, packed in boxes(region):
-        part[packed] = array[index]
+    read_region(array, region, part)
     return part

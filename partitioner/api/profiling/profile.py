@@ -159,14 +159,7 @@ def profile(
             "the border between two sessions", lambda: border_seconds(known, border_end_s, say)
         )
     forms_end_s = max(end_s - _LINKS_S, _until(end_s, 1 - _LINKS_SHARE)) if links else end_s
-    # The forms that make up half of the seconds come first, as far as the time goes; the yardsticks
-    # tell about the rest of them.
-    shares = itertools.accumulate(one.weight_s for one in new)
-    half_s = sum(one.weight_s for one in new) / 2
-    first = sum(1 for until_s in shares if until_s <= half_s)
-    turns = [(graph, one) for one in new]
-    turns[first:first] = [(sticks, one) for one in missing]
-    session.measure(turns, forms_end_s)
+    session.measure(_in_turns(sticks, missing, graph, new), forms_end_s)
     measured_links = session.measure_links(links, end_s)
     covered = in_wanted - {one.form.key for one in new} | session.measured
     all_s = sum(one.weight_s for one in wanted)
@@ -205,6 +198,24 @@ def _until(end_s: float, share: float) -> float:
     """The time of `time.perf_counter` at which a share of the time from now to `end_s` is over."""
     now_s = time.perf_counter()
     return now_s + max(0.0, end_s - now_s) * share
+
+
+def _in_turns(
+    sticks: Graph, missing: Sequence[Candidate], graph: Graph, new: Sequence[Candidate]
+) -> Sequence[tuple[Graph, Candidate]]:
+    """Yardsticks that are missing, and new forms in their order, as they are measured.
+
+    The forms that make up half of the seconds come first, as far as the time goes; the yardsticks
+    tell about the rest of them.
+    """
+    shares = itertools.accumulate(one.weight_s for one in new)
+    half_s = sum(one.weight_s for one in new) / 2
+    first = sum(1 for until_s in shares if until_s <= half_s)
+    return [
+        *((graph, one) for one in new[:first]),
+        *((sticks, one) for one in missing),
+        *((graph, one) for one in new[first:]),
+    ]
 
 
 def _far_levels(cluster: Cluster, known: Profile) -> Sequence[LinkLevel]:

@@ -76,7 +76,7 @@ def _gemm(view: OpView, *, rounded: bool = False) -> Rule:
 
 
 def _einsum(view: OpView) -> Rule:
-    """Letters are loops, of one nest; runtimes contract several operands in pairs, with less."""
+    """Letters are loops, of one nest; runtimes contract operands in pairs, in fewer FLOPs."""
     equation = str(view.attr("equation", ""))
     terms, result = _terms(equation, [len(shape or ()) for shape in view.shapes])
     for term in (*terms, result):

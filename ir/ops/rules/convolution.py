@@ -60,7 +60,10 @@ def conv(
     rounded: bool = False,
     linear: Iterable[int] = (),
 ) -> Rule:
-    """Rule of a convolution, data first, input channels summed, or whole if it is `rounded`."""
+    """Rule of a convolution with operands of these dims, the data first; input channels are summed.
+
+    They are whole if the sum is `rounded`. `bias` is the index of the operand that is one.
+    """
     shapes = signature.shape(), signature.out_shape
     windows = sliding.windows(slides, *shapes, dims.data, transposed=dims.transposed)
     flops = 2.0

@@ -109,7 +109,11 @@ def joint_trace(program: ExportedProgram, table: Table, *, training: bool) -> Jo
 def _functional_trace(
     program: ExportedProgram, names: Sequence[str], table: Table, *, training: bool
 ) -> Joint:
-    """The trace, functionalized (a fifth of the time) only where something writes."""
+    """The trace of a program, call by call.
+
+    Functionalization takes a fifth of the time. So a program that writes nothing is traced without
+    it, and again with it if its decompositions or its backward pass turn out to write.
+    """
     if not _may_write(program.graph_module):
         # PyTorch asserts that nothing writes, but for copies into what is given.
         with suppress(AssertionError):

@@ -53,15 +53,20 @@ class CopiesSearch:
             )
         if (plan := self.request.constraints.plan) is not None:
             return self._kept(plan)
-        refusal = Infeasible("all devices together have too little memory for two", proven=True)
-        for size in self._sizes():
+        refusal = Infeasible("one group of devices alone holds one", proven=False)
+        *smaller, largest = self._sizes()
+        for size in (*smaller, largest):
             try:
-                if (outcome := self._of_size(size, budget)) is not None:
-                    return outcome
+                outcome = self._of_size(size, budget, is_last=size == largest)
             except Infeasible as error:
                 refusal = error
-        text = f"no two whole copies fit, each on devices of its own: {refusal}"
-        raise refusal.saying(text)
+            else:
+                if outcome is not None:
+                    return outcome
+        raise refusal.saying(
+            f"no two whole copies fit, each on devices of its own: {refusal}; --strategy auto "
+            "weighs partitions"
+        )
 
     def _kept(self, plan: Plan) -> Outcome:
         """The outcome of a plan that is kept, once it is known to be of the graph."""
@@ -81,8 +86,10 @@ class CopiesSearch:
             if all(not level.size % size or not size % level.size for level in inner):
                 yield size
 
-    def _of_size(self, size: int, budget: Budget) -> Outcome | None:
+    def _of_size(self, size: int, budget: Budget, *, is_last: bool) -> Outcome | None:
         """The best copies on groups of so many devices; None if no two groups hold one.
+
+        What cannot fit is not searched, but for a refusal of the last size that says so.
 
         Raises:
             Infeasible: None of the groups does.
@@ -94,7 +101,7 @@ class CopiesSearch:
         refusal, least, count = Infeasible(""), math.inf, len({*kinds.values()})
         for kind, start in {kinds[start]: start for start in reversed(starts)}.items():
             group = self.cluster.first(size, start)
-            if shortage(self.graph, group)[1]:
+            if not is_last and shortage(self.graph, group)[1]:
                 continue
             share = replace(budget.share(count), best_s=budget.best_s * len(starts))
             try:

@@ -193,11 +193,15 @@ class Agreement:
         """Refuse other values; `rows` has the ranks' checksums."""
         if bool((rows == rows[0]).all()):
             return
-        differing = sums.differing(rows.tolist())
+        of_all = [[0] * rows.shape[1]] * (1 + max(self._members))  # 0: not known to the rank
+        for rank, row in zip(self._members, rows.tolist(), strict=True):
+            of_all[rank] = row
+        differing = sums.differing(of_all)
         if not differing:
             return
-        tables = [json.loads(text) for text in self._texts(json.dumps(dict(sums.inner)))]
-        if any(tables):
+        inner = map(json.loads, self._texts(json.dumps(dict(sums.inner))))
+        tables = dict(zip(self._members, inner, strict=True))
+        if any(tables.values()):
             differing = differing_within(differing, tables)
         if differing:
             raise AgreedError(sums.problem(differing))

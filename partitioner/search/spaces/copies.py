@@ -140,14 +140,14 @@ class CopiesSearch:
         bound = min(cost, Copies((), seconds).step_s)
         is_open = cost - bound > self.request.gap * cost
         ended = "time_limit" if of_group.status == "time_limit" else "feasible"
-        each = "one on each device" if size == 1 else f"on {size} devices each: {of_group.space}"
+        each = ", one on each device" if size == 1 else f" on {size} devices each: {of_group.space}"
         certificate = replace(
             of_group,
             cost=cost,
             bound=bound,
             status=ended if is_open else "optimal",
             strategy=plan.kind,
-            space=f"{len(starts)} whole copies, {each}",
+            space=f"{len(starts)} whole copies{each}",
         )
         return replace(
             outcome,

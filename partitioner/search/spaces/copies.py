@@ -16,10 +16,10 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import COPIES, Copies, DeviceMesh
 from partitioner.ir.ops import is_stored
 from partitioner.ir.plan import Certificate, Plan
-from partitioner.search.outcome import Candidate, NoCheaper, Outcome
+from partitioner.search.outcome import Candidate, Outcome
 from partitioner.search.request import Budget, Request
 from partitioner.search.spaces.one_device import shortage
-from partitioner.solver import Infeasible
+from partitioner.solver import Infeasible, Solution
 from partitioner.strategies.spaces import Family, SearchError
 
 #: Finds the best plan of a group of devices.
@@ -40,7 +40,6 @@ class CopiesSearch:
 
         Raises:
             Infeasible: No two groups of devices hold a copy each.
-            NoCheaper: None was found that costs less than the known plan of the budget.
             SearchError: The model keeps values from one request to the next, or is trained.
             PlanError: The plan that is kept is not of the graph.
         """
@@ -93,98 +92,73 @@ class CopiesSearch:
 
         Raises:
             Infeasible: None of the groups does.
-            NoCheaper: As `best`.
         """
         starts = range(0, len(self.cluster) - size + 1, size)
         kinds = {start: self.cluster.devices[start : start + size] for start in starts}
+        first = {kinds[start]: start for start in reversed(starts)}
         found: dict[tuple[DeviceSpec, ...], Outcome] = {}
-        refusal, least, count = Infeasible(""), math.inf, len({*kinds.values()})
-        for kind, start in {kinds[start]: start for start in reversed(starts)}.items():
+        refusals: list[Infeasible] = []
+        for kind, start in first.items():
             group = self.cluster.first(size, start)
-            if not is_last and shortage(self.graph, group)[1]:
-                continue
-            share = replace(budget.share(count), best_s=budget.best_s * len(starts))
-            try:
-                found[kind] = self.find(group, replace(self.request, strategy="auto"), share)
-            except NoCheaper as error:
-                least = min(least, error.bound / len(starts))
-            except Infeasible as error:
-                refusal = error
-        bounds = {start: _bound(found[kind]) for start, kind in kinds.items() if kind in found}
-        copied = [self._copied(outcome, size, bounds) for outcome in found.values()]
+            if is_last or not shortage(self.graph, group)[1]:
+                share = replace(budget.share(len(first)), best_s=math.inf)
+                try:
+                    found[kind] = self.find(group, replace(self.request, strategy="auto"), share)
+                except Infeasible as error:
+                    refusals.append(error)
+        held = {start: found[kind] for start, kind in kinds.items() if kind in found}
+        copied = (self._copied(outcome, size, held) for outcome in found.values())
         outcomes = [outcome for outcome in copied if outcome is not None]
-        if outcomes:
-            return min(outcomes, key=lambda outcome: outcome.evaluation.step_s)
-        if least < math.inf:
-            raise NoCheaper("no copies were found to cost less", least)
-        if str(refusal):
-            raise refusal
-        return None
+        if refusals and not outcomes:
+            raise refusals[0]
+        return min(outcomes, key=lambda outcome: outcome.evaluation.step_s, default=None)
 
-    def _copied(self, outcome: Outcome, size: int, bounds: Mapping[int, float]) -> Outcome | None:
+    def _copied(self, outcome: Outcome, size: int, held: Mapping[int, Outcome]) -> Outcome | None:
         """The plan of a group on each group that holds it; None if fewer than two do.
 
-        `bounds` are those of the groups' own plans, by their first devices.
+        `held` are the outcomes of all groups that hold a copy, by their first devices.
         """
-        starts = list(bounds)
-        evaluation = self._evaluated(outcome, starts)[1]
-        short = {device // size * size for device in evaluation.short_bytes}
-        starts = [start for start in starts if start not in short]
+        of_group, starts = outcome.plan.certificate, list(held)
+        short = self._evaluated(outcome.plan, outcome.graph, starts)[1].short_bytes
+        starts = [start for start in starts if short.keys().isdisjoint(range(start, start + size))]
         if len(starts) < 2:
             return None
-        plan, evaluation = self._evaluated(outcome, starts)
-        of_group = outcome.plan.certificate
+        plan, evaluation = self._evaluated(outcome.plan, outcome.graph, starts)
+        bounds = (cert.bound for start in starts if (cert := held[start].plan.certificate))
+        cost, least = evaluation.step_s, Copies((), tuple(bounds)).step_s
         assert of_group is not None
-        cost = evaluation.step_s
-        seconds = tuple(bounds[start] for start in starts)
-        bound = min(cost, Copies((), seconds).step_s)
-        is_open = cost - bound > self.request.gap * cost
         ended = "time_limit" if of_group.status == "time_limit" else "feasible"
         each = ", one on each device" if size == 1 else f" on {size} devices each: {of_group.space}"
         certificate = replace(
             of_group,
             cost=cost,
-            bound=bound,
-            status=ended if is_open else "optimal",
+            bound=min(cost, least),
+            status=ended if cost - least > self.request.gap * cost else "optimal",
             strategy=plan.kind,
             space=f"{len(starts)} whole copies{each}",
         )
+        family = Family(plan.kind, plan.groups, plan.groups, symmetric=False)
+        solution = Solution((), cost, certificate.bound, "feasible", None, of_group.solver)
         return replace(
             outcome,
             plan=replace(plan, certificate=certificate),
             evaluation=evaluation,
-            candidates=tuple(self._candidates(outcome, starts, bound)),
+            candidates=(Candidate(family, outcome.graph, plan, evaluation, solution),),
             request=self.request,
             more=None,
         )
 
-    def _candidates(
-        self, outcome: Outcome, starts: Sequence[int], bound: float
-    ) -> Iterator[Candidate]:
-        """Copies of the best plan of each space of a group, as far as they fit."""
-        for one in outcome.candidates:
-            plan, evaluation = self._evaluated(one, starts)
-            if evaluation.fits_exactly:
-                family = Family(plan.kind, plan.groups, plan.groups, symmetric=False)
-                cost = evaluation.step_s
-                solution = replace(one.solution, cost=cost, bound=min(bound, cost))
-                yield Candidate(family, one.graph, plan, evaluation, solution, notes=one.notes)
-
-    def _evaluated(self, of: Outcome | Candidate, starts: Sequence[int]) -> tuple[Plan, Evaluation]:
+    def _evaluated(
+        self, plan: Plan, graph: Graph, starts: Sequence[int]
+    ) -> tuple[Plan, Evaluation]:
         """Copies of the plan of a group on groups that begin at these devices, and their cost."""
         groups = (
             DeviceMesh(
                 ((COPIES, len(starts)), *mesh.axes),
                 tuple(start + device for start in starts for device in mesh.devices),
             )
-            for mesh in of.plan.groups
+            for mesh in plan.groups
         )
         data = self.cluster.to_data()
-        plan = replace(of.plan, groups=tuple(groups), cluster=data, certificate=None)
-        return plan, evaluate(of.graph, plan, self.cluster)
-
-
-def _bound(outcome: Outcome) -> float:
-    certificate = outcome.plan.certificate
-    assert certificate is not None
-    return certificate.bound
+        plan = replace(plan, groups=tuple(groups), cluster=data, certificate=None)
+        return plan, evaluate(graph, plan, self.cluster)

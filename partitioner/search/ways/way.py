@@ -95,6 +95,8 @@ class Weighing:
     first_share: float = FIRST_SHARE  #: The share of the clock, then, of the first way.
     #: Gives a bound on the cost of all plans, for ways that were refused without a proof.
     least: Callable[[], float] = lambda: math.inf
+    #: Tells whether the micro-batches of a plan, by their number, are those of the model.
+    confirms: Callable[[int], bool] = lambda _count: True
     _took_s: dict[int, float] = field(default_factory=dict)
     _seconds: dict[int, float] = field(default_factory=dict)
     _stopped: set[int] = field(default_factory=set)
@@ -174,6 +176,12 @@ class Weighing:
             self._took_s[number] = left_s - self.budget.work.left_s
         if share.work.stopped:
             self._stopped.add(number)
+        best = self.found.get(number)
+        if best is None or self._cost(number) > known or best.plan.micro_batches is None:
+            return
+        if not self.confirms(best.plan.micro_batches):
+            del self.found[number]
+            self._tried(number, self.ways[number].search, 1)
 
     def _go_on(self) -> None:
         """Give what is left of the clock to the ways that their shares of it ended.

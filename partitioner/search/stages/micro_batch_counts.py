@@ -213,6 +213,8 @@ class CountSearch:
         bisected. A larger one is faster where it computes less again or communicates less. The
         numbers ascend, to one sample in each micro-batch.
         """
+        if not counts:
+            return None
         order = {count: place for place, count in enumerate(counts)}
         fits = next((count for count in self._likely(counts) if self._plan(count)), None)
         if fits is None:

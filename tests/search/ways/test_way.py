@@ -11,7 +11,7 @@ from partitioner.examples import build
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.pipeline import PipelineScheduleError
-from partitioner.ir.plan import Certificate, NodePlan, Plan
+from partitioner.ir.plan import Certificate, NodePlan, Pipeline, Plan
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
 from partitioner.search.ways.way import Nearly, Way, Weighing
@@ -76,6 +76,43 @@ def at_a_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def short(nbytes: float, **options: object) -> Infeasible:
     return Infeasible(f"{nbytes:g} short", device=0, bytes_short=nbytes, **options)  # type: ignore[arg-type]
+
+
+def in_parts(cost_s: float, count: int) -> Outcome:
+    found = outcome(cost_s)
+    return replace(found, plan=replace(found.plan, pipeline=Pipeline("forward", count, (0,))))
+
+
+def test_a_plan_of_a_guessed_graph_is_searched_anew_where_the_guess_was_wrong() -> None:
+    """The first guess is of 4 micro-batches; plans that others beat are not confirmed."""
+    ends, asked = [in_parts(1.0, 4), in_parts(2.0, 2)], list[int]()
+
+    def confirms(count: int) -> bool:
+        asked.append(count)
+        return count != 4
+
+    ways = (
+        Way("whole", lambda _: outcome(3.0)),
+        Way("stages", lambda _: ends.pop(0)),
+        Way("slow", lambda _: in_parts(9.0, 8)),
+    )
+    best = Weighing(ways, REQUEST, Budget.of(REQUEST), confirms=confirms).best()
+    assert (best.evaluation.step_s, asked, ends) == (2.0, [4, 2], [])
+
+
+def test_a_wrong_guess_leaves_the_plans_of_other_ways() -> None:
+    ends: list[Outcome | Exception] = [in_parts(1.0, 4), short(5)]
+
+    def search(_: Budget) -> Outcome:
+        end = ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    ways = (Way("whole", lambda _: outcome(3.0)), Way("stages", search))
+    budget = Budget.of(REQUEST)
+    best = Weighing(ways, REQUEST, budget, confirms=lambda _: False, least=lambda: 0.5).best()
+    assert (best.evaluation.step_s, ends) == (3.0, [])
 
 
 def test_ways_are_searched_in_the_order_of_their_bounds() -> None:

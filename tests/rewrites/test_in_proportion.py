@@ -26,7 +26,8 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).view(batch, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
         mixed = torch.softmax(q @ k.transpose(-1, -2), -1) @ v
         joined = mixed.transpose(1, 2).reshape(batch * length, width)
-        return (self.out(joined).square().sum(1) / (batch * length)).sum()
+        loss: torch.Tensor = (self.out(joined).square().sum(1) / (batch * length)).sum()
+        return loss
 
 
 def opened(module: nn.Module, *shape: int) -> ModuleInput:
@@ -55,7 +56,8 @@ class Squared(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.layer(x)
-        return (y @ y.t()).reshape(-1).mean()
+        loss: torch.Tensor = (y @ y.t()).reshape(-1).mean()
+        return loss
 
 
 def test_what_is_not_in_proportion_has_no_guess() -> None:

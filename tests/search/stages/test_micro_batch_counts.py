@@ -132,58 +132,59 @@ def test_fewest_looks_beside_the_number_that_comes_nearest(monkeypatch: pytest.M
 MIB = 2**20
 
 
+def tried(
+    monkeypatch: pytest.MonkeyPatch,
+    held: Held,
+    memory: int,
+    devices: int,
+    short: int,
+    fits: int,
+    sizes: tuple[int, ...] | None = None,
+) -> list[int]:
+    """The numbers that are tried where `fits` fits, and all others are short of so many MiB."""
+    planned: list[int] = []
+
+    def plan(search: CountSearch, count: int, *_: object) -> bool:
+        planned.append(count)
+        search.refused[count] = Infeasible("short", bytes_short=short * MIB)
+        return count == fits
+
+    monkeypatch.setattr(CountSearch, "_plan", plan)
+    monkeypatch.setattr(CountSearch, "best", property(lambda _: planned))
+    monkeypatch.setattr(CountSearch, "_cost", lambda *_: 1.0)
+    request, cluster = Request(), resolve_cluster(f"{devices}xh100").with_memory(memory * MIB)
+    budget = Budget.of(request)
+    search = CountSearch(lambda _: (), cluster, request, budget, sizes, held=lambda: held)
+    search.fewest([1, 2, 4, 8, 16, 32, 64])
+    return planned
+
+
 @pytest.mark.parametrize(
-    ("sizes", "moving", "tried"),
+    ("sizes", "moving", "first"),
     [
-        (None, 100, [1]),  # 4 devices share 25 MiB each
-        (None, 800, [2]),  # 100 MiB each, of two micro-batches
-        ((4,), 1700, [4]),
-        ((1, 2), 100, [1]),  # each holds as many micro-batches as there are stages
-        ((1, 2), 800, [8]),
-        ((1, 2), 1700, [16]),
-        ((1, 2), 9000, [64]),
+        (None, 100, 1),  # 4 devices share 25 MiB each
+        (None, 800, 2),  # 100 MiB each, of two micro-batches
+        ((4,), 1700, 4),
+        ((1, 2), 100, 1),  # each holds as many micro-batches as there are stages
+        ((1, 2), 800, 8),
+        ((1, 2), 1700, 16),
+        ((1, 2), 9000, 64),
     ],
 )
 def test_fewest_begins_with_the_number_whose_bytes_the_devices_have(
-    sizes: tuple[int, ...] | None, moving: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
+    sizes: tuple[int, ...] | None, moving: int, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of devices of 150 MiB, which keep 25 MiB each."""
-    planned: list[int] = []
-    monkeypatch.setattr(
-        CountSearch, "_plan", lambda _, count, *__: bool(planned.append(count)) or len(planned) == 1
-    )
-    monkeypatch.setattr(CountSearch, "best", property(lambda _: planned))
-    best = SimpleNamespace(evaluation=SimpleNamespace(step_s=1.0))
-    request, cluster = Request(), resolve_cluster("4xh100").with_memory(150 * MIB)
     held = Held(100 * MIB, moving * MIB)
-    search = CountSearch(
-        lambda _: (), cluster, request, Budget.of(request), sizes, held=lambda: held
-    )
-    search.outcomes = defaultdict(lambda: best)  # type: ignore[assignment]
-    search.fewest([1, 2, 4, 8, 16, 32, 64])
-    assert planned[:1] == tried
+    assert tried(monkeypatch, held, 150, 4, 0, first, sizes)[0] == first
 
 
 @pytest.mark.parametrize(("short", "then"), [(1, 8), (60, 16), (90, 64)])
 def test_fewest_goes_on_with_what_makes_up_for_the_bytes_that_are_short(
     short: int, then: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned: list[int] = []
-
-    def plan(search: CountSearch, count: int, *_: object) -> bool:
-        planned.append(count)
-        search.refused[count] = Infeasible("short", bytes_short=short * MIB)
-        return count == then
-
-    monkeypatch.setattr(CountSearch, "_plan", plan)
-    monkeypatch.setattr(CountSearch, "best", property(lambda _: planned))
-    best = SimpleNamespace(evaluation=SimpleNamespace(step_s=1.0))
-    request, cluster = Request(), resolve_cluster("1xh100").with_memory(200 * MIB)
     held = Held(100 * MIB, 400 * MIB)
-    search = CountSearch(lambda _: (), cluster, request, Budget.of(request), held=lambda: held)
-    search.outcomes = defaultdict(lambda: best)  # type: ignore[assignment]
-    search.fewest([1, 2, 4, 8, 16, 32, 64])
-    assert planned[:2] == [4, then]
+    assert tried(monkeypatch, held, 200, 1, short, then)[:2] == [4, then]
 
 
 def test_fewest_of_no_numbers_is_none() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.classes import representatives
@@ -29,6 +30,10 @@ from partitioner.ir.plan import OBJECTIVES, Pipeline, PlacedNode, Plan, place, r
 from partitioner.ir.rule import Rule
 
 Figure = TypeVar("Figure", int, float, MemoryPeak)
+#: What is known of each graph on one device, by cluster, device and number of micro-batches.
+_ALONE: WeakKeyDictionary[Graph, dict[tuple[Cluster, int, int | None], Evaluation]] = (
+    WeakKeyDictionary()
+)
 
 
 @dataclass(frozen=True)
@@ -158,6 +163,15 @@ def one_device(
     graph: Graph, cluster: Cluster, device: int = 0, micro_batches: int | None = None
 ) -> Evaluation:
     """Cost of the whole graph on one device, whether or not it fits; micro-batches in turn."""
+    known, key = _ALONE.setdefault(graph, {}), (cluster, device, micro_batches)
+    if key not in known:
+        known[key] = _on_device(graph, cluster, device, micro_batches)
+    return known[key]
+
+
+def _on_device(
+    graph: Graph, cluster: Cluster, device: int, micro_batches: int | None
+) -> Evaluation:
     mesh = DeviceMesh.single(device)
     placed, pipeline = [], None
     for node in graph.nodes:

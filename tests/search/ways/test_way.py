@@ -241,6 +241,37 @@ def test_the_clock_leaves_ways_unsearched_and_the_certificate_says_so(
     assert certificate.space.endswith("stages (not reached)")
 
 
+def test_a_way_without_a_cheaper_plan_that_the_clock_ended_begins_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With more seconds than before; what was not stopped, or has a bound, has nothing to gain."""
+    now, left = at_a_clock(monkeypatch), list[float]()
+
+    def stages(budget: Budget) -> Outcome:
+        left.append(budget.work.left_s)
+        if len(left) > 1:
+            return outcome(1.0, 1.0)
+        now[0] += budget.work.left_s
+        assert budget.work.late
+        raise NoCheaper("none was found in time", 0.1)
+
+    def form(_: Budget) -> Outcome:
+        raise NoCheaper("none", 0.5)
+
+    forms = [Way(name, form) for name in "abcd"]
+    whole, in_stages = Way("whole", lambda _: outcome(4.0)), Way("stages", stages)
+    request = Request(time_limit_s=30.0, gap=0.1)
+    best = weighed(whole, in_stages, *forms, request=request)
+    assert left == pytest.approx([10.0, 20.0])
+    assert best.evaluation.step_s == 1.0
+    left.clear()
+    late = weighed(whole, in_stages, request=request)  # 20 of 30 s: no more are left than before
+    assert left == pytest.approx([20.0])
+    certificate = late.plan.certificate
+    assert certificate is not None
+    assert (certificate.bound, certificate.status) == (0.1, "time_limit")
+
+
 def test_what_others_leave_of_the_clock_goes_to_the_way_that_its_share_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -34,6 +34,7 @@ from partitioner.search.outcome import (
     winner,
 )
 from partitioner.search.request import Budget, Request
+from partitioner.search.spaces.copies import CopiesSearch
 from partitioner.search.spaces.exact_memory import exact_plan, second_look
 from partitioner.search.spaces.explicit import JointSearch, JointSpace, KindSpace
 from partitioner.search.spaces.one_device import (
@@ -107,6 +108,11 @@ def find_plan(
     devices = len(cluster)
     check_space(request.strategy, devices, request.mesh)
     rules = rules or Rules.of(graph)
+    if devices > 1 and (request.strategy == "copies" or request.keeps_copies):
+        copies = CopiesSearch(
+            graph, cluster, request, lambda one, of, share: find_plan(graph, one, of, share, rules)
+        )
+        return copies.best(budget)
     requests = _on_meshes(graph, devices, request)
     for one in requests:
         one.constraints.check(graph, devices)

@@ -42,7 +42,7 @@ class ModuleGraphs:
     cluster: Cluster
     request: Request
     clock: StageClock  #: Times the traces.
-    _traced: dict[int, TracedModule] = field(default_factory=dict)
+    _traced: dict[int | None, TracedModule] = field(default_factory=dict)
     _changes: dict[int, Difference] = field(default_factory=dict)
 
     @property
@@ -155,7 +155,7 @@ class ModuleGraphs:
             return replace(found, reasons=(*found.reasons, counts), redrawn=False)
         return found
 
-    def _part(self, count: int) -> TracedModule:
+    def _part(self, count: int | None) -> TracedModule:
         if count not in self._traced:
             with self.clock("tracing the module"):
                 self._traced[count] = self.opened.in_micro_batches(count)
@@ -228,9 +228,7 @@ class ModuleGraphs:
     def _trace_of(self, plan: Plan) -> TracedModule:
         if plan.blocks:
             return self.traced.on(block_graph(self.traced.traced.uncut, plan.blocks))
-        if plan.pipeline is None:
-            return self.traced.of(plan.nodes)
-        return self._part(plan.pipeline.micro_batches).of(plan.nodes)
+        return self._part(plan.micro_batches).of(plan.nodes)
 
 
 def _first_graph(module: TracedModule, request: Request) -> TracedModule:

@@ -81,8 +81,13 @@ class OnnxModel(Model):
         """The model with the graph of this digest; as it is if it has none."""
         return next((form for form in self.forms if form.graph.digest == digest), self)
 
-    def in_micro_batches(self, count: int) -> Self:
-        """The model whose requests run in so many micro-batches; an OptionError if it cannot."""
+    def in_micro_batches(self, count: int | None) -> Self:
+        """The model whose requests run in so many micro-batches; an OptionError if it cannot.
+
+        They run whole for None.
+        """
+        if count is None:
+            return self
         for node in self.traced.graph.nodes:
             if draws(node.op):
                 raise OptionError(

@@ -170,13 +170,13 @@ def trace_micro_batch(
     module: nn.Module,
     example: Example,
     options: ModuleOptions,
-    count: int,
+    count: int | None,
     keep: frozenset[str] = frozenset(),
     *,
     fewer: bool = False,
     whole: TracedModule | None = None,
 ) -> TracedModule:
-    """Trace a module with the first of `count` micro-batches of its example inputs.
+    """Trace a module with the first of `count` micro-batches of its example inputs; None: all.
 
     Its signature is that of a call with the whole batch. If the last micro-batch is smaller, the
     module is traced with it, too. A batch too small for `count` micro-batches may have `fewer`;
@@ -186,6 +186,8 @@ def trace_micro_batch(
         BackendError: The batch cannot be cut, or a result is of no micro-batch.
         FrontendError: The module cannot be traced.
     """
+    if count is None:
+        return whole or trace_module(module, example, options, keep)
     arguments = (example.args, dict(example.kwargs))
     sizes = micro_batch_sizes(arguments, count)
     batch = sum(sizes)

@@ -23,7 +23,7 @@ from partitioner.report.schema import (
     Moved,
     Unit,
 )
-from partitioner.report.stages import step_facts
+from partitioner.report.stages import stage_text, step_facts
 from partitioner.report.text.show import clean
 from partitioner.report.text.tables import safe, table
 
@@ -189,8 +189,9 @@ def _moved(changes: Diff) -> list[str]:
 
 def _decision(result: Planned, task: Task) -> str:
     assert task.placed is not None
-    stage = f"stage {task.placed.stage}, " if result.plan.pipeline is not None else ""
-    return f"{stage}{task.placed.mesh}: {task.placed.cut_text or 'whole'}"
+    stage = stage_text(result.plan, task.placed.stage)
+    where = ", ".join(filter(None, (stage, str(task.placed.mesh))))
+    return f"{where}: {task.placed.cut_text or 'whole'}"
 
 
 def _stages(result: Planned) -> list[_Measure]:

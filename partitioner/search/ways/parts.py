@@ -134,8 +134,7 @@ def effect(changes: Difference) -> str:
 
 def through_stages(plan: Plan) -> str:
     """The number of stages of a plan in micro-batches, as the end of a clause; "" of one."""
-    assert plan.pipeline is not None
-    stages = 1 + max(plan.pipeline.stages)
+    stages = 1 + max(plan.stages)
     return f" through {stages} stages" if stages > 1 else ""
 
 

@@ -28,8 +28,7 @@ from partitioner.backends.header import Header, count, parse_header, parse_regio
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Attr, Node, Opaque
-from partitioner.ir.onnx_types import onnx_dtype
-from partitioner.ir.types import TensorType, numpy_dtype
+from partitioner.ir.types import TensorType, numpy_dtype, onnx_dtype
 
 #: Domain of the communication operators and of the keys in metadata.
 DOMAIN = "partitioner"

@@ -384,9 +384,7 @@ def _searched(
     while waiting:
         is_known = any(result.plans for result in results)
         if results and (request.objective == "memory" or not is_known):
-            waiting.sort(
-                key=lambda other: not isinstance(other, KindSpace) or other.mesh is not None
-            )
+            waiting.sort(key=lambda other: not _is_small(other))
         space = waiting.pop(0)
         is_kind = isinstance(space, KindSpace)
         kinds = sum(isinstance(other, KindSpace) for other in waiting)
@@ -399,6 +397,13 @@ def _searched(
         begin_s, result = now_s(), space.search(share, tuple(results))
         results.append(replace(result, took_s=now_s() - begin_s))
     return _gone_on(results, request, cluster, budget)
+
+
+def _is_small(space: Space) -> bool:
+    """Whether nodes have few strategies: those of a kind over one axis, or one on each device."""
+    if isinstance(space, JointSpace):
+        return all(mesh.size() == 1 for mesh in space.family.groups)
+    return isinstance(space, KindSpace) and space.mesh is None
 
 
 def _unfinished(

@@ -25,7 +25,7 @@ from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, Objective, Solution
-from partitioner.strategies.constraints import Constraints
+from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.kinds.parallel import check_even
 from partitioner.strategies.spaces import Family, SearchError
@@ -104,6 +104,7 @@ class StagesSpace:
                 meshes = tuple(layout for layout in meshes if len(layout.mesh.axes) <= JOINT_AXES)
             constraints.check_axes(sorted({axis for one in meshes for axis in one.mesh.names}))
             check_even(request.parallel, graph, request.mesh or {})
+        _check_devices(graph, cluster, request, meshes)
         if graph.backward:
             meshes = tuple(layout for layout in meshes if layout.mesh.size() == len(cluster))
         if constraints.plan is not None:  # it is kept best on a mesh of its own
@@ -232,6 +233,25 @@ class StagesSpace:
             budget = replace(budget, work=budget.work.beyond(steps))
             within = _narrowed(within, min(priced, key=_most_short_bytes))
         return min(plans, key=_most_short_bytes)
+
+
+def _check_devices(
+    graph: Graph, cluster: Cluster, request: Request, meshes: Sequence[Layout]
+) -> None:
+    """Refuse pins to devices where each operator is on all devices, or on one.
+
+    Raises:
+        ConstraintError: There is one.
+    """
+    on_all = request.strategy == "intra" or request.mesh is not None
+    counts = {len(cluster)} if on_all else {1} if request.strategy == "inter" else None
+    for pin in request.constraints.pins if counts is not None else ():
+        if pin.devices and len(pin.devices) not in counts:
+            node = next(node for node in graph.nodes if pin.names(node))
+            space = f"{'intra' if on_all else 'inter'} ({meshes[0] if meshes else 'one device'})"
+            raise ConstraintError(
+                f"{pin.text} leaves no strategy for {node.name!r} ({node.op}) in {space}"
+            )
 
 
 def _most_short_bytes(plan: StagedPlan) -> int:

@@ -58,7 +58,6 @@ LARGE = (72, 256)
 #: What many devices add: a kind cannot have them all with this model.
 LARGE_SENTENCES = (
     r"\d+ devices cannot share a batch of \d+ equally, as devices of a large cluster must",
-    r"--strategy inter gives none",
 )
 
 
@@ -138,10 +137,10 @@ def compiled(setting: str, options: Mapping[str, Any]) -> Compiled:
     if is_large:
         fixed["plan_only"] = True
     if name == "onnx":
-        model = onnx_model(devices, devices) if is_large else onnx_model()
+        model = onnx_model(8 * devices, devices) if is_large else onnx_model()
         return partitioner.compile(model, None, devices, **fixed)
     fixed["training"] = name == "training"
-    rows, width = (devices, devices) if is_large else (8, 16)
+    rows, width = (8 * devices, devices) if is_large else (8, 16)
     module = Pair(width, loss=fixed["training"])
     program: Compiled = partitioner.compile(module, torch.ones(rows, width), devices, **fixed)
     return program
@@ -335,7 +334,7 @@ def test_pairs_on_many_devices(pair: tuple[str, Value, Value]) -> None:
 
 
 def test_impossible_pairs_are_few() -> None:
-    assert len(SENTENCES) + len(LARGE_SENTENCES) <= 16
+    assert len(SENTENCES) + len(LARGE_SENTENCES) <= 15
     assert len(PAIRS) > 150
 
 

@@ -54,7 +54,7 @@ SENTENCES = (
 #: One pair of so many is tried by default, and of those on many devices one of so many at all.
 ONE_IN, LARGE_ONE_IN = 40, 6
 #: Devices for which plans are made by levels, and not written: behind the "@" of a setting.
-LARGE = (72, 256)
+LARGE = (80, 256)
 #: What many devices add: a kind cannot have them all with this model.
 LARGE_SENTENCES = (
     r"\d+ devices cannot share a batch of \d+ equally, as devices of a large cluster must",
@@ -157,7 +157,13 @@ def plan_of(setting: str, kind: str) -> Plan:
 
 @cache
 def tight(setting: str) -> int:
-    """Bytes of a device that hold its part of the batch, and not the whole of it."""
+    """Bytes of a device that hold its part of the batch, and not the whole of it.
+
+    On many devices they hold whole operators, as these are pinned and placed.
+    """
+    if count_of(setting) in LARGE:
+        kind = {"strategy": "inter", "objective": "memory"}
+        return max(compiled(setting, kind).evaluation.needed_bytes.values())
     return max(compiled(setting, {"parallel": "dp"}).evaluation.needed_bytes.values())
 
 

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import NamedTuple
 
 from partitioner.cost_model.cluster.topology import Cluster
@@ -28,7 +29,7 @@ from partitioner.cost_model.schedule.buckets import (
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, NeededPart, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement, Sharding
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.mesh import COPIES, DeviceMesh, copies_on
 from partitioner.ir.ops import is_stored, row_of
 from partitioner.ir.phases import Part, StepOrder, step_order, whole_batch_order
 from partitioner.ir.plan import Pipeline, PlacedNode
@@ -247,6 +248,9 @@ class _Builder:
 
     def _deliver(self, index: int) -> Iterator[tuple[str, Key]]:
         everyone = DeviceMesh.line(len(self.cluster))
+        if copies := copies_on(at.mesh for at in self.home.values()):  # each has its results
+            axes = {COPIES: len(copies), "tp": len(copies[0])}
+            everyone = DeviceMesh.of(axes, tuple(chain(*copies)))
         for value in self.graph.outputs:
             if value in self.everywhere:
                 at = self.home[value].without_partial()

@@ -19,6 +19,7 @@ from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
+from partitioner.ir.mesh import Copies
 from partitioner.ir.nodes.in_place import writes_in_place
 from partitioner.ir.nodes.local_node import localized
 from partitioner.ir.ops import is_stored, row_of
@@ -44,11 +45,13 @@ def lower(
     *,
     deliver_all: bool = False,
     plain: frozenset[int | None] = frozenset(),
+    copies: Copies | None = None,
 ) -> Programs:
     """Rank programs of a schedule, checked to be free of deadlock.
 
     Ranks without work get an empty program. If `deliver_all`, every rank delivers the part of each
-    output that it holds; else one holder of each part does. `plain` is as of `Programs`.
+    output that it holds; else one holder of each part in each of the `copies`. `plain` is as of
+    `Programs`.
     """
     names = _Names(frozenset(graph.types))
     homes = {
@@ -58,12 +61,14 @@ def lower(
         for value, at in task.placed.results()
     }
     deliveries = set()  # (rank, graph output): one holder of every distinct part, or all holders
+    copy_of = {device: copy for copy in copies.devices for device in copy} if copies else {}
     for value, (_, at) in plan_schedule.output_keys.items():
-        delivered: set[Region] = set()
+        delivered: set[tuple[object, Region]] = set()
         for device, region in at.parts():
-            if deliver_all or region not in delivered:
+            part = copy_of.get(device), region
+            if deliver_all or part not in delivered:
                 deliveries.add((device, value))
-            delivered.add(region)
+            delivered.add(part)
     shared = _Shared(graph, plan_schedule, names, frozenset(deliveries))
     programs = Programs(
         tuple(_Rank(shared, rank).program() for rank in range(ranks)),
@@ -73,6 +78,7 @@ def lower(
         plan_schedule.order,
         plain,
         frozenset(graph.output_names.get(value, value) for value in graph.bounded),
+        copies,
     )
     programs.check()
     return programs

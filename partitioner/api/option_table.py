@@ -127,10 +127,11 @@ def filled(docstring: str, options: type) -> str:
 
 
 _Strategy = Annotated[
-    Literal["auto", "intra", "inter"],
+    Literal["auto", "intra", "inter", "copies"],
     Option(
         "`intra`: cut operators over devices; `inter`: place whole operators; `auto` (default): "
-        "the best of these and of mixtures.",
+        "the best of these and of mixtures; `copies`: a whole copy on each device, or group of "
+        "devices, for a stream of requests.",
         SEARCH,
         see="concepts/plans.md#kinds",
     ),

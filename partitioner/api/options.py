@@ -107,6 +107,11 @@ def open_with(
 def request_of(options: Mapping[str, Any]) -> Request:
     """The request that options make; a PartitionerError if a value or a file has no meaning."""
     constraints = _constraints(options.get("constraints"))
+    if options.get("strategy") == "copies" and options.get("training"):
+        raise OptionError(
+            "strategy 'copies' serves requests, and training=True has steps: parallel 'dp' trains "
+            "whole copies on parts of the batch"
+        )
     names = {field.name for field in fields(Request)} - {"constraints", "schedule"}
     values = {name: value for name, value in options.items() if name in names}
     values["schedule"] = _schedule(options.get("schedule"))

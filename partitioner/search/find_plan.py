@@ -34,6 +34,7 @@ from partitioner.search.outcome import (
     winner,
 )
 from partitioner.search.request import Budget, Request
+from partitioner.search.spaces.copies import CopiesSearch
 from partitioner.search.spaces.exact_memory import exact_plan, second_look
 from partitioner.search.spaces.explicit import JointSearch, JointSpace, KindSpace
 from partitioner.search.spaces.one_device import (
@@ -107,6 +108,11 @@ def find_plan(
     devices = len(cluster)
     check_space(request.strategy, devices, request.mesh)
     rules = rules or Rules.of(graph)
+    if devices > 1 and (request.strategy == "copies" or request.keeps_copies):
+        copies = CopiesSearch(
+            graph, cluster, request, lambda one, of, share: find_plan(graph, one, of, share, rules)
+        )
+        return copies.best(budget)
     requests = _on_meshes(graph, devices, request)
     for one in requests:
         one.constraints.check(graph, devices)
@@ -208,25 +214,24 @@ def _that_fit(result: SpaceResult) -> SpaceResult:
 def goes_by_levels(graph: Graph, devices: int, request: Request) -> bool:
     """Whether plans are searched by levels, not with a column for each device.
 
-    With constraints only those are of which a column each would be too many.
+    With constraints, or another objective than throughput, only those are of which a column each
+    would be too many: decisions on single nodes are known to a search of columns alone.
     """
+    asked = request.constraints
     many_nodes = len(graph.nodes) * devices > EXPLICIT_NODES
     large = devices > EXPLICIT or many_nodes
-    if request.constraints.bound:
+    if asked.bound:
         large = devices > MOST_EXPLICIT or (devices > EXPLICIT and many_nodes)
-    return devices > 1 and large and not _explicit_only(request)
+    single = asked.plan is not None or asked.names_devices or asked.places
+    if single or request.objective != "throughput":
+        large = devices > MOST_EXPLICIT
+    return devices > 1 and large and not _is_decided(graph, request)
 
 
-def _explicit_only(request: Request) -> str:
-    """The part of a request that needs a column for every device; "" if none does."""
-    constraints = request.constraints
-    if constraints.plan is not None:
-        return "a plan that is kept in part"
-    if request.objective != "throughput":
-        return f"objective {request.objective}"
-    if constraints.names_devices:
-        return "pins to devices"
-    return "experts in lists" if constraints.places else ""
+def _is_decided(graph: Graph, request: Request) -> bool:
+    """Whether a plan is kept that decides every node."""
+    kept = request.constraints.plan
+    return kept is not None and kept.nodes.keys() == graph.by_name.keys()
 
 
 def _explicit(
@@ -320,12 +325,11 @@ def _families(graph: Graph, cluster: Cluster, request: Request) -> Sequence[Fami
         SearchError: There are too many devices for a column each.
         ConstraintError: A pin names an axis that no mesh has.
     """
-    devices, kept = len(cluster), request.constraints.plan
-    is_decided = kept is not None and kept.nodes.keys() == graph.by_name.keys()
+    devices, is_decided = len(cluster), _is_decided(graph, request)
     if devices > MOST_EXPLICIT and not is_decided:
-        what = _explicit_only(request) or "constraints on devices of several kinds"
         raise SearchError(
-            f"{what} on {devices} devices: this is planned for up to {MOST_EXPLICIT} devices"
+            f"constraints on {devices} devices of several kinds: this is planned for up to "
+            f"{MOST_EXPLICIT} devices"
         )
     joint = families(request.strategy, devices, request.mesh, request.constraints.groups)
     if graph.backward:  # the plans of one group are found sooner, and rule out most others

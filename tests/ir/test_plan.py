@@ -209,3 +209,47 @@ def test_placements_follow_from_the_cut() -> None:
     (placed,) = resolve(GRAPH, plan({"k": "tp"}))
     shown = [str(at.sharding) for _, at in (*placed.operands(), *placed.results())]
     assert shown == ["[-, tp]", "[tp, -]", "[-, -] partial(sum:tp)"]
+
+
+COPIES = DeviceMesh.of({"copies": 2, "tp": 2})
+
+
+def copied(second: DeviceMesh, **changes: Any) -> Plan:
+    """The plan of a chain of which each operator has a mesh of its own."""
+    chain = chain_graph(2)
+    nodes = {"relu0": NodePlan(0), "relu1": NodePlan(1)}
+    return replace(Plan(chain.digest, {}, (COPIES, second), nodes), **changes)
+
+
+def test_whole_copies_are_a_kind_of_plan() -> None:
+    made = copied(DeviceMesh.of({"copies": 2}, (1, 3)))
+    assert made.kind == "copies"
+    assert Plan.from_json(made.to_json()) == made
+    assert [at.mesh for at in resolve(chain_graph(2), made)] == [*made.groups]
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (copied(DeviceMesh.single(0)), "'relu1' is on device 0, without a part in each of the 2"),
+        (
+            copied(DeviceMesh.of({"copies": 3}, (0, 2, 4))),
+            "'relu0' is on copies=2 .*, without a part in each of the 3 whole copies",
+        ),
+        (
+            copied(DeviceMesh.of({"copies": 2}, (2, 0))),
+            "device [02] is in several of the 2 whole copies",
+        ),
+        (
+            plan({"m": "copies"}, mesh=COPIES),
+            "'mm' is cut over 'copies', whose copies are whole",
+        ),
+        (
+            plan(mesh=COPIES, pipeline=Pipeline("forward", 2, (0,))),
+            "whole copies serve whole requests: no training and no micro-batches",
+        ),
+    ],
+)
+def test_copies_that_are_not_whole_are_refused(made: Plan, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        resolve(GRAPH if "mm" in made.nodes else chain_graph(2), made)

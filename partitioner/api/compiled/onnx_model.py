@@ -196,6 +196,18 @@ class OnnxGraphs:
     def offered_in(self, count: int) -> None:
         """See `ModelGraphs.offered_in`."""
 
+    def is_there(self, count: int) -> bool:
+        """See `ModelGraphs.is_there`."""
+        return count in self._parts
+
+    def is_guessed(self, count: int) -> bool:  # noqa: ARG002 - each is made at once
+        """See `ModelGraphs.is_guessed`."""
+        return False
+
+    def confirms(self, count: int) -> bool:  # noqa: ARG002 - none is guessed
+        """See `ModelGraphs.confirms`."""
+        return True
+
     def changes(self, count: int) -> Difference:
         """See `ModelGraphs.changes`: there are no micro-batches but those that change nothing."""
         self._part(count)

@@ -212,3 +212,21 @@ def trace_micro_batch(
     micro = MicroBatches.of(sizes, signature, traced.graph.types)
     rest = traced_part(slice(batch - micro.rest, batch)) if micro.rest else None
     return replace(traced, batch=signature, micro=micro, rest=rest)
+
+
+def guessed_micro_batch(whole: TracedModule, part: TracedModule, count: int) -> TracedModule | None:
+    """The trace of one of `count` micro-batches, as it follows from those of other batches.
+
+    None if it does not, or if a micro-batch were of one sample: tracers leave out sums over it. It
+    is a guess, that a trace must confirm before it runs: see `rewrites.in_proportion`.
+    """
+    assert part.micro is not None
+    batch, known = sum(part.micro.sizes), part.micro.count
+    if part.micro.rest or known == batch or batch % count or count == batch:
+        return None
+    traced = whole.traced.in_proportion(part.traced, known, count)
+    if traced is None:
+        return None
+    sizes = (batch // count,) * count
+    micro = MicroBatches.of(sizes, part.signature, traced.graph.types)
+    return replace(part, traced=traced, micro=micro)

@@ -13,7 +13,7 @@ from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.prices.overlap import most_joined
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.mesh import DeviceMesh, copies_on
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Cut
 from partitioner.problem.build import Built, build
@@ -58,6 +58,11 @@ class Neighbourhood:
         return {placed.node.name: placed for placed in resolve(self.graph, self.plan)}
 
     @cached_property
+    def _copies(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of each whole copy, which have what is in one group in the others, too."""
+        return copies_on(self.plan.groups) or ((),)
+
+    @cached_property
     def _state(self) -> State:
         chosen = [0] * len(self.graph.nodes)  # the plan's strategy is the first candidate
         return State(tables(self._built.problem), chosen, bytes_matter=True)
@@ -65,7 +70,7 @@ class Neighbourhood:
     def alternatives(self, node: Node) -> list[Alternative]:
         """Every strategy of a node: the plan's first, then by step time and total work."""
         state, position = self._state, self.graph.order[node.name]
-        chosen, times = state.chosen[position], self.plan.micro_batches or 1
+        chosen, times = state.chosen[position], (self.plan.micro_batches or 1) / len(self._copies)
         alternatives = []
         for pick, placed in enumerate(self._built.candidates[node.name]):
             if pick != chosen and not state.allowed(position, pick):
@@ -112,7 +117,7 @@ class Neighbourhood:
         for node in self.graph.nodes:
             placed = self.placed[node.name]
             options = [placed, *(p for mesh in self._near(node) for p in offered[mesh][node.name])]
-            if placed.rule is None:
+            if placed.rule is None and len(self._copies) == 1:
                 groups = (self.plan.groups[i] for i in self._of_stage(node))
                 devices = sorted({d for mesh in groups for d in mesh.devices})
                 for device in devices if len(devices) <= MAX_GROUPS else ():

@@ -97,8 +97,12 @@ def turn_of(graph: Graph, *, staged: bool = False) -> str:
 
 
 def balance(evaluation: Evaluation) -> float:
-    """Mean load over the largest, of the devices that have any."""
-    used = [load for load in evaluation.load_s.values() if load]
+    """Mean load over the largest, of the devices that have any; of each copy its own largest."""
+    loads, copies = evaluation.load_s, evaluation.copies
+    if copies is not None:
+        of_copies = zip(copies.devices, copies.seconds, strict=True)
+        loads = {device: loads[device] / (s or 1) for copy, s in of_copies for device in copy}
+    used = [load for load in loads.values() if load]
     return sum(used) / (len(used) * max(used)) if used else 1.0
 
 

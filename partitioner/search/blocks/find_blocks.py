@@ -101,7 +101,7 @@ def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:
         f"parallel {request.parallel!r}": several and is_kind and not is_shared,
         "a mesh": several and request.mesh and not is_kind,
         "tune": request.tune,
-        f"strategy {request.strategy!r}": several and request.strategy == unlike,
+        f"strategy {request.strategy!r}": several and request.strategy in (unlike, "copies"),
         f"more than {MOST_DEVICES} devices": len(cluster) > MOST_DEVICES,
         "recompute=False": trains and request.recompute is False,
     }

@@ -32,6 +32,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from partitioner.solver.milp.program import Milp, MilpBuilder, TooLargeError
@@ -297,13 +298,22 @@ class _Program:
         total: dict[int, float] = {}
         for column, size in live:
             total[column] = total.get(column, 0.0) + size
-        most = 0.0
-        for row in self.s:
-            most += max(total.pop(column, 0.0) for column in row)
-        for edge in self.edges:
-            sizes = [total.pop(column, 0.0) for terms in edge.e.values() for column, _ in terms]
-            most += max(sizes, default=0.0)
-        return most + sum(total.values())
+        fullest: dict[int, float] = {}
+        for column, size in total.items():
+            owner = self._owners.get(column, -1 - column)
+            fullest[owner] = max(fullest.get(owner, 0.0), size)
+        return sum(fullest.values())
+
+    @cached_property
+    def _owners(self) -> Mapping[int, int]:
+        """The number of the node or edge that each column is a choice or a pair of."""
+        owners: dict[int, int] = {}
+        for number, edge in enumerate(self.edges, len(self.s)):
+            pairs = (column for terms in edge.e.values() for column, _ in terms)
+            owners.update(dict.fromkeys(pairs, number))
+        for node, row in enumerate(self.s):
+            owners.update(dict.fromkeys(row, node))
+        return owners
 
 
 def _edge(build: MilpBuilder, k: int, edge: Edge, s: Sequence[Sequence[int]]) -> _Edge:

@@ -118,7 +118,7 @@ def test_ops_without_a_rule_do_not_keep_the_rest_from_being_cut() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"strategy": "all"}, "strategy 'all' is not auto, intra or inter"),
+        ({"strategy": "all"}, "strategy 'all' is not auto, intra, inter or copies"),
         ({"mesh": {"dp": 2, "tp": 3}}, r"mesh dp\(2\) \* tp\(3\) = 6 != 4 devices"),
         ({"mesh": {"tp": 4}, "strategy": "inter"}, "leave it out with --strategy inter"),
     ],

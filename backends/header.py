@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from partitioner.backends.regions import region_shape
+from partitioner.ir.checks import count, text
 from partitioner.ir.exchange import Region
 from partitioner.ir.mesh import Copies
 from partitioner.ir.phases import RunOrder
@@ -196,20 +197,6 @@ def _part_type(whole: TensorType, region: Region | None) -> TensorType:
 
 def _parse_types(data: Any) -> dict[str, TensorType]:
     return {n: TensorType.of(text(dtype), map(count, shape)) for n, (dtype, shape) in data.items()}
-
-
-def count(value: Any) -> int:
-    """The value if it is a whole number of at least 0; else a ValueError."""
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r} is not a whole number of at least 0")
-    return value
-
-
-def text(value: Any) -> str:
-    """The value if it is text; else a TypeError."""
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
 
 
 def _region_of(whole: TensorType, data: Any) -> Region | None:

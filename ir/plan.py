@@ -123,12 +123,28 @@ class Plan:
         """Number of micro-batches of a step; None for a plan that runs each batch as a whole."""
         return None if self.pipeline is None else self.pipeline.micro_batches
 
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        """The stage of each group; all of one stage in a plan that runs each batch as a whole."""
+        return (0,) * len(self.groups) if self.pipeline is None else self.pipeline.stages
+
+    def with_groups(
+        self,
+        groups: Sequence[DeviceMesh],
+        stages: Sequence[int],
+        nodes: Mapping[str, NodePlan],
+    ) -> Plan:
+        """The plan on other groups, each with its stage."""
+        plan = replace(self, groups=tuple(groups), nodes=nodes)
+        if self.pipeline is None:
+            return plan
+        return replace(plan, pipeline=replace(self.pipeline, stages=tuple(stages)))
+
     @property
     def stage_devices(self) -> Mapping[int, tuple[int, ...]]:
-        """The devices of each stage, in the order of its largest group; of no stages none."""
-        stages = () if self.pipeline is None else self.pipeline.stages
+        """The devices of each stage, in the order of its largest group."""
         devices: dict[int, tuple[int, ...]] = {}
-        pairs = zip(self.groups, stages, strict=False)
+        pairs = zip(self.groups, self.stages, strict=True)
         for group, stage in sorted(pairs, key=lambda pair: (pair[1], -pair[0].size())):
             own = devices.get(stage, ())
             devices[stage] = (*own, *(device for device in group.devices if device not in own))
@@ -143,7 +159,7 @@ class Plan:
         "pipeline": several stages that take micro-batches in turn. "copies": each of several groups
         has all of the model, and requests of its own.
         """
-        if self.pipeline is not None and len(set(self.pipeline.stages)) > 1:
+        if len(set(self.stages)) > 1:
             return "pipeline"
         used = [self.groups[index] for index in {node.group for node in self.nodes.values()}]
         if any(COPIES in group.names for group in used):
@@ -462,9 +478,8 @@ def resolve_node(graph: Graph, plan: Plan, node: Node, rule: Rule | str) -> Plac
                     )
     except IRError as error:
         raise PlanError(f"{node.name!r} ({node.op}): {error}") from None
-    if plan.pipeline is not None:
-        placed = replace(placed, stage=plan.pipeline.stages[decision.group])
-    return placed
+    stage = plan.stages[decision.group]
+    return replace(placed, stage=stage) if stage else placed
 
 
 @lru_cache(maxsize=65536)

@@ -7,7 +7,6 @@ from partitioner.ir.pipeline.actions import (
     PipelineSchedule,
     PipelineScheduleError,
 )
-from partitioner.ir.pipeline.check import check
 from partitioner.ir.pipeline.generate import (
     SCHEDULES,
     ScheduleName,
@@ -17,6 +16,7 @@ from partitioner.ir.pipeline.generate import (
 from partitioner.ir.pipeline.text import from_csv, to_csv
 from partitioner.ir.pipeline.timeline import (
     bubble_share,
+    check,
     in_flight,
     lane_in_flight,
     makespan,

@@ -123,22 +123,21 @@ def request_of(options: Mapping[str, Any]) -> Request:
 def _as_kept(plan: Plan, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a request that keeps a plan; an OptionError if they contradict it."""
     pipeline, asked = plan.pipeline, dict(values)
-    runs = "the whole batch at once"
+    runs, schedule = "the whole batch at once", None
     if pipeline is not None:
-        stages = 1 + max(pipeline.stages)
-        named = f"schedule {pipeline.schedule}" if isinstance(pipeline.schedule, str) else "a table"
+        stages, schedule = 1 + max(pipeline.stages), pipeline.schedule
+        named = f"schedule {schedule}" if isinstance(schedule, str) else "a table"
         runs = f"{pipeline.micro_batches} micro-batches through {stages} stages by {named}"
-    said: dict[str, Any] = {"micro_batches": plan.micro_batches}
-    said["schedule"] = None if pipeline is None else pipeline.schedule
+    said: dict[str, Any] = {"micro_batches": plan.micro_batches, "schedule": schedule}
     for name, own in said.items():
         if asked.get(name) not in (None, "auto", own):
             raise OptionError(f"{name} {asked[name]!r}: the plan in constraints runs {runs}")
         asked[name] = own
     mesh: Any = asked.get("mesh")
     parallel: Any = asked.get("parallel")
-    if pipeline is None and is_a(mesh, Mapping) and PIPELINE in mesh:
+    if not schedule and is_a(mesh, Mapping) and PIPELINE in mesh:
         raise OptionError(f"mesh {dict(mesh)}: the plan in constraints runs {runs}")
-    if pipeline is None and is_a(parallel, str) and PIPELINE in parallel.split("+"):
+    if not schedule and is_a(parallel, str) and PIPELINE in parallel.split("+"):
         raise OptionError(f"parallel {parallel!r}: the plan in constraints runs {runs}")
     if asked.get("recompute") is True:
         raise OptionError("recompute=True: the plan in constraints says what is recomputed")

@@ -117,7 +117,8 @@ def find_plan(
     for one in requests:
         one.constraints.check(graph, devices)
     is_alike = len(device_pools(cluster)) == 1 or not requests[0].constraints.bound
-    if is_alike and goes_by_levels(graph, devices, requests[0]):
+    by_levels = is_alike or devices > MOST_EXPLICIT
+    if by_levels and goes_by_levels(graph, devices, requests[0]):
         stages = _by_levels(graph, rules, cluster, requests)
         results = _searched(stages, request, cluster, budget)
         results += _alone(results, graph, request, cluster)
@@ -214,25 +215,25 @@ def _that_fit(result: SpaceResult) -> SpaceResult:
 def goes_by_levels(graph: Graph, devices: int, request: Request) -> bool:
     """Whether plans are searched by levels, not with a column for each device.
 
-    With constraints only those are of which a column each would be too many.
+    With constraints, or another objective than throughput, only those are of which a column each
+    would be too many: decisions on single nodes are known to a search of columns alone.
     """
+    asked = request.constraints
     many_nodes = len(graph.nodes) * devices > EXPLICIT_NODES
     large = devices > EXPLICIT or many_nodes
-    if request.constraints.bound:
+    if asked.bound:
         large = devices > MOST_EXPLICIT or (devices > EXPLICIT and many_nodes)
-    return devices > 1 and large and not _explicit_only(request)
+    single = asked.plan is not None or asked.names_devices or asked.places
+    if single or request.objective != "throughput":
+        large = devices > MOST_EXPLICIT
+    places_steps = bool(graph.backward) and request.strategy == "inter"  # levels share each node
+    return devices > 1 and large and not (places_steps or _is_decided(graph, request))
 
 
-def _explicit_only(request: Request) -> str:
-    """The part of a request that needs a column for every device; "" if none does."""
-    constraints = request.constraints
-    if constraints.plan is not None:
-        return "a plan that is kept in part"
-    if request.objective != "throughput":
-        return f"objective {request.objective}"
-    if constraints.names_devices:
-        return "pins to devices"
-    return "experts in lists" if constraints.places else ""
+def _is_decided(graph: Graph, request: Request) -> bool:
+    """Whether a plan is kept that decides every node."""
+    kept = request.constraints.plan
+    return kept is not None and kept.nodes.keys() == graph.by_name.keys()
 
 
 def _explicit(
@@ -323,16 +324,11 @@ def _families(graph: Graph, cluster: Cluster, request: Request) -> Sequence[Fami
     """The spaces that have joint problems, in the order of their search.
 
     Raises:
-        SearchError: There are too many devices for a column each.
         ConstraintError: A pin names an axis that no mesh has.
     """
-    devices, kept = len(cluster), request.constraints.plan
-    is_decided = kept is not None and kept.nodes.keys() == graph.by_name.keys()
-    if devices > MOST_EXPLICIT and not is_decided:
-        what = _explicit_only(request) or "constraints on devices of several kinds"
-        raise SearchError(
-            f"{what} on {devices} devices: this is planned for up to {MOST_EXPLICIT} devices"
-        )
+    devices, is_decided = len(cluster), _is_decided(graph, request)
+    if not is_decided and request.strategy == "inter":
+        devices = min(devices, MOST_EXPLICIT)  # of equal ones no more are used
     joint = families(request.strategy, devices, request.mesh, request.constraints.groups)
     if graph.backward:  # the plans of one group are found sooner, and rule out most others
         joint = tuple(sorted(joint, key=lambda family: len(family.groups) > 1))
@@ -386,9 +382,7 @@ def _searched(
     while waiting:
         is_known = any(result.plans for result in results)
         if results and (request.objective == "memory" or not is_known):
-            waiting.sort(
-                key=lambda other: not isinstance(other, KindSpace) or other.mesh is not None
-            )
+            waiting.sort(key=lambda other: not _is_small(other))
         space = waiting.pop(0)
         is_kind = isinstance(space, KindSpace)
         kinds = sum(isinstance(other, KindSpace) for other in waiting)
@@ -401,6 +395,13 @@ def _searched(
         begin_s, result = now_s(), space.search(share, tuple(results))
         results.append(replace(result, took_s=now_s() - begin_s))
     return _gone_on(results, request, cluster, budget)
+
+
+def _is_small(space: Space) -> bool:
+    """Whether nodes have few strategies: those of a kind over one axis, or one on each device."""
+    if isinstance(space, JointSpace):
+        return all(mesh.size() == 1 for mesh in space.family.groups)
+    return isinstance(space, KindSpace) and space.mesh is None
 
 
 def _unfinished(

@@ -29,11 +29,10 @@ from partitioner.backends.regions import region_shape
 from partitioner.foundations.files import read_file
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Transfer, region_numel
-from partitioner.ir.onnx_types import from_onnx_dtype
 from partitioner.ir.phases import Part, RunOrder
 from partitioner.ir.pipeline import PipelineScheduleError, check
 from partitioner.ir.program import Comm, CommKind
-from partitioner.ir.types import TensorType
+from partitioner.ir.types import TensorType, from_onnx_dtype
 
 #: Most bytes of a rank file without its weights: what a protobuf message may have.
 _MOST_BYTES = 2**31 - 1

@@ -478,13 +478,12 @@ def _first_that_fits(programs: Iterable[ModuleProgram], graph: Graph) -> Plan | 
 def _searched(program: ModuleProgram, module: TracedModule) -> Plan:
     """The best plan that keeps the stored values where the program has them."""
     graph, base = module.graph, program.plan
-    if base.pipeline is not None:  # for whole batches, stages on the same devices are one group
-        groups = tuple(dict.fromkeys(base.groups))
-        nodes = {
-            name: replace(node, group=groups.index(base.groups[node.group]))
-            for name, node in base.nodes.items()
-        }
-        base = replace(base, groups=groups, nodes=nodes, pipeline=None)
+    groups = tuple(dict.fromkeys(base.groups))  # stages on the same devices are one group
+    nodes = {
+        name: replace(node, group=groups.index(base.groups[node.group]))
+        for name, node in base.nodes.items()
+    }
+    base = replace(base, groups=groups, nodes=nodes, pipeline=None)
     stored, pinned = program.model.module.traced.stored, {}
     for name, value in module.traced.stored.items():
         node = graph.producers[value].name

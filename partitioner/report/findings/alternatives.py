@@ -93,24 +93,20 @@ class Neighbourhood:
     def changed(self, placed: PlacedNode) -> Plan:
         """The plan with this strategy for its node, without a certificate."""
         plan, name = self.plan, placed.node.name
-        groups, pipeline = plan.groups, plan.pipeline
+        groups, stages = [*plan.groups], [*plan.stages]
         near = [i for i in self._of_stage(placed.node) if groups[i] == placed.mesh]
         group = near[0] if near else len(groups)
         if not near:
-            groups = (*groups, placed.mesh)
-        if pipeline is not None and not near:
-            stage = pipeline.stages[plan.nodes[name].group]
-            pipeline = replace(pipeline, stages=(*pipeline.stages, stage))
+            groups.append(placed.mesh)
+            stages.append(stages[plan.nodes[name].group])
         cuts = {factor: Cut.of(layout, placed.mesh) for factor, layout in placed.layouts.items()}
         nodes = {**plan.nodes, name: NodePlan(group, cuts)}
-        return replace(plan, groups=groups, nodes=nodes, certificate=None, pipeline=pipeline)
+        return replace(plan, certificate=None).with_groups(groups, stages, nodes)
 
     def _of_stage(self, node: Node) -> Sequence[int]:
-        pipeline, own = self.plan.pipeline, self.plan.nodes[node.name].group
-        every = range(len(self.plan.groups))
-        if pipeline is None:
-            return every
-        return [i for i in every if pipeline.stages[i] == pipeline.stages[own]]
+        stages = self.plan.stages
+        own = stages[self.plan.nodes[node.name].group]
+        return [group for group, stage in enumerate(stages) if stage == own]
 
     @cached_property
     def _built(self) -> Built:
@@ -137,19 +133,19 @@ class Neighbourhood:
 
     def _near(self, node: Node) -> tuple[DeviceMesh, ...]:
         """Groups that a node may move to: of many its own, its neighbours' and the idlest."""
-        groups = self.plan.groups
-        if self.plan.pipeline is not None or len(groups) <= MAX_GROUPS:
-            return tuple(dict.fromkeys(groups[i] for i in self._of_stage(node)))
+        own = dict.fromkeys(self.plan.groups[i] for i in self._of_stage(node))
+        if len(own) <= MAX_GROUPS:
+            return tuple(own)
         graph = self.graph
         producers = [graph.producers[value] for value in node.reads if value in graph.producers]
         readers = [reader for value in node.writes for reader in graph.consumers[value]]
-        near = dict.fromkeys(self.placed[n.name].mesh for n in (node, *producers, *readers))
-        return tuple({**near, self._idlest: None})
+        idlest = min(own, key=lambda mesh: max(self._load_s[device] for device in mesh.devices))
+        near = [self.placed[n.name].mesh for n in (node, *producers, *readers)]
+        return tuple(mesh for mesh in dict.fromkeys([*near, idlest]) if mesh in own)
 
     @cached_property
-    def _idlest(self) -> DeviceMesh:
-        load = evaluate(self.graph, self.plan, self.cluster).load_s
-        return min(self.plan.groups, key=lambda mesh: max(load[d] for d in mesh.devices))
+    def _load_s(self) -> Mapping[int, float]:
+        return evaluate(self.graph, self.plan, self.cluster).load_s
 
 
 def best_other(alternatives: Sequence[Alternative]) -> Alternative | None:

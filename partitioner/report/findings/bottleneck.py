@@ -63,7 +63,8 @@ def bottleneck(
                 covered_s = event.end_s
     else:
         device = max(evaluation.load_s, key=evaluation.load_s.__getitem__)
-        total_s = evaluation.load_s[device] if tasks.order is None else evaluation.latency_s
+        load_s = evaluation.load_s[device]
+        total_s = evaluation.latency_s if evaluation.sequential else load_s
         spans = [
             (index, device, tasks.times(task) * task.devices[device])
             for index, task in enumerate(tasks.tasks)
@@ -87,14 +88,13 @@ def bottleneck(
     if idle_s > 1e-9 * total_s:
         seconds[WAITING] = idle_s
     shares = dict(seconds), dict(counts)
-    return Bottleneck(
-        device, total_s, *shares, balance(evaluation), longest, turn_of(graph, tasks.order)
-    )
+    turn = turn_of(graph, staged=not tasks.order.is_whole)
+    return Bottleneck(device, total_s, *shares, balance(evaluation), longest, turn)
 
 
-def turn_of(graph: Graph, pipeline: object | None = None) -> str:
+def turn_of(graph: Graph, *, staged: bool = False) -> str:
     """The unit of work that repeats: "request", or "step" of a training graph or with stages."""
-    return "step" if graph.backward or pipeline is not None else "request"
+    return "step" if graph.backward or staged else "request"
 
 
 def balance(evaluation: Evaluation) -> float:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.cost_model.prices.reshard import Resharder
+from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan
 from partitioner.problem.decode import planned_on
+from partitioner.search.levels.asked_nodes import AskedNodes, on_axes
 from partitioner.search.levels.mesh_sharder import Sharder
 from partitioner.search.levels.meshes import Layout, layouts
 from partitioner.search.levels.one_mesh import MeshSearch
@@ -20,18 +24,22 @@ from partitioner.search.levels.stages import JOINT_AXES, Staged, StageSearch
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
-from partitioner.solver import Infeasible, Solution
-from partitioner.strategies.constraints import Constraints
+from partitioner.solver import Infeasible, Objective, Solution
+from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.kinds.parallel import check_even
 from partitioner.strategies.spaces import Family, SearchError
 
 #: Times that a search whose plans do not fit by the referee is repeated, within less memory.
 _REPEATS = 3
+#: Limits of memory that are tried where bytes are to be few.
+LIMITS = 8
 #: About the seconds until a first plan of several axes is found, whatever the clock says, for each
 #: node.
 FIRST_S = 3e-3
 SOLVER = "decomposition into stages of shardings / device seconds of the nodes"
+#: Where bytes are to be few.
+BYTES_SOLVER = "decomposition into stages of shardings / a device's share of what is kept"
 #: Of meshes that are searched one axis at a time.
 AXES_SOLVER = "decomposition into mesh axes / device seconds of the nodes"
 
@@ -47,22 +55,27 @@ class StagedPlan:
     evaluation: Evaluation  #: The plan's evaluation.
 
     @classmethod
-    def of(cls, staged: Staged, graph: Graph, resharder: Resharder) -> StagedPlan:
-        """A plan as the referee prices it."""
+    def some(
+        cls, staged: Staged, graph: Graph, asked: Constraints, resharder: Resharder
+    ) -> Iterator[StagedPlan]:
+        """Plans as the referee prices them, with what is asked of single nodes.
+
+        Raises:
+            ConstraintError: A pin leaves a node without a strategy.
+        """
         cluster = resharder.cluster
         meshes = staged.groups(cluster)
         planned, plan = planned_on(graph, cluster, *staged.decisions(meshes))
-        evaluation = evaluate(planned, plan, cluster, resharder=resharder)
-        return cls(staged, meshes, planned, plan, evaluation)
-
-    def candidate(self, family: Family, solver: str, *, bounds_space: bool = True) -> Candidate:
-        """The plan of a space, with its bound."""
-        cost_s = self.evaluation.step_s
-        bound_s = min(self.staged.bound_s, cost_s)
-        solution = Solution((), cost_s, bound_s, "feasible", None, solver)
-        return Candidate(
-            family, self.graph, self.plan, self.evaluation, solution, bounds_space=bounds_space
-        )
+        decides = asked.names_devices or bool(asked.places) or asked.plan is not None
+        plans = [plan]
+        if decides:
+            plans = [AskedNodes(planned, plan, asked, resharder).decided()]
+        for follows in ("between", "all") if asked.names_devices else ():
+            with suppress(ConstraintError):  # what is free may not be had there
+                plans.append(AskedNodes(planned, plan, asked, resharder, follows).decided())
+        for one in plans:
+            evaluation = evaluate(planned, one, cluster, resharder=resharder)
+            yield cls(staged, meshes, planned, one, evaluation)
 
 
 @dataclass(frozen=True)
@@ -75,8 +88,9 @@ class StagesSpace:
     layouts: tuple[Layout, ...]
     micro_batches: int = 1  #: As of `DeviceColumns`, like the lanes.
     lanes: int = 1
-    constraints: Constraints = field(default_factory=Constraints)  #: None is of single devices.
+    constraints: Constraints = field(default_factory=Constraints)
     one_stage: bool = False  #: Whether all devices share every operator, as in training.
+    objective: Objective = "throughput"
 
     @classmethod
     def of(cls, graph: Graph, rules: Rules, cluster: Cluster, request: Request) -> StagesSpace:
@@ -93,8 +107,13 @@ class StagesSpace:
                 meshes = tuple(layout for layout in meshes if len(layout.mesh.axes) <= JOINT_AXES)
             constraints.check_axes(sorted({axis for one in meshes for axis in one.mesh.names}))
             check_even(request.parallel, graph, request.mesh or {})
+        _check_devices(graph, cluster, request, meshes)
         if graph.backward:
             meshes = tuple(layout for layout in meshes if layout.mesh.size() == len(cluster))
+        if constraints.plan is not None:  # it is kept best on a mesh of its own
+            kept = {(group.axes, group.devices) for group in constraints.plan.groups}
+            own = tuple(one for one in meshes if (one.mesh.axes, one.mesh.devices) in kept)
+            meshes = own or meshes
         if not meshes and graph.backward:
             raise SearchError(
                 "training is planned on one group of all devices, and they must be alike: "
@@ -107,8 +126,8 @@ class StagesSpace:
                 f"{EXPLICIT} devices; --strategy auto gives each kind stages of its own"
             )
         count = request.micro_batch_count or 1
-        is_one = bool(graph.backward)
-        return cls(graph, rules, cluster, meshes, count, request.lanes, constraints, is_one)
+        is_one, lanes, goal = bool(graph.backward), request.lanes, request.objective
+        return cls(graph, rules, cluster, meshes, count, lanes, constraints, is_one, goal)
 
     def search(self, budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The cheapest plan.
@@ -118,10 +137,13 @@ class StagesSpace:
         """
         best = self.cheapest(budget)
         staged = best.staged
+        if self.objective == "memory":
+            best = self._with_less(best, budget)
+            staged = replace(best.staged, tight=True)  # what is computed again may hold less
         family = Family(best.plan.kind, best.meshes, best.meshes[:1], symmetric=False)
         sizes = sorted({layout.mesh.size() for layout in staged.searched})
         return SpaceResult(
-            (best.candidate(family, SOLVER),),
+            (self.candidate(best, family, SOLVER),),
             searched=(
                 "one group of all devices, even cuts"
                 if self.graph.backward
@@ -135,6 +157,46 @@ class StagesSpace:
             memory_binds=staged.tight,
         )
 
+    def candidate(self, best: StagedPlan, family: Family, solver: str) -> Candidate:
+        """A plan of the space, with its bound."""
+        evaluation, cost = best.evaluation, best.evaluation.cost(self.objective)
+        least = best.staged.bound_s
+        if self.objective == "memory":
+            least, solver = self._least_bytes, BYTES_SOLVER
+        solution = Solution((), cost, min(least, cost), "feasible", None, solver)
+        return Candidate(family, best.graph, best.plan, evaluation, solution)
+
+    @property
+    def _least_bytes(self) -> float:
+        """Bytes that the fullest device holds at least: its share of what is kept."""
+        return kept_bytes(self.graph) / len(self.cluster)
+
+    def _with_less(self, best: StagedPlan, budget: Budget) -> StagedPlan:
+        """The plan of fewest bytes that searches within less and less memory find.
+
+        The limit is bisected between what is kept at least and what the best plan takes.
+        """
+        resharder, most = Resharder(self.cluster), min(d.memory_bytes for d in self.cluster.devices)
+        low, high = max(1.0, self._least_bytes), min(most, _fullest_bytes(best))
+        for turn in range(LIMITS):
+            share = budget.share(LIMITS - turn, LIMITS - turn)
+            if budget.work.over or high <= (1 + budget.gap) * low:
+                break
+            limit = math.floor(math.sqrt(low * high))
+            within = replace(self, cluster=self.cluster.with_memory(limit))
+            budget.say(f"searching within {units.size(limit)} a device")
+            try:
+                found = within.cheapest(replace(share, defers_memory=False))
+            except Infeasible:
+                low = limit
+                continue
+            _, plan = planned_on(found.graph, self.cluster, found.plan.groups, found.plan.nodes)
+            evaluation = evaluate(found.graph, plan, self.cluster, resharder=resharder)
+            less = replace(found, plan=plan, evaluation=evaluation)
+            best = min(best, less, key=_bytes_if_it_fits)
+            low, high = (low, _fullest_bytes(less)) if found.evaluation.fits else (limit, high)
+        return best
+
     def cheapest(self, budget: Budget) -> StagedPlan:
         """The cheapest plan or, if none fits by the referee, the one short of the fewest bytes.
 
@@ -143,7 +205,10 @@ class StagesSpace:
         """
         plans: list[StagedPlan] = []
         within, steps, resharder = self.cluster, budget.work.left, Resharder(self.cluster)
-        graph, rules, constraints = self.graph, self.rules, self.constraints
+        graph, rules, constraints = self.graph, self.rules, on_axes(self.constraints)
+        waits = self.objective == "latency"
+        if self.objective == "memory":
+            budget = replace(budget, best_s=math.inf)  # of bytes
         for again in range(1 + _REPEATS):
             try:
                 if self.one_stage:
@@ -152,17 +217,21 @@ class StagesSpace:
                     rivals = MeshSearch(sharder, self.layouts, budget).run()
                 else:
                     sharder = Sharder.of(graph, rules, within, budget, constraints=constraints)
-                    rivals = StageSearch(sharder, self.layouts, budget).run()
+                    rivals = StageSearch(sharder, self.layouts, budget, waits=waits).run()
             except Infeasible:
                 if not plans:
                     raise
                 break
             if self.micro_batches > 1:  # counted anew, what runs once a step would count fully
                 rivals = rivals[:1]
-            priced = [StagedPlan.of(rival, graph, resharder) for rival in rivals]
+            priced = [
+                plan
+                for rival in rivals
+                for plan in StagedPlan.some(rival, graph, self.constraints, resharder)
+            ]
             fitting = [plan for plan in priced if plan.evaluation.fits_exactly]
             if fitting:
-                best = min(fitting, key=lambda plan: plan.evaluation.step_s)
+                best = min(fitting, key=lambda plan: plan.evaluation.cost(self.objective))
                 return replace(best, staged=replace(best.staged, tight=True)) if again else best
             plans += priced
             if budget.work.late:
@@ -172,9 +241,38 @@ class StagesSpace:
         return min(plans, key=_most_short_bytes)
 
 
+def _check_devices(
+    graph: Graph, cluster: Cluster, request: Request, meshes: Sequence[Layout]
+) -> None:
+    """Refuse pins to devices where each operator is on all devices, or on one.
+
+    Raises:
+        ConstraintError: There is one.
+    """
+    on_all = request.strategy == "intra" or request.mesh is not None
+    counts = {len(cluster)} if on_all else {1} if request.strategy == "inter" else None
+    for pin in request.constraints.pins if counts is not None else ():
+        if pin.devices and len(pin.devices) not in counts:
+            node = next(node for node in graph.nodes if pin.names(node))
+            space = f"{'intra' if on_all else 'inter'} ({meshes[0] if meshes else 'one device'})"
+            raise ConstraintError(
+                f"{pin.text} leaves no strategy for {node.name!r} ({node.op}) in {space}"
+            )
+
+
 def _most_short_bytes(plan: StagedPlan) -> int:
     """Bytes that the fullest device of a plan is short of."""
     return max(plan.evaluation.short_bytes.values())
+
+
+def _bytes_if_it_fits(plan: StagedPlan) -> tuple[bool, float]:
+    """By what plans are compared where bytes are to be few."""
+    return not plan.evaluation.fits, plan.evaluation.cost("memory")
+
+
+def _fullest_bytes(plan: StagedPlan) -> int:
+    """Bytes that the fullest device needs."""
+    return max(plan.evaluation.needed_bytes.values())
 
 
 def _narrowed(cluster: Cluster, plan: StagedPlan) -> Cluster:
@@ -240,7 +338,8 @@ class SplitAxesSpace:
         if not best.evaluation.fits:
             return SpaceResult()
         family = Family("intra", (best.staged.options[0].layout.mesh,), (), symmetric=False)
-        return SpaceResult((best.candidate(family, AXES_SOLVER, bounds_space=False),))
+        candidate = space.candidate(best, family, AXES_SOLVER)
+        return SpaceResult((replace(candidate, bounds_space=False),))
 
 
 def may_gain(others: Sequence[SpaceResult]) -> bool:

@@ -27,6 +27,7 @@ from partitioner.solver.stages import (
     StageProblem,
     cut_stages,
     evaluate_cut,
+    find_cut,
 )
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError
@@ -124,6 +125,8 @@ class StageSearch:
     layouts: Sequence[Layout]  #: Layouts to choose from, the most promising first.
     #: Its gap is between load and bound; no layout is begun once its work is done.
     budget: Budget
+    #: Whether the seconds of all stages count, as of one request, and not those of the busiest.
+    waits: bool = False
     options: list[Option] = field(default_factory=list)
     failed: dict[Layout, str] = field(default_factory=dict)
     sharded: list[Layout] = field(default_factory=list)
@@ -148,8 +151,16 @@ class StageSearch:
 
     @property
     def best(self) -> tuple[Cut, tuple[Option, ...]] | None:
-        """The cut of least load; None if there is none yet."""
-        return min(self.cuts, key=lambda entry: entry[0].load_s, default=None)
+        """The cut of least seconds; None if there is none yet."""
+        return min(self.cuts, key=self._seconds, default=None)
+
+    def _seconds(self, entry: tuple[Cut, tuple[Option, ...]]) -> float:
+        """Estimated seconds of a cut, by which cuts are compared."""
+        cut, options = entry
+        if not self.waits:
+            return cut.load_s
+        stages = zip(cut.stages, (option.stage for option in options), strict=True)
+        return sum(float(on.load_s[s.way, s.start, s.stop]) for s, on in stages if on is not None)
 
     def run(self) -> tuple[Staged, ...]:
         """The best plans by estimated load: layouts are sharded until the gap is met.
@@ -167,7 +178,7 @@ class StageSearch:
             self._cut(self.options)
         ranked: list[tuple[Cut, tuple[Option, ...]]] = []
         for cuts in (self.cuts, self.safe_cuts):
-            least = sorted(cuts, key=lambda entry: entry[0].load_s)[:RIVALS]
+            least = sorted(cuts, key=self._seconds)[:RIVALS]
             ranked += (entry for entry in least if not any(entry is other for other in ranked))
         return tuple(
             Staged(
@@ -233,8 +244,8 @@ class StageSearch:
 
     @property
     def _least_safe_s(self) -> float:
-        """The least load of the cuts that fit by an upper estimate; infinite if there is none."""
-        return min((cut.load_s for cut, _ in self.safe_cuts), default=math.inf)
+        """The least seconds of cuts that fit by an upper estimate; infinite if there are none."""
+        return min(map(self._seconds, self.safe_cuts), default=math.inf)
 
     def _try(self, layout: Layout) -> None:
         """Plan with a layout: first without regard to memory, then within it.
@@ -280,8 +291,8 @@ class StageSearch:
 
     def _is_beaten(self, sharded: Sharded, stages: int) -> bool:
         """Tell whether no plan with a sharding costs less than a cut that surely fits."""
-        alone = len(self.pools) == 1
-        return alone and sharded.solution.bound / stages >= self._least_safe_s
+        alone, parts = len(self.pools) == 1, 1 if self.waits else stages
+        return alone and sharded.solution.bound / parts >= self._least_safe_s
 
     def _offer(self, layout: Layout, sharded: Sharded, stages: int) -> None:
         """Cut stages of a layout, once every pool of devices has one.
@@ -321,10 +332,20 @@ class StageSearch:
     def _cut_of(
         self, stages: tuple[StageOption, ...], options: Sequence[Option]
     ) -> tuple[Cut, tuple[Option, ...]]:
-        cut = cut_stages(
-            StageProblem(stages, self._pools, in_flight=False), gap=self.budget.gap / 4
-        )
+        problem = StageProblem(stages, self._pools, in_flight=False)
+        cut = self._of_fewest(problem) if self.waits else None
+        cut = cut or cut_stages(problem, gap=self.budget.gap / 4)
         return cut, tuple(options[stage.option] for stage in cut.stages)
+
+    def _of_fewest(self, problem: StageProblem) -> Cut | None:
+        """A cut into about the fewest stages that fit; None if only all that there may be do."""
+        most, count = sum(pool.devices for pool in problem.pools), 1
+        while count < most:
+            cut = find_cut(replace(problem, most_degrees=count), gap=self.budget.gap / 4)
+            if cut is not None:
+                return cut
+            count *= 2
+        return None
 
     @cached_property
     def _pools(self) -> tuple[Pool, ...]:

@@ -146,7 +146,8 @@ class PipelineSearch:
         refusals = [error for _, error in failed if isinstance(error, Infeasible)]
         if not refusals and all(isinstance(error, PhaseError) for _, error in failed):
             raise Infeasible(f"no stages were found that can run: {failed[0][1]}", proven=False)
-        if drafts and not refusals:
+        is_cut_off = any(isinstance(error, OutOfTime) for _, error in failed)
+        if (drafts or is_cut_off) and not refusals:
             return SpaceResult((), searched, bound=self._bound_s, failed=tuple(failed))
         raise min(refusals, key=lambda error: error.bytes_short, default=failed[0][1])
 
@@ -157,8 +158,8 @@ class PipelineSearch:
         plans: list[Candidate] = []
         drafts: list[_Draft] = []
         for name in sorted(self.ways.schedules, key=lambda name: name != LEAN):
-            fits = plans or any(draft.rank[0] == 0 for draft in drafts)
-            if fits and self.budget.work.late:
+            is_known = plans or any(draft.rank[0] == 0 for draft in drafts)
+            if (is_known or self.budget.best_s < math.inf) and self.budget.work.late:
                 failed.append((self._family(name), OutOfTime(NOT_SEARCHED)))
                 continue
             try:

@@ -243,7 +243,6 @@ class StageFigures:
         The first three are of one micro-batch; all are of the busiest device. Shape (4, units).
         """
         graph, order = self.sharding.graph, self.tasks.order
-        assert order is not None
         row = {device: index for index, device in enumerate(self.tasks.devices)}
         loads, weights = np.zeros((len(row), 4, len(self.units))), self._weights
         for task in self.tasks.tasks:
@@ -265,7 +264,6 @@ class StageFigures:
     def _node_s(self) -> Mapping[str, tuple[float, float]]:
         """Seconds of the nodes that every micro-batch runs: on all devices, and on the least."""
         fixed, order = fixed_nodes(self.sharding.graph), self.tasks.order
-        assert order is not None
         once = (name for name, phase in order.numbers.items() if order.phases.is_once(phase))
         left_out, equals = {*fixed, *once}, Counter(self._observed[1].values())
         return {

@@ -452,7 +452,6 @@ def test_gradients_of_weights_that_are_cut_and_repeated_are_reduced_once_a_step(
         micro_batches=3,
     )
     tasks = program.schedule
-    assert tasks.order is not None
     updates = [
         task
         for task in tasks.tasks

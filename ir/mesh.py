@@ -137,7 +137,7 @@ class Copies:
 def copies_on(meshes: Iterable[DeviceMesh]) -> tuple[tuple[int, ...], ...]:
     """The devices of each whole copy on these meshes; () of meshes without the axis of copies."""
     devices: dict[int, set[int]] = defaultdict(set)
-    for mesh in meshes:
+    for mesh in dict.fromkeys(meshes):
         for device, point in mesh.coords() if COPIES in mesh.names else ():
             devices[point[COPIES]].add(device)
     return tuple(tuple(sorted(devices[copy])) for copy in sorted(devices))

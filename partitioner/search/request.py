@@ -115,7 +115,7 @@ class Request:
             raise SearchError("tune measures seconds: leave it out with the objective memory")
         kinds(self.parallel)  # refuses unknown words
         self._check_pipeline()
-        if self.strategy == "copies":
+        if self.strategy == "copies" or self.keeps_copies:
             self._check_copies()
         find(self.solver)
 
@@ -124,6 +124,7 @@ class Request:
         constraints = self.constraints
         asked: dict[str, bool] = {
             "the plan in constraints": not self.keeps_copies and constraints.plan is not None,
+            f"strategy {self.strategy!r}": self.strategy not in ("auto", "copies"),
             f"objective {self.objective!r}": self.objective != "throughput",
             f"mesh {self.mesh}": self.mesh is not None,
             f"parallel {self.parallel!r}": self.parallel is not None,

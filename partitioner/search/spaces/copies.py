@@ -72,6 +72,11 @@ class CopiesSearch:
         self.request.constraints.check(self.graph, len(self.cluster))
         plan = replace(plan, certificate=None)
         evaluation = evaluate(self.graph, plan, self.cluster)
+        for device, short in evaluation.short_bytes.items():
+            text = (
+                f"the plan that is kept does not fit: device {device} is short of {short:,} bytes"
+            )
+            raise Infeasible(text, device=device, bytes_short=short)
         cost = evaluation.step_s
         certificate = Certificate(
             "throughput", cost, cost, "optimal", plan.kind, "none", "the plan that is kept"

@@ -205,3 +205,14 @@ def test_a_plan_of_copies_is_kept() -> None:
         again = partitioner.compile(model(), devices=3, constraints=plan, **options)
         assert again.plan.digest == plan.digest
         assert again.plan.certificate.space == "the plan that is kept"
+    with pytest.raises(Infeasible, match="the plan that is kept does not fit: device 0 is short"):
+        partitioner.compile(model(), devices=3, constraints=plan, memory=need() - 1)
+    for other in ({"strategy": "intra"}, {"objective": "latency"}):
+        with pytest.raises(SearchError, match="leave it out with strategy 'copies'"):
+            partitioner.compile(model(), devices=3, constraints=plan, **other)
+
+
+def test_many_devices_are_copies_soon() -> None:
+    result = copied(cluster=resolve_cluster("128x8xh100"))
+    assert result.evaluation.devices_used == 1024
+    assert result.cost == pytest.approx(one_device(result.graph, result.cluster).step_s / 1024)

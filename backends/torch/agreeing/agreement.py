@@ -59,6 +59,7 @@ class Agreement:
         self.ranks = ranks
         self.rank = dist.get_rank() if ranks > 1 else 0
         self._members: Sequence[int] = range(ranks)
+        self._backend: str | None = None
         self._group = ""  # its name
         self._device = torch.device("cpu")
         self._whereabouts: Whereabouts | None = None
@@ -66,7 +67,8 @@ class Agreement:
         self.roll = Roll(())
         if self.ranks > 1:
             gloo = dist.is_gloo_available() and dist.get_backend() != "gloo"
-            least, self._backend = _SEARCH if searches else None, "gloo" if gloo else None
+            self._backend = "gloo" if gloo else None
+            least = _SEARCH if searches else None
             group = new_group(self._members, self._backend, least)
             self._group = group.group_name
             if dist.get_backend(group) == "nccl":

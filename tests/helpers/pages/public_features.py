@@ -33,7 +33,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "optimizer": tuple(OPTIMIZERS),
     "solver": ("highs", "cbc"),
     "objective": OBJECTIVES,
-    "strategy": ("auto", "intra", "inter"),
+    "strategy": ("auto", "intra", "inter", "copies"),
 }
 #: Classes whose methods are the library's own; users make them.
 TABLES = ("Cluster", "Constraints")

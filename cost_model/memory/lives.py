@@ -33,7 +33,7 @@ from partitioner.cost_model.memory.lifetimes import (
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey
 from partitioner.ir.phases import Part, StepOrder
-from partitioner.ir.pipeline import ActionKind
+from partitioner.ir.pipeline.actions import ActionKind
 
 Numbers = npt.NDArray[np.int64]
 

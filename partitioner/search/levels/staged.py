@@ -12,7 +12,7 @@ from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan
-from partitioner.problem.decode import planned_on
+from partitioner.problem.build import planned_on
 from partitioner.search.levels.mesh_sharder import Sharder
 from partitioner.search.levels.meshes import Layout, layouts
 from partitioner.search.levels.one_mesh import MeshSearch

@@ -244,7 +244,7 @@ def minimised(
     costs more is of use.
     """
     from partitioner.solver.pairwise.convert import PER_SECOND, convert
-    from partitioner.solver.pairwise.solve import solve as solve_pairwise
+    from partitioner.solver.pairwise.solve import solve as solve_pairwise  # they load Numba
 
     merged = merge_equal(problem)
     if not all(merged.problem.nodes):

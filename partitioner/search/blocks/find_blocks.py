@@ -20,7 +20,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.plan import NodePlan, Plan
-from partitioner.problem.decode import planned_on
+from partitioner.problem.build import planned_on
 from partitioner.rewrites.block_graph import BlockGraph, traced_blocks
 from partitioner.search.blocks.paths import MARGINS, PathSearch
 from partitioner.search.blocks.runs import Option, Runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -93,20 +94,22 @@ class Neighbourhood:
     def changed(self, placed: PlacedNode) -> Plan:
         """The plan with this strategy for its node, without a certificate."""
         plan, name = self.plan, placed.node.name
-        groups, stages = [*plan.groups], [*plan.stages]
-        near = [i for i in self._of_stage(placed.node) if groups[i] == placed.mesh]
-        group = near[0] if near else len(groups)
-        if not near:
+        groups, stages, stage = [*plan.groups], [*plan.stages], self.placed[name].stage
+        group = self._groups[stage].get(placed.mesh, len(groups))
+        if group == len(groups):
             groups.append(placed.mesh)
-            stages.append(stages[plan.nodes[name].group])
+            stages.append(stage)
         cuts = {factor: Cut.of(layout, placed.mesh) for factor, layout in placed.layouts.items()}
         nodes = {**plan.nodes, name: NodePlan(group, cuts)}
         return replace(plan, certificate=None).with_groups(groups, stages, nodes)
 
-    def _of_stage(self, node: Node) -> Sequence[int]:
-        stages = self.plan.stages
-        own = stages[self.plan.nodes[node.name].group]
-        return [group for group, stage in enumerate(stages) if stage == own]
+    @cached_property
+    def _groups(self) -> Mapping[int, Mapping[DeviceMesh, int]]:
+        """The groups of each stage, with the number of the first of equal ones."""
+        groups: dict[int, dict[DeviceMesh, int]] = defaultdict(dict)
+        for number, mesh in enumerate(self.plan.groups):
+            groups[self.plan.stages[number]].setdefault(mesh, number)
+        return groups
 
     @cached_property
     def _built(self) -> Built:
@@ -118,8 +121,7 @@ class Neighbourhood:
             placed = self.placed[node.name]
             options = [placed, *(p for mesh in self._near(node) for p in offered[mesh][node.name])]
             if placed.rule is None and len(self._copies) == 1:
-                groups = (self.plan.groups[i] for i in self._of_stage(node))
-                devices = sorted({d for mesh in groups for d in mesh.devices})
+                devices = sorted({d for mesh in self._groups[placed.stage] for d in mesh.devices})
                 for device in devices if len(devices) <= MAX_GROUPS else ():
                     single = DeviceMesh.single(device)
                     options.append(place(self.graph, node, single, {}, None))
@@ -133,19 +135,24 @@ class Neighbourhood:
 
     def _near(self, node: Node) -> tuple[DeviceMesh, ...]:
         """Groups that a node may move to: of many its own, its neighbours' and the idlest."""
-        own = dict.fromkeys(self.plan.groups[i] for i in self._of_stage(node))
+        stage = self.placed[node.name].stage
+        own = self._groups[stage]
         if len(own) <= MAX_GROUPS:
             return tuple(own)
         graph = self.graph
         producers = [graph.producers[value] for value in node.reads if value in graph.producers]
         readers = [reader for value in node.writes for reader in graph.consumers[value]]
-        idlest = min(own, key=lambda mesh: max(self._load_s[device] for device in mesh.devices))
         near = [self.placed[n.name].mesh for n in (node, *producers, *readers)]
-        return tuple(mesh for mesh in dict.fromkeys([*near, idlest]) if mesh in own)
+        return tuple(m for m in dict.fromkeys([*near, self._idlest[stage]]) if m in own)
 
     @cached_property
-    def _load_s(self) -> Mapping[int, float]:
-        return evaluate(self.graph, self.plan, self.cluster).load_s
+    def _idlest(self) -> Mapping[int, DeviceMesh]:
+        """The group of each stage whose busiest device has the least load."""
+        load = evaluate(self.graph, self.plan, self.cluster).load_s
+        return {
+            stage: min(meshes, key=lambda mesh: max(load[device] for device in mesh.devices))
+            for stage, meshes in self._groups.items()
+        }
 
 
 def best_other(alternatives: Sequence[Alternative]) -> Alternative | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +15,12 @@ from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import is_view, rules_of
 from partitioner.ir.plan import resolve
-from partitioner.report.findings import split
 from partitioner.report.findings.notes import whole_machine_notes
 from partitioner.report.findings.one_device import OneDevice
 from partitioner.report.planned import Planned
 from partitioner.report.schema import Changes, Moved, Space, ranges
 from partitioner.report.stages import step_facts
-from partitioner.report.summary import stretch_rows
+from partitioner.report.summary import kept_whole, split_facts, stretch_rows
 from partitioner.report.text.diff import diff
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.search.outcome import Candidate, Outcome
@@ -98,8 +96,8 @@ def summarise(
         "sharded_flops_share": figures.sharded_flops_share,
         **step_facts(plan, figures),
         **({"blocks": stretch_rows(graph, plan)} if plan.blocks else {}),
-        **split.facts(plan),
-        **split.kept_whole(graph, rules_of(graph)),
+        **split_facts(plan),
+        **kept_whole(graph, rules_of(graph)),
         "cost_sources": dict(sources.shares()),
         "cost_error": sources.error,
         "pinned": request.constraints.bound,
@@ -165,15 +163,13 @@ def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[S
     assert cert is not None
 
     def planned(of: Outcome | Candidate) -> Planned:
-        summary = {"one_device": dict(vars(single))}
-        figures, graph = of.evaluation, of.graph
         return Planned(
-            name=graph.name,
-            graph=graph,
+            name=of.graph.name,
+            graph=of.graph,
             cluster=cluster,
             plan=of.plan,
-            evaluation=figures,
-            summary=summary,
+            evaluation=of.evaluation,
+            summary={"one_device": dict(vars(single))},
         )
 
     chosen, bare = planned(outcome), replace(outcome.plan, certificate=None)
@@ -200,23 +196,13 @@ def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[S
 
 
 def changes(before: Planned, after: Planned, objective: str, space: str) -> Changes:
-    """A comparison that is small enough to be stored: runs of nodes that moved alike are one."""
+    """A comparison that is small enough to be stored.
+
+    Neighbours with equal decisions before and after are one row, the longest seconds first.
+    """
     full = diff(before, after, ("the chosen plan", space), objective)
-    runs = _runs(full["moved"])
-    return Changes(
-        verdict=full["verdict"],
-        figures=full["figures"],
-        moved=runs[:MOST_RUNS],
-        moved_count=len(full["moved"]),
-        same=full["same"],
-        traffic=full["traffic"],
-    )
-
-
-def _runs(moved: Sequence[Moved]) -> list[Moved]:
-    """Neighbours with equal decisions before and after as one row, the longest seconds first."""
     rows = []
-    for _, run in itertools.groupby(moved, key=operator.itemgetter("before", "after")):
+    for _, run in itertools.groupby(full["moved"], key=operator.itemgetter("before", "after")):
         nodes = list(run)
         first, last = nodes[0], nodes[-1]
         ops = dict.fromkeys(node["op"] for node in nodes)
@@ -231,4 +217,12 @@ def _runs(moved: Sequence[Moved]) -> list[Moved]:
                 seconds_after=sum(node["seconds_after"] for node in nodes),
             )
         )
-    return sorted(rows, key=lambda row: -max(row["seconds_before"], row["seconds_after"]))
+    rows.sort(key=lambda row: -max(row["seconds_before"], row["seconds_after"]))
+    return Changes(
+        verdict=full["verdict"],
+        figures=full["figures"],
+        moved=rows[:MOST_RUNS],
+        moved_count=len(full["moved"]),
+        same=full["same"],
+        traffic=full["traffic"],
+    )

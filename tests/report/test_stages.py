@@ -9,7 +9,8 @@ from helpers.pages import schema_check
 from helpers.plans import staged_plans
 from partitioner.cost_model.memory.lifetimes import exact_lifetimes, safe_lifetimes
 from partitioner.problem.memory_kinds import Holdings
-from partitioner.report.page.data import report_data, result_bottleneck
+from partitioner.report.findings.bottleneck import bottleneck
+from partitioner.report.page.data import report_data
 from partitioner.report.page.page import render
 from partitioner.report.pictures.dot import dot
 from partitioner.report.pictures.timeline import draw_timeline
@@ -76,7 +77,7 @@ def test_data_of_the_page(name: str) -> None:
 @pytest.mark.parametrize("name", staged_plans.CASES)
 def test_the_bottleneck_explains_the_whole_step(name: str) -> None:
     result = staged_plans.staged(name)
-    limits = result_bottleneck(result)
+    limits = bottleneck(result)
     assert limits.total_s == result.evaluation.latency_s
     assert sum(limits.seconds.values()) == pytest.approx(limits.total_s)
     assert limits.turn == "step"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partitioner.ir.plan import PlacedNode
 from partitioner.report.pictures.canvas import (
     COMM,
     FAINT,
@@ -40,7 +39,13 @@ def dot(result: Planned) -> str:
     ]
     for mesh, index in group_indices(result).items():
         colour = group_colour(index)
-        nodes = [_node(node, ids, colour) for node in placed if node.mesh == mesh]
+        nodes = []
+        for node in (one for one in placed if one.mesh == mesh):
+            cut, name = how_cut(node), node.node.name
+            label = "\n".join(filter(None, (shown(name), shown(node.node.op), shown(cut))))
+            look = f'fillcolor="{tint(colour, STRONG if node.layouts else LIGHT)}" color="{colour}"'
+            look += ' style="filled,dashed"' if cut == "replicated" else ""
+            nodes.append(f"{ids[NODE, name]} [label={_quoted(label)} {look}]")
         if nodes:
             lines += [
                 f"  subgraph cluster_{index} {{",
@@ -56,15 +61,6 @@ def dot(result: Planned) -> str:
             lines.append(f"  {ids[kind, value]} [label={label} {look}]")
     lines += [_edge(edge, ids) for edge in edges(result.graph, result.schedule)]
     return "\n".join([*lines, "}", ""])
-
-
-def _node(placed: PlacedNode, ids: Mapping[Terminal, str], colour: str) -> str:
-    cut = how_cut(placed)
-    label = "\n".join(filter(None, (shown(placed.node.name), shown(placed.node.op), shown(cut))))
-    look = f'fillcolor="{tint(colour, STRONG if placed.layouts else LIGHT)}" color="{colour}"'
-    if cut == "replicated":
-        look += ' style="filled,dashed"'
-    return f"{ids[NODE, placed.node.name]} [label={_quoted(label)} {look}]"
 
 
 def _edge(edge: Edge, ids: Mapping[Terminal, str]) -> str:

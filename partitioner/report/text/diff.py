@@ -6,7 +6,6 @@ import itertools
 import operator
 from collections import defaultdict
 
-from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations import units
 from partitioner.report.findings.bottleneck import balance, tightest
@@ -100,21 +99,17 @@ def diff_verdict(before: Planned, after: Planned, names: tuple[str, str], object
     words = {"memory": ("needs more", "needs less")}.get(objective, ("is slower", "is faster"))
     verb = words[0] if change > 0 else words[1]
     by = units.relative(abs(change)).removeprefix("+")
-    reason = "" if objective == "memory" else _reason(old, new)
-    return f"{names[1]} {verb} by {by} than {names[0]}: {figures}{reason}."
-
-
-def _reason(old: Evaluation, new: Evaluation) -> str:
-    first, second = (max(e.load_s, key=e.load_s.__getitem__) for e in (old, new))
-    change = {
-        "communicates": new.comm_s[second] - old.comm_s[first],
-        "computes": new.compute_s[second] - old.compute_s[first],
+    here, there = (max(of.load_s, key=of.load_s.__getitem__) for of in (old, new))
+    more = {
+        "communicates": new.comm_s[there] - old.comm_s[here],
+        "computes": new.compute_s[there] - old.compute_s[here],
     }
-    verb = max(change, key=lambda name: abs(change[name]))
-    if not change[verb]:
-        return ""
-    how = "longer" if change[verb] > 0 else "less"
-    return f"; its busiest device {verb} {units.seconds(abs(change[verb]))} {how}"
+    does = max(more, key=lambda name: abs(more[name]))
+    reason = ""
+    if objective != "memory" and more[does]:
+        how = "longer" if more[does] > 0 else "less"
+        reason = f"; its busiest device {does} {units.seconds(abs(more[does]))} {how}"
+    return f"{names[1]} {verb} by {by} than {names[0]}: {figures}{reason}."
 
 
 def _devices(before: Planned, after: Planned) -> list[tuple[DeviceRow | None, DeviceRow | None]]:

@@ -294,24 +294,22 @@ def measured_text(comparison: Comparison[Planned]) -> str:
             "-" if row.ratio is None else units.digits(row.ratio),
         )
         worst.append(of)
-    parts = [list(_measured_head(comparison)), table(ranks)]
-    if worst:
-        parts.append(table([("worst errors", "rank", "predicted", "measured", "ratio"), *worst]))
-    return "\n\n".join("\n".join(lines) for lines in parts)
-
-
-def _measured_head(comparison: Comparison[Planned]) -> Iterator[str]:
     measured = comparison.measured
     threads = f"{units.count(measured.threads, 'thread')} a rank"
     date = measured.measured_at.replace("T", " ").removesuffix("+00:00")
-    yield f"measured by {measured.backend}, {threads}, {measured.steps} steps, {date} UTC"
-    yield f"  on         {clean(measured.device)}"
-    predicted_s = comparison.predicted.latency_s
-    step = _beside(predicted_s, measured.step_s)
-    recorded = units.seconds(measured.recorded_step_s)
-    yield f"  one step   {step} (with the recording: {recorded})"
+    step = _beside(comparison.predicted.latency_s, measured.step_s)
+    head = [
+        f"measured by {measured.backend}, {threads}, {measured.steps} steps, {date} UTC",
+        f"  on         {clean(measured.device)}",
+        f"  one step   {step} (with the recording: {units.seconds(measured.recorded_step_s)})",
+    ]
     if measured.stream_s is not None:
-        yield f"  a stream   {_beside(comparison.result.evaluation.step_s, measured.stream_s)}"
+        stream = _beside(comparison.result.evaluation.step_s, measured.stream_s)
+        head.append(f"  a stream   {stream}")
+    parts = [head, table(ranks)]
+    if worst:
+        parts.append(table([("worst errors", "rank", "predicted", "measured", "ratio"), *worst]))
+    return "\n\n".join("\n".join(lines) for lines in parts)
 
 
 def _beside(predicted_s: float, measured_s: float) -> str:

@@ -218,7 +218,7 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
     if outcome is not None and figures is not None:
         run = (outcome.graph, outcome.plan.micro_batches)
         single = OneDevice.best(cluster, request.objective, outcome.plan.kind, run)
-        speedup, gain = single.speedup(figures), single.gain(figures, request.objective)
+        speedup, gain = (single.gain(figures, by) for by in ("throughput", request.objective))
     return Point(
         devices=count,
         cluster=target.name,

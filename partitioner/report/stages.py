@@ -62,11 +62,6 @@ def step_sentence(facts: Mapping[str, Any]) -> str:
     )
 
 
-def plan_sentence(plan: Plan, evaluation: Evaluation) -> str:
-    """`step_sentence` of a plan; "" if it has no stages."""
-    return step_sentence(step_facts(plan, evaluation))
-
-
 def stage_text(plan: Plan, stage: int) -> str:
     """The name of a stage; "" in a plan that runs each batch as a whole."""
     return "" if plan.pipeline is None else f"stage {stage}"

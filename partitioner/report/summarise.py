@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -66,8 +67,7 @@ def summarise(
         *notes,
         *parallel_notes(request.parallel, graph, plan, request.mesh),
         *request.constraints.notes,
-        *_recompute_notes(outcome),
-        *_opaque_notes(outcome),
+        *_notes(outcome),
     ]
     if devices > MOST_EXPLICIT:
         all_notes.append(
@@ -87,7 +87,7 @@ def summarise(
         "seed": cert.seed,
         "folded": cert.folded,
         **({"trials": [dict(vars(trial)) for trial in cert.trials]} if cert.trials else {}),
-        "speedup": single.speedup(figures),
+        "speedup": single.gain(figures, "throughput"),
         "gain": single.gain(figures, cert.objective),
         "latency_s": figures.latency_s,
         "throughput_per_s": units.finite(figures.throughput_per_s),
@@ -129,28 +129,22 @@ def _fewer(outcome: Outcome, single: OneDevice, devices: int) -> dict[str, Any] 
     return {"devices": count, "cost": cost, "cost_here": cert.cost}
 
 
-def _recompute_notes(outcome: Outcome) -> tuple[str, ...]:
+def _notes(outcome: Outcome) -> Iterator[str]:
+    """What is computed again, and a line for each reason that keeps nodes whole."""
     optional = outcome.of.optional if outcome.of is not None else frozenset()
     repeated = [node for node in outcome.graph.nodes if node.name in optional]
-    if not optional or (outcome.plan.micro_batches is not None and not repeated):
-        return ()
-    count = sum(not is_view(node) for node in repeated)
-    return (f"{count} operators of the forward pass are computed again in the backward pass",)
-
-
-def _opaque_notes(outcome: Outcome) -> tuple[str, ...]:
-    """One line for each reason that keeps nodes whole; of whole blocks by the whole graph."""
+    if optional and (outcome.plan.micro_batches is None or repeated):
+        count = sum(not is_view(node) for node in repeated)
+        yield f"{count} operators of the forward pass are computed again in the backward pass"
     graph, plan = outcome.graph, outcome.plan
     if plan.blocks and outcome.whole is not None and all(m.size() == 1 for m in plan.groups):
-        graph = outcome.whole
+        graph = outcome.whole  # of whole blocks by the whole graph
     by_reason: dict[str, list[str]] = defaultdict(list)
     for name, why in Rules.of(graph).opaque.items():
         by_reason[why].append(name)
-    notes = []
     for why, names in by_reason.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        notes.append(f"kept whole on one device: {', '.join(names[:3])}{more}: {why}")
-    return tuple(notes)
+        yield f"kept whole on one device: {', '.join(names[:3])}{more}: {why}"
 
 
 def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[Space]:

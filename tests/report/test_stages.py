@@ -15,7 +15,7 @@ from partitioner.report.page.page import render
 from partitioner.report.pictures.dot import dot
 from partitioner.report.pictures.timeline import draw_timeline
 from partitioner.report.schema import Report
-from partitioner.report.stages import bubble_share, plan_sentence, stages
+from partitioner.report.stages import bubble_share, stages, step_facts, step_sentence
 from partitioner.report.text.diff import diff, diff_text
 from partitioner.report.text.explain import explain, explain_node, variations
 from partitioner.report.text.show import show
@@ -37,7 +37,8 @@ def test_the_bubble_is_the_time_in_which_devices_do_nothing() -> None:
     result = staged_plans.staged("1f1b")
     figures, bubble = result.evaluation, bubble_share(result.evaluation, result.plan)
     assert sum(figures.load_s.values()) == pytest.approx((1 - bubble) * 2 * figures.latency_s)
-    assert plan_sentence(result.plan, figures).startswith("2 stages, 4 micro-batches, 1f1b, bubble")
+    sentence = step_sentence(step_facts(result.plan, figures))
+    assert sentence.startswith("2 stages, 4 micro-batches, 1f1b, bubble")
 
 
 def test_messages_of_the_stages_are_the_bytes_that_devices_send() -> None:

@@ -213,7 +213,7 @@ def worth_sentence(result: Planned, limits: Bottleneck) -> str:
     if gain < WORTH:
         return f"Splitting is not worth it here: {used} devices take {here}, {one} {there}."
     if objective == "memory":
-        speed = single.speedup(evaluation) or 1.0
+        speed = single.gain(evaluation, "throughput") or 1.0
         return (
             f"The fullest of {used} devices holds {here}, {one} {there}; "
             f"the throughput is {units.digits(speed)} times that of one."

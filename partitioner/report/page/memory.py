@@ -142,10 +142,9 @@ def traffic(schedule: Schedule, cluster: Cluster, lanes: Lanes) -> Traffic:
             exact[source, target] += schedule.times(task) * nbytes
     pairs = {pair: round(nbytes) for pair, nbytes in exact.items()}
     of_lanes: Counter[tuple[int, int]] = Counter()
-    for (source, target), nbytes in pairs.items():
-        of_lanes[lanes.of[source], lanes.of[target]] += nbytes
     sent: dict[str, Counter[int]] = defaultdict(Counter)
     for (source, target), nbytes in pairs.items():
+        of_lanes[lanes.of[source], lanes.of[target]] += nbytes
         sent[cluster.level((source, target)).name][source] += nbytes
     links = []
     for level in cluster.levels:

@@ -13,7 +13,7 @@ from partitioner.cost_model.schedule.readings import Pass, passes
 from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.report.pictures.canvas import COMM, IDLE, INK, REQUESTS, draw_file, drawable, tint
 from partitioner.report.planned import Planned
-from partitioner.report.stages import plan_sentence
+from partitioner.report.stages import step_facts, step_sentence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +86,7 @@ def _figure(result: Planned, timeline: Timeline, boxes: Sequence[Pass]) -> Figur
     entries = _legend_entries(timeline)
     below = 0.36 + 0.14 * math.ceil(len(entries) / _COLUMNS)
     title = f"{drawable(result.graph.name, 30)} on {drawable(result.cluster.name, 20)}"
-    if sentence := plan_sentence(result.plan, result.evaluation):
+    if sentence := step_sentence(step_facts(result.plan, result.evaluation)):
         title = f"{title}\n{sentence}"
     elif timeline.requests > 1:
         title += f", {timeline.requests} requests"

@@ -17,7 +17,7 @@ from partitioner.report.findings.bottleneck import turn_of
 from partitioner.report.findings.notes import moved_notes
 from partitioner.report.measured import Comparison
 from partitioner.report.planned import Planned, lanes
-from partitioner.report.stages import plan_sentence, stage_text, stages
+from partitioner.report.stages import stage_text, stages, step_facts, step_sentence
 from partitioner.report.steps import comm_bytes, pass_name
 from partitioner.report.summary import block_lines, certificate_line, stretch_rows, trial_lines
 from partitioner.report.text.tables import table
@@ -86,7 +86,7 @@ def _head(result: Planned) -> list[str]:
         lines += trial_lines(plan.certificate.trials)
     stretches = stretch_rows(graph, plan)
     lines += [f"in blocks: {line}" for line in block_lines(stretches, devices=len(cluster))]
-    if sentence := plan_sentence(plan, result.evaluation):
+    if sentence := step_sentence(step_facts(plan, result.evaluation)):
         lines.append(f"{sentence}: {units.seconds(result.evaluation.step_s)} a step")
     alone = [mesh.devices[0] for mesh in plan.groups if mesh.size() == 1]
     for index, mesh in enumerate(plan.groups):

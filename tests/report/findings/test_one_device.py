@@ -164,7 +164,7 @@ def test_a_device_that_holds_the_model_by_exact_liveness_holds_it(
     )
     single = OneDevice.best(result.cluster, "throughput", "inter", (result.graph, None))
     assert (single.held_bytes, single.fits) == (90, True)
-    assert single.speedup(result.evaluation) == 1.0
+    assert single.gain(result.evaluation, "throughput") == 1.0
     assert single.gain(result.evaluation, "memory") == 90 / result.evaluation.cost("memory")
 
 

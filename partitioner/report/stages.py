@@ -15,6 +15,7 @@ from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey
 from partitioner.cost_model.schedule.traffic import moves
 from partitioner.foundations import units
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import Part, StepOrder
 from partitioner.ir.pipeline import in_flight
 from partitioner.ir.plan import Pipeline, Plan
@@ -60,6 +61,11 @@ def step_sentence(facts: Mapping[str, Any]) -> str:
         f"{micro_batches} micro-batch{'' if micro_batches == 1 else 'es'}, "
         f"{facts['schedule']}, bubble {units.share(facts['bubble_share'])}"
     )
+
+
+def place_text(plan: Plan, stage: int, mesh: DeviceMesh) -> str:
+    """The devices that run something, after the stage that they do in a plan with stages."""
+    return ", ".join(filter(None, (stage_text(plan, stage), str(mesh))))
 
 
 def stage_text(plan: Plan, stage: int) -> str:

@@ -51,7 +51,7 @@ from partitioner.report.schema import (
     TensorRow,
     TerminalRow,
 )
-from partitioner.report.stages import stage_text, stages, step_facts, step_sentence
+from partitioner.report.stages import place_text, stages, step_facts, step_sentence
 from partitioner.report.steps import NODE, edges
 from partitioner.report.summary import solved_by, status_text, trial_lines
 
@@ -448,11 +448,11 @@ def _changes(
         if count < BELONGS * len(members):
             continue
         own = [name for name in members if plan.nodes[name].group == group]
-        at = _where(result, group)
+        at = place_text(plan, plan.stages[group], plan.groups[group])
         for other in _neighbours(result, members, group):
             keeps = plan.groups[other].axes == plan.groups[group].axes
             moved = {n: NodePlan(other, plan.nodes[n].cuts if keeps else {}) for n in own}
-            yield block, at, _where(result, other), moved
+            yield block, at, place_text(plan, plan.stages[other], plan.groups[other]), moved
         for axis, _ in plan.groups[group].axes:
             kind = (block.kind, group, axis)
             if block.kind >= 0 and kind in seen:
@@ -479,12 +479,6 @@ def _neighbours(result: Planned, members: Sequence[str], group: int) -> list[int
             if other is not None and nodes[other.name].group != group:
                 near[nodes[other.name].group] = None
     return list(near)
-
-
-def _where(result: Planned, group: int) -> str:
-    plan = result.plan
-    stage = stage_text(plan, plan.stages[group])
-    return ", ".join(filter(None, (stage, str(plan.groups[group]))))
 
 
 def why(old: Evaluation, new: Evaluation, change: float, objective: str) -> str:

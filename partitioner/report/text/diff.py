@@ -22,7 +22,7 @@ from partitioner.report.schema import (
     Moved,
     Unit,
 )
-from partitioner.report.stages import stage_text, step_facts
+from partitioner.report.stages import place_text, step_facts
 from partitioner.report.text.show import clean
 from partitioner.report.text.tables import safe, table
 
@@ -52,9 +52,8 @@ def diff(
         for name, (first, second) in decisions.items()
         if first != second
     ]
-    figures, others = _measures(before), _measures(after)
-    if before.plan.pipeline is not None or after.plan.pipeline is not None:
-        figures, others = [*figures, *_stages(before)], [*others, *_stages(after)]
+    staged = any(plan.pipeline is not None for plan in (before.plan, after.plan))
+    figures, others = (_measures(result, staged=staged) for result in (before, after))
     sizes, new_sizes = _sizes(before), _sizes(after)
     same = before.graph.digest == after.graph.digest
     return Diff(
@@ -184,23 +183,18 @@ def _moved(changes: Diff) -> list[str]:
 
 def _decision(result: Planned, task: Task) -> str:
     assert task.placed is not None
-    stage = stage_text(result.plan, task.placed.stage)
-    where = ", ".join(filter(None, (stage, str(task.placed.mesh))))
+    where = place_text(result.plan, task.placed.stage, task.placed.mesh)
     return f"{where}: {task.placed.cut_text or 'whole'}"
 
 
-def _stages(result: Planned) -> list[_Measure]:
-    """The figures of a step; of a plan without stages, those of one stage that runs all at once."""
-    facts = step_facts(result.plan, result.evaluation)
-    return [
+def _measures(result: Planned, *, staged: bool) -> list[_Measure]:
+    """The figures of a plan; one without stages is one stage that runs all at once."""
+    figures, facts = result.evaluation, step_facts(result.plan, result.evaluation)
+    of_step: list[_Measure] = [
         ("stages", "count", "", float(facts.get("stages", 1))),
         ("micro-batches", "count", "", float(result.plan.micro_batches or 1)),
         ("bubble", "share", "less", facts.get("bubble_share", 0.0)),
     ]
-
-
-def _measures(result: Planned) -> list[_Measure]:
-    figures = result.evaluation
     return [
         ("step", "s", "less", figures.step_s),
         ("latency", "s", "less", figures.latency_s),
@@ -213,6 +207,7 @@ def _measures(result: Planned) -> list[_Measure]:
         ("fullest device, of its memory", "share", "less", 1 - tightest(figures)[1]),
         ("balance", "share", "more", balance(figures)),
         ("devices used", "count", "", float(figures.devices_used)),
+        *(of_step if staged else ()),
     ]
 
 

@@ -33,12 +33,15 @@ from partitioner.report.pictures.fold import (
     terminal_lines,
 )
 from partitioner.report.pictures.layers import Layout, Point, arrange
+from partitioner.report.pictures.timeline import draw_timeline
 from partitioner.report.planned import Planned
 from partitioner.report.steps import INPUT, OUTPUT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+__all__ = ["MAX_BOXES", "draw_graph", "draw_timeline"]
 
 MAX_BOXES = 60  #: Larger graphs are drawn folded.
 

@@ -18,10 +18,10 @@ from partitioner.foundations.files import FileError
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.blocks import blocks
 from partitioner.report.pictures.canvas import PictureError
-from partitioner.report.pictures.draw import draw_graph
+from partitioner.report.pictures.draw import draw_graph, draw_timeline
 from partitioner.report.pictures.fold import fold
 from partitioner.report.pictures.layers import arrange
-from partitioner.report.pictures.timeline import bars, draw_timeline
+from partitioner.report.pictures.timeline import bars
 from partitioner.report.steps import Terminal, edges, placed_nodes
 
 SVG = "{http://www.w3.org/2000/svg}"

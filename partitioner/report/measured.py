@@ -193,25 +193,26 @@ class Comparison(Generic[PlannedT_co]):
     @cached_property
     def totals(self) -> tuple[MeasuredRankRow, ...]:
         """The sums of every rank."""
-        return tuple(map(self._totals, range(len(self.measured.ranks))))
-
-    def _totals(self, rank: int) -> MeasuredRankRow:
-        measured, figures = self.measured.ranks[rank], self.result.evaluation
-        held = figures.executor_peak.get(rank)  # of the executor, where that is known
-        compute_s = comm_s = 0.0
-        for task in self.result.run_schedule.tasks:
-            seconds = self.result.run_schedule.times(task) * task.devices.get(rank, 0.0)
-            if task.kind == "compute":
-                compute_s += seconds
-            else:
-                comm_s += seconds
-        return MeasuredRankRow(
-            predicted_compute_s=compute_s,
-            compute_s=sum(task.seconds for task in measured.tasks if task.nodes),
-            predicted_comm_s=comm_s,
-            comm_s=sum(one.seconds for one in measured.tasks if one.comms and not one.nodes),
-            other_s=sum(one.seconds for one in measured.tasks if not one.comms and not one.nodes),
-            waited_s=sum(task.waited_s for task in measured.tasks),
-            predicted_peak_bytes=held.bytes if held else figures.held_bytes.get(rank, 0),
-            peak_bytes=measured.peak_bytes,
-        )
+        figures, run, totals = self.result.evaluation, self.result.run_schedule, []
+        for rank, measured in enumerate(self.measured.ranks):
+            held = figures.executor_peak.get(rank)  # of the executor, where that is known
+            compute_s = comm_s = 0.0
+            for task in run.tasks:
+                seconds = run.times(task) * task.devices.get(rank, 0.0)
+                if task.kind == "compute":
+                    compute_s += seconds
+                else:
+                    comm_s += seconds
+            others = [task for task in measured.tasks if not task.nodes]
+            row = MeasuredRankRow(
+                predicted_compute_s=compute_s,
+                compute_s=sum(task.seconds for task in measured.tasks if task.nodes),
+                predicted_comm_s=comm_s,
+                comm_s=sum(task.seconds for task in others if task.comms),
+                other_s=sum(task.seconds for task in others if not task.comms),
+                waited_s=sum(task.waited_s for task in measured.tasks),
+                predicted_peak_bytes=held.bytes if held else figures.held_bytes.get(rank, 0),
+                peak_bytes=measured.peak_bytes,
+            )
+            totals.append(row)
+        return tuple(totals)

@@ -362,7 +362,12 @@ class _Ribbon:
     def _add(
         self, rows: list[BoxRow], box: _Box, parent: int, group: int, lanes: list[int], part: Part
     ) -> None:
-        nodes = [self.graph.nodes[index] for index in box.nodes]
+        by_axis: dict[str, Counter[str]] = {
+            axis: Counter() for axis, size in self.result.plan.groups[group].axes if size > 1
+        }
+        for index in box.nodes:
+            for axis, word in self.words(self.graph.nodes[index]).items():
+                by_axis.setdefault(axis, Counter())[word] += self._seconds([index])  # type: ignore[assignment]
         start, end = self._start(box.nodes), max(self.drawn[index][1] for index in box.nodes)
         one = box.inner[0].nodes if box.count > 1 else box.nodes
         rows.append(
@@ -380,32 +385,22 @@ class _Ribbon:
                 start_s=start,
                 end_s=end,
                 seconds=self._seconds(box.nodes),
-                cuts=self._cuts(nodes, group),
+                cuts=[
+                    CutRow(
+                        axis=axis,
+                        words=[
+                            word
+                            for word, seconds in words.most_common()
+                            if seconds >= LEAST_SHARE * sum(words.values())
+                        ],
+                    )
+                    for axis, words in by_axis.items()
+                ],
             )
         )
         own = len(rows) - 1
         for inner in box.inner:
             self._add(rows, inner, own, group, lanes, part)
-
-    def _cuts(self, nodes: Sequence[Node], group: int) -> list[CutRow]:
-        by_axis: dict[str, Counter[str]] = {
-            axis: Counter() for axis, size in self.result.plan.groups[group].axes if size > 1
-        }
-        for node in nodes:
-            seconds = self._seconds([self.graph.order[node.name]])
-            for axis, word in self.words(node).items():
-                by_axis.setdefault(axis, Counter())[word] += seconds  # type: ignore[assignment]
-        return [
-            CutRow(
-                axis=axis,
-                words=[
-                    word
-                    for word, seconds in words.most_common()
-                    if seconds >= LEAST_SHARE * sum(words.values())
-                ],
-            )
-            for axis, words in by_axis.items()
-        ]
 
     def _start(self, nodes: Sequence[int]) -> float:
         return min(self.drawn[index][0] for index in nodes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from partitioner.report.pictures.canvas import (
     COMM,
     FAINT,
@@ -16,7 +14,7 @@ from partitioner.report.pictures.canvas import (
 )
 from partitioner.report.pictures.fold import comm_lines, group_indices, how_cut
 from partitioner.report.planned import Planned
-from partitioner.report.steps import INPUT, NODE, OUTPUT, Edge, Terminal, edges, placed_nodes
+from partitioner.report.steps import INPUT, NODE, OUTPUT, Terminal, edges, placed_nodes
 
 
 def dot(result: Planned) -> str:
@@ -59,19 +57,14 @@ def dot(result: Planned) -> str:
             label = _quoted(f"{shown(value)}\n{result.graph.types[value]}")
             look = f'shape=ellipse fillcolor=white color="{QUIET}"'
             lines.append(f"  {ids[kind, value]} [label={label} {look}]")
-    lines += [_edge(edge, ids) for edge in edges(result.graph, result.schedule)]
+    for edge in edges(result.graph, result.schedule):
+        look = f"tooltip={_quoted(shown(edge.value))}"
+        if edge.crosses:
+            text = _quoted("\n".join(comm_lines(edge.new) if edge.new else ["(the same)"]))
+            style = "bold" if edge.new else "dotted"
+            look = f'label={text} style={style} color="{COMM}" fontcolor="{COMM}" {look}'
+        lines.append(f"  {ids[edge.source]} -> {ids[edge.target]} [{look}]")
     return "\n".join([*lines, "}", ""])
-
-
-def _edge(edge: Edge, ids: Mapping[Terminal, str]) -> str:
-    line = f"  {ids[edge.source]} -> {ids[edge.target]}"
-    tip = f"tooltip={_quoted(shown(edge.value))}"
-    if not edge.crosses:
-        return f"{line} [{tip}]"
-    text = "\n".join(comm_lines(edge.new) if edge.new else ["(the same)"])
-    style = "bold" if edge.new else "dotted"
-    colour = f'color="{COMM}" fontcolor="{COMM}"'
-    return f"{line} [label={_quoted(text)} style={style} {colour} {tip}]"
 
 
 def _quoted(text: str) -> str:

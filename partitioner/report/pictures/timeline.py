@@ -79,11 +79,16 @@ def bars(timeline: Timeline, boxes: Sequence[Pass] = ()) -> tuple[Bar, ...]:
 
 def _figure(result: Planned, timeline: Timeline, boxes: Sequence[Pass]) -> Figure:
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     devices = len(result.cluster.devices)
     lane = min(0.17, (_MAX_HEIGHT_INCHES - 1.2) / (2.5 * devices))
     inner = 2.5 * devices * lane
-    entries = _legend_entries(timeline)
+    requests, turn = timeline.requests, timeline.turn
+    names = ["compute"] if requests == 1 else [f"{turn} {i}" for i in range(min(requests, 5))]
+    look: dict[str, Any] = {"facecolor": tint(COMM, 0.45), "edgecolor": COMM, "hatch": "//////"}
+    entries = [Patch(facecolor=_colour(i), label=name) for i, name in enumerate(names)]
+    entries += [Patch(label="communication", **look), Patch(facecolor=IDLE, label="idle")]
     below = 0.36 + 0.14 * math.ceil(len(entries) / _COLUMNS)
     title = f"{drawable(result.graph.name, 30)} on {drawable(result.cluster.name, 20)}"
     if sentence := step_sentence(step_facts(result.plan, result.evaluation)):
@@ -159,16 +164,3 @@ def _draw_bar(axes: Axes, bar: Bar, span_s: float, scale: float) -> None:
 
 def _colour(request: int) -> str:
     return tint(REQUESTS[request % len(REQUESTS)], _SHARE)
-
-
-def _legend_entries(timeline: Timeline) -> list[Any]:
-    from matplotlib.patches import Patch
-
-    requests, turn = timeline.requests, timeline.turn
-    names = ["compute"] if requests == 1 else [f"{turn} {i}" for i in range(min(requests, 5))]
-    entries: list[Any] = [Patch(facecolor=_colour(i), label=name) for i, name in enumerate(names)]
-    entries.append(
-        Patch(facecolor=tint(COMM, 0.45), edgecolor=COMM, hatch="//////", label="communication")
-    )
-    entries.append(Patch(facecolor=IDLE, label="idle"))
-    return entries

@@ -22,7 +22,7 @@ from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.report.findings.bottleneck import WORTH, turn_of
-from partitioner.report.findings.one_device import OneDevice, copies_sentence
+from partitioner.report.one_device import OneDevice, copies_sentence
 from partitioner.report.schema import VERSION, Point, Sweep
 from partitioner.report.text.tables import table
 from partitioner.search.find_plan import find_plan

@@ -17,7 +17,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.ops import is_view, rules_of
 from partitioner.ir.plan import resolve
 from partitioner.report.findings.notes import whole_machine_notes
-from partitioner.report.findings.one_device import OneDevice
+from partitioner.report.one_device import OneDevice
 from partitioner.report.planned import Planned
 from partitioner.report.schema import Changes, Moved, Space, ranges
 from partitioner.report.stages import step_facts

@@ -13,7 +13,7 @@ from partitioner.ir.ops import is_stored, is_view
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import Certificate, Plan, Trial, trial_of
 from partitioner.ir.rule import Rule
-from partitioner.report.findings.one_device import OneDevice
+from partitioner.report.one_device import OneDevice
 from partitioner.report.stages import step_sentence
 
 #: A proven plan within this gap is called optimal, whatever gap was requested.

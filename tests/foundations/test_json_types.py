@@ -1,5 +1,6 @@
 """Values of JSON against types."""
 
+from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 import pytest
@@ -16,6 +17,12 @@ class _Entry(_More):
     count: int | None
 
 
+@dataclass(frozen=True)
+class _Record:
+    device: int
+    rate_per_s: float | None
+
+
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
@@ -30,6 +37,7 @@ class _Entry(_More):
         ("less", Literal["less", "more"]),
         ({"name": "a", "count": None}, _Entry),
         ({"name": "a", "count": 1, "more": [0.5]}, _Entry),
+        ({"device": 0, "rate_per_s": None}, _Record),
         (4, lambda value: value % 2 == 0),
     ],
 )
@@ -55,6 +63,9 @@ def test_what_fits(value: object, kind: Any) -> None:
         ({"name": "a"}, _Entry),
         ({"name": "a", "count": 1, "other": 1}, _Entry),
         ([], _Entry),
+        ({"device": 0}, _Record),
+        ({"device": 0, "rate_per_s": 1.5, "other": 1}, _Record),
+        ({"device": -1, "rate_per_s": 1.5}, _Record),
         (3, lambda value: value % 2 == 0),
     ],
 )

@@ -366,8 +366,9 @@ class _Ribbon:
             axis: Counter() for axis, size in self.result.plan.groups[group].axes if size > 1
         }
         for index in box.nodes:
+            spent_s = self._seconds([index])
             for axis, word in self.words(self.graph.nodes[index]).items():
-                by_axis.setdefault(axis, Counter())[word] += self._seconds([index])  # type: ignore[assignment]
+                by_axis.setdefault(axis, Counter())[word] += spent_s  # type: ignore[assignment]
         start, end = self._start(box.nodes), max(self.drawn[index][1] for index in box.nodes)
         one = box.inner[0].nodes if box.count > 1 else box.nodes
         rows.append(

@@ -18,9 +18,13 @@ class _Entry(_More):
 
 
 @dataclass(frozen=True)
-class _Record:
+class _Figures:
     device: int
-    rate_per_s: float | None
+    rate: float | None = None
+
+    @property
+    def is_known(self) -> bool:
+        return self.rate is not None
 
 
 @pytest.mark.parametrize(
@@ -37,7 +41,7 @@ class _Record:
         ("less", Literal["less", "more"]),
         ({"name": "a", "count": None}, _Entry),
         ({"name": "a", "count": 1, "more": [0.5]}, _Entry),
-        ({"device": 0, "rate_per_s": None}, _Record),
+        ({"device": 1, "rate": 0.5}, _Figures),
         (4, lambda value: value % 2 == 0),
     ],
 )
@@ -63,9 +67,8 @@ def test_what_fits(value: object, kind: Any) -> None:
         ({"name": "a"}, _Entry),
         ({"name": "a", "count": 1, "other": 1}, _Entry),
         ([], _Entry),
-        ({"device": 0}, _Record),
-        ({"device": 0, "rate_per_s": 1.5, "other": 1}, _Record),
-        ({"device": -1, "rate_per_s": 1.5}, _Record),
+        ({"device": 1}, _Figures),
+        ({"device": 1, "rate": 0.5, "is_known": True}, _Figures),
         (3, lambda value: value % 2 == 0),
     ],
 )

@@ -52,8 +52,8 @@ def diff(
         for name, (first, second) in decisions.items()
         if first != second
     ]
-    staged = any(plan.pipeline is not None for plan in (before.plan, after.plan))
-    figures, others = (_measures(result, staged=staged) for result in (before, after))
+    staged = any(step_facts(one.plan, one.evaluation) for one in (before, after))
+    figures, others = (_measures(one, staged=staged) for one in (before, after))
     sizes, new_sizes = _sizes(before), _sizes(after)
     same = before.graph.digest == after.graph.digest
     return Diff(
@@ -192,7 +192,7 @@ def _measures(result: Planned, *, staged: bool) -> list[_Measure]:
     figures, facts = result.evaluation, step_facts(result.plan, result.evaluation)
     of_step: list[_Measure] = [
         ("stages", "count", "", float(facts.get("stages", 1))),
-        ("micro-batches", "count", "", float(result.plan.micro_batches or 1)),
+        ("micro-batches", "count", "", float(facts.get("micro_batches", 1))),
         ("bubble", "share", "less", facts.get("bubble_share", 0.0)),
     ]
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -190,13 +190,22 @@ def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[S
 
 
 def changes(before: Planned, after: Planned, objective: str, space: str) -> Changes:
-    """A comparison that is small enough to be stored.
-
-    Neighbours with equal decisions before and after are one row, the longest seconds first.
-    """
+    """A comparison that is small enough to be stored: runs of nodes that moved alike are one."""
     full = diff(before, after, ("the chosen plan", space), objective)
+    return Changes(
+        verdict=full["verdict"],
+        figures=full["figures"],
+        moved=_runs(full["moved"])[:MOST_RUNS],
+        moved_count=len(full["moved"]),
+        same=full["same"],
+        traffic=full["traffic"],
+    )
+
+
+def _runs(moved: Sequence[Moved]) -> list[Moved]:
+    """Neighbours with equal decisions before and after as one row, the longest seconds first."""
     rows = []
-    for _, run in itertools.groupby(full["moved"], key=operator.itemgetter("before", "after")):
+    for _, run in itertools.groupby(moved, key=operator.itemgetter("before", "after")):
         nodes = list(run)
         first, last = nodes[0], nodes[-1]
         ops = dict.fromkeys(node["op"] for node in nodes)
@@ -211,12 +220,4 @@ def changes(before: Planned, after: Planned, objective: str, space: str) -> Chan
                 seconds_after=sum(node["seconds_after"] for node in nodes),
             )
         )
-    rows.sort(key=lambda row: -max(row["seconds_before"], row["seconds_after"]))
-    return Changes(
-        verdict=full["verdict"],
-        figures=full["figures"],
-        moved=rows[:MOST_RUNS],
-        moved_count=len(full["moved"]),
-        same=full["same"],
-        traffic=full["traffic"],
-    )
+    return sorted(rows, key=lambda row: -max(row["seconds_before"], row["seconds_after"]))

@@ -145,7 +145,20 @@ def annotated_model(
     names = (f"{device.name}:{i}" for i, device in enumerate(cluster.devices))
     model.configuration.add(name=CONFIGURATION, num_devices=len(cluster.devices), device=names)
     model.ir_version = max(model.ir_version, IR_VERSION)
-    left_out = tuple(_annotate_nodes(model, traced.graph, schedule))
+    left_out: list[LeftOut] = []
+    makers = {name: node for node in model.graph.node for name in node.output if name}
+    computes = [(task.placed, task.hops) for task in schedule.tasks if task.placed is not None]
+    staged = len({phase for _, phase in computes}) > 1
+    for placed, phase in computes:
+        match = _matching_node(makers, placed)
+        if match is None:
+            why = "tracing made this node; the file has none like it"
+            left_out.append(LeftOut(placed.node.name, "", why))
+            continue
+        config = match.device_configurations.add(configuration_id=CONFIGURATION)
+        if staged:
+            config.pipeline_stage = phase
+        left_out += _add_specs(config, match, placed, traced.graph)
     results = {name for node in model.graph.node for name in node.output}
     known = {*results, *(t.name for t in model.graph.initializer), *traced.graph.inputs}
     shapes = {  # of the tensors that keep their name through tracing
@@ -156,22 +169,7 @@ def annotated_model(
     problem = next(annotation_problems(model, shapes), None)
     if problem is not None:
         raise AnnotateError(f"the annotations of this plan are not valid: {problem}")
-    return model, left_out
-
-
-def _annotate_nodes(model: ModelProto, graph: Graph, schedule: Schedule) -> Iterator[LeftOut]:
-    makers = {name: node for node in model.graph.node for name in node.output if name}
-    computes = [(task.placed, task.hops) for task in schedule.tasks if task.placed is not None]
-    staged = len({phase for _, phase in computes}) > 1
-    for placed, phase in computes:
-        node = _matching_node(makers, placed)
-        if node is None:
-            yield LeftOut(placed.node.name, "", "tracing made this node; the file has none like it")
-            continue
-        config = node.device_configurations.add(configuration_id=CONFIGURATION)
-        if staged:
-            config.pipeline_stage = phase
-        yield from _add_specs(config, node, placed, graph)
+    return model, tuple(left_out)
 
 
 def _matching_node(makers: Mapping[str, NodeProto], placed: PlacedNode) -> NodeProto | None:

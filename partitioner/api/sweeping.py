@@ -22,7 +22,7 @@ from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.report.findings.bottleneck import WORTH, turn_of
-from partitioner.report.findings.one_device import OneDevice, copies_sentence
+from partitioner.report.one_device import OneDevice, copies_sentence
 from partitioner.report.schema import VERSION, Point, Sweep
 from partitioner.report.text.tables import table
 from partitioner.search.find_plan import find_plan
@@ -218,7 +218,7 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
     if outcome is not None and figures is not None:
         run = (outcome.graph, outcome.plan.micro_batches)
         single = OneDevice.best(cluster, request.objective, outcome.plan.kind, run)
-        speedup, gain = single.speedup(figures), single.gain(figures, request.objective)
+        speedup, gain = (single.gain(figures, by) for by in ("throughput", request.objective))
     return Point(
         devices=count,
         cluster=target.name,

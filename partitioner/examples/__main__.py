@@ -3,7 +3,6 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 import onnx
 
@@ -15,7 +14,21 @@ _HEADROOM_BYTES = 2**24  # graph and names beside the weights
 
 def main(arguments: list[str] | None = None) -> int:
     """Write an example model; 1 if it cannot be built or written, and argparse exits with 2."""
-    options = _parse(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m partitioner.examples",
+        description="Write an example model with random weights.",
+        epilog="NAME --help lists an example's options.",
+    )
+    examples = parser.add_subparsers(
+        dest="name", metavar="NAME", required=True, help=", ".join(NAMES)
+    )
+    for name in NAMES:
+        example = examples.add_parser(name, description=f"Write {name} with random weights.")
+        example.add_argument("out", metavar="OUT.onnx", type=Path)
+        for option, default in options_of(name).items():
+            flag, text = f"--{option.replace('_', '-')}", f"default {default}"
+            example.add_argument(flag, type=int, metavar="N", default=default, help=text)
+    options = vars(parser.parse_args(arguments))
     name, out = options.pop("name"), options.pop("out")
     try:
         model = build(name, **options)
@@ -33,24 +46,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     print(f"error: {reason}", file=sys.stderr)
     return 1
-
-
-def _parse(arguments: list[str] | None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(
-        prog="python -m partitioner.examples",
-        description="Write an example model with random weights.",
-        epilog="NAME --help lists an example's options.",
-    )
-    examples = parser.add_subparsers(
-        dest="name", metavar="NAME", required=True, help=", ".join(NAMES)
-    )
-    for name in NAMES:
-        example = examples.add_parser(name, description=f"Write {name} with random weights.")
-        example.add_argument("out", metavar="OUT.onnx", type=Path)
-        for option, default in options_of(name).items():
-            flag, text = f"--{option.replace('_', '-')}", f"default {default}"
-            example.add_argument(flag, type=int, metavar="N", default=default, help=text)
-    return vars(parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -78,8 +78,3 @@ class Builder:
 def floats(name: str, *shape: int) -> onnx.ValueInfoProto:
     """A float32 graph input or output."""
     return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-
-
-def integers(name: str, *shape: int) -> onnx.ValueInfoProto:
-    """An int64 graph input or output."""
-    return helper.make_tensor_value_info(name, onnx.TensorProto.INT64, shape)

@@ -6,7 +6,7 @@ from math import sqrt
 import numpy as np
 import onnx
 
-from partitioner.examples.builder import Builder, ExampleError, floats, integers
+from partitioner.examples.builder import Builder, ExampleError, floats
 
 _ROPE_BASE = 10_000.0
 _EPSILON = 1e-5
@@ -91,9 +91,8 @@ def build(
         x = b.op("Add", x, mixed, name=f"{prefix}.residual_mlp")
     x = _rms_norm(b, sizes, x, "model.norm")
     b.op("MatMul", x, b.weight("lm_head.weight", hidden, vocab), name="logits")
-    return b.model(
-        "llama", [integers("input_ids", batch, seq)], [floats("logits", batch, seq, vocab)]
-    )
+    ids = onnx.helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, (batch, seq))
+    return b.model("llama", [ids], [floats("logits", batch, seq, vocab)])
 
 
 def _rms_norm(b: Builder, sizes: _Sizes, x: str, prefix: str) -> str:

@@ -91,7 +91,22 @@ def build(name: str, *, seed: int = 0) -> onnx.ModelProto:
         digest = hashlib.sha256(f"{seed}/{key}".encode()).digest()
         random = np.random.default_rng(int.from_bytes(digest[:8], "big"))
         weights.append(numpy_helper.from_array(_draw(roles[key], shapes[key], random), key))
-    return _rebuilt(model, weights)
+    # Assembled anew: weights are stored, none of them is an input, nothing is unused.
+    nodes = [node for node in graph.node if node.op_type != "ConstantOfShape"]
+    used = {name for node in nodes for name in node.input} - {tensor.name for tensor in weights}
+    rebuilt = onnx.helper.make_graph(
+        nodes,
+        graph.name,
+        [value for value in graph.input if value.name not in stored],
+        list(graph.output),
+        initializer=[*(t for t in graph.initializer if t.name in used), *weights],
+    )
+    return onnx.helper.make_model(
+        rebuilt,
+        ir_version=IR_VERSION,
+        opset_imports=list(model.opset_import),
+        producer_name="partitioner.examples",
+    )
 
 
 def _roles(graph: onnx.GraphProto) -> dict[str, str]:
@@ -141,26 +156,3 @@ def _draw(role: str, shape: tuple[int, ...], random: np.random.Generator) -> Wei
     if role in _CENTRE:
         return np.float32(_CENTRE[role]) * (np.float32(0.75) + np.float32(0.5) * uniform)
     return np.float32(0.2) * uniform - np.float32(0.1)
-
-
-def _rebuilt(model: onnx.ModelProto, weights: list[onnx.TensorProto]) -> onnx.ModelProto:
-    """The model assembled anew: weights stored, none of them an input, nothing unused."""
-    graph = model.graph
-    stored = {tensor.name for tensor in graph.initializer}
-    nodes = [node for node in graph.node if node.op_type != "ConstantOfShape"]
-    used = {name for node in nodes for name in node.input}
-    drawn = {tensor.name for tensor in weights}
-    kept = [t for t in graph.initializer if t.name in used and t.name not in drawn]
-    rebuilt = onnx.helper.make_graph(
-        nodes,
-        graph.name,
-        [value for value in graph.input if value.name not in stored],
-        list(graph.output),
-        initializer=[*kept, *weights],
-    )
-    return onnx.helper.make_model(
-        rebuilt,
-        ir_version=IR_VERSION,
-        opset_imports=list(model.opset_import),
-        producer_name="partitioner.examples",
-    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from partitioner.ir.graph import Graph, Node
@@ -135,12 +135,18 @@ class _Folder:
 
     def level(self, first: int, stop: int, most: int = MAX_ENTRIES) -> list[Block]:
         """The blocks of the nodes first .. stop - 1, so that these have at most `most` entries."""
-        repeated = repeats(self.kinds[first:stop], self.crossing[first:stop])
-        inside = [
-            block
-            for s in repeated
-            for block in self._parts(Stretch(first + s.start, first + s.stop, s.period))
-        ]
+        inside: list[Block] = []
+        for stretch in repeats(self.kinds[first:stop], self.crossing[first:stop]):
+            starts = range(first + stretch.start, first + stretch.stop, stretch.period)
+            key = tuple(self.kinds[starts[0] : starts[0] + stretch.period].tolist())
+            number = self.numbers.setdefault(key, len(self.numbers))
+            for index, start in enumerate(starts):
+                end = start + stretch.period
+                if stretch.period <= MAX_NESTED:
+                    inner = self.level(start, end, MAX_INSIDE)
+                else:
+                    inner = self._chunks(start, end, [])
+                inside.append(Block(start, end - 1, number, index, stretch.count, inner))
         if len(_entries(first, stop, inside)) > most:
             folded: list[Block] = []  # the nodes between the repeats, too
             at = first
@@ -153,17 +159,6 @@ class _Folder:
         if len(_entries(first, stop, inside)) > most:
             inside = self._chunks(first, stop, inside)
         return inside
-
-    def _parts(self, stretch: Stretch) -> Iterator[Block]:
-        key = tuple(self.kinds[stretch.start : stretch.start + stretch.period].tolist())
-        number = self.numbers.setdefault(key, len(self.numbers))
-        for index, first in enumerate(range(stretch.start, stretch.stop, stretch.period)):
-            stop = first + stretch.period
-            if stretch.period <= MAX_NESTED:
-                inner = self.level(first, stop, MAX_INSIDE)
-            else:
-                inner = self._chunks(first, stop, [])
-            yield Block(first, stop - 1, number, index, stretch.count, inner)
 
     def _chunks(self, first: int, stop: int, inside: Sequence[Block]) -> list[Block]:
         """A crowded level, folded into ranges of about equal numbers of entries."""

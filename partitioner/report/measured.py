@@ -22,7 +22,6 @@ from partitioner.backends.observed import (
 )
 from partitioner.cost_model.cluster.resolve import cpu_fingerprint, gpu_fingerprint
 from partitioner.cost_model.schedule.simulate import Timeline, simulate
-from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.foundations import units
 from partitioner.foundations.files import ResultError
 from partitioner.foundations.json_types import fits
@@ -165,29 +164,23 @@ class Comparison(Generic[PlannedT_co]):
     result: PlannedT_co
     measured: Measured
 
-    @property
-    def schedule(self) -> Schedule:
-        """The tasks that the ranks run."""
-        return self.result.run_schedule
-
     @cached_property
     def predicted(self) -> Timeline:
         """The predicted timeline of one step."""
-        return simulate(self.schedule)
+        return simulate(self.result.run_schedule)
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """The tasks of all ranks that were both predicted and measured, in order of rank."""
-        tasks, rows = self.schedule.tasks, list[Row]()
-        by_node = {task.placed.node.name: task for task in tasks if task.placed is not None}
-        by_seq = {task.comm.seq: task for task in tasks if task.comm is not None}
+        run, rows = self.result.run_schedule, list[Row]()
+        by_node = {task.placed.node.name: task for task in run.tasks if task.placed is not None}
+        by_seq = {task.comm.seq: task for task in run.tasks if task.comm is not None}
         for rank, measured in enumerate(self.measured.ranks):
             for task in measured.tasks:
                 planned = [by_node[name] for name in task.nodes if name in by_node]
                 planned += [by_seq[seq] for seq in task.comms if seq in by_seq]
                 if planned:
-                    times = self.schedule.times
-                    seconds = sum(times(one) * one.devices.get(rank, 0.0) for one in planned)
+                    seconds = sum(run.times(one) * one.devices.get(rank, 0.0) for one in planned)
                     name = " + ".join(one.name for one in planned)
                     rows.append(Row(rank, task.nodes, task.comms, name, seconds, task))
         return tuple(rows)
@@ -200,25 +193,26 @@ class Comparison(Generic[PlannedT_co]):
     @cached_property
     def totals(self) -> tuple[MeasuredRankRow, ...]:
         """The sums of every rank."""
-        return tuple(map(self._totals, range(len(self.measured.ranks))))
-
-    def _totals(self, rank: int) -> MeasuredRankRow:
-        measured, figures = self.measured.ranks[rank], self.result.evaluation
-        held = figures.executor_peak.get(rank)  # of the executor, where that is known
-        compute_s = comm_s = 0.0
-        for task in self.schedule.tasks:
-            seconds = self.schedule.times(task) * task.devices.get(rank, 0.0)
-            if task.kind == "compute":
-                compute_s += seconds
-            else:
-                comm_s += seconds
-        return MeasuredRankRow(
-            predicted_compute_s=compute_s,
-            compute_s=sum(task.seconds for task in measured.tasks if task.nodes),
-            predicted_comm_s=comm_s,
-            comm_s=sum(one.seconds for one in measured.tasks if one.comms and not one.nodes),
-            other_s=sum(one.seconds for one in measured.tasks if not one.comms and not one.nodes),
-            waited_s=sum(task.waited_s for task in measured.tasks),
-            predicted_peak_bytes=held.bytes if held else figures.held_bytes.get(rank, 0),
-            peak_bytes=measured.peak_bytes,
-        )
+        figures, run, totals = self.result.evaluation, self.result.run_schedule, []
+        for rank, measured in enumerate(self.measured.ranks):
+            held = figures.executor_peak.get(rank)  # of the executor, where that is known
+            compute_s = comm_s = 0.0
+            for task in run.tasks:
+                seconds = run.times(task) * task.devices.get(rank, 0.0)
+                if task.kind == "compute":
+                    compute_s += seconds
+                else:
+                    comm_s += seconds
+            others = [task for task in measured.tasks if not task.nodes]
+            row = MeasuredRankRow(
+                predicted_compute_s=compute_s,
+                compute_s=sum(task.seconds for task in measured.tasks if task.nodes),
+                predicted_comm_s=comm_s,
+                comm_s=sum(task.seconds for task in others if task.comms),
+                other_s=sum(task.seconds for task in others if not task.comms),
+                waited_s=sum(task.waited_s for task in measured.tasks),
+                predicted_peak_bytes=held.bytes if held else figures.held_bytes.get(rank, 0),
+                peak_bytes=measured.peak_bytes,
+            )
+            totals.append(row)
+        return tuple(totals)

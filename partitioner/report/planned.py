@@ -21,7 +21,7 @@ from partitioner.ir.checks import is_a
 from partitioner.ir.errors import PartitionerError, did_you_mean, hints_keywords
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import PlacedNode, Plan, resolve
-from partitioner.report.findings.one_device import OneDevice
+from partitioner.report.one_device import OneDevice
 from partitioner.report.summary import certificate_line, text
 from partitioner.search.limits import MOST_EXPLICIT
 
@@ -91,7 +91,7 @@ class Planned:
 
         By the predicted seconds between requests, or of a training step.
         """
-        return self.one_device.speedup(self.evaluation)
+        return self.one_device.gain(self.evaluation, "throughput")
 
     def node(self, name: str) -> PlacedNode:
         """A node, or the node that makes a tensor, with its placements.
@@ -104,7 +104,7 @@ class Planned:
             raise UnknownNodeError(f"{name!r} is not the name of a node or tensor")
         node = graph.by_name.get(name) or graph.producers.get(name)
         if node is not None:
-            return self._by_name[node.name]
+            return self.placed[graph.order[node.name]]
         if name in graph.inputs or name in graph.constants:
             which = "an input" if name in graph.inputs else "a constant"
             readers = [repr(reader.name) for reader in graph.consumers.get(name, ())]
@@ -114,10 +114,6 @@ class Planned:
         hint = did_you_mean(name, (*graph.by_name, *graph.producers))
         hint = hint or "; `partition show DIR --all` lists all names"
         raise UnknownNodeError(f"the model has no node or tensor {name!r}{hint}")
-
-    @cached_property
-    def _by_name(self) -> Mapping[str, PlacedNode]:
-        return {placed.node.name: placed for placed in self.placed}
 
     @cached_property
     def placed(self) -> tuple[PlacedNode, ...]:

@@ -15,6 +15,7 @@ from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey
 from partitioner.cost_model.schedule.traffic import moves
 from partitioner.foundations import units
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import Part, StepOrder
 from partitioner.ir.pipeline.timeline import in_flight
 from partitioner.ir.plan import Pipeline, Plan
@@ -62,9 +63,9 @@ def step_sentence(facts: Mapping[str, Any]) -> str:
     )
 
 
-def plan_sentence(plan: Plan, evaluation: Evaluation) -> str:
-    """`step_sentence` of a plan; "" if it has no stages."""
-    return step_sentence(step_facts(plan, evaluation))
+def place_text(plan: Plan, stage: int, mesh: DeviceMesh) -> str:
+    """The devices that run something, after the stage that they do in a plan with stages."""
+    return ", ".join(filter(None, (stage_text(plan, stage), str(mesh))))
 
 
 def stage_text(plan: Plan, stage: int) -> str:
@@ -74,14 +75,33 @@ def stage_text(plan: Plan, stage: int) -> str:
 
 def stages(schedule: Schedule) -> list[StageRow]:
     """The stages in order, with numbers of devices for lanes."""
-    order = schedule.order
+    order, of = schedule.order, schedule.order.phases.of
     nodes, devices = Counter[int](), defaultdict[int, set[int]](set)
+    owner: dict[LocalKey, int] = {}  # the stage of the first node that touches a value
+    # Busy seconds of a micro-batch on each device, by stage and part; W counts as B.
+    seconds: dict[tuple[int, Part], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    sends: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for task in schedule.tasks:
+        moved = task.phase != task.target_phase
         if task.placed is not None:
-            nodes[task.placed.stage] += 1
-            devices[task.placed.stage].update(task.placed.mesh.devices)
-    seconds, weights = _seconds(schedule, order), _weights(schedule)
-    kept, sends, held = _kept(schedule, order), _sends(schedule, order), in_flight(order.table)
+            stage = task.placed.stage
+            nodes[stage] += 1
+            devices[stage].update(task.placed.mesh.devices)
+            written = ((device, key) for device, key, _ in task.writes)
+            for local in (*written, *task.reads):
+                owner.setdefault(local, stage)
+        targets = task.comm.targets() if moved and task.comm else ()
+        for device, spent_s in task.devices.items():
+            part, stage = of(task.target_phase if device in targets else task.phase)
+            seconds[stage, Part.BACKWARD if part is Part.WEIGHT else part][device] += spent_s
+        if moved:
+            source, target = (of(at)[1] for at in (task.phase, task.target_phase))
+            sends[source][target] += sum(nbytes for _, _, nbytes in moves(task))
+    weights: dict[int, Counter[int]] = defaultdict(Counter)
+    for local, nbytes in schedule.residents.items():
+        if local in owner:
+            weights[owner[local]][local[0]] += nbytes
+    kept, held = _kept(schedule, order), in_flight(order.table)
     return [
         StageRow(
             devices=sorted(devices[stage]),
@@ -98,36 +118,6 @@ def stages(schedule: Schedule) -> list[StageRow]:
     ]
 
 
-def _seconds(
-    schedule: Schedule, order: StepOrder
-) -> Mapping[tuple[int, Part], Mapping[int, float]]:
-    """Busy seconds of a micro-batch on each device, by stage and part; W counts as B."""
-    seconds: dict[tuple[int, Part], dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for task in schedule.tasks:
-        targets = task.comm.targets() if task.phase != task.target_phase and task.comm else ()
-        for device, spent_s in task.devices.items():
-            phase = task.target_phase if device in targets else task.phase
-            part, stage = order.phases.of(phase)
-            whole = Part.BACKWARD if part is Part.WEIGHT else part
-            seconds[stage, whole][device] += spent_s
-    return seconds
-
-
-def _weights(schedule: Schedule) -> Mapping[int, Counter[int]]:
-    """Bytes of residents on each device, by the stage of the first node that touches them."""
-    owner: dict[LocalKey, int] = {}
-    for task in schedule.tasks:
-        if task.placed is not None:
-            written = ((device, key) for device, key, _ in task.writes)
-            for local in (*written, *task.reads):
-                owner.setdefault(local, task.placed.stage)
-    weights: dict[int, Counter[int]] = defaultdict(Counter)
-    for local, nbytes in schedule.residents.items():
-        if local in owner:
-            weights[owner[local]][local[0]] += nbytes
-    return weights
-
-
 def _kept(schedule: Schedule, order: StepOrder) -> Mapping[int, Counter[int]]:
     """Bytes on each device of what a stage's forward pass leaves for its backward passes."""
     kept: dict[int, Counter[int]] = defaultdict(Counter)
@@ -138,13 +128,3 @@ def _kept(schedule: Schedule, order: StepOrder) -> Mapping[int, Counter[int]]:
         if part is Part.FORWARD and then in _BACKWARD and stage == other:
             kept[stage][life.device] += life.nbytes
     return kept
-
-
-def _sends(schedule: Schedule, order: StepOrder) -> Mapping[int, Mapping[int, float]]:
-    """Bytes that the messages of a micro-batch take from stage to stage."""
-    sends: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for task in schedule.tasks:
-        if task.phase != task.target_phase:
-            source, target = (order.phases.of(at)[1] for at in (task.phase, task.target_phase))
-            sends[source][target] += sum(nbytes for _, _, nbytes in moves(task))
-    return sends

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +16,12 @@ from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import is_view, rules_of
 from partitioner.ir.plan import resolve
-from partitioner.report.findings import split
 from partitioner.report.findings.notes import whole_machine_notes
-from partitioner.report.findings.one_device import OneDevice
+from partitioner.report.one_device import OneDevice
 from partitioner.report.planned import Planned
 from partitioner.report.schema import Changes, Moved, Space, ranges
 from partitioner.report.stages import step_facts
-from partitioner.report.summary import stretch_rows
+from partitioner.report.summary import kept_whole, split_facts, stretch_rows
 from partitioner.report.text.diff import diff
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.search.outcome import Candidate, Outcome
@@ -68,8 +67,7 @@ def summarise(
         *notes,
         *parallel_notes(request.parallel, graph, plan, request.mesh),
         *request.constraints.notes,
-        *_recompute_notes(outcome),
-        *_opaque_notes(outcome),
+        *_notes(outcome),
     ]
     if devices > MOST_EXPLICIT:
         all_notes.append(
@@ -89,7 +87,7 @@ def summarise(
         "seed": cert.seed,
         "folded": cert.folded,
         **({"trials": [dict(vars(trial)) for trial in cert.trials]} if cert.trials else {}),
-        "speedup": single.speedup(figures),
+        "speedup": single.gain(figures, "throughput"),
         "gain": single.gain(figures, cert.objective),
         "latency_s": figures.latency_s,
         "throughput_per_s": units.finite(figures.throughput_per_s),
@@ -98,8 +96,8 @@ def summarise(
         "sharded_flops_share": figures.sharded_flops_share,
         **step_facts(plan, figures),
         **({"blocks": stretch_rows(graph, plan)} if plan.blocks else {}),
-        **split.facts(plan),
-        **split.kept_whole(graph, rules_of(graph)),
+        **split_facts(plan),
+        **kept_whole(graph, rules_of(graph)),
         "cost_sources": dict(sources.shares()),
         "cost_error": sources.error,
         "pinned": request.constraints.bound,
@@ -131,28 +129,22 @@ def _fewer(outcome: Outcome, single: OneDevice, devices: int) -> dict[str, Any] 
     return {"devices": count, "cost": cost, "cost_here": cert.cost}
 
 
-def _recompute_notes(outcome: Outcome) -> tuple[str, ...]:
+def _notes(outcome: Outcome) -> Iterator[str]:
+    """What is computed again, and a line for each reason that keeps nodes whole."""
     optional = outcome.of.optional if outcome.of is not None else frozenset()
     repeated = [node for node in outcome.graph.nodes if node.name in optional]
-    if not optional or (outcome.plan.micro_batches is not None and not repeated):
-        return ()
-    count = sum(not is_view(node) for node in repeated)
-    return (f"{count} operators of the forward pass are computed again in the backward pass",)
-
-
-def _opaque_notes(outcome: Outcome) -> tuple[str, ...]:
-    """One line for each reason that keeps nodes whole; of whole blocks by the whole graph."""
+    if optional and (outcome.plan.micro_batches is None or repeated):
+        count = sum(not is_view(node) for node in repeated)
+        yield f"{count} operators of the forward pass are computed again in the backward pass"
     graph, plan = outcome.graph, outcome.plan
     if plan.blocks and outcome.whole is not None and all(m.size() == 1 for m in plan.groups):
-        graph = outcome.whole
+        graph = outcome.whole  # of whole blocks by the whole graph
     by_reason: dict[str, list[str]] = defaultdict(list)
     for name, why in Rules.of(graph).opaque.items():
         by_reason[why].append(name)
-    notes = []
     for why, names in by_reason.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        notes.append(f"kept whole on one device: {', '.join(names[:3])}{more}: {why}")
-    return tuple(notes)
+        yield f"kept whole on one device: {', '.join(names[:3])}{more}: {why}"
 
 
 def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[Space]:
@@ -165,15 +157,13 @@ def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[S
     assert cert is not None
 
     def planned(of: Outcome | Candidate) -> Planned:
-        summary = {"one_device": dict(vars(single))}
-        figures, graph = of.evaluation, of.graph
         return Planned(
-            name=graph.name,
-            graph=graph,
+            name=of.graph.name,
+            graph=of.graph,
             cluster=cluster,
             plan=of.plan,
-            evaluation=figures,
-            summary=summary,
+            evaluation=of.evaluation,
+            summary={"one_device": dict(vars(single))},
         )
 
     chosen, bare = planned(outcome), replace(outcome.plan, certificate=None)
@@ -202,11 +192,10 @@ def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[S
 def changes(before: Planned, after: Planned, objective: str, space: str) -> Changes:
     """A comparison that is small enough to be stored: runs of nodes that moved alike are one."""
     full = diff(before, after, ("the chosen plan", space), objective)
-    runs = _runs(full["moved"])
     return Changes(
         verdict=full["verdict"],
         figures=full["figures"],
-        moved=runs[:MOST_RUNS],
+        moved=_runs(full["moved"])[:MOST_RUNS],
         moved_count=len(full["moved"]),
         same=full["same"],
         traffic=full["traffic"],

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partitioner.foundations import units
+from partitioner.ir.graph import Graph
+from partitioner.ir.ops import is_stored, is_view
+from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import Certificate, Plan, Trial, trial_of
-from partitioner.report.findings import split
-from partitioner.report.findings.one_device import OneDevice
+from partitioner.ir.rule import Rule
+from partitioner.report.one_device import OneDevice
 from partitioner.report.stages import step_sentence
-
-if TYPE_CHECKING:
-    from partitioner.ir.graph import Graph
 
 #: A proven plan within this gap is called optimal, whatever gap was requested.
 OPTIMAL_GAP = 1e-4
 #: Most peaks that the summary prints one by one.
 MAX_PEAKS = 8
+#: Least share of all FLOPs at which operators without a rule are named.
+WORTH_NAMING = 0.01
 
 
 def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
@@ -56,7 +59,7 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         f"  latency     {units.seconds(summary['latency_s'])} ({alone_s})",
         f"  throughput  {units.per_second(summary['throughput_per_s'])} ({alone_per_s})",
         f"  peak memory {peaks} (one device: {units.size(single.held_bytes)})",
-        f"  split       {split.sentence(summary)}",
+        f"  split       {split_sentence(summary)}",
         f"  costs       {costs_sentence(summary['cost_sources'], summary['cost_error'])}",
         f"  search      {solved_by(summary['solver'], summary['status'])}, {searched}",
     ]
@@ -171,3 +174,81 @@ def certificate_line(cert: Certificate, search_s: float | None = None) -> str:
     certified = _certified(cert.objective, cert.cost, cert.bound, cert.gap, cert.status)
     searched = _searched(cert.seed, cert.folded, search_s)
     return f"{cert.strategy} plan by {solved_by(cert.solver, cert.status)}: {certified}, {searched}"
+
+
+def split_facts(plan: Plan) -> dict[str, Any]:
+    """The numbers of nodes, of cut and of replicated nodes, and the meshes of both."""
+    cut = [plan.groups[node.group] for node in plan.nodes.values() if node.cuts]
+    whole = [plan.groups[node.group] for node in plan.nodes.values() if not node.cuts]
+    replicated = [group for group in whole if group.axes]
+    return {
+        "nodes": len(plan.nodes),
+        "cut_nodes": len(cut),
+        "cut_over": list(map(str, dict.fromkeys(cut))),
+        "replicated_nodes": len(replicated),
+        "replicated_on": list(map(str, dict.fromkeys(replicated))),
+    }
+
+
+def kept_whole(graph: Graph, rules: Mapping[str, Rule | str]) -> dict[str, Any]:
+    """The operators without a rule, most FLOPs first, and their (estimated) share of all FLOPs."""
+    counts, flops, known = Counter[str](), Counter[str](), 0.0
+    for node in graph.nodes:
+        rule = rules.get(node.name)
+        if isinstance(rule, Rule):
+            known += rule.flops
+        elif not (is_view(node) or is_stored(node)):
+            counts[node.op] += 1
+            flops[node.op] += int(estimated_flops(graph, node))
+    whole = flops.total()
+    return {
+        "kept_whole": {op: counts[op] for op in sorted(counts, key=lambda op: (-flops[op], op))},
+        "kept_whole_flops_share": whole / (whole + known) if whole else 0.0,
+    }
+
+
+def split_sentence(summary: Mapping[str, Any]) -> str:
+    """The split of a plan, without a full stop, from the facts of its summary."""
+    share, counts = summary["kept_whole_flops_share"], summary["kept_whole"]
+    if summary["devices"] == 1 or share < WORTH_NAMING:
+        return _split(summary)
+    named = ", ".join(f"{count} x {op}" for op, count in list(counts.items())[:3])
+    more = f" and {len(counts) - 3} more operators" if len(counts) > 3 else ""
+    return (
+        f"{_split(summary)}; {named}{more} cannot be cut for want of a rule: {units.share(share)} "
+        "of all FLOPs (estimated)"
+    )
+
+
+def _split(summary: Mapping[str, Any]) -> str:
+    used, nodes, cut = summary["devices_used"], summary["nodes"], summary["cut_nodes"]
+    if summary["devices"] == 1:
+        return "there is one device: nothing to split"
+    if not nodes:
+        return "the model has no operator: nothing to split"
+    if cut:
+        share = units.share(summary["sharded_flops_share"])
+        over = "; ".join(summary["cut_over"])
+        return f"{cut} of {nodes} operators cut over {over}: {share} of the splittable FLOPs"
+    if used == 1:
+        return _nothing(summary)
+    if summary["strategy"] == "copies":
+        return f"whole operators in whole copies on {used} devices; no operator is cut"
+    count, replicated = summary["replicated_nodes"], "; ".join(summary["replicated_on"])
+    if count == nodes and len(summary["replicated_on"]) == 1:
+        return (
+            f"{_nothing(summary)}; the whole model is replicated on {replicated}; "
+            "one device alone does as much"
+        )
+    some = f", {count} of them replicated on {replicated}" if replicated else ""
+    return f"whole operators placed on {used} devices{some}; no operator is cut"
+
+
+def _nothing(summary: Mapping[str, Any]) -> str:
+    if summary["pinned"]:
+        return "nothing was split: no plan within the constraints that splits was found cheaper"
+    if summary["status"] != "optimal":
+        return (
+            "nothing was split: no plan that splits was found cheaper, and none was proven dearer"
+        )
+    return "nothing was split because communication and launches would cost more"

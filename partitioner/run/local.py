@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,9 +29,6 @@ from partitioner.foundations.files import (
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.types import TensorType, numpy_dtype
 from partitioner.report.measured import FILE
-
-if TYPE_CHECKING:
-    from partitioner.api.compiled.base import Compiled
 
 
 class RunError(PartitionerError, ValueError):
@@ -75,6 +71,8 @@ def run_directory(
         requests: Requests in flight; of a PyTorch module, one after the other.
         seed: Seed of the random inputs and, of a module, of dropout.
     """
+    from partitioner.api.compiled.reload import load_named, look
+
     files = rank_files(directory)
     files.check(load_plan(directory))
     for name in (FILE, "report.html") if steps else ():
@@ -85,7 +83,9 @@ def run_directory(
             raise RunError("--optimization is of ONNX Runtime, and the plan is of a module")
         files = replace(files, optimization=optimization)
     needs_model = files.needs_model
-    program = _program(directory, module, model, needs_model) if steps or needs_model else None
+    program = look(directory) if steps and not needs_model else None
+    if needs_model:
+        program = load_named(directory, module, model)
     if program is not None and steps:
         files = replace(files, device=program.measuring_device)
     if outputs is not None:
@@ -112,15 +112,6 @@ def run_directory(
     write_file(directory / FILE, comparison.measured.to_json().encode())
     comparison.result.report(directory / "report.html")
     return f"{text}\n\n{comparison}\n\nwritten to {directory / FILE} and report.html"
-
-
-def _program(
-    directory: Path, module: str | None, model: Path | None, needs_model: bool
-) -> Compiled:
-    """The saved compilation, with its model if that is needed: the prediction needs the graph."""
-    from partitioner.api.compiled.reload import load_named, look
-
-    return load_named(directory, module, model) if needs_model else look(directory)
 
 
 def report(

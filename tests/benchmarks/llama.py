@@ -22,7 +22,7 @@ import partitioner
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import resolve
-from partitioner.report.stages import plan_sentence
+from partitioner.report.stages import step_facts, step_sentence
 from partitioner.search.limits import MOST_EXPLICIT
 
 #: Hidden size, layers, heads, key-value heads, intermediate size.
@@ -58,7 +58,7 @@ def described(program: ModuleProgram) -> Iterator[str]:
     assert certificate is not None
     peak, limit = max(figures.held_bytes.values()), min(figures.limit_bytes.values())
     yield f"nodes    {len(program.graph.nodes)} on {len(program.cluster)} devices"
-    if sentence := plan_sentence(program.plan, figures):
+    if sentence := step_sentence(step_facts(program.plan, figures)):
         yield f"pipeline {sentence}"
     busiest = max(figures.load_s, key=figures.load_s.__getitem__)
     compute_s, comm_s = figures.compute_s[busiest], figures.comm_s[busiest]

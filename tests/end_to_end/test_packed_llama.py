@@ -9,8 +9,7 @@ import partitioner
 from helpers.onnx_files.rank_files import assert_rank_files_run
 from partitioner import examples
 from partitioner.api.compiled.onnx_model import OnnxRanks
-from partitioner.report.findings import split
-from partitioner.report.summary import text
+from partitioner.report.summary import split_sentence, text
 
 BLOCK = 16
 
@@ -77,7 +76,7 @@ def test_the_same_products_by_an_unknown_operator_count_and_are_named() -> None:
     assert summary["kept_whole"] == {"acme::MatMul4": 15}
     assert summary["kept_whole_flops_share"] > 0.8
     line = "15 x acme::MatMul4 cannot be cut for want of a rule: "
-    assert line in split.sentence(summary)
+    assert line in split_sentence(summary)
     assert line in text(summary)
     known = partitioner.compile(packed_llama(), devices=1, cluster="1xideal").summary
     assert summary["one_device"]["latency_s"] == pytest.approx(known["latency_s"], rel=0.05)

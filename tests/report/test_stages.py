@@ -9,12 +9,13 @@ from helpers.pages import schema_check
 from helpers.plans import staged_plans
 from partitioner.cost_model.memory.lifetimes import exact_lifetimes, safe_lifetimes
 from partitioner.problem.memory_kinds import Holdings
-from partitioner.report.page.data import report_data, result_bottleneck
+from partitioner.report.findings.bottleneck import bottleneck
+from partitioner.report.page.data import report_data
 from partitioner.report.page.page import render
 from partitioner.report.pictures.dot import dot
 from partitioner.report.pictures.timeline import draw_timeline
 from partitioner.report.schema import Report
-from partitioner.report.stages import bubble_share, plan_sentence, stages
+from partitioner.report.stages import bubble_share, stages, step_facts, step_sentence
 from partitioner.report.text.diff import diff, diff_text
 from partitioner.report.text.explain import explain, explain_node, variations
 from partitioner.report.text.show import show
@@ -36,7 +37,8 @@ def test_the_bubble_is_the_time_in_which_devices_do_nothing() -> None:
     result = staged_plans.staged("1f1b")
     figures, bubble = result.evaluation, bubble_share(result.evaluation, result.plan)
     assert sum(figures.load_s.values()) == pytest.approx((1 - bubble) * 2 * figures.latency_s)
-    assert plan_sentence(result.plan, figures).startswith("2 stages, 4 micro-batches, 1f1b, bubble")
+    sentence = step_sentence(step_facts(result.plan, figures))
+    assert sentence.startswith("2 stages, 4 micro-batches, 1f1b, bubble")
 
 
 def test_messages_of_the_stages_are_the_bytes_that_devices_send() -> None:
@@ -76,7 +78,7 @@ def test_data_of_the_page(name: str) -> None:
 @pytest.mark.parametrize("name", staged_plans.CASES)
 def test_the_bottleneck_explains_the_whole_step(name: str) -> None:
     result = staged_plans.staged(name)
-    limits = result_bottleneck(result)
+    limits = bottleneck(result)
     assert limits.total_s == result.evaluation.latency_s
     assert sum(limits.seconds.values()) == pytest.approx(limits.total_s)
     assert limits.turn == "step"

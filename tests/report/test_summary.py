@@ -13,8 +13,7 @@ from partitioner.foundations import units
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.ir.rule import Cut
-from partitioner.report.findings import split
-from partitioner.report.summary import solved_by, text
+from partitioner.report.summary import solved_by, split_facts, split_sentence, text
 from partitioner.solver.milp.engines import HIGHS, Engine
 
 ONE, TWO = DeviceMesh.single(0), DeviceMesh.single(1)
@@ -65,7 +64,7 @@ def test_the_kind_of_a_plan(groups: list[DeviceMesh], word: str) -> None:
 def test_facts_of_a_split() -> None:
     cuts = {"n": Cut(("tp",))}
     nodes = {"a": NodePlan(0), "b": NodePlan(1, cuts), "c": NodePlan(1), "d": NodePlan(1, cuts)}
-    assert split.facts(Plan("", {}, (ONE, PAIR), nodes)) == {
+    assert split_facts(Plan("", {}, (ONE, PAIR), nodes)) == {
         "nodes": 4,
         "cut_nodes": 2,
         "cut_over": ["tp=2 on 2,3"],
@@ -108,10 +107,10 @@ def test_a_replicated_model_is_called_so(model: onnx.ModelProto) -> None:
         f"nothing was split: no plan within the constraints that splits was found cheaper; {end}"
     )
     free = {**result.summary, "pinned": False, "status": "optimal"}
-    assert split.sentence(free) == (
+    assert split_sentence(free) == (
         f"nothing was split because communication and launches would cost more; {end}"
     )
-    assert split.sentence({**free, "status": "feasible"}) == (
+    assert split_sentence({**free, "status": "feasible"}) == (
         "nothing was split: no plan that splits was found cheaper, and none was proven dearer; "
         + end
     )

@@ -26,7 +26,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.graph_data import GraphDataError, graph_data, graph_of, type_data, type_of
 from partitioner.ir.nodes.loads import Loads
 from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, PlanError, trial_of
-from partitioner.report.findings.one_device import OneDevice
+from partitioner.report.one_device import OneDevice
 from partitioner.report.schema import Space
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Findings on a plan: what limits it, what splitting gains, and what one device would do."""
+"""Findings on a plan: what limits it, what splitting gains, what its figures leave out."""

@@ -6,15 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.prices.compute import node_limit
 from partitioner.cost_model.schedule.readings import critical_path
 from partitioner.cost_model.schedule.simulate import simulate
-from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.foundations import units
 from partitioner.ir.graph import Graph
-from partitioner.report.findings.one_device import OneDevice
+from partitioner.report.planned import Planned
 
 MOST = 0.5  #: A plan that communicates for a larger share of its time is limited by that.
 BALANCED = 0.8  #: A plan with a smaller ratio of mean to largest load is unbalanced.
@@ -47,12 +45,11 @@ class Bottleneck:
         return {k: s for k, s in self.seconds.items() if k not in (*COMPUTING, WAITING)}
 
 
-def bottleneck(
-    graph: Graph, tasks: Schedule, evaluation: Evaluation, cluster: Cluster, objective: str
-) -> Bottleneck:
+def bottleneck(result: Planned) -> Bottleneck:
     """The bottleneck: of the critical path for "latency", else of the busiest device."""
+    tasks, evaluation = result.schedule, result.evaluation
     device: int | None = None
-    if objective == "latency":
+    if result.objective == "latency":
         timeline = simulate(tasks)
         total_s = timeline.makespan_s
         spans, covered_s = [], 0.0  # less the seconds that earlier events cover
@@ -79,7 +76,7 @@ def bottleneck(
             limit = task.comm.kind.spelled
         else:
             assert task.placed is not None
-            limit = node_limit(graph, task.placed, on, cluster)
+            limit = node_limit(result.graph, task.placed, on, result.cluster)
         seconds[limit] += spent_s
         counts[limit] += tasks.times(task) if device is not None else 1
         if spent_s > longest[1]:
@@ -88,7 +85,7 @@ def bottleneck(
     if idle_s > 1e-9 * total_s:
         seconds[WAITING] = idle_s
     shares = dict(seconds), dict(counts)
-    turn = turn_of(graph, staged=not tasks.order.is_whole)
+    turn = turn_of(result.graph, staged=not tasks.order.is_whole)
     return Bottleneck(device, total_s, *shares, balance(evaluation), longest, turn)
 
 
@@ -107,8 +104,9 @@ def balance(evaluation: Evaluation) -> float:
     return sum(used) / (len(used) * max(used)) if used else 1.0
 
 
-def limit_sentence(limits: Bottleneck, evaluation: Evaluation, objective: str) -> str:
+def limit_sentence(result: Planned, limits: Bottleneck) -> str:
     """A sentence on what limits the plan, and one on memory if that is almost full."""
+    evaluation = result.evaluation
     held = evaluation.needed_bytes
     if not evaluation.fits_exactly:
         over = {device: nbytes - evaluation.limit_bytes[device] for device, nbytes in held.items()}
@@ -117,7 +115,7 @@ def limit_sentence(limits: Bottleneck, evaluation: Evaluation, objective: str) -
             f"Does not fit: device {device} holds {units.size(held[device])} at "
             f"{evaluation.needed_peak(device).at}, {units.size(over[device])} over its limit."
         )
-    if objective == "memory":
+    if result.objective == "memory":
         device = max(held, key=held.__getitem__)
         peak = evaluation.needed_peak(device)
         return (
@@ -158,29 +156,24 @@ def limit_sentence(limits: Bottleneck, evaluation: Evaluation, objective: str) -
     return f"{title}: {subject}, {share} of it in {_counted(limits, limit)}.{tail}"
 
 
-def verdict(
-    limits: Bottleneck,
-    evaluation: Evaluation,
-    single: OneDevice,
-    cluster: Cluster,
-    objective: str,
-) -> str:
+def verdict(result: Planned, limits: Bottleneck) -> str:
     """The plan in a line: "3.6 times as fast as one h100; limit: kernel launches on device 2"."""
-    gain = _gain(evaluation, single, cluster, objective)
-    copies = single.copies_sentence(units.finite(evaluation.throughput_per_s), objective)
-    gain = f"{gain}; {copies}" if copies else gain
-    title, colon, _ = limit_sentence(limits, evaluation, objective).partition(":")
+    evaluation, per_s = result.evaluation, units.finite(result.evaluation.throughput_per_s)
+    copies = result.one_device.copies_sentence(per_s, result.objective)
+    gain = f"{_gain(result)}; {copies}" if copies else _gain(result)
+    title, colon, _ = limit_sentence(result, limits).partition(":")
     if not evaluation.fits_exactly or not colon:
         return title.rstrip(".") if colon else gain
     where = "the critical path" if limits.device is None else f"device {limits.device}"
-    if objective == "memory":
+    if result.objective == "memory":
         held = evaluation.needed_bytes
         where = f"device {max(held, key=held.__getitem__)}"
     return f"{gain}; limit: {title[0].lower()}{title[1:]} on {where}"
 
 
-def _gain(evaluation: Evaluation, single: OneDevice, cluster: Cluster, objective: str) -> str:
-    one, used = f"one {cluster.devices[single.device].name}", evaluation.devices_used
+def _gain(result: Planned) -> str:
+    single, used, objective = result.one_device, result.evaluation.devices_used, result.objective
+    one = f"one {result.cluster.devices[single.device].name}"
     if not single.fits:
         return (
             f"Runs in blocks on {one}, which does not hold the whole model"
@@ -189,7 +182,7 @@ def _gain(evaluation: Evaluation, single: OneDevice, cluster: Cluster, objective
         )
     if used <= 1:
         return f"Runs on {one}: nothing is split"
-    gain = single.gain(evaluation, objective)
+    gain = single.gain(result.evaluation, objective)
     if gain is None or gain < WORTH:
         return f"No better than {one}"
     if objective == "memory":
@@ -198,14 +191,10 @@ def _gain(evaluation: Evaluation, single: OneDevice, cluster: Cluster, objective
     return f"{what}{units.digits(gain)} times as fast as {one}"
 
 
-def worth_sentence(
-    evaluation: Evaluation,
-    single: OneDevice,
-    cluster: Cluster,
-    objective: str,
-    turn: str = "request",
-) -> str:
+def worth_sentence(result: Planned, limits: Bottleneck) -> str:
     """A sentence on what the plan gains over the whole model on one device."""
+    evaluation, single = result.evaluation, result.one_device
+    cluster, objective = result.cluster, result.objective
     used, device = evaluation.devices_used, single.device
     equal = cluster.has_equal_devices
     one = "one device alone" if equal else f"device {device} ({cluster.devices[device].name}) alone"
@@ -225,12 +214,12 @@ def worth_sentence(
     if gain < WORTH:
         return f"Splitting is not worth it here: {used} devices take {here}, {one} {there}."
     if objective == "memory":
-        speed = single.speedup(evaluation) or 1.0
+        speed = single.gain(evaluation, "throughput") or 1.0
         return (
             f"The fullest of {used} devices holds {here}, {one} {there}; "
             f"the throughput is {units.digits(speed)} times that of one."
         )
-    name = "latency" if objective == "latency" else f"time between {turn}s"
+    name = "latency" if objective == "latency" else f"time between {limits.turn}s"
     ideal = f", {units.share(gain / used)} of the ideal {used} times" if equal else ""
     return (
         f"{used} devices are {units.digits(gain)} times as fast as {one} "

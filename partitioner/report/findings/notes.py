@@ -8,9 +8,8 @@ devices, a cache or a parameter is stored in another way than it is used, and mo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 
 from partitioner.cost_model.cluster.resolve import (
     cpu_fingerprint,
@@ -77,12 +76,10 @@ def moved_notes(graph: Graph, plan: Plan) -> tuple[str, ...]:
     """A line on the first stored value that is moved each step for its uneven parts, if any is."""
     if not any(is_stored(node) for node in graph.nodes):
         return ()
-    uses = _Uses()
-    for placed in resolve(graph, plan):
-        uses.add(placed)
-    if not uses.moved:
+    moved = _moved(resolve(graph, plan))
+    if not moved:
         return ()
-    (value, (dim, used)), *others = uses.moved.items()
+    (value, (dim, used)), *others = moved.items()
     more = f" (and {len(others)} more)" if others else ""
     own, chunks = (", ".join(map(str, sizes)) for sizes in (used.sizes(), _chunks(used)))
     note = (
@@ -99,43 +96,35 @@ def _chunks(layout: DimLayout) -> tuple[int, ...]:
     return tuple(max(0, min(chunk, layout.size - part * chunk)) for part in range(parts))
 
 
-@dataclass
-class _Uses:
-    """Follows where stored values lie and how they are used."""
-
-    #: The layout of each stored value, and the stored value that other names stand for.
-    homes: dict[str, Sharding] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
-    made: dict[str, Sharding] = field(default_factory=dict)  #: The layouts of what nodes make.
-    #: The first dim that is cut unevenly for a use, with its layout, by stored value.
-    moved: dict[str, tuple[int, DimLayout]] = field(default_factory=dict)
-
-    def add(self, placed: PlacedNode) -> None:
+def _moved(nodes: Iterable[PlacedNode]) -> dict[str, tuple[int, DimLayout]]:
+    """The first dim that is cut unevenly for a use, with its layout, by stored value."""
+    homes: dict[str, Sharding] = {}  # the layout of each stored value
+    names: dict[str, str] = {}  # the stored value that a name stands for
+    made: dict[str, Sharding] = {}  # the layouts of what nodes make
+    moved: dict[str, tuple[int, DimLayout]] = {}
+    for placed in nodes:
         row, operands, results = row_of(placed.node), placed.operands(), placed.results()
-        self.made.update((value, at.sharding) for value, at in results)
+        made.update((value, at.sharding) for value, at in results)
+        uses = [(value, at.sharding) for value, at in operands]
         if row is not None and row.stored:
-            self.homes.update((value, at.sharding) for value, at in results)
-            self.names.update((value, value) for value, _ in results)
-        elif row is not None and row.again and operands[0][0] in self.names:
-            self.names[results[0][0]] = self.names[operands[0][0]]
+            homes.update((value, at.sharding) for value, at in results)
+            names.update((value, value) for value, _ in results)
+            uses = []
+        elif row is not None and row.again and operands[0][0] in names:
+            names[results[0][0]] = names[operands[0][0]]
+            uses = []
         elif row is not None and row.in_place is not None:
-            stored = placed.node.inputs[row.in_place]
-            new = placed.node.inputs[0]
-            if new in self.made:
-                self._note(stored, self.made[new])
-        else:
-            for value, at in operands:
-                self._note(value, at.sharding)
-
-    def _note(self, value: str, used: Sharding) -> None:
-        stored = self.names.get(value)
-        if stored is None or stored in self.moved:
-            return
-        for dim, (home, cut) in enumerate(zip(self.homes[stored].dims, used.dims, strict=True)):
-            is_balanced = bool(cut.axes) and not cut.is_chunked and not cut.windows
-            if is_balanced and cut != home and tuple(cut.sizes()) != _chunks(cut):
-                self.moved[stored] = dim, cut
-                return
+            new, over = placed.node.inputs[0], placed.node.inputs[row.in_place]
+            uses = [(over, made[new])] if new in made else []
+        for value, used in uses:
+            stored = names.get(value)
+            if stored is None or stored in moved:
+                continue
+            for dim, (home, cut) in enumerate(zip(homes[stored].dims, used.dims, strict=True)):
+                is_balanced = bool(cut.axes) and not cut.is_chunked and not cut.windows
+                if is_balanced and cut != home and tuple(cut.sizes()) != _chunks(cut):
+                    moved.setdefault(stored, (dim, cut))
+    return moved
 
 
 def whole_machine_notes(

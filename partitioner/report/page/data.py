@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.prices.compute import local_flops, local_moved_bytes
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations import units
+from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
-from partitioner.ir.plan import place
+from partitioner.ir.plan import NodePlan, place
 from partitioner.report.blocks import Block, block_label, blocks
 from partitioner.report.findings.alternatives import Alternative, Neighbourhood, best_other
 from partitioner.report.findings.bottleneck import (
@@ -29,13 +30,13 @@ from partitioner.report.findings.bottleneck import (
     worth_sentence,
 )
 from partitioner.report.measured import Comparison
-from partitioner.report.page.block_moves import block_moves
 from partitioner.report.page.memory import algorithm, crossing_bytes, memory, traffic
 from partitioner.report.page.ribbon import ribbon
 from partitioner.report.page.timelines import measured_run, timelines
 from partitioner.report.planned import Lanes, Planned, lanes
 from partitioner.report.schema import (
     VERSION,
+    BlockMoveRow,
     BlockRow,
     CommRow,
     DeviceRow,
@@ -50,7 +51,7 @@ from partitioner.report.schema import (
     TensorRow,
     TerminalRow,
 )
-from partitioner.report.stages import stages, step_facts, step_sentence
+from partitioner.report.stages import place_text, stages, step_facts, step_sentence
 from partitioner.report.steps import NODE, edges
 from partitioner.report.summary import solved_by, status_text, trial_lines
 
@@ -59,11 +60,69 @@ from partitioner.report.summary import solved_by, status_text, trial_lines
 MAX_SIMULATED = 2_000_000
 #: Nodes times devices above which the other strategies of nodes are not priced.
 MAX_PRICED = 320_000
+#: Nodes of the graph times changed plans: more are not priced, for each makes a schedule.
+MAX_MOVES = 40_000
+#: A block belongs to a group that runs so large a share of its nodes.
+BELONGS = 0.9
 
 
 def report_data(result: Planned, comparison: Comparison[Planned] | None = None) -> Report:
     """Everything that the page of a plan shows, beside a measured run of it if there was one."""
-    return _Builder(result, comparison).report()
+    graph, own, refs = result.graph, lanes(result), _refs(result)
+    near = Neighbourhood(graph, result.plan, result.cluster)
+    names = [node.name for node in graph.nodes]
+    outer = blocks(graph, [result.plan.nodes[name].group for name in names])
+    terminals = [(name, "input", graph.consumers[name]) for name in graph.inputs]
+    terminals += [(name, "output", (graph.producers[name],)) for name in graph.outputs]
+    comm_tasks = [task for task in result.schedule.tasks if task.comm is not None]
+    comms = []
+    for task in comm_tasks:
+        comm = task.comm
+        assert comm is not None
+        producer = graph.producers.get(comm.source)
+        row = CommRow(
+            kind=comm.kind.spelled,
+            value=comm.source,
+            ranks=own.among(comm.ranks),
+            times=result.schedule.times(task),
+            bytes=crossing_bytes(task),
+            seconds=task.longest_s,
+            algorithm=algorithm(task, result.cluster),
+            producer=graph.order[producer.name] if producer else -1,
+            consumer=graph.order.get(comm.why, -1),
+        )
+        comms.append(row)
+    return Report(
+        version=VERSION,
+        kind="plan",
+        title=result.name,
+        head=headline(result, comparison=comparison),
+        devices=device_rows(result, own),
+        groups=[
+            GroupRow(devices=own.among(mesh.devices), mesh=str(mesh)) for mesh in result.plan.groups
+        ],
+        nodes=[_node(result, near, node) for node in graph.nodes],
+        edges=list(_edges(result, comm_tasks)),
+        terminals=[
+            TerminalRow(
+                name=name,
+                kind=kind,  # type: ignore[typeddict-item]
+                shape=list(graph.types[name].shape),
+                dtype=graph.types[name].dtype,
+                nodes=[graph.order[node.name] for node in nodes],
+            )
+            for name, kind, nodes in terminals
+        ],
+        comms=comms,
+        blocks=_blocks(outer, names),
+        moves=block_moves(result, outer),
+        ribbon=ribbon(result, own),
+        tasks=refs,
+        timelines=timelines(result.schedule, refs, own),
+        memory=memory(result, own),
+        traffic=traffic(result.schedule, result.cluster, own),
+        measured=None if comparison is None else measured_run(comparison, refs),
+    )
 
 
 def headline(
@@ -72,10 +131,10 @@ def headline(
     comparison: Comparison[Planned] | None = None,
 ) -> Head:
     """The head of the report; `limits` are its bottleneck if that is known already."""
-    figures, cluster, objective = result.evaluation, result.cluster, result.objective
+    figures, objective = result.evaluation, result.objective
     cert = result.plan.certificate
     one = result.one_device
-    limits = limits or result_bottleneck(result)
+    limits = limits or bottleneck(result)
     busy = sum(figures.load_s.values())
     status = status_text(cert.status, cert.gap) if cert else ""
     status = status if figures.fits_exactly else "does not fit"
@@ -95,7 +154,7 @@ def headline(
             ],
         )
     return Head(
-        cluster=cluster.name,
+        cluster=result.cluster.name,
         strategy=cert.strategy if cert else "",
         objective=objective,
         status=status,
@@ -118,14 +177,14 @@ def headline(
         communication=sum(figures.comm_s.values()) / busy if busy else 0.0,
         balance=limits.balance,
         headroom=tightest(figures)[1],
-        devices=len(cluster),
+        devices=len(result.cluster),
         devices_used=figures.devices_used,
-        limit=limit_sentence(limits, figures, objective),
-        worth=worth_sentence(figures, one, cluster, objective, limits.turn),
+        limit=limit_sentence(result, limits),
+        worth=worth_sentence(result, limits),
         copies=one.copies_sentence(
             units.finite(figures.throughput_per_s), objective, cert.bound if cert else 0.0
         ),
-        verdict=verdict(limits, figures, one, cluster, objective),
+        verdict=verdict(result, limits),
         spaces=space_rows(result.summary, objective),
         notes=[
             f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
@@ -196,210 +255,127 @@ def _why_not(row: Mapping[str, Any], chosen: Mapping[str, Any], objective: str) 
     return f"costs {units.digits(row['cost'] / chosen['cost'])} times as much"
 
 
-def result_bottleneck(result: Planned) -> Bottleneck:
-    """The bottleneck of a plan by the objective of its search."""
-    return bottleneck(
-        result.graph, result.schedule, result.evaluation, result.cluster, result.objective
+def _refs(result: Planned) -> list[int]:
+    """Ref of each task; an alias has that of the communication or node before it."""
+    refs: list[int] = []
+    comms = 0
+    for task in result.schedule.tasks:
+        if task.placed is not None:
+            refs.append(result.graph.order[task.placed.node.name])
+        elif task.comm is not None:
+            refs.append(-1 - comms)
+            comms += 1
+        else:
+            refs.append(refs[-1] if refs else 0)
+    return refs
+
+
+def _node(result: Planned, near: Neighbourhood, node: Node) -> NodeRow:
+    graph = result.graph
+    placed, task = near.placed[node.name], result.node_tasks[node.name]
+    alone = place(graph, node, DeviceMesh.single(0), {}, placed.rule)
+    priced = len(graph.nodes) * len(result.cluster) <= MAX_PRICED
+    alternatives = near.alternatives(node) if priced else ()
+    sharded = "sharded" if placed.layouts else "replicated"
+    return NodeRow(
+        name=node.name,
+        op=node.op,
+        group=result.plan.nodes[node.name].group,
+        stage=placed.stage if result.plan.pipeline else None,
+        times=result.schedule.times(task),
+        kind="whole" if placed.mesh.size() == 1 else sharded,  # type: ignore[typeddict-item]
+        cut=placed.cut_text,
+        opaque=near.rules.why_opaque(node),
+        flops=local_flops(graph, alone, {}),
+        local_flops=max(local_flops(graph, placed, point) for _, point in placed.mesh.coords()),
+        bytes=local_moved_bytes(graph, alone, {}),
+        seconds=task.longest_s,
+        inputs=[_tensor(graph, value, at) for value, at in placed.operands()],
+        outputs=[_tensor(graph, value, at) for value, at in placed.results()],
+        options=len(alternatives),
+        runner_up=_runner_up(result, near, alternatives),
     )
 
 
-@dataclass(frozen=True)
-class _Builder:
-    result: Planned
-    comparison: Comparison[Planned] | None
-
-    @property
-    def graph(self) -> Graph:
-        return self.result.graph
-
-    @cached_property
-    def lanes(self) -> Lanes:
-        return lanes(self.result)
-
-    @cached_property
-    def neighbourhood(self) -> Neighbourhood:
-        return Neighbourhood(self.graph, self.result.plan, self.result.cluster)
-
-    def report(self) -> Report:
-        result, graph = self.result, self.graph
-        terminals = [(name, "input", graph.consumers[name]) for name in graph.inputs]
-        terminals += [(name, "output", (graph.producers[name],)) for name in graph.outputs]
-        comms = []
-        for task in self._comms:
-            comm = task.comm
-            assert comm is not None
-            producer = graph.producers.get(comm.source)
-            row = CommRow(
-                kind=comm.kind.spelled,
-                value=comm.source,
-                ranks=self.lanes.among(comm.ranks),
-                times=result.schedule.times(task),
-                bytes=crossing_bytes(task),
-                seconds=task.longest_s,
-                algorithm=algorithm(task, result.cluster),
-                producer=graph.order[producer.name] if producer else -1,
-                consumer=graph.order.get(comm.why, -1),
-            )
-            comms.append(row)
-        return Report(
-            version=VERSION,
-            kind="plan",
-            title=result.name,
-            head=headline(result, comparison=self.comparison),
-            devices=device_rows(result, self.lanes),
-            groups=[
-                GroupRow(devices=self.lanes.among(mesh.devices), mesh=str(mesh))
-                for mesh in result.plan.groups
-            ],
-            nodes=[self._node(node) for node in self.graph.nodes],
-            edges=list(self._edges()),
-            terminals=[
-                TerminalRow(
-                    name=name,
-                    kind=kind,  # type: ignore[typeddict-item]
-                    shape=list(graph.types[name].shape),
-                    dtype=graph.types[name].dtype,
-                    nodes=[graph.order[node.name] for node in nodes],
-                )
-                for name, kind, nodes in terminals
-            ],
-            comms=comms,
-            blocks=self._blocks(),
-            moves=block_moves(self.result, self._outer_blocks),
-            ribbon=ribbon(result, self.lanes),
-            tasks=self._refs,
-            timelines=timelines(result.schedule, self._refs, self.lanes),
-            memory=memory(result, self.lanes),
-            traffic=traffic(result.schedule, result.cluster, self.lanes),
-            measured=None if self.comparison is None else measured_run(self.comparison, self._refs),
-        )
-
-    @cached_property
-    def _comms(self) -> list[Task]:
-        return [task for task in self.result.schedule.tasks if task.comm is not None]
-
-    @cached_property
-    def _refs(self) -> list[int]:
-        """Ref of each task; an alias has that of the communication or node before it."""
-        refs: list[int] = []
-        comms = 0
-        for task in self.result.schedule.tasks:
-            if task.placed is not None:
-                refs.append(self.graph.order[task.placed.node.name])
-            elif task.comm is not None:
-                refs.append(-1 - comms)
-                comms += 1
-            else:
-                refs.append(refs[-1] if refs else 0)
-        return refs
-
-    def _node(self, node: Node) -> NodeRow:
-        placed, task = self.neighbourhood.placed[node.name], self.result.node_tasks[node.name]
-        alone = place(self.graph, node, DeviceMesh.single(0), {}, placed.rule)
-        priced = len(self.graph.nodes) * len(self.result.cluster) <= MAX_PRICED
-        alternatives = self.neighbourhood.alternatives(node) if priced else ()
-        sharded = "sharded" if placed.layouts else "replicated"
-        return NodeRow(
-            name=node.name,
-            op=node.op,
-            group=self.result.plan.nodes[node.name].group,
-            stage=placed.stage if self.result.plan.pipeline else None,
-            times=self.result.schedule.times(task),
-            kind="whole" if placed.mesh.size() == 1 else sharded,  # type: ignore[typeddict-item]
-            cut=placed.cut_text,
-            opaque=self.neighbourhood.rules.why_opaque(node),
-            flops=local_flops(self.graph, alone, {}),
-            local_flops=max(
-                local_flops(self.graph, placed, point) for _, point in placed.mesh.coords()
-            ),
-            bytes=local_moved_bytes(self.graph, alone, {}),
-            seconds=task.longest_s,
-            inputs=[self._tensor(v, at) for v, at in placed.operands()],
-            outputs=[self._tensor(v, at) for v, at in placed.results()],
-            options=len(alternatives),
-            runner_up=self._runner_up(alternatives),
-        )
-
-    def _runner_up(self, alternatives: Sequence[Alternative]) -> RunnerUp | None:
-        best = best_other(alternatives) if alternatives else None
-        if best is None:
+def _runner_up(
+    result: Planned, near: Neighbourhood, alternatives: Sequence[Alternative]
+) -> RunnerUp | None:
+    best = best_other(alternatives) if alternatives else None
+    if best is None:
+        return None
+    chosen = alternatives[0]
+    step_s, chosen_s = best.step_s, chosen.step_s
+    work_s, chosen_work_s = best.work_s, chosen.work_s
+    if result.plan.pipeline is None:
+        fits = near.fits(best)
+    else:  # the step is simulated
+        schedule, figures = result.schedule, result.evaluation
+        if sum(map(schedule.times, schedule.tasks)) * len(result.graph.nodes) > MAX_SIMULATED:
             return None
-        chosen, neighbourhood = alternatives[0], self.neighbourhood
-        step_s, chosen_s = best.step_s, chosen.step_s
-        work_s, chosen_work_s = best.work_s, chosen.work_s
-        if self.result.plan.pipeline is None:
-            fits = neighbourhood.fits(best)
-        else:  # the step is simulated
-            schedule, figures = self.result.schedule, self.result.evaluation
-            if sum(map(schedule.times, schedule.tasks)) * len(self.graph.nodes) > MAX_SIMULATED:
-                return None
-            try:
-                changed = neighbourhood.evaluated(best)
-            except PhaseError:
-                return None
-            step_s, chosen_s = changed.step_s, figures.step_s
-            work_s, chosen_work_s = (math.fsum(of.load_s.values()) for of in (changed, figures))
-            fits = changed.fits_exactly
-        return RunnerUp(
-            group=str(best.placed.mesh),
-            cut=best.placed.cut_text,
-            step_s=step_s,
-            step_change_s=step_s - chosen_s,
-            work_change_s=work_s - chosen_work_s,
-            fits=fits,
-        )
+        try:
+            changed = near.evaluated(best)
+        except PhaseError:
+            return None
+        step_s, chosen_s = changed.step_s, figures.step_s
+        work_s, chosen_work_s = (math.fsum(of.load_s.values()) for of in (changed, figures))
+        fits = changed.fits_exactly
+    return RunnerUp(
+        group=str(best.placed.mesh),
+        cut=best.placed.cut_text,
+        step_s=step_s,
+        step_change_s=step_s - chosen_s,
+        work_change_s=work_s - chosen_work_s,
+        fits=fits,
+    )
 
-    def _tensor(self, value: str, at: Placement) -> TensorRow:
-        type_ = self.graph.types[value]
-        sharding = "replicated" if at.sharding.is_replicated else str(at.sharding)
-        return TensorRow(
-            name=value,
-            dtype=type_.dtype,
-            shape=list(type_.shape),
-            local=[max(dim.sizes()) for dim in at.sharding.dims],
-            sharding="whole" if at.mesh.size() == 1 else sharding,
-            constant=value in self.graph.constants,
-        )
 
-    def _edges(self) -> Iterable[EdgeRow]:
-        """A row for each node and each produced value that it reads, by node."""
-        index = {task.comm.seq: i for i, task in enumerate(self._comms) if task.comm is not None}
-        comms: dict[tuple[int, str], dict[int, None]] = defaultdict(dict)
-        for edge in edges(self.graph, self.result.schedule):
-            if edge.source[0] == edge.target[0] == NODE:
-                reader = self.graph.order[edge.target[1]]
-                carriers = (index[task.comm.seq] for task in edge.comms if task.comm is not None)
-                comms[reader, edge.value].update(dict.fromkeys(carriers))
-        for v, value in sorted(comms, key=lambda edge: edge[0]):
-            u = self.graph.order[self.graph.producers[value].name]
-            nbytes = self.graph.types[value].nbytes
-            yield EdgeRow(u=u, v=v, value=value, bytes=nbytes, comms=list(comms[v, value]))
+def _tensor(graph: Graph, value: str, at: Placement) -> TensorRow:
+    type_ = graph.types[value]
+    sharding = "replicated" if at.sharding.is_replicated else str(at.sharding)
+    return TensorRow(
+        name=value,
+        dtype=type_.dtype,
+        shape=list(type_.shape),
+        local=[max(dim.sizes()) for dim in at.sharding.dims],
+        sharding="whole" if at.mesh.size() == 1 else sharding,
+        constant=value in graph.constants,
+    )
 
-    @cached_property
-    def _outer_blocks(self) -> list[Block]:
-        groups = [self.result.plan.nodes[node.name].group for node in self.graph.nodes]
-        return blocks(self.graph, groups)
 
-    def _blocks(self) -> list[BlockRow]:
-        names = [node.name for node in self.graph.nodes]
-        rows: list[BlockRow] = []
+def _edges(result: Planned, comms: Sequence[Task]) -> Iterator[EdgeRow]:
+    """A row for each node and each produced value that it reads, by node."""
+    graph = result.graph
+    index = {task.comm.seq: i for i, task in enumerate(comms) if task.comm is not None}
+    carried: dict[tuple[int, str], dict[int, None]] = defaultdict(dict)
+    for edge in edges(graph, result.schedule):
+        if edge.source[0] == edge.target[0] == NODE:
+            reader = graph.order[edge.target[1]]
+            carriers = (index[task.comm.seq] for task in edge.comms if task.comm is not None)
+            carried[reader, edge.value].update(dict.fromkeys(carriers))
+    for v, value in sorted(carried, key=lambda edge: edge[0]):
+        u, nbytes = graph.order[graph.producers[value].name], graph.types[value].nbytes
+        yield EdgeRow(u=u, v=v, value=value, bytes=nbytes, comms=list(carried[v, value]))
 
-        def add(level: Iterable[Block], parent: int) -> None:
-            for block in level:
-                row = BlockRow(
-                    label=block_label(block, names),
-                    first=block.first,
-                    last=block.last,
-                    parent=parent,
-                    kind=block.kind,
-                    index=block.index,
-                    count=block.count,
-                )
-                rows.append(row)
-                add(block.inner, len(rows) - 1)
 
-        add(self._outer_blocks, -1)
-        return rows
+def _blocks(outer: Sequence[Block], names: Sequence[str]) -> list[BlockRow]:
+    rows: list[BlockRow] = []
+
+    def add(level: Iterable[Block], parent: int) -> None:
+        for block in level:
+            row = BlockRow(
+                label=block_label(block, names),
+                first=block.first,
+                last=block.last,
+                parent=parent,
+                kind=block.kind,
+                index=block.index,
+                count=block.count,
+            )
+            rows.append(row)
+            add(block.inner, len(rows) - 1)
+
+    add(outer, -1)
+    return rows
 
 
 def device_rows(result: Planned, lanes: Lanes) -> list[DeviceRow]:
@@ -420,3 +396,115 @@ def device_rows(result: Planned, lanes: Lanes) -> list[DeviceRow]:
             lanes.members, lanes.busiest, lanes.fullest, strict=True
         )
     ]
+
+
+def block_moves(result: Planned, outer: Sequence[Block]) -> list[BlockMoveRow]:
+    """The changes of whole blocks that the plan's rules allow, the cheapest that fits first.
+
+    A block moves to the groups, or stages, that it exchanges values with, or is not cut over an
+    axis; all other nodes keep their decisions, and the referee prices the changed plan.
+    """
+    graph = result.graph
+    names = [node.name for node in graph.nodes]
+    moves: list[BlockMoveRow] = []
+    tried = 0
+    for block, at, to, nodes in _changes(result, outer):
+        tried += 1
+        if tried * len(graph.nodes) > MAX_MOVES:
+            break
+        changed = replace(result.plan, nodes={**result.plan.nodes, **nodes}, certificate=None)
+        try:
+            figures = evaluate(graph, changed, result.cluster)
+        except IRError:  # the order of stages, an operator without a rule, a part of no elements
+            continue
+        change = figures.cost(result.objective) - result.cost
+        moves.append(
+            BlockMoveRow(
+                label=block_label(block, names),
+                first=block.first,
+                last=block.last,
+                at=at,
+                to=to,
+                change=change,
+                fits=figures.fits_exactly,
+                reason=why(result.evaluation, figures, change, result.objective),
+            )
+        )
+    return sorted(moves, key=lambda move: (not move["fits"], move["change"]))
+
+
+def _changes(
+    result: Planned, outer: Sequence[Block]
+) -> Iterator[tuple[Block, str, str, Mapping[str, NodePlan]]]:
+    """The blocks with what may change: the block, its group, the change, its nodes' decisions.
+
+    Of equal blocks of a group one stands for all where an axis is left out.
+    """
+    plan, names = result.plan, [node.name for node in result.graph.nodes]
+    seen: set[tuple[int, int, str]] = set()
+    for block in outer:
+        members = names[block.first : block.last + 1]
+        group, count = Counter(plan.nodes[name].group for name in members).most_common(1)[0]
+        if count < BELONGS * len(members):
+            continue
+        own = [name for name in members if plan.nodes[name].group == group]
+        at = place_text(plan, plan.stages[group], plan.groups[group])
+        for other in _neighbours(result, members, group):
+            keeps = plan.groups[other].axes == plan.groups[group].axes
+            moved = {n: NodePlan(other, plan.nodes[n].cuts if keeps else {}) for n in own}
+            yield block, at, place_text(plan, plan.stages[other], plan.groups[other]), moved
+        for axis, _ in plan.groups[group].axes:
+            kind = (block.kind, group, axis)
+            if block.kind >= 0 and kind in seen:
+                continue
+            seen.add(kind)
+            whole = {}
+            for name in own:
+                cuts = plan.nodes[name].cuts.items()
+                left = {factor: cut for factor, cut in cuts if axis not in cut.axes}
+                whole[name] = replace(plan.nodes[name], cuts=left)
+            if any(plan.nodes[name] != node for name, node in whole.items()):
+                yield block, at, f"not cut over {axis}", whole
+
+
+def _neighbours(result: Planned, members: Sequence[str], group: int) -> list[int]:
+    """Other groups that make what the block reads, or read what it makes."""
+    graph, nodes = result.graph, result.plan.nodes
+    near: dict[int, None] = {}
+    for name in members:
+        node = graph.by_name[name]
+        sources = (graph.producers.get(value) for value in node.reads)
+        readers = (reader for value in node.writes for reader in graph.consumers[value])
+        for other in (*sources, *readers):
+            if other is not None and nodes[other.name].group != group:
+                near[nodes[other.name].group] = None
+    return list(near)
+
+
+def why(old: Evaluation, new: Evaluation, change: float, objective: str) -> str:
+    """The reasons why a changed plan costs more: memory, bytes sent, the busiest device."""
+    if not new.fits_exactly:
+        over = {d: held - new.limit_bytes[d] for d, held in new.needed_bytes.items()}
+        device = max(over, key=over.__getitem__)
+        return f"device {device} would be {units.size(over[device])} over its memory"
+    sent = sum(new.sent_bytes.values()) - sum(old.sent_bytes.values())
+    parts = []
+    if change < 0:
+        parts.append("better than the plan: within the gap that the search left")
+    elif change > 0 and objective == "memory":
+        held = new.needed_bytes
+        parts.append(f"device {max(held, key=held.__getitem__)} holds more")
+    elif change > 0:
+        first, second = (max(of.load_s, key=of.load_s.__getitem__) for of in (old, new))
+        more = {
+            "communicates": new.comm_s[second] - old.comm_s[second],
+            "computes": new.compute_s[second] - old.compute_s[second],
+        }
+        verb = max(more, key=more.__getitem__)
+        becomes = f"device {second} becomes the bottleneck, "
+        where = f"device {second}, the bottleneck, " if first == second else becomes
+        if more[verb] > 0:
+            parts.append(f"{where}{verb} {units.seconds(more[verb])} more")
+    if sent > 0:
+        parts.append(f"{units.size(sent)} more are sent")
+    return ", ".join(parts) or "costs the same"

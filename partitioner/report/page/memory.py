@@ -101,6 +101,14 @@ def _device(
             if run not in fullest or total[moment] > total[fullest[run]]:
                 fullest[run] = moment
         shown = sorted({*fullest.values(), peak})
+    counts: Counter[tuple[str, str, int]] = Counter()
+    for life, number in moments.at(peak):
+        kind = "buffers" if life.buffer else "activations"
+        counts[life.value, kind, with_headroom(life.nbytes)] += number
+    rows = [(nbytes, name, "weights", 1) for name, nbytes in weights]
+    rows += [(n * nbytes, name, kind, n) for (name, kind, nbytes), n in counts.items()]
+    rows.sort(key=lambda row: (-row[0], row[1]))
+    listed, rest = rows[:MAX_LIVE], rows[MAX_LIVE:]
     return Memory(
         limit_bytes=limit,
         weights_bytes=resident,
@@ -111,26 +119,14 @@ def _device(
         peak_bytes=resident + (int(total[peak]) if total.size else 0),
         peak_position=int(moments.position[peak]) if total.size else 0,
         peak_s=units.short(seconds[peak]) if seconds else None,
-        live=_live(moments, weights, peak),
-    )
-
-
-def _live(moments: Moments, weights: Sequence[tuple[str, int]], peak: int) -> Live:
-    counts: Counter[tuple[str, str, int]] = Counter()
-    for life, number in moments.at(peak):
-        kind = "buffers" if life.buffer else "activations"
-        counts[life.value, kind, with_headroom(life.nbytes)] += number
-    rows = [(nbytes, name, "weights", 1) for name, nbytes in weights]
-    rows += [(n * nbytes, name, kind, n) for (name, kind, nbytes), n in counts.items()]
-    rows.sort(key=lambda row: (-row[0], row[1]))
-    shown, rest = rows[:MAX_LIVE], rows[MAX_LIVE:]
-    return Live(
-        name=[name for _, name, _, _ in shown],
-        kind=[kind for _, _, kind, _ in shown],  # type: ignore[misc]
-        bytes=[nbytes for nbytes, _, _, _ in shown],
-        times=[times for _, _, _, times in shown],
-        more=len(rest),
-        more_bytes=sum(nbytes for nbytes, _, _, _ in rest),
+        live=Live(
+            name=[name for _, name, _, _ in listed],
+            kind=[kind for _, _, kind, _ in listed],  # type: ignore[misc]
+            bytes=[nbytes for nbytes, _, _, _ in listed],
+            times=[times for _, _, _, times in listed],
+            more=len(rest),
+            more_bytes=sum(nbytes for nbytes, _, _, _ in rest),
+        ),
     )
 
 
@@ -142,10 +138,9 @@ def traffic(schedule: Schedule, cluster: Cluster, lanes: Lanes) -> Traffic:
             exact[source, target] += schedule.times(task) * nbytes
     pairs = {pair: round(nbytes) for pair, nbytes in exact.items()}
     of_lanes: Counter[tuple[int, int]] = Counter()
-    for (source, target), nbytes in pairs.items():
-        of_lanes[lanes.of[source], lanes.of[target]] += nbytes
     sent: dict[str, Counter[int]] = defaultdict(Counter)
     for (source, target), nbytes in pairs.items():
+        of_lanes[lanes.of[source], lanes.of[target]] += nbytes
         sent[cluster.level((source, target)).name][source] += nbytes
     links = []
     for level in cluster.levels:

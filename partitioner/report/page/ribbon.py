@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -17,9 +17,11 @@ from typing import Literal
 
 from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.ir.graph import Graph, Node
+from partitioner.ir.loops.factors import FactorKind, Term
 from partitioner.ir.ops import row_of
+from partitioner.ir.plan import PlacedNode
+from partitioner.ir.rule import Rule
 from partitioner.report.blocks import Path, is_name, paths
-from partitioner.report.page.loop_words import LoopWords
 from partitioner.report.planned import Lanes, Planned
 from partitioner.report.schema import BoxRow, CutRow, Ribbon, SwimLane, ranges
 
@@ -47,6 +49,9 @@ MOST_LETTERS = 60
 Part = Literal["forward", "backward", "update"]
 PARTS: tuple[Part, ...] = ("forward", "backward", "update")
 UPDATE = PARTS.index("update")
+#: Words for the parts of a dim, major first; () if nothing tells.
+Words = tuple[str, ...]
+BATCH, HEADS, COLUMNS, POSITIONS = ("batch",), ("heads",), ("columns",), ("positions",)
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,13 @@ def pattern(ops: Sequence[str], seconds: Sequence[float]) -> str:
     parts: list[str] = []
     at = single = 0  # where those begin that do not repeat
     while at < len(types):
-        length, times = _repeat(types[at:])
+        length, times = 1, 1  # of the repeats from here on that cover most
+        for size in range(1, min(LONGEST_PATTERN, (len(types) - at) // 2) + 1):
+            count = 1
+            while types[at + count * size :][:size] == types[at : at + size]:
+                count += 1
+            if count > 1 and count * size > length * times:
+                length, times = size, count
         if times == 1:
             at += 1
             continue
@@ -93,18 +104,6 @@ def pattern(ops: Sequence[str], seconds: Sequence[float]) -> str:
     for op, spent_s in zip(types, seconds, strict=True):
         sums[op] += spent_s
     return ", ".join(sorted(sums, key=lambda op: -sums[op])[:3])
-
-
-def _repeat(types: Sequence[str]) -> tuple[int, int]:
-    """Length and number of the repeats at the beginning that cover most; (1, 1) for none."""
-    best = (1, 1)
-    for length in range(1, min(LONGEST_PATTERN, len(types) // 2) + 1):
-        times = 1
-        while types[times * length : (times + 1) * length] == types[:length]:
-            times += 1
-        if times > 1 and times * length > best[0] * best[1]:
-            best = (length, times)
-    return best
 
 
 @dataclass(frozen=True)
@@ -169,14 +168,14 @@ class _Ribbon:
         return frozenset(static)
 
     @cached_property
-    def loops(self) -> LoopWords:
-        return LoopWords.of(self.graph, self.result.placed, self.static)
+    def loops(self) -> Mapping[str, Mapping[str, Words]]:
+        return loop_words(self.graph, self.result.placed, self.static)
 
     def words(self, node: Node) -> Mapping[str, str]:
         """The word for the cut of each axis of a node's mesh; of a backward node its twin's."""
         placed = self.result.placed[self.graph.order[node.name]]
         sizes = dict(placed.mesh.axes)
-        words = {axis: self.loops.cut(placed, axis) for axis, size in sizes.items() if size > 1}
+        words = {axis: self._cut_word(placed, axis) for axis, size in sizes.items() if size > 1}
         twin = self.graph.by_name.get(self.graph.twins.get(node.name, ""))
         if twin is None or twin.name in self.graph.backward:
             return words
@@ -187,6 +186,28 @@ class _Ribbon:
             if word != "replicated" and before.get(axis) not in (None, "replicated", "weights")
         }
         return words | kept
+
+    def _cut_word(self, placed: PlacedNode, axis: str) -> str:
+        """The part of a node that an axis cuts, in the words of `schema.CutRow`."""
+        results = placed.results()
+        if not any(axis in at.sharding.axes for _, at in (*placed.operands(), *results)):
+            return "replicated"
+        if results and all(value in self.static for value, _ in results):
+            return "weights"
+        rule = placed.rule
+        cut = [name for name, layout in placed.layouts.items() if axis in layout.axes]
+        loops = [name for name in cut if rule and rule.factors[name].kind != FactorKind.LINEAR]
+        if rule is None or not loops:
+            return "sums"
+        name = min(loops, key=lambda name: rule.factors[name].kind == FactorKind.REDUCE)
+        words = self.loops[placed.node.name].get(name)
+        if not words:  # nothing tells: dim 0 is the batch
+            tensors = [exprs for exprs in (*rule.results, *rule.operands) if exprs]
+            first = any(name in term for exprs in tensors for term in exprs[0])
+            words = BATCH if first else POSITIONS
+        word = words[-1] if words[-1:] == COLUMNS else words[0]
+        reduced = rule.factors[name].kind == FactorKind.REDUCE
+        return "rows" if reduced and word == "columns" else word
 
     @cached_property
     def paths(self) -> Sequence[Path]:
@@ -341,7 +362,13 @@ class _Ribbon:
     def _add(
         self, rows: list[BoxRow], box: _Box, parent: int, group: int, lanes: list[int], part: Part
     ) -> None:
-        nodes = [self.graph.nodes[index] for index in box.nodes]
+        by_axis: dict[str, Counter[str]] = {
+            axis: Counter() for axis, size in self.result.plan.groups[group].axes if size > 1
+        }
+        for index in box.nodes:
+            spent_s = self._seconds([index])
+            for axis, word in self.words(self.graph.nodes[index]).items():
+                by_axis.setdefault(axis, Counter())[word] += spent_s  # type: ignore[assignment]
         start, end = self._start(box.nodes), max(self.drawn[index][1] for index in box.nodes)
         one = box.inner[0].nodes if box.count > 1 else box.nodes
         rows.append(
@@ -359,32 +386,22 @@ class _Ribbon:
                 start_s=start,
                 end_s=end,
                 seconds=self._seconds(box.nodes),
-                cuts=self._cuts(nodes, group),
+                cuts=[
+                    CutRow(
+                        axis=axis,
+                        words=[
+                            word
+                            for word, seconds in words.most_common()
+                            if seconds >= LEAST_SHARE * sum(words.values())
+                        ],
+                    )
+                    for axis, words in by_axis.items()
+                ],
             )
         )
         own = len(rows) - 1
         for inner in box.inner:
             self._add(rows, inner, own, group, lanes, part)
-
-    def _cuts(self, nodes: Sequence[Node], group: int) -> list[CutRow]:
-        by_axis: dict[str, Counter[str]] = {
-            axis: Counter() for axis, size in self.result.plan.groups[group].axes if size > 1
-        }
-        for node in nodes:
-            seconds = self._seconds([self.graph.order[node.name]])
-            for axis, word in self.words(node).items():
-                by_axis.setdefault(axis, Counter())[word] += seconds  # type: ignore[assignment]
-        return [
-            CutRow(
-                axis=axis,
-                words=[
-                    word
-                    for word, seconds in words.most_common()
-                    if seconds >= LEAST_SHARE * sum(words.values())
-                ],
-            )
-            for axis, words in by_axis.items()
-        ]
 
     def _start(self, nodes: Sequence[int]) -> float:
         return min(self.drawn[index][0] for index in nodes)
@@ -418,3 +435,69 @@ def _ranged(names: Sequence[str]) -> str:
         for c in columns
     )
     return re.sub("#", lambda _: next(texts), shape.pop())
+
+
+def loop_words(
+    graph: Graph, placed: Collection[PlacedNode], static: Collection[str]
+) -> Mapping[str, Mapping[str, Words]]:
+    """Words for what the loops of operators run over, by node and factor; `placed` in data order.
+
+    The factor rule of an operator says which dims of its operands and results are one loop, so the
+    word for a loop follows a value from the graph's inputs through all operators. Words begin at
+    inputs (dim 0 is the batch, further dims of indices are positions) and at weights (`static`:
+    what depends on no input), whose own loops are columns. A dim that a reshape takes apart is told
+    by its parts: of columns, the major one is heads.
+    """
+    dims: dict[str, list[Words]] = {}
+    for name in graph.inputs:
+        kind = graph.types[name]
+        rest = () if kind.dtype.startswith(("float", "bfloat")) else POSITIONS
+        dims[name] = [rest if at else BATCH for at in range(len(kind.shape))]
+    loops = {}
+    for node in placed:
+        words: dict[str, Words] = {}
+        if node.rule is not None:
+            words = _of_factors(node.rule, node.node.inputs, dims, static)
+            for value, exprs in zip(node.node.outputs, node.rule.results, strict=True):
+                if value and value not in static and exprs is not None:
+                    # Of terms that lie one after the other, the first tells.
+                    dims[value] = [
+                        tuple(word for name in expr[0] for word in words.get(name, ()))
+                        for expr in exprs
+                    ]
+        loops[node.node.name] = words
+    return loops
+
+
+def _of_factors(
+    rule: Rule,
+    inputs: Collection[str],
+    dims: Mapping[str, list[Words]],
+    static: Collection[str],
+) -> dict[str, Words]:
+    words: dict[str, Words] = {}
+    of_weights: dict[str, None] = {}
+    for value, exprs in zip(inputs, rule.operands, strict=True):
+        for at, expr in enumerate(exprs or ()):
+            if value in static:
+                of_weights |= dict.fromkeys(name for term in expr for name in term)
+                continue
+            told = dims.get(value, [])
+            for term in expr:
+                for name, word in _apart(term, told[at] if at < len(told) else ()):
+                    words[name] = words.get(name) or word
+    for name in of_weights:
+        if not words.get(name):
+            words[name] = COLUMNS
+    return words
+
+
+def _apart(term: Term, told: Words) -> list[tuple[str, Words]]:
+    """The words of the factors of a dim, major first."""
+    if len(term) < 2:
+        return [(name, told) for name in term]
+    if len(told) == len(term):
+        return [(name, (word,)) for name, word in zip(term, told, strict=True)]
+    if told[-1:] == COLUMNS:
+        return [(name, COLUMNS if at else HEADS) for at, name in enumerate(term)]
+    return [(name, told[-1:] if at else told[:1]) for at, name in enumerate(term)]

@@ -105,7 +105,7 @@ def measured_run(comparison: Comparison[Planned], refs: Sequence[int]) -> Measur
             by_node[shown.placed.node.name] = row
     by_task: list[int | None] = []
     by_seq: dict[int, int | None] = {}
-    for run in comparison.schedule.tasks:
+    for run in result.run_schedule.tasks:
         ref = by_node.get(run.name)
         if run.comm is not None:
             ref = by_seq[run.comm.seq] = by_comm.get(run.comm.renamed(seq=0))

@@ -28,6 +28,7 @@ SKY = "#56B4E9"
 YELLOW = "#F0E442"
 VERMILLION = "#D55E00"
 
+REQUESTS = (BLUE, GREEN, SKY, PURPLE, YELLOW)  #: Of the compute of requests, in turn.
 GROUPS = (SKY, ORANGE, GREEN, YELLOW, PURPLE, BLUE)  #: Of device groups, in turn.
 COMM = VERMILLION
 IDLE = "#EEEEEE"

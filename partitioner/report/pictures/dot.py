@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from partitioner.ir.plan import PlacedNode
 from partitioner.report.pictures.canvas import (
     COMM,
     FAINT,
@@ -17,7 +14,7 @@ from partitioner.report.pictures.canvas import (
 )
 from partitioner.report.pictures.fold import comm_lines, group_indices, how_cut
 from partitioner.report.planned import Planned
-from partitioner.report.steps import INPUT, NODE, OUTPUT, Edge, Terminal, edges, placed_nodes
+from partitioner.report.steps import INPUT, NODE, OUTPUT, Terminal, edges, placed_nodes
 
 
 def dot(result: Planned) -> str:
@@ -40,7 +37,13 @@ def dot(result: Planned) -> str:
     ]
     for mesh, index in group_indices(result).items():
         colour = group_colour(index)
-        nodes = [_node(node, ids, colour) for node in placed if node.mesh == mesh]
+        nodes = []
+        for node in (one for one in placed if one.mesh == mesh):
+            cut, name = how_cut(node), node.node.name
+            label = "\n".join(filter(None, (shown(name), shown(node.node.op), shown(cut))))
+            look = f'fillcolor="{tint(colour, STRONG if node.layouts else LIGHT)}" color="{colour}"'
+            look += ' style="filled,dashed"' if cut == "replicated" else ""
+            nodes.append(f"{ids[NODE, name]} [label={_quoted(label)} {look}]")
         if nodes:
             lines += [
                 f"  subgraph cluster_{index} {{",
@@ -54,28 +57,14 @@ def dot(result: Planned) -> str:
             label = _quoted(f"{shown(value)}\n{result.graph.types[value]}")
             look = f'shape=ellipse fillcolor=white color="{QUIET}"'
             lines.append(f"  {ids[kind, value]} [label={label} {look}]")
-    lines += [_edge(edge, ids) for edge in edges(result.graph, result.schedule)]
+    for edge in edges(result.graph, result.schedule):
+        look = f"tooltip={_quoted(shown(edge.value))}"
+        if edge.crosses:
+            text = _quoted("\n".join(comm_lines(edge.new) if edge.new else ["(the same)"]))
+            style = "bold" if edge.new else "dotted"
+            look = f'label={text} style={style} color="{COMM}" fontcolor="{COMM}" {look}'
+        lines.append(f"  {ids[edge.source]} -> {ids[edge.target]} [{look}]")
     return "\n".join([*lines, "}", ""])
-
-
-def _node(placed: PlacedNode, ids: Mapping[Terminal, str], colour: str) -> str:
-    cut = how_cut(placed)
-    label = "\n".join(filter(None, (shown(placed.node.name), shown(placed.node.op), shown(cut))))
-    look = f'fillcolor="{tint(colour, STRONG if placed.layouts else LIGHT)}" color="{colour}"'
-    if cut == "replicated":
-        look += ' style="filled,dashed"'
-    return f"{ids[NODE, placed.node.name]} [label={_quoted(label)} {look}]"
-
-
-def _edge(edge: Edge, ids: Mapping[Terminal, str]) -> str:
-    line = f"  {ids[edge.source]} -> {ids[edge.target]}"
-    tip = f"tooltip={_quoted(shown(edge.value))}"
-    if not edge.crosses:
-        return f"{line} [{tip}]"
-    text = "\n".join(comm_lines(edge.new) if edge.new else ["(the same)"])
-    style = "bold" if edge.new else "dotted"
-    colour = f'color="{COMM}" fontcolor="{COMM}"'
-    return f"{line} [label={_quoted(text)} style={style} {colour} {tip}]"
 
 
 def _quoted(text: str) -> str:

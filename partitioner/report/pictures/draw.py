@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,140 +63,125 @@ def draw_graph(result: Planned, path: str | Path, *, boxes: int = MAX_BOXES) -> 
     ones are dashed. Edges that need communications are thick and vermillion, with kind, bytes
     between devices and seconds where they are first needed.
     """
-    draw_file(path, lambda: _Picture.of(result, fold(result, boxes)).figure())
+    draw_file(path, lambda: _figure(result, fold(result, boxes)))
 
 
-@dataclass(frozen=True)
-class _Picture:
-    result: Planned
-    diagram: Diagram
-    layout: Layout
+def _figure(result: Planned, diagram: Diagram) -> Figure:
+    from matplotlib.figure import Figure
 
-    @classmethod
-    def of(cls, result: Planned, diagram: Diagram) -> _Picture:
-        graph = nx.DiGraph()
-        graph.add_nodes_from(end for end in diagram.terminals if end[0] == INPUT)
-        graph.add_nodes_from(range(len(diagram.boxes)))
-        graph.add_nodes_from(end for end in diagram.terminals if end[0] == OUTPUT)
-        graph.add_edges_from(_downward(arc) for arc in diagram.arcs)
-        return cls(result, diagram, arrange(graph, _ASPECT * _BOX_INCHES / _ROW_INCHES))
-
-    def figure(self) -> Figure:
-        from matplotlib.figure import Figure
-
-        layout = self.layout
-        label = _LABEL if any(arc.comms for arc in self.diagram.arcs) else 0.0
-        wide = max(_MIN_INCHES, (layout.width + 0.2 + label) * _BOX_INCHES)
-        figure = Figure(figsize=(wide, (layout.rows + 2.6) * _ROW_INCHES))
-        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-        spare = (wide / _BOX_INCHES - layout.width - label) / 2
-        axes.set_xlim(-spare, layout.width + label + spare)
-        axes.set_ylim(layout.rows + 0.9, -1.7)
-        axes.axis("off")
-        for arc in self.diagram.arcs:
-            self._draw_arc(axes, arc)
-        numbers = group_indices(self.result)
-        for index, box in enumerate(self.diagram.boxes):
-            group = numbers[box.mesh]
-            colour = group_colour(group)
-            _rectangle(
-                axes,
-                layout.at[index],
-                facecolor=tint(colour, STRONG if box.is_cut else LIGHT),
-                edgecolor=tint(colour, 1.0),
-                linestyle="--" if box.cut == "replicated" else "-",
-                linewidth=0.8,
-            )
-            lines = box_lines(box, f"group {group}" if self._many_groups else "")
-            _two_lines(axes, layout.at[index], lines)
-        for end, values in self.diagram.terminals.items():
-            at = layout.at[end]
-            _rectangle(axes, at, facecolor=PAPER, edgecolor=QUIET, linewidth=0.6, rounding=0.08)
-            first_type = str(self.result.graph.types[values[0]])
-            _two_lines(axes, at, terminal_lines(values, end[0], first_type))
-        graph, cluster = self.result.graph, self.result.cluster
-        count = f"{len(graph.nodes)} nodes"
-        if len(self.diagram.boxes) < len(graph.nodes):
-            count += f" in {len(self.diagram.boxes)} boxes"
-        title = f"{drawable(graph.name, 40)} on {drawable(cluster.name, 40)}, {count}"
-        top = 1 - 0.08 / figure.get_figheight()
-        figure.text(0.5, top, title, ha="center", va="top", fontsize=8)
-        self._legend(figure)
-        return figure
-
-    @property
-    def _many_groups(self) -> bool:
-        """Tell whether colours repeat, so that boxes must name their group."""
-        return len(self.result.plan.groups) > len(GROUPS)
-
-    def _draw_arc(self, axes: Axes, arc: Arc) -> None:
-        from matplotlib.patches import FancyArrowPatch
-        from matplotlib.path import Path as Outline
-
-        edge = _downward(arc)
-        (x0, y0), *between, (x1, y1) = self.layout.routes[edge]
-        points = [(x0, y0 + _BOX_SHARE / 2), *between, (x1, y1 - _BOX_SHARE / 2)]
-        if edge != (arc.source, arc.target):
-            points.reverse()
-        colour, width = (COMM, 1.3) if arc.needs_comm else (QUIET, 0.6)
-        # Corners are round, all else is straight.
-        vertices, codes = [points[0]], [int(Outline.MOVETO)]
-        for before, here, after in zip(points, points[1:], points[2:], strict=False):
-            vertices += [_toward(here, before), here, _toward(here, after)]
-            codes += [int(Outline.LINETO), int(Outline.CURVE3), int(Outline.CURVE3)]
-        vertices, codes = [*vertices, points[-1]], [*codes, int(Outline.LINETO)]
-        axes.add_patch(
-            FancyArrowPatch(
-                path=Outline(vertices, codes),
-                arrowstyle="-|>",
-                mutation_scale=5,
-                color=colour,
-                linewidth=width,
-                linestyle=":" if arc.needs_comm and not arc.comms else "-",
-                shrinkA=0,
-                shrinkB=0,
-                zorder=2 if arc.needs_comm else 1,
-                joinstyle="round",
-            )
+    graph, cluster, pictured = result.graph, result.cluster, nx.DiGraph()
+    pictured.add_nodes_from(end for end in diagram.terminals if end[0] == INPUT)
+    pictured.add_nodes_from(range(len(diagram.boxes)))
+    pictured.add_nodes_from(end for end in diagram.terminals if end[0] == OUTPUT)
+    pictured.add_edges_from(_downward(arc) for arc in diagram.arcs)
+    layout = arrange(pictured, _ASPECT * _BOX_INCHES / _ROW_INCHES)
+    many = len(result.plan.groups) > len(GROUPS)  # colours repeat: boxes must name their group
+    label = _LABEL if any(arc.comms for arc in diagram.arcs) else 0.0
+    wide = max(_MIN_INCHES, (layout.width + 0.2 + label) * _BOX_INCHES)
+    figure = Figure(figsize=(wide, (layout.rows + 2.6) * _ROW_INCHES))
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    spare = (wide / _BOX_INCHES - layout.width - label) / 2
+    axes.set_xlim(-spare, layout.width + label + spare)
+    axes.set_ylim(layout.rows + 0.9, -1.7)
+    axes.axis("off")
+    for arc in diagram.arcs:
+        _draw_arc(axes, layout, arc)
+    numbers = group_indices(result)
+    for index, box in enumerate(diagram.boxes):
+        group = numbers[box.mesh]
+        colour = group_colour(group)
+        _rectangle(
+            axes,
+            layout.at[index],
+            facecolor=tint(colour, STRONG if box.is_cut else LIGHT),
+            edgecolor=tint(colour, 1.0),
+            linestyle="--" if box.cut == "replicated" else "-",
+            linewidth=0.8,
         )
-        if arc.comms:
-            (x0, y0), (x1, y1) = points[0], points[1]
-            axes.text(
-                (x0 + x1) / 2 + 0.02,
-                (y0 + y1) / 2,
-                "\n".join(comm_lines(arc.comms)),
-                fontsize=_SMALL,
-                color=COMM,
-                ha="left",
-                va="center",
-                zorder=5,
-                bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.85},
-            )
+        lines = box_lines(box, f"group {group}" if many else "")
+        _two_lines(axes, layout.at[index], lines)
+    for end, values in diagram.terminals.items():
+        at = layout.at[end]
+        _rectangle(axes, at, facecolor=PAPER, edgecolor=QUIET, linewidth=0.6, rounding=0.08)
+        first_type = str(graph.types[values[0]])
+        _two_lines(axes, at, terminal_lines(values, end[0], first_type))
+    count = f"{len(graph.nodes)} nodes"
+    if len(diagram.boxes) < len(graph.nodes):
+        count += f" in {len(diagram.boxes)} boxes"
+    title = f"{drawable(graph.name, 40)} on {drawable(cluster.name, 40)}, {count}"
+    top = 1 - 0.08 / figure.get_figheight()
+    figure.text(0.5, top, title, ha="center", va="top", fontsize=8)
+    _legend(figure, result, diagram, many=many)
+    return figure
 
-    def _legend(self, figure: Figure) -> None:
-        from matplotlib.lines import Line2D
-        from matplotlib.patches import Patch
 
-        used = {box.mesh for box in self.diagram.boxes}
-        groups = [(mesh, i) for mesh, i in group_indices(self.result).items() if mesh in used]
-        entries: list[Any] = [
-            Patch(facecolor=tint(group_colour(i), STRONG), edgecolor=group_colour(i), label=name)
-            for mesh, i in groups[:_MAX_LEGEND]
-            for name in (f"{i}: {mesh}" if self._many_groups else str(mesh),)
-        ]
-        if len(groups) > _MAX_LEGEND:
-            entries.append(Patch(visible=False, label=f"and {len(groups) - _MAX_LEGEND} more"))
-        if any(box.is_cut for box in self.diagram.boxes):
-            entries.append(Patch(facecolor=tint(INK, 0.35), edgecolor=INK, label="cut"))
-        if any(box.cut == "replicated" for box in self.diagram.boxes):
-            pale = tint(INK, 0.1)
-            entries.append(Patch(facecolor=pale, edgecolor=INK, linestyle="--", label="replicated"))
-        if any(arc.needs_comm for arc in self.diagram.arcs):
-            entries.append(Line2D([], [], color=COMM, linewidth=1.3, label="communication"))
-        columns = max(1, min(len(entries), int(figure.get_figwidth() / 1.1)))
-        figure.legend(
-            handles=entries, loc="lower center", ncols=columns, fontsize=_FONT, frameon=False
+def _draw_arc(axes: Axes, layout: Layout, arc: Arc) -> None:
+    from matplotlib.patches import FancyArrowPatch
+    from matplotlib.path import Path as Outline
+
+    edge = _downward(arc)
+    (x0, y0), *between, (x1, y1) = layout.routes[edge]
+    points = [(x0, y0 + _BOX_SHARE / 2), *between, (x1, y1 - _BOX_SHARE / 2)]
+    if edge != (arc.source, arc.target):
+        points.reverse()
+    colour, width = (COMM, 1.3) if arc.needs_comm else (QUIET, 0.6)
+    # Corners are round, all else is straight.
+    vertices, codes = [points[0]], [int(Outline.MOVETO)]
+    for before, here, after in zip(points, points[1:], points[2:], strict=False):
+        vertices += [_toward(here, before), here, _toward(here, after)]
+        codes += [int(Outline.LINETO), int(Outline.CURVE3), int(Outline.CURVE3)]
+    vertices, codes = [*vertices, points[-1]], [*codes, int(Outline.LINETO)]
+    axes.add_patch(
+        FancyArrowPatch(
+            path=Outline(vertices, codes),
+            arrowstyle="-|>",
+            mutation_scale=5,
+            color=colour,
+            linewidth=width,
+            linestyle=":" if arc.needs_comm and not arc.comms else "-",
+            shrinkA=0,
+            shrinkB=0,
+            zorder=2 if arc.needs_comm else 1,
+            joinstyle="round",
         )
+    )
+    if arc.comms:
+        (x0, y0), (x1, y1) = points[0], points[1]
+        axes.text(
+            (x0 + x1) / 2 + 0.02,
+            (y0 + y1) / 2,
+            "\n".join(comm_lines(arc.comms)),
+            fontsize=_SMALL,
+            color=COMM,
+            ha="left",
+            va="center",
+            zorder=5,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.85},
+        )
+
+
+def _legend(figure: Figure, result: Planned, diagram: Diagram, *, many: bool) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    used = {box.mesh for box in diagram.boxes}
+    groups = [(mesh, i) for mesh, i in group_indices(result).items() if mesh in used]
+    entries: list[Any] = [
+        Patch(facecolor=tint(group_colour(i), STRONG), edgecolor=group_colour(i), label=name)
+        for mesh, i in groups[:_MAX_LEGEND]
+        for name in (f"{i}: {mesh}" if many else str(mesh),)
+    ]
+    if len(groups) > _MAX_LEGEND:
+        entries.append(Patch(visible=False, label=f"and {len(groups) - _MAX_LEGEND} more"))
+    if any(box.is_cut for box in diagram.boxes):
+        entries.append(Patch(facecolor=tint(INK, 0.35), edgecolor=INK, label="cut"))
+    if any(box.cut == "replicated" for box in diagram.boxes):
+        pale = tint(INK, 0.1)
+        entries.append(Patch(facecolor=pale, edgecolor=INK, linestyle="--", label="replicated"))
+    if any(arc.needs_comm for arc in diagram.arcs):
+        entries.append(Line2D([], [], color=COMM, linewidth=1.3, label="communication"))
+    columns = max(1, min(len(entries), int(figure.get_figwidth() / 1.1)))
+    figure.legend(handles=entries, loc="lower center", ncols=columns, fontsize=_FONT, frameon=False)
 
 
 def _downward(arc: Arc) -> tuple[End, End]:

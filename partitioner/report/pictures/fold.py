@@ -112,10 +112,25 @@ def fold(result: Planned, limit: int) -> Diagram:
     home: Home = {(NODE, p.node.name): i for i, box in enumerate(boxes) for p in box.nodes}
     terminals: dict[Terminal, tuple[str, ...]] = {}
     for side, values in ((INPUT, result.graph.inputs), (OUTPUT, result.graph.outputs)):
-        for run in _joined(side, values, drawn, home):
-            terminals[side, run[0]] = run
-            home.update({(side, value): (side, run[0]) for value in run})
-    return Diagram(tuple(boxes), _arcs(drawn, home), terminals)
+        for same in _joined(side, values, drawn, home):
+            terminals[side, same[0]] = same
+            home.update({(side, value): (side, same[0]) for value in same})
+    between: dict[tuple[End, End], list[Edge]] = defaultdict(list)
+    for edge in drawn:
+        ends = home[edge.source], home[edge.target]
+        if ends[0] != ends[1]:
+            between[ends].append(edge)
+    arcs = tuple(
+        Arc(
+            source,
+            target,
+            tuple(dict.fromkeys(edge.value for edge in run)),
+            tuple(task for edge in run for task in edge.new),
+            any(edge.crosses for edge in run),
+        )
+        for (source, target), run in between.items()
+    )
+    return Diagram(tuple(boxes), arcs, terminals)
 
 
 def _foldings(
@@ -151,24 +166,6 @@ def _joined(
     for value in values:
         runs[frozenset(near[value])].append(value)
     return [tuple(values)] if len(runs) > MAX_JOINED else [tuple(run) for run in runs.values()]
-
-
-def _arcs(drawn: Sequence[Edge], home: Home) -> tuple[Arc, ...]:
-    runs: dict[tuple[End, End], list[Edge]] = defaultdict(list)
-    for edge in drawn:
-        ends = home[edge.source], home[edge.target]
-        if ends[0] != ends[1]:
-            runs[ends].append(edge)
-    return tuple(
-        Arc(
-            source,
-            target,
-            tuple(dict.fromkeys(edge.value for edge in run)),
-            tuple(task for edge in run for task in edge.new),
-            any(edge.crosses for edge in run),
-        )
-        for (source, target), run in runs.items()
-    )
 
 
 def box_lines(box: Box, group: str) -> tuple[str, str]:

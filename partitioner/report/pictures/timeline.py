@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partitioner.cost_model.schedule.readings import Pass, passes
 from partitioner.cost_model.schedule.simulate import Timeline, simulate
-from partitioner.report.pictures.canvas import (
-    BLUE,
-    COMM,
-    GREEN,
-    IDLE,
-    INK,
-    PURPLE,
-    SKY,
-    YELLOW,
-    draw_file,
-    drawable,
-    tint,
-)
+from partitioner.report.pictures.canvas import COMM, IDLE, INK, REQUESTS, draw_file, drawable, tint
 from partitioner.report.planned import Planned
-from partitioner.report.stages import plan_sentence
+from partitioner.report.stages import step_facts, step_sentence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +25,6 @@ _WIDTH_INCHES = 3.5  #: A column of a two-column page.
 _LEFT, _ACROSS = 0.13, 0.83  #: Of the width: where the axes begin, and how wide they are.
 _COLUMNS = 4  #: Of the legend.
 _FONT = 7.0  #: In points.
-_REQUESTS = (BLUE, GREEN, SKY, PURPLE, YELLOW)  #: Compute of request 0, 1, ..., in turn.
 _SHARE = 0.55  #: Of a request's colour.
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 _THIN = 1 / 150  #: Of the time axis; narrower bars that touch are drawn as one.
@@ -92,14 +79,19 @@ def bars(timeline: Timeline, boxes: Sequence[Pass] = ()) -> tuple[Bar, ...]:
 
 def _figure(result: Planned, timeline: Timeline, boxes: Sequence[Pass]) -> Figure:
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     devices = len(result.cluster.devices)
     lane = min(0.17, (_MAX_HEIGHT_INCHES - 1.2) / (2.5 * devices))
     inner = 2.5 * devices * lane
-    entries = _legend_entries(timeline)
+    requests, turn = timeline.requests, timeline.turn
+    names = ["compute"] if requests == 1 else [f"{turn} {i}" for i in range(min(requests, 5))]
+    look: dict[str, Any] = {"facecolor": tint(COMM, 0.45), "edgecolor": COMM, "hatch": "//////"}
+    entries = [Patch(facecolor=_colour(i), label=name) for i, name in enumerate(names)]
+    entries += [Patch(label="communication", **look), Patch(facecolor=IDLE, label="idle")]
     below = 0.36 + 0.14 * math.ceil(len(entries) / _COLUMNS)
     title = f"{drawable(result.graph.name, 30)} on {drawable(result.cluster.name, 20)}"
-    if sentence := plan_sentence(result.plan, result.evaluation):
+    if sentence := step_sentence(step_facts(result.plan, result.evaluation)):
         title = f"{title}\n{sentence}"
     elif timeline.requests > 1:
         title += f", {timeline.requests} requests"
@@ -117,10 +109,8 @@ def _figure(result: Planned, timeline: Timeline, boxes: Sequence[Pass]) -> Figur
     axes.set_ylim(2.5 * devices, 0)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    drawn = bars(timeline, boxes)
-    for bar in drawn:
-        _draw_bar(axes, bar, scale)
-    _label_bars(axes, drawn, timeline.makespan_s, scale)
+    for bar in bars(timeline, boxes):
+        _draw_bar(axes, bar, timeline.makespan_s, scale)
     axes.set_xlabel(f"time ({unit})", fontsize=_FONT, labelpad=1)
     axes.tick_params(labelsize=_FONT, length=2)
     labelled = range(0, devices, max(1, round(_FONT / 72 * 1.2 / (2.5 * lane))))
@@ -147,7 +137,7 @@ def _top(device: int, kind: str) -> float:
     return 2.5 * device + 0.25 + LANES.index(kind)
 
 
-def _draw_bar(axes: Axes, bar: Bar, scale: float) -> None:
+def _draw_bar(axes: Axes, bar: Bar, span_s: float, scale: float) -> None:
     look: dict[str, Any] = {"facecolor": _colour(bar.request), "edgecolor": "white"}
     if bar.kind == "comm":
         look = {"facecolor": tint(COMM, 0.45), "edgecolor": COMM, "hatch": "//////"}
@@ -158,18 +148,9 @@ def _draw_bar(axes: Axes, bar: Bar, scale: float) -> None:
         gid=f"{bar.kind}-{bar.device}-{bar.request}",
         **look,
     )
-
-
-def _colour(request: int) -> str:
-    return tint(_REQUESTS[request % len(_REQUESTS)], _SHARE)
-
-
-def _label_bars(axes: Axes, drawn: Iterable[Bar], span_s: float, scale: float) -> None:
     points = _ACROSS * _WIDTH_INCHES * 72
-    for bar in drawn:
-        room = int(points * (bar.end_s - bar.start_s) / span_s / (0.62 * (_FONT - 2.5)))
-        if len(bar.names) > 1 or room < min(4, len(bar.names[0])):
-            continue
+    room = int(points * (bar.end_s - bar.start_s) / span_s / (0.62 * (_FONT - 2.5)))
+    if len(bar.names) == 1 and room >= min(4, len(bar.names[0])):
         axes.text(
             (bar.start_s + bar.end_s) / 2 / scale,
             _top(bar.device, bar.kind) + 0.52,
@@ -181,14 +162,5 @@ def _label_bars(axes: Axes, drawn: Iterable[Bar], span_s: float, scale: float) -
         )
 
 
-def _legend_entries(timeline: Timeline) -> list[Any]:
-    from matplotlib.patches import Patch
-
-    requests, turn = timeline.requests, timeline.turn
-    names = ["compute"] if requests == 1 else [f"{turn} {i}" for i in range(min(requests, 5))]
-    entries: list[Any] = [Patch(facecolor=_colour(i), label=name) for i, name in enumerate(names)]
-    entries.append(
-        Patch(facecolor=tint(COMM, 0.45), edgecolor=COMM, hatch="//////", label="communication")
-    )
-    entries.append(Patch(facecolor=IDLE, label="idle"))
-    return entries
+def _colour(request: int) -> str:
+    return tint(REQUESTS[request % len(REQUESTS)], _SHARE)

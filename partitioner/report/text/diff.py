@@ -5,10 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
 
-from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations import units
 from partitioner.report.findings.bottleneck import balance, tightest
@@ -25,7 +22,7 @@ from partitioner.report.schema import (
     Moved,
     Unit,
 )
-from partitioner.report.stages import stage_text, step_facts
+from partitioner.report.stages import place_text, step_facts
 from partitioner.report.text.show import clean
 from partitioner.report.text.tables import safe, table
 
@@ -55,10 +52,8 @@ def diff(
         for name, (first, second) in decisions.items()
         if first != second
     ]
-    figures, others = _measures(before), _measures(after)
-    facts, new_facts = (step_facts(one.plan, one.evaluation) for one in (before, after))
-    if facts or new_facts:
-        figures, others = [*figures, *_stages(facts)], [*others, *_stages(new_facts)]
+    staged = any(step_facts(one.plan, one.evaluation) for one in (before, after))
+    figures, others = (_measures(one, staged=staged) for one in (before, after))
     sizes, new_sizes = _sizes(before), _sizes(after)
     same = before.graph.digest == after.graph.digest
     return Diff(
@@ -103,21 +98,17 @@ def diff_verdict(before: Planned, after: Planned, names: tuple[str, str], object
     words = {"memory": ("needs more", "needs less")}.get(objective, ("is slower", "is faster"))
     verb = words[0] if change > 0 else words[1]
     by = units.relative(abs(change)).removeprefix("+")
-    reason = "" if objective == "memory" else _reason(old, new)
-    return f"{names[1]} {verb} by {by} than {names[0]}: {figures}{reason}."
-
-
-def _reason(old: Evaluation, new: Evaluation) -> str:
-    first, second = (max(e.load_s, key=e.load_s.__getitem__) for e in (old, new))
-    change = {
-        "communicates": new.comm_s[second] - old.comm_s[first],
-        "computes": new.compute_s[second] - old.compute_s[first],
+    here, there = (max(of.load_s, key=of.load_s.__getitem__) for of in (old, new))
+    more = {
+        "communicates": new.comm_s[there] - old.comm_s[here],
+        "computes": new.compute_s[there] - old.compute_s[here],
     }
-    verb = max(change, key=lambda name: abs(change[name]))
-    if not change[verb]:
-        return ""
-    how = "longer" if change[verb] > 0 else "less"
-    return f"; its busiest device {verb} {units.seconds(abs(change[verb]))} {how}"
+    does = max(more, key=lambda name: abs(more[name]))
+    reason = ""
+    if objective != "memory" and more[does]:
+        how = "longer" if more[does] > 0 else "less"
+        reason = f"; its busiest device {does} {units.seconds(abs(more[does]))} {how}"
+    return f"{names[1]} {verb} by {by} than {names[0]}: {figures}{reason}."
 
 
 def _devices(before: Planned, after: Planned) -> list[tuple[DeviceRow | None, DeviceRow | None]]:
@@ -192,22 +183,18 @@ def _moved(changes: Diff) -> list[str]:
 
 def _decision(result: Planned, task: Task) -> str:
     assert task.placed is not None
-    stage = stage_text(result.plan, task.placed.stage)
-    where = ", ".join(filter(None, (stage, str(task.placed.mesh))))
+    where = place_text(result.plan, task.placed.stage, task.placed.mesh)
     return f"{where}: {task.placed.cut_text or 'whole'}"
 
 
-def _stages(facts: Mapping[str, Any]) -> list[_Measure]:
-    """The figures of a step; of a plan without stages, those of one stage that runs all at once."""
-    return [
+def _measures(result: Planned, *, staged: bool) -> list[_Measure]:
+    """The figures of a plan; one without stages is one stage that runs all at once."""
+    figures, facts = result.evaluation, step_facts(result.plan, result.evaluation)
+    of_step: list[_Measure] = [
         ("stages", "count", "", float(facts.get("stages", 1))),
         ("micro-batches", "count", "", float(facts.get("micro_batches", 1))),
         ("bubble", "share", "less", facts.get("bubble_share", 0.0)),
     ]
-
-
-def _measures(result: Planned) -> list[_Measure]:
-    figures = result.evaluation
     return [
         ("step", "s", "less", figures.step_s),
         ("latency", "s", "less", figures.latency_s),
@@ -220,6 +207,7 @@ def _measures(result: Planned) -> list[_Measure]:
         ("fullest device, of its memory", "share", "less", 1 - tightest(figures)[1]),
         ("balance", "share", "more", balance(figures)),
         ("devices used", "count", "", float(figures.devices_used)),
+        *(of_step if staged else ()),
     ]
 
 

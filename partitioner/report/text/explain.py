@@ -27,8 +27,8 @@ from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import Pipeline, PlacedNode
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.report.findings.alternatives import Neighbourhood
-from partitioner.report.findings.bottleneck import COMPUTING
-from partitioner.report.page.data import headline, result_bottleneck
+from partitioner.report.findings.bottleneck import COMPUTING, bottleneck
+from partitioner.report.page.data import headline
 from partitioner.report.page.memory import memory
 from partitioner.report.planned import Planned, lanes
 from partitioner.report.schema import Head, contains
@@ -48,7 +48,7 @@ need half the seconds and activations of a whole one, which is the best that it 
 
 def explain(result: Planned) -> str:
     """The plan's figures, the time of its bottleneck, and its tightest point of memory."""
-    limits = result_bottleneck(result)
+    limits = bottleneck(result)
     where = f"device {limits.device}" if limits.device is not None else "the critical path"
     time = [f"time of {where}, {units.seconds(limits.total_s)} a {limits.turn}"]
     if limits.total_s:

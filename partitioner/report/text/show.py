@@ -17,7 +17,7 @@ from partitioner.report.findings.bottleneck import turn_of
 from partitioner.report.findings.notes import moved_notes
 from partitioner.report.measured import Comparison
 from partitioner.report.planned import Planned, lanes
-from partitioner.report.stages import plan_sentence, stage_text, stages
+from partitioner.report.stages import stage_text, stages, step_facts, step_sentence
 from partitioner.report.steps import comm_bytes, pass_name
 from partitioner.report.summary import block_lines, certificate_line, stretch_rows, trial_lines
 from partitioner.report.text.tables import table
@@ -86,7 +86,7 @@ def _head(result: Planned) -> list[str]:
         lines += trial_lines(plan.certificate.trials)
     stretches = stretch_rows(graph, plan)
     lines += [f"in blocks: {line}" for line in block_lines(stretches, devices=len(cluster))]
-    if sentence := plan_sentence(plan, result.evaluation):
+    if sentence := step_sentence(step_facts(plan, result.evaluation)):
         lines.append(f"{sentence}: {units.seconds(result.evaluation.step_s)} a step")
     alone = [mesh.devices[0] for mesh in plan.groups if mesh.size() == 1]
     for index, mesh in enumerate(plan.groups):
@@ -294,24 +294,22 @@ def measured_text(comparison: Comparison[Planned]) -> str:
             "-" if row.ratio is None else units.digits(row.ratio),
         )
         worst.append(of)
-    parts = [list(_measured_head(comparison)), table(ranks)]
-    if worst:
-        parts.append(table([("worst errors", "rank", "predicted", "measured", "ratio"), *worst]))
-    return "\n\n".join("\n".join(lines) for lines in parts)
-
-
-def _measured_head(comparison: Comparison[Planned]) -> Iterator[str]:
     measured = comparison.measured
     threads = f"{units.count(measured.threads, 'thread')} a rank"
     date = measured.measured_at.replace("T", " ").removesuffix("+00:00")
-    yield f"measured by {measured.backend}, {threads}, {measured.steps} steps, {date} UTC"
-    yield f"  on         {clean(measured.device)}"
-    predicted_s = comparison.predicted.latency_s
-    step = _beside(predicted_s, measured.step_s)
-    recorded = units.seconds(measured.recorded_step_s)
-    yield f"  one step   {step} (with the recording: {recorded})"
+    step = _beside(comparison.predicted.latency_s, measured.step_s)
+    head = [
+        f"measured by {measured.backend}, {threads}, {measured.steps} steps, {date} UTC",
+        f"  on         {clean(measured.device)}",
+        f"  one step   {step} (with the recording: {units.seconds(measured.recorded_step_s)})",
+    ]
     if measured.stream_s is not None:
-        yield f"  a stream   {_beside(comparison.result.evaluation.step_s, measured.stream_s)}"
+        stream = _beside(comparison.result.evaluation.step_s, measured.stream_s)
+        head.append(f"  a stream   {stream}")
+    parts = [head, table(ranks)]
+    if worst:
+        parts.append(table([("worst errors", "rank", "predicted", "measured", "ratio"), *worst]))
+    return "\n\n".join("\n".join(lines) for lines in parts)
 
 
 def _beside(predicted_s: float, measured_s: float) -> str:

@@ -72,7 +72,7 @@ def test_a_row_has_the_seconds_of_all_nodes_that_a_kernel_computes(mlp: Path) ->
     row = next(row for row in comparison.rows if len(row.nodes) > 1)
     seconds = {
         task.placed.node.name: task.devices.get(row.rank, 0.0)
-        for task in comparison.schedule.tasks
+        for task in comparison.result.run_schedule.tasks
         if task.placed is not None
     }
     assert row.predicted_s == pytest.approx(sum(seconds[name] for name in row.nodes))

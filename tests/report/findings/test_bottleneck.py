@@ -14,13 +14,12 @@ from partitioner.api.compiled.base import Compiled
 from partitioner.cli.main import main
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.evaluate import evaluate, one_device
-from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.trace import trace_module
-from partitioner.ir.plan import resolve
 from partitioner.report.findings.bottleneck import WAITING, Bottleneck, bottleneck, limit_sentence
 from partitioner.report.page.data import headline
+from partitioner.report.planned import Planned
 
 
 def _compiled(devices: int, **options: object) -> Compiled:
@@ -101,9 +100,11 @@ def test_of_unequal_devices_the_best_alone_is_compared_with(tmp_path: Path) -> N
 def test_a_plan_that_does_not_fit_says_so_first() -> None:
     result = _compiled(2, layers=4, hidden=64, strategy="inter")
     tight = replace(result.evaluation, limit_bytes=dict.fromkeys((0, 1), 1024))
-    limits = bottleneck(result.graph, result.schedule, tight, result.cluster, "throughput")
+    limits, certificate = bottleneck(result), result.plan.certificate
+    assert certificate is not None
     for objective in ("throughput", "latency", "memory"):
-        sentence = limit_sentence(limits, tight, objective)
+        plan = replace(result.plan, certificate=replace(certificate, objective=objective))
+        sentence = limit_sentence(replace(result, plan=plan, evaluation=tight), limits)
         assert sentence.startswith("Does not fit: device ")
         assert "over its limit" in sentence
 
@@ -120,8 +121,9 @@ def test_a_training_step_over_two_devices_waits_for_the_other_one() -> None:
     plan = replace(staged_plan(graph, [(0,), (1,)], "1f1b", 1), pipeline=None)
     cluster = resolve_cluster(None, 2)
     figures = evaluate(graph, plan, cluster)
-    tasks = schedule(graph, resolve(graph, plan), cluster)
-    limits = bottleneck(graph, tasks, figures, cluster, "throughput")
+    limits = bottleneck(
+        Planned(name="", graph=graph, cluster=cluster, plan=plan, evaluation=figures, summary={})
+    )
     assert limits.total_s == figures.step_s == figures.latency_s
     assert sum(limits.seconds.values()) == pytest.approx(limits.total_s)
     assert limits.seconds[WAITING] > 0.1 * limits.total_s

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import pytest
+import torch
+from torch import nn
 
 import partitioner
 from helpers.modules import small_gpt
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
-from partitioner.report.page.ribbon import pattern, ribbon
+from partitioner.report.page.ribbon import (
+    COLUMNS,
+    HEADS,
+    POSITIONS,
+    Words,
+    loop_words,
+    pattern,
+    ribbon,
+)
 from partitioner.report.planned import lanes
 from partitioner.report.schema import BoxRow, Ribbon
+
+Loops = Mapping[str, Mapping[str, Words]]
 
 
 def numbers(box: BoxRow) -> list[int]:
@@ -130,3 +143,56 @@ def test_a_model_that_tells_modules_is_shown_by_them() -> None:
     labels = " ".join(box["label"] for box in boxes)
     assert "layers.0" in labels
     assert "node_" not in labels
+
+
+def loops_of(result: Compiled) -> Loops:
+    static = frozenset(result.graph.constants)
+    return loop_words(result.graph, result.placed, static)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Loops:
+    model = examples.build("llama", layers=1, hidden=64, batch=4)
+    return loops_of(partitioner.compile(model, devices=1))
+
+
+@pytest.mark.parametrize(
+    ("node", "factor", "word"),
+    [
+        ("self_attn.q_proj", "m", POSITIONS),
+        ("self_attn.q_proj", "n", COLUMNS),
+        ("self_attn.q.split", "f2", HEADS),
+        ("self_attn.q.heads", "d2", HEADS),
+        ("self_attn.k.wide", "b1", HEADS),
+        ("self_attn.scores", "b1", HEADS),
+        ("self_attn.scores", "m", POSITIONS),
+        ("self_attn.scores", "n", POSITIONS),
+        ("self_attn.scores", "k", COLUMNS),
+        ("self_attn.softmax", "d0", ("batch",)),
+        ("input_layernorm.square", "b1", POSITIONS),
+        ("mlp.sigmoid", "b2", COLUMNS),
+    ],
+)
+def test_loops_of_attention(llama: Loops, node: str, factor: str, word: Words) -> None:
+    assert llama[f"model.layers.0.{node}"][factor] == word
+
+
+class Folded(nn.Module):
+    """Samples and positions in one dim, and apart again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.linear = nn.Embedding(50, 8), nn.Linear(8, 8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        batch, length = ids.shape
+        mixed = self.linear(self.table(ids).reshape(batch * length, 8))
+        return torch.relu(mixed.reshape(batch, length, 8))
+
+
+def test_a_dim_that_was_put_together_is_taken_apart_by_its_parts() -> None:
+    result = partitioner.compile(Folded(), torch.zeros(4, 6, dtype=torch.int64), devices=1)
+    loops = loops_of(result)
+    by_op = {node.op: loops[node.name] for node in result.graph.nodes}
+    assert by_op["aten::relu"] == {"b0": ("batch",), "b1": POSITIONS, "b2": COLUMNS}
+    assert by_op["aten::addmm"]["m"] == ("batch", "positions")

@@ -78,15 +78,11 @@ class OneDevice:
         costs = {"latency": self.latency_s, "memory": self.held_bytes}
         return costs.get(objective, self.step_s)
 
-    def speedup(self, plan: Evaluation) -> float | None:
-        """The speed-up of a plan over this device, by the seconds between requests.
-
-        None where the device does not hold the model, or a request of the plan takes no time.
-        """
-        return self.gain(plan, "throughput")
-
     def gain(self, plan: Evaluation, objective: str) -> float | None:
-        """Divide this device's cost by that of a plan; None as of `speedup`."""
+        """Divide this device's cost by that of a plan; by "throughput" that is the speed-up.
+
+        None where the device does not hold the model, or the plan costs nothing.
+        """
         cost = plan.cost(objective)
         return self.cost(objective) / cost if self.fits and cost else None
 

@@ -16,7 +16,7 @@ from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.memory.lives import MemoryPeak
 from partitioner.foundations import units
 from partitioner.report.card import card
-from partitioner.report.findings.one_device import OneDevice
+from partitioner.report.one_device import OneDevice
 from partitioner.report.page.data import headline
 from partitioner.report.summary import text
 from partitioner.report.text.diff import diff
@@ -159,12 +159,10 @@ def test_a_device_that_holds_the_model_by_exact_liveness_holds_it(
         executor_peak={},
     )
     assert not figures.fits
-    monkeypatch.setattr(
-        "partitioner.report.findings.one_device.best_single", lambda *_: (0, figures)
-    )
+    monkeypatch.setattr("partitioner.report.one_device.best_single", lambda *_: (0, figures))
     single = OneDevice.best(result.cluster, "throughput", "inter", (result.graph, None))
     assert (single.held_bytes, single.fits) == (90, True)
-    assert single.speedup(result.evaluation) == 1.0
+    assert single.gain(result.evaluation, "throughput") == 1.0
     assert single.gain(result.evaluation, "memory") == 90 / result.evaluation.cost("memory")
 
 

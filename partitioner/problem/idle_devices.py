@@ -32,7 +32,10 @@ def cover(problem: Problem, chosen: Sequence[int]) -> tuple[int, ...] | None:
             before = state.chosen[node]
             state.move(node, pick)
             cost = max(state.load), sum(state.load)
-            if state.excess_bytes() <= 0 and _is_less(cost, least):
+            rounding = ROUNDING * least[0]
+            is_even = abs(cost[0] - least[0]) <= rounding
+            less = cost[1] < least[1] * (1 - ROUNDING) if is_even else cost[0] < least[0]
+            if state.excess_bytes() <= 0 and less:
                 best, least = (node, pick), cost
             state.move(node, before)
         if best is None:
@@ -66,9 +69,3 @@ def _moves(problem: Problem, chosen: Sequence[int], device: int) -> Iterator[tup
             gained = sum(new > 0 and counts[d] == 0 for d, new in enumerate(choice.load_s))
             if choice.load_s[device] > 0 and gained > idle:
                 yield node, pick
-
-
-def _is_less(new: tuple[float, float], old: tuple[float, float]) -> bool:
-    if abs(new[0] - old[0]) > ROUNDING * old[0]:
-        return new[0] < old[0]
-    return new[1] < old[1] * (1 - ROUNDING)

@@ -105,10 +105,8 @@ def trace_module(
 ) -> TracedModule:
     """Trace a module; its weights and the example's tensors may be fake, or on the meta device.
 
-    `keep` are first names of parameters and buffers that are stored though they are only read.
-
-    Raises:
-        FrontendError: It cannot be traced.
+    `keep` are first names of parameters and buffers that are stored though they are only read. A
+    module that cannot be traced is refused by a FrontendError.
     """
     seen: set[int] = set()
 

@@ -27,11 +27,8 @@ SEQUENCE, RING = "cp", "ring"
 def ring_forms(graph: Graph, size: int, *, only: bool, free: bool) -> tuple[Graph, ...]:
     """The graphs to be planned over an axis of a size: with attention as it is and with rings.
 
-    With rings `only`, or with rings too if that is `free`. A graph of a given plan may have rings
-    already.
-
-    Raises:
-        ConstraintError: Only rings are asked for, and no attention allows one.
+    With rings `only` (a ConstraintError if no attention allows one), or with rings too if that is
+    `free`. A graph of a given plan may have rings already.
     """
     if size == 1 or any(node.op == STEP for node in graph.nodes):
         return (graph,)

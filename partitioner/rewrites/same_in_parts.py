@@ -187,21 +187,14 @@ class _Proof:
             return self._pending(node, rule, operands, scale)
         if scale != 1.0:
             raise CombinesError
-        return self._by_samples(node, rule, operands)
-
-    def _by_samples(
-        self, node: Node, rule: Rule, operands: Sequence[_Value | None]
-    ) -> Sequence[_Value | None]:
-        """The results of a node whose operands are cut by samples, or whole."""
+        # operands are cut by samples, or whole
         ins, outs = rule.shardings(self._layouts(rule, operands), self.mesh)
-        if any(v is not None and v.sharding != at for v, at in zip(operands, ins, strict=True)):
-            raise CombinesError
-        if any(how != "sum" for at in outs for _, how in at.partial):
+        moves = any(v is not None and v.sharding != at for v, at in zip(operands, ins, strict=True))
+        if moves or any(how != "sum" for at in outs for _, how in at.partial):
             raise CombinesError
         share = 1 / self.count if _averages(node) else 1.0
-        return [
-            _Value(at, share) if name else None for name, at in zip(node.outputs, outs, strict=True)
-        ]
+        named = zip(node.outputs, outs, strict=True)
+        return [_Value(at, share) if name else None for name, at in named]
 
     def _layouts(self, rule: Rule, operands: Sequence[_Value | None]) -> Mapping[str, DimLayout]:
         lie = (None if value is None else value.sharding for value in operands)

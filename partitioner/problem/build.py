@@ -193,7 +193,8 @@ class _Builder:
                 yield value, at
 
     def _reduction(self, value: str, at: Placement) -> tuple[Hop, ...]:
-        return self.prices.resharder.priced(self.graph.types[value].dtype, at, _reduced(at))
+        plain = Placement(at.mesh, at.sharding.without_partial())
+        return self.prices.resharder.priced(self.graph.types[value].dtype, at, plain)
 
     def hold(self, node: Node) -> Hold:
         """Items that each strategy of a node holds, whatever the others choose."""
@@ -233,7 +234,8 @@ class _Builder:
 
     def _fed(self, value: str, at: Placement) -> Iterator[int | None]:
         """A graph input where a node wants it; a pending sum is the input and blocks of zeros."""
-        plain, nbytes = _reduced(at), self._bytes(value, at)
+        plain = Placement(at.mesh, at.sharding.without_partial())
+        nbytes = self._bytes(value, at)
         first = min(self.graph.order[node.name] for node in self.graph.consumers[value])
         last = self._last_uses[value]
         yield self._item(self._key(value, plain), self._bytes(value, plain), first, last)
@@ -435,10 +437,6 @@ class _Builder:
     def _on(self, nbytes: Vector, devices: Collection[int]) -> Vector:
         pairs = zip(self.prices.devices, nbytes, strict=True)
         return tuple(size if device in devices else 0.0 for device, size in pairs)
-
-
-def _reduced(at: Placement) -> Placement:
-    return Placement(at.mesh, at.sharding.without_partial())
 
 
 @lru_cache(maxsize=65536)

@@ -80,11 +80,7 @@ def sequence_constraints(asked: Asked) -> Constraints:
 
 
 def ring_constraints(asked: Asked) -> Constraints:
-    """The constraints of a sequence on a graph of rings.
-
-    Raises:
-        ConstraintError: The graph has none, or as of a sequence.
-    """
+    """The constraints of a sequence on a graph of rings; ConstraintError also if it has none."""
     if asked.size > 1 and not any(node.op == STEP for node in asked.graph.nodes):
         raise ConstraintError(f"parallel {RING} is for plans that compile makes: give {SEQUENCE}")
     return sequence_constraints(asked)

@@ -129,7 +129,7 @@ class _Cutter:
     def run(self) -> StretchLayout:
         in_blocks = [node for node in self.nodes if self._is_in_blocks(node)]
         names = {node.name for node in in_blocks}
-        once, after, late = [], [], set[str]()  # the nodes before and behind the blocks
+        once, after, late = list[Node](), list[Node](), set[str]()  # before and behind the blocks
         for node in self.nodes:
             is_late = not late.isdisjoint(node.reads)
             if node.name in names and is_late:

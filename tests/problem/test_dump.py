@@ -20,7 +20,7 @@ from partitioner.solver.formats.dnnp_problem import to_problem
 from partitioner.solver.formats.json_files import read
 from partitioner.solver.milp import formulation
 from partitioner.solver.milp.highs import new_highs
-from partitioner.solver.pairwise import solve as solve_pairwise
+from partitioner.solver.pairwise.solve import solve as solve_pairwise
 from partitioner.solver.work import Work
 from partitioner.strategies.spaces import SearchError
 

@@ -102,12 +102,7 @@ class ModuleInput:
         return self.traced.graph
 
     def in_micro_batches(self, count: int | None) -> TracedModule:
-        """The module as traced with one of so many micro-batches of its example inputs; None: all.
-
-        Raises:
-            BackendError: The batch cannot be cut into as many, or a result is of no micro-batch.
-            FrontendError: It cannot be traced.
-        """
+        """The module as traced with one of so many micro-batches; see `trace_micro_batch`."""
         from partitioner.frontends.torch.trace import trace_micro_batch
 
         whole = self.traced if count in (None, 1) else None

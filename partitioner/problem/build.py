@@ -164,10 +164,6 @@ class _Builder:
     _loads: dict[tuple[int, bool], tuple[object, Vector]] = field(default_factory=dict)
 
     @cached_property
-    def _devices(self) -> tuple[int, ...]:
-        return self.prices.devices
-
-    @cached_property
     def _last_uses(self) -> Mapping[str, int]:
         return last_uses(self.graph)
 
@@ -185,7 +181,7 @@ class _Builder:
         """A strategy with its load: the node's own, and of reducing outputs that nobody reads."""
         self.check()
         seconds = self.prices.node_seconds(placed)
-        load = [seconds.get(device, 0.0) for device in self._devices]
+        load = [seconds.get(device, 0.0) for device in self.prices.devices]
         for value, at in self._pending_outputs(placed):
             if not self.graph.consumers[value]:
                 for hop in self._reduction(value, at):
@@ -201,7 +197,8 @@ class _Builder:
                 yield value, at
 
     def _reduction(self, value: str, at: Placement) -> tuple[Hop, ...]:
-        return self.prices.resharder.priced(self.graph.types[value].dtype, at, _reduced(at))
+        plain = Placement(at.mesh, at.sharding.without_partial())
+        return self.prices.resharder.priced(self.graph.types[value].dtype, at, plain)
 
     def hold(self, node: Node) -> Hold:
         """Items that each strategy of a node holds, whatever the others choose."""
@@ -241,7 +238,8 @@ class _Builder:
 
     def _fed(self, value: str, at: Placement) -> Iterator[int | None]:
         """A graph input where a node wants it; a pending sum is the input and blocks of zeros."""
-        plain, nbytes = _reduced(at), self._bytes(value, at)
+        plain = Placement(at.mesh, at.sharding.without_partial())
+        nbytes = self._bytes(value, at)
         first = min(self.graph.order[node.name] for node in self.graph.consumers[value])
         last = self._last_uses[value]
         yield self._item(self._key(value, plain), self._bytes(value, plain), first, last)
@@ -272,13 +270,17 @@ class _Builder:
             forbidden |= frozenset(_contradictions(homes, wants, offered=offered))
         if consumer.name in self._names_of_stored and slot == 0:
             forbidden |= _moves_apart(homes, wants)
-        row = row_of(consumer)
+        row, items = row_of(consumer), dict[Pair, tuple[int, ...]]()
         if row is not None and row.in_place == slot:
-            items: dict[Pair, tuple[int, ...]] = {}
             pairs = itertools.product(range(len(homes)), range(len(wants)))
             forbidden = frozenset((i, j) for i, j in pairs if homes[i] != wants[j])
         else:
-            items = self._paid(value, moves)
+            copied = [self._copy_item(value, copy) for copy in moves.copies]
+            paid = (
+                (pair, tuple([item for k in path if (item := copied[k]) is not None]))
+                for pair, path in moves.paths.items()
+            )
+            items = {pair: some for pair, some in paid if some}
         if row is not None and row.either:
             for i, j in itertools.product(range(len(homes)), range(len(wants))):
                 home = homes[i]
@@ -364,14 +366,6 @@ class _Builder:
             )
         return self._steps[key]
 
-    def _paid(self, value: str, moves: _Moves) -> dict[Pair, tuple[int, ...]]:
-        items = [self._copy_item(value, copy) for copy in moves.copies]
-        paid = {
-            pair: tuple([item for k in path if (item := items[k]) is not None])
-            for pair, path in moves.paths.items()
-        }
-        return paid if None not in items else {pair: some for pair, some in paid.items() if some}
-
     def _copy_item(self, value: str, copy: _Copy) -> int | None:
         key = (value, copy.home, copy.after)
         if key in self._index:
@@ -388,7 +382,7 @@ class _Builder:
     def _copy(self, dtype: str, home: Placement, hop: Hop, *, beside: bool) -> _Copy:
         nbytes = self._bytes_of(dtype, hop.after, resident=bool(hop.zeros))
         if hop.aliases:
-            nbytes = self._on(nbytes, frozenset(self._devices) - hop.aliases)
+            nbytes = self._on(nbytes, frozenset(self.prices.devices) - hop.aliases)
         zeros = any(self._on(nbytes, hop.zeros))
         load = self._hop_load(hop, beside=beside)
         return _Copy(self._number(home), self._number(hop.after), load, nbytes, zeros)
@@ -397,7 +391,7 @@ class _Builder:
         key = id(hop.comms), beside
         if key not in self._loads:
             seconds = [priced.busy_seconds(beside=beside) for priced in hop.comms]
-            load = tuple(sum(busy.get(d, 0.0) for busy in seconds) for d in self._devices)
+            load = tuple(sum(busy.get(d, 0.0) for busy in seconds) for d in self.prices.devices)
             self._loads[key] = hop.comms, load
         return self._loads[key][1]
 
@@ -427,7 +421,7 @@ class _Builder:
                 nbytes = tuple(share * size for size in nbytes)
             if any(nbytes) or any(load):
                 self._index[key] = len(self.items)
-                self.items.append(Item(load or (0.0,) * len(self._devices), nbytes, first, last))
+                self.items.append(Item(load or (0.0,) * len(nbytes), nbytes, first, last))
                 self.keys.append(key)
             else:
                 self._index[key] = None
@@ -440,17 +434,13 @@ class _Builder:
         key = (dtype, self._number(at), resident)
         if key not in self._sizes:
             sizes = self.prices.local_bytes(at, dtype)
-            parts = (sizes.get(device, 0) for device in self._devices)
+            parts = (sizes.get(device, 0) for device in self.prices.devices)
             self._sizes[key] = tuple(float(n if resident else with_headroom(n)) for n in parts)
         return self._sizes[key]
 
     def _on(self, nbytes: Vector, devices: Collection[int]) -> Vector:
-        pairs = zip(self._devices, nbytes, strict=True)
+        pairs = zip(self.prices.devices, nbytes, strict=True)
         return tuple(size if device in devices else 0.0 for device, size in pairs)
-
-
-def _reduced(at: Placement) -> Placement:
-    return Placement(at.mesh, at.sharding.without_partial())
 
 
 @lru_cache(maxsize=65536)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.problem.build import Built, last_uses
@@ -84,7 +84,13 @@ class Folded:
             stop = run.start + run.count * run.period
             nodes = self.whole.nodes[run.start : stop]
             of_blocks = {value for node in nodes for value in node.reads if value in fed}
-            of_blocks |= {value for node in nodes if _passes(node) for value in node.writes}
+            of_blocks |= {
+                value
+                for node in nodes  # whose results take bytes of their own, and not throughout
+                if (row := row_of(node)) is None
+                or not (row.stored or (row.view and not row.either))
+                for value in node.writes
+            }
             values |= {value for value in of_blocks if last[value] >= stop}
         return frozenset(values)
 
@@ -183,12 +189,6 @@ class Folded:
 
 def _scaled(values: Sequence[float], times: float) -> tuple[float, ...]:
     return tuple(times * value for value in values)
-
-
-def _passes(node: Node) -> bool:
-    """Test whether a node's results take bytes of their own, and not throughout."""
-    row = row_of(node)
-    return row is None or not (row.stored or (row.view and not row.either))
 
 
 def _choice(placed: PlacedNode) -> Hashable:

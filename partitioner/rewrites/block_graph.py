@@ -41,20 +41,12 @@ class BlockGraph:
 
 
 def block_graph(graph: Graph, blocks: Blocks) -> Graph:
-    """The graph in which stretches run in blocks.
-
-    Raises:
-        BlockError: A stretch cannot run so, or two overlap.
-    """
+    """The graph in which stretches run in blocks; BlockError if one cannot, or two overlap."""
     return traced_blocks(graph, blocks).graph
 
 
 def traced_blocks(graph: Graph, blocks: Blocks) -> BlockGraph:
-    """The graph in which stretches run in blocks, and where its nodes are from.
-
-    Raises:
-        BlockError: As `block_graph`.
-    """
+    """As `block_graph`, with where the nodes of the graph are from."""
     whole, stretches = computing_again(graph, blocks)
     writer = _BlockWriter(whole, stretches, GraphWriter(source=whole))
     return BlockGraph(writer.run(), writer.positions, writer.numbers)

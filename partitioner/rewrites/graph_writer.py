@@ -218,10 +218,8 @@ def replaced(
 def chosen(graph: Graph, present: Container[str]) -> Graph:
     """The graph that a plan is for: with these optional nodes, without those that nothing reads.
 
-    A node that takes either of two operands reads the last one that is computed.
-
-    Raises:
-        IRError: A node that is left out is read.
+    A node that takes either of two operands reads the last one that is computed. If a node that is
+    left out is read, there is an IRError.
     """
     writer, made = GraphWriter(source=graph), {*graph.inputs, *graph.constants}
     for node in graph.nodes:

@@ -26,7 +26,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import LayoutError, Sharding, followed
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.local_node import local_op
-from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.ops.table import LocalOp
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.program import BatchParts
@@ -47,11 +47,7 @@ class MicroBatch(NamedTuple):
 
 
 def batch_size(graph: Graph) -> int:
-    """The size of the batch: dim 0 of the first input that has one.
-
-    Raises:
-        OptionError: There is none, or it is empty.
-    """
+    """The batch's size, dim 0 of the first input that has one; OptionError of none or of 0."""
     name = _first_input(graph)
     size = graph.types[name].shape[0]
     if not size:
@@ -159,10 +155,6 @@ class _Cutter:
     def mesh(self) -> DeviceMesh:
         return DeviceMesh.line(self.count, AXIS)
 
-    @cached_property
-    def rules(self) -> Mapping[str, Rule | str]:
-        return rules_of(self.whole)
-
     def _declare(self, name: str, value: str, at: Sharding | None) -> None:
         """Give a value of the whole graph, as it lies, a name in the part."""
         type_ = self.whole.types[value]
@@ -183,7 +175,7 @@ class _Cutter:
             for value in node.writes:
                 self._declare(value, value, None)
             return
-        rule = self.rules[node.name]
+        rule = rule_of(self.whole, node)
         if not isinstance(rule, Rule):
             raise self._refusal(node, f"may combine the samples of a batch: {rule}")
         if any(self.at[value].axes for value in node.captures):
@@ -244,7 +236,7 @@ class _Cutter:
     def _part_of_result(self, node: Node, value: str, at: Sharding) -> str:
         """Add the node again, as it makes that part: it reads parts that are the same for all."""
         producer = self.whole.producers[value]
-        rule = self.rules[producer.name]
+        rule = rule_of(self.whole, producer)
         refusal = self._refusal(node, f"reads other elements of {value!r} in each")
         slot = producer.outputs.index(value)
         dims = rule.results[slot] if isinstance(rule, Rule) else None

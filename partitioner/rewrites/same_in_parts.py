@@ -20,7 +20,7 @@ from partitioner.ir.layout import DimLayout, LayoutError, Sharding, followed
 from partitioner.ir.loops.factors import PENDING, PENDING_SIZE, Dims, FactorKind
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.local_node import local_op
-from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import place
 from partitioner.ir.rule import Rule
 
@@ -102,8 +102,13 @@ class _Proof:
         for node in self.whole.nodes:
             if node.name not in self.whole.backward:
                 self.values.update(zip(node.outputs, self._results(node), strict=True))
-        for name in results:
-            self._check_result(name)
+        for name in results:  # what a step in micro-batches returns otherwise than the whole batch
+            value, shape = self.values[name], self.whole.types[name].shape
+            if value and value.is_pending and not math.isclose(value.share * self.count, 1.0):
+                why = f"the result {name!r} is a sum over the batch, and not a mean"
+                self.reasons.setdefault("sum", why)
+            elif value and shape and value.sharding != cut_along(self.mesh, shape, 0):
+                self.reasons.setdefault("combines", f"the result {name!r} is not one of samples")
         ordered = tuple(self.reasons[kind] for kind in _KINDS if kind in self.reasons)
         return Difference(ordered, tuple(self.counted), self.reasons.keys() == {_REDRAWN})
 
@@ -158,7 +163,7 @@ class _Proof:
 
         Arguments that repeat sizes of the operands are local then, as a group norm's are.
         """
-        rule, other = self.rules.get(node.name), self.part.by_name.get(node.name)
+        rule, other = rule_of(self.whole, node), self.part.by_name.get(node.name)
         if not isinstance(rule, Rule) or other is None:
             return False
         operands = [self.values[value] if value else None for value in node.inputs]
@@ -174,7 +179,7 @@ class _Proof:
         read = [value for value in map(self.values.get, node.reads) if value is not None]
         if all(value.sharding.is_replicated for value in read):
             return [self._same(node, name) for name in node.outputs]
-        rule, captured = self.rules.get(node.name), map(self.values.get, node.captures)
+        rule, captured = rule_of(self.whole, node), map(self.values.get, node.captures)
         if not isinstance(rule, Rule) or any(v is not None and v.sharding.axes for v in captured):
             raise CombinesError
         scale = self._scale(node)
@@ -182,29 +187,18 @@ class _Proof:
             return self._pending(node, rule, operands, scale)
         if scale != 1.0:
             raise CombinesError
-        return self._by_samples(node, rule, operands)
-
-    def _by_samples(
-        self, node: Node, rule: Rule, operands: Sequence[_Value | None]
-    ) -> Sequence[_Value | None]:
-        """The results of a node whose operands are cut by samples, or whole."""
+        # operands are cut by samples, or whole
         ins, outs = rule.shardings(self._layouts(rule, operands), self.mesh)
-        if any(v is not None and v.sharding != at for v, at in zip(operands, ins, strict=True)):
-            raise CombinesError
-        if any(how != "sum" for at in outs for _, how in at.partial):
+        moves = any(v is not None and v.sharding != at for v, at in zip(operands, ins, strict=True))
+        if moves or any(how != "sum" for at in outs for _, how in at.partial):
             raise CombinesError
         share = 1 / self.count if _averages(node) else 1.0
-        return [
-            _Value(at, share) if name else None for name, at in zip(node.outputs, outs, strict=True)
-        ]
+        named = zip(node.outputs, outs, strict=True)
+        return [_Value(at, share) if name else None for name, at in named]
 
     def _layouts(self, rule: Rule, operands: Sequence[_Value | None]) -> Mapping[str, DimLayout]:
         lie = (None if value is None else value.sharding for value in operands)
         return taken(rule, zip(rule.operands, lie, strict=True), self.mesh)
-
-    @cached_property
-    def rules(self) -> Mapping[str, Rule | str]:
-        return rules_of(self.whole)
 
     def _same(self, node: Node, name: str) -> _Value | None:
         """A result that depends on no sample, or one number a sample."""
@@ -271,25 +265,13 @@ class _Proof:
     def _is_count(self, value: str) -> bool:
         """Tell whether a value is the number of true elements of a tensor."""
         node = self.whole.producers[value]
-        rule = self.rules.get(node.name)
+        rule = rule_of(self.whole, node)
         summed = isinstance(rule, Rule) and any(
             factor.kind is FactorKind.REDUCE and factor.reduce == "sum"
             for factor in rule.factors.values()
         )
         is_sum = summed and len(node.inputs) == 1 and not _averages(node)
         return is_sum and self.whole.types[node.inputs[0]].dtype == "bool"
-
-    def _check_result(self, name: str) -> None:
-        """Note what a step in micro-batches returns otherwise than the whole batch."""
-        value, shape = self.values[name], self.whole.types[name].shape
-        if value is None:
-            return
-        if value.is_pending and not math.isclose(value.share * self.count, 1.0):
-            self.reasons.setdefault(
-                "sum", f"the result {name!r} is a sum over the batch, and not a mean"
-            )
-        elif shape and value.sharding != cut_along(self.mesh, shape, 0):
-            self.reasons.setdefault("combines", f"the result {name!r} is not one of samples")
 
 
 def _scales(node: Node) -> str:
@@ -305,11 +287,7 @@ def _averages(node: Node) -> bool:
 def taken(
     rule: Rule, tensors: Iterable[tuple[Dims | None, Sharding | None]], mesh: DeviceMesh
 ) -> Mapping[str, DimLayout]:
-    """The layouts of a node's factors that the cut dims of some of its tensors ask for.
-
-    Raises:
-        CombinesError: They ask for different ones, or for one that no factor has.
-    """
+    """Layouts of factors that cut dims ask for; CombinesError if they differ, or none has one."""
     layouts: dict[str, DimLayout] = {}
     for dims, sharding in tensors:
         for expr, layout in zip(dims or (), sharding.dims if sharding else (), strict=False):

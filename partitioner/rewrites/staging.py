@@ -31,9 +31,14 @@ def stages_of_all(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
     """Stages of all nodes by name, from those of `changing_nodes`: values pass to none earlier."""
     stages = _forward_stages(graph, forward)
     last = max(stages.values(), default=0)
-    reached = _with_gradients(graph)
+    # the nodes of the backward pass that depend on the input that it alone reads: a gradient
+    flowing, reached = set(graph.inputs), set[str]()
+    flowing -= {v for n in graph.nodes if n.name not in graph.backward for v in n.reads}
     for node in graph.nodes:
         row = row_of(node)
+        if node.name in graph.backward and not flowing.isdisjoint(node.reads):
+            reached.add(node.name)
+            flowing.update(node.writes)
         if row is not None and row.in_place is not None:
             stages[node.name] = stages[graph.producers[node.inputs[row.in_place]].name]
         elif node.name in reached:
@@ -87,15 +92,3 @@ def _repeated_stage(graph: Graph, node: Node, stages: Mapping[str, int]) -> int:
     if row is not None and row.again and len({stages[name] for name in readers}) > 1:
         around = makers  # another name of a value
     return max((stages[name] for name in around if name in stages), default=0)
-
-
-def _with_gradients(graph: Graph) -> set[str]:
-    """The nodes of the backward pass that depend on the input that it alone reads: a gradient."""
-    flowing = set(graph.inputs)
-    flowing -= {v for n in graph.nodes if n.name not in graph.backward for v in n.reads}
-    reached = set()
-    for node in graph.nodes:
-        if node.name in graph.backward and not flowing.isdisjoint(node.reads):
-            reached.add(node.name)
-            flowing.update(node.writes)
-    return reached

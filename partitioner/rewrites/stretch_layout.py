@@ -21,7 +21,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Interval, Sharding
 from partitioner.ir.loops.factors import Dims, Factor, FactorKind
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import is_stored, row_of, rules_of, writes_stored
+from partitioner.ir.ops import is_stored, row_of, rule_of, writes_stored
 from partitioner.ir.pieces.blocks import Chunk, Stretch
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
@@ -71,11 +71,7 @@ def rounds_of(graph: Graph, stretch: Stretch) -> tuple[Round, ...]:
 
 
 def span_of(graph: Graph, stretch: Stretch) -> tuple[int, int]:
-    """Positions of a stretch's first and last node.
-
-    Raises:
-        BlockError: The graph has no such nodes, in this order.
-    """
+    """Positions of a stretch's first and last node; BlockError if there are none in this order."""
     for name in (stretch.first, stretch.last):
         if name not in graph.order:
             raise BlockError(f"blocks: the model has no node {name!r}")
@@ -133,36 +129,25 @@ class _Cutter:
     def run(self) -> StretchLayout:
         in_blocks = [node for node in self.nodes if self._is_in_blocks(node)]
         names = {node.name for node in in_blocks}
-        once, after = self._around(names)
+        once, after, late = list[Node](), list[Node](), set[str]()  # before and behind the blocks
+        for node in self.nodes:
+            is_late = not late.isdisjoint(node.reads)
+            if node.name in names and is_late:
+                raise _refusal(node, "reads what the blocks combine")
+            if node.name not in names:
+                is_after = is_late or not self.cut.isdisjoint(node.reads)
+                (after if is_after else once).append(node)
+                late.update(node.writes if is_after else ())
         handed = dict(pair for node in in_blocks for pair in self._handed(node, names))
         placed = [at for node in reversed(in_blocks) if (at := self._place(node)) is not None]
         placed.reverse()
         made = {value: at.sharding for p in placed for value, at in p.results()}
-        return StretchLayout(self.mesh, once, after, tuple(placed), made, handed)
-
-    def _around(self, names: set[str]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-        """The nodes that are in no block: those before the blocks, and those behind them."""
-        once, after, late = [], [], set[str]()
-        for node in self.nodes:
-            is_late = not late.isdisjoint(node.reads)
-            if node.name in names:
-                if is_late:
-                    raise _refusal(node, "reads what the blocks combine")
-            elif is_late or not self.cut.isdisjoint(node.reads):
-                after.append(node)
-                late.update(node.writes)
-            else:
-                once.append(node)
-        return tuple(once), tuple(after)
+        return StretchLayout(self.mesh, tuple(once), tuple(after), tuple(placed), made, handed)
 
     @cached_property
     def mesh(self) -> DeviceMesh:
         sizes = [chunk.parts for chunk in self.chunks]
         return DeviceMesh(tuple(zip(AXES, sizes, strict=False)), tuple(range(math.prod(sizes))))
-
-    @cached_property
-    def rules(self) -> Mapping[str, Rule | str]:
-        return rules_of(self.graph)
 
     @cached_property
     def made_inside(self) -> Mapping[str, Node]:
@@ -189,8 +174,7 @@ class _Cutter:
         return tuple((axis, one.reduce) for axis, one in factors if one.kind is FactorKind.REDUCE)
 
     def _rule(self, node: Node) -> Rule:
-        rule = self.rules[node.name]
-        row = row_of(node)
+        rule, row = rule_of(self.graph, node), row_of(node)
         if not isinstance(rule, Rule):
             raise _refusal(node, f"has no loops: {rule}")
         if row is not None and row.either:

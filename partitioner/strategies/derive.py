@@ -5,7 +5,7 @@ and in proportion to shares of the devices (`shares.py`). Layouts with segments 
 shards, heads inside a fused projection) come from the neighbours: the layout that a strategy gives
 to a value's dim is offered to every other node that touches the value, through its rule, until
 nothing new appears. Pointwise ops and data movement have no cuts of their own if a neighbour offers
-any. Last come cuts in parts that overlap (`overlaps`).
+any. Last come cuts in parts that overlap (`_with_overlaps`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ from partitioner.ir.layout import (
     loaded_cut,
     share_cut,
 )
-from partitioner.ir.loops.factors import PENDING, DimExpr, FactorKind
-from partitioner.ir.loops.windows import Parts, Window
+from partitioner.ir.loops.factors import PENDING, FactorKind
 from partitioner.ir.mesh import COPIES, DeviceMesh
-from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.ops import is_stored, rules_of
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
-from partitioner.strategies.overlaps import with_overlaps
 
 #: Cuts of one class over one set of axes that are kept, by the mesh's number of axes: the first
 #: one and the finest ones. Strategies multiply over axes, so meshes of several keep fewer. Cuts in
@@ -46,12 +44,16 @@ MAX_SWEEPS = 6
 #: Parts of a factor that are cut from either end (`folded_cut`) at most; each is a segment.
 MOST_FOLDED = 32
 
+#: Elements that may be computed again in parts that overlap, for each element of the dim.
+MOST_REPEATED = 1.0
+
 #: In place of the index of a dim: the value may be a pending sum.
 PENDING_DIM = -1
 
 Axes = tuple[str, ...]
 ClassCut = Mapping[str, DimLayout]  #: Layout of every factor of one link class.
 _Cuts = Mapping[str, Mapping[Axes, Sequence[ClassCut]]]  # of each node
+_Demands = dict[str, dict[tuple[int, Axes], dict[int, DimLayout]]]  # of a value's dims, by depth
 #: The cuts of graphs by mesh and the shares of its devices, and the strategies by these and the
 #: windows that are fused.
 _CUTS: WeakKeyDictionary[Graph, dict[ClassCuts, _Cuts]] = WeakKeyDictionary()
@@ -108,7 +110,7 @@ def strategies(
 
     Args:
         shares: Shares of every device, in any one unit, to cut in proportion to beside balanced.
-        fused: Most windows whose halos a cut's parts hold, see `overlaps`.
+        fused: Most windows whose halos a cut's parts hold, see `_with_overlaps`.
         check: Called at each node; it may raise, where the clock is to end this.
     """
     of_mesh = tuple(tuple(share[device] for device in mesh.devices) for share in shares)
@@ -121,7 +123,7 @@ def strategies(
         known_cuts[choice] = found
     cuts = known_cuts[choice]
     if fused and cuts:
-        cuts = with_overlaps(graph, rules.by_node, mesh, cuts, fused)
+        cuts = _with_overlaps(graph, rules.by_node, mesh, cuts, fused)
     by_node: dict[str, tuple[PlacedNode, ...]] = {}
     for node in graph.nodes:
         check()
@@ -195,7 +197,7 @@ class ClassCuts:
         mesh, sizes = self.mesh, {name: rule.factors[name].size for name in link}
         if rule.dispatch is not None and rule.dispatch.loads and link == (rule.dispatch.owners,):
             return self._by_load(rule.dispatch.owners, rule.dispatch.loads, axes)
-        even = {name: self._even(size, axes) for name, size in sizes.items()}
+        even = {name: DimLayout.even(size, axes, mesh) for name, size in sizes.items()}
         cuts = [even]
         for share in self.shares:
             if any(_by_share(mesh, size, axes, share, 1) != even[n] for n, size in sizes.items()):
@@ -247,13 +249,10 @@ class ClassCuts:
 
         return min(((), *self.shares), key=distance)
 
-    def _even(self, size: int, axes: Axes) -> DimLayout:
-        return DimLayout.even(size, axes, self.mesh)
-
     def _by_load(self, name: str, loads: tuple[float, ...], axes: Axes) -> tuple[ClassCut, ...]:
         """The even cut, and those by loads that differ from it."""
         parts, size = self.mesh.size(axes), len(loads)
-        cuts = [self._even(size, axes)]
+        cuts = [DimLayout.even(size, axes, self.mesh)]
         if size >= parts:
             for share in self.shares or ((),):
                 weights = _weights(self.mesh, axes, share) if share else (1.0,) * parts
@@ -313,7 +312,11 @@ class _Propagation:
         nodes = [(node, rule) for node in self.graph.nodes if (rule := self.rules.rule(node))]
         for node, rule in nodes:
             self.cuts[node.name] = {}
-            if not _follows(node, rule):
+            # An op that is pointwise or moves data takes the cuts of its neighbours. Rows that are
+            # looked up in a table of which each device has a part are no mere movement.
+            kinds = (factor.kind for factor in rule.factors.values())
+            is_stepping = rule.flops_per_point > 0 and not rule.is_pointwise
+            if is_stored(node) or FactorKind.REDUCE in kinds or is_stepping:
                 self._add_own_cuts(node, rule)
         self._sweep(nodes)
         uncut = [(node, rule) for node, rule in nodes if not any(self.cuts[node.name].values())]
@@ -347,12 +350,15 @@ class _Propagation:
                     size = rule.factors[PENDING].size
                     cut = {PENDING: DimLayout.even(size, axes, mesh)}
                     news |= self._add(node, rule, axes, cut)
-        for value, dim, expr, window in _dims(node, rule):
-            for axes in axis_sets(mesh):
+        values, tensors = (*node.inputs, *node.outputs), (*rule.operands, *rule.results)
+        for tensor, (value, dims) in enumerate(zip(values, tensors, strict=True)):
+            of_value = enumerate(dims or ()) if value else ()
+            for (dim, expr), axes in itertools.product(of_value, axis_sets(mesh)):
                 known = self.layouts.get((value, dim, axes), [])
                 start = self.seen.get((node.name, value, dim, axes), 0)
                 self.seen[(node.name, value, dim, axes)] = len(known)
                 for layout in known[start:]:
+                    window = rule.window(tensor, expr)
                     if factors := rule.factor_layouts(expr, layout, mesh, window):
                         linked = self.choice.complete(rule, axes, factors)
                         news |= self._add(node, rule, axes, linked)
@@ -405,35 +411,12 @@ class _Propagation:
             known.append(layout)
 
 
-def _dims(node: Node, rule: Rule) -> Iterator[tuple[str, int, DimExpr, Window | Parts | None]]:
-    """(value, index, factors, window over it) of every dim of the node's tensors."""
-    values, tensors = (*node.inputs, *node.outputs), (*rule.operands, *rule.results)
-    for tensor, (value, dims) in enumerate(zip(values, tensors, strict=True)):
-        for index, expr in enumerate(dims or ()):
-            if value:
-                yield value, index, expr, rule.window(tensor, expr)
-
-
-def _follows(node: Node, rule: Rule) -> bool:
-    """Test whether the op takes the cuts of its neighbours: pointwise, or moving data.
-
-    Rows that are looked up in a table of which each device has a part are no mere movement.
-    """
-    row = row_of(node)
-    if row is not None and row.stored:
-        return False
-    if any(factor.kind is FactorKind.REDUCE for factor in rule.factors.values()):
-        return False
-    return rule.flops_per_point == 0 or rule.is_pointwise
-
-
 def _is_valid(node: Node, rule: Rule, cut: ClassCut) -> bool:
     """Test that no part is empty and that, for a stored value, a DTensor can express the cut.
 
     What a device adds to a part of the result, of no operand's dim, may be nothing.
     """
-    row = row_of(node)
-    stored = row is not None and row.stored
+    stored = is_stored(node)
     return all(
         (min(layout.sizes()) > 0 or (len(cut) > 1 and name not in rule.read))
         and (not stored or layout.is_chunked)
@@ -443,3 +426,96 @@ def _is_valid(node: Node, rule: Rule, cut: ClassCut) -> bool:
 
 def _fineness(cut: ClassCut) -> int:
     return sum(len(layout.segments) for layout in cut.values())
+
+
+def _with_overlaps(
+    graph: Graph,
+    rules: Mapping[str, Rule | str],
+    mesh: DeviceMesh,
+    cuts: _Cuts,
+    most: int,
+) -> _Cuts:
+    """Cuts of each node, and those in parts that overlap, which its readers' windows give.
+
+    Neighbours both compute rows of such parts, so that they need not exchange them. A chain of
+    sliding windows needs a halo before each. If the layer before the last window computes the halo
+    too, that exchange is gone, and the one before it is wider: halos are fused. The *depth* of a
+    cut is the number of windows whose halos its parts hold. Each node is offered one such cut for
+    each depth, up to a bound, so the search decides where a chain of fused halos begins and ends.
+    See ADR 25.
+
+    Values are computed twice, never added up twice: a loop that is reduced has no such cut, so
+    gradients of weights and statistics take each row once.
+
+    Args:
+        rules: Rule of each node, or the reason why it has none.
+        most: Greatest depth.
+    """
+    demands: _Demands = {}
+    by_node: dict[str, Mapping[Axes, Sequence[ClassCut]]] = {}
+    for node in reversed(graph.nodes):
+        rule, plain = rules[node.name], cuts.get(node.name, {})
+        if not isinstance(rule, Rule):
+            continue
+        deeper = [] if is_stored(node) else [*_taken(node, rule, mesh, demands)]
+        offered = {axes: list(of_axes) for axes, of_axes in plain.items()}
+        for axes, _, cut in deeper:
+            if cut not in offered.setdefault(axes, []):
+                offered[axes].append(cut)
+        by_node[node.name] = offered
+        known = [(0, cut) for of_axes in plain.values() for cut in of_axes]
+        for depth, cut in (*known, *((depth, cut) for _, depth, cut in deeper)):
+            _demand(node, rule, mesh, cut, depth, most, demands)
+    return by_node
+
+
+def _taken(
+    node: Node, rule: Rule, mesh: DeviceMesh, demands: _Demands
+) -> Iterator[tuple[Axes, int, ClassCut]]:
+    """Axes, depth and cut for each demand on a result that the node's rule can meet."""
+    for value, dims in zip(node.outputs, rule.results, strict=True):
+        if dims is None:
+            continue
+        for (dim, axes), by_depth in demands.get(value, {}).items():
+            for depth, layout in by_depth.items():
+                cut = rule.factor_layouts(dims[dim], layout, mesh)
+                if cut is not None and any(set(link) == set(cut) for link in rule.links):
+                    yield axes, depth, cut
+
+
+def _demand(
+    node: Node,
+    rule: Rule,
+    mesh: DeviceMesh,
+    cut: ClassCut,
+    depth: int,
+    most: int,
+    demands: _Demands,
+) -> None:
+    """Note what a cut of a node reads of each operand in parts that overlap."""
+    try:
+        ins, _ = rule.shardings(cut, mesh)
+    except LayoutError:
+        return
+    for operand, (value, at) in enumerate(zip(node.inputs, ins, strict=True)):
+        dims = rule.operands[operand]
+        if not value or dims is None:
+            continue
+        for dim, (expr, layout) in enumerate(zip(dims, at.dims, strict=True)):
+            deep = depth + (rule.window(operand, expr) is not None)
+            if not _overlaps(layout) or deep > most:
+                continue
+            known = demands.setdefault(value, {}).setdefault((dim, layout.axes), {})
+            if deep not in known or all(
+                a <= b and a + count >= b + size
+                for (a, count), (b, size) in zip(layout.windows, known[deep].windows, strict=True)
+            ):  # each part has the other layout's
+                known[deep] = layout
+
+
+def _overlaps(layout: DimLayout) -> bool:
+    """Test whether parts overlap, by no more than the bound, and none is empty."""
+    sizes = layout.sizes()
+    repeated = sum(sizes) - layout.size
+    has_more = bool(layout.windows) and 0 < repeated <= MOST_REPEATED * layout.size
+    return has_more and min(sizes) > 0 and layout.is_complete

@@ -13,14 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from itertools import combinations
 
 from partitioner.ir.errors import did_you_mean
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout
 from partitioner.ir.ops import rules_of
-from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import Along, ConstraintError, NamedDims
 from partitioner.strategies.derive import Rules, strategies
@@ -122,8 +120,9 @@ def _cuts(graph: Graph, value: str, dim: int) -> list[DimLayout]:
     size = graph.types[value].shape[dim]
     cuts = [even(size)] if size > 1 else []
     beside = (*graph.consumers[value], *filter(None, [graph.producers.get(value)]))
+    in_two = strategies(graph, Rules.of(graph), LINE)
     for node in beside:
-        for placed in _in_two(graph)[node.name]:
+        for placed in in_two[node.name]:
             for other, at in (*placed.operands(), *placed.results()):
                 if (
                     other == value
@@ -132,11 +131,6 @@ def _cuts(graph: Graph, value: str, dim: int) -> list[DimLayout]:
                 ):
                     cuts.append(at.sharding.dims[dim])
     return list(dict.fromkeys(cuts)) or [even(size)]
-
-
-@lru_cache(maxsize=4)
-def _in_two(graph: Graph) -> Mapping[str, tuple[PlacedNode, ...]]:
-    return strategies(graph, Rules.of(graph), LINE)
 
 
 def _dims(graph: Graph, name: str, seed: str, where: str) -> Iterator[Dim]:

@@ -26,7 +26,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.frontends.inputs import input_ranges
 from partitioner.frontends.model import OnnxInput
 from partitioner.frontends.onnx.load import Traced
-from partitioner.frontends.onnx.rewriting.fold import draws
+from partitioner.frontends.onnx.rewriting.fold import RANDOM
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError, typed
 from partitioner.ir.graph import Graph
@@ -89,7 +89,7 @@ class OnnxModel(Model):
         if count is None:
             return self
         for node in self.traced.graph.nodes:
-            if draws(node.op):
+            if node.op in RANDOM:
                 raise OptionError(
                     f"micro_batches={count}: {node.name!r} ({node.op}) draws random numbers, which "
                     "would be others: leave micro_batches out"

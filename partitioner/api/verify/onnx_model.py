@@ -38,7 +38,7 @@ from partitioner.backends.optimization import DEFAULT, Optimization
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced
 from partitioner.frontends.onnx.reading.checks import nested_graphs
-from partitioner.frontends.onnx.rewriting.fold import draws
+from partitioner.frontends.onnx.rewriting.fold import RANDOM
 from partitioner.ir.graph import Constant, Graph, Node, Opaque
 from partitioner.ir.program import Programs
 from partitioner.rewrites.micro_batch_graph import MicroBatch
@@ -137,7 +137,7 @@ def _unseeded(node: Node) -> Iterator[str]:
     """The operators of a node, and of its bodies, that draw numbers without a seed."""
     from onnx import GraphProto
 
-    if draws(node.op) and "seed" not in node.attrs:
+    if node.op in RANDOM and "seed" not in node.attrs:
         yield node.op
     for attribute in node.attrs.values():
         if isinstance(attribute, Opaque) and attribute.kind == "GraphProto":
@@ -146,7 +146,8 @@ def _unseeded(node: Node) -> Iterator[str]:
                 for inner in graph.node:
                     is_seeded = any(each.name == "seed" for each in inner.attribute)
                     is_off = inner.op_type == "Dropout" and len(inner.input) < 3
-                    if draws(inner.op_type) and not inner.domain and not is_seeded and not is_off:
+                    is_random = inner.op_type in RANDOM and not inner.domain
+                    if is_random and not is_seeded and not is_off:
                         yield f"{node.op} with {inner.op_type}"
 
 

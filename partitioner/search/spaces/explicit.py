@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -20,18 +21,17 @@ from partitioner.ir.nodes.offers import alternatives
 from partitioner.ir.plan import PlacedNode, Plan, place
 from partitioner.ir.rule import Rule
 from partitioner.problem.build import Built, build, decided, kept_decision
-from partitioner.problem.idle_devices import cover
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.rewrites.staging import layers
 from partitioner.search.outcome import Candidate, OutOfTime, Refused, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.search.spaces.one_kernel import beside_producers
-from partitioner.solver import Infeasible, Objective, Solution, solve
+from partitioner.solver import Infeasible, Objective, Problem, Solution, solve
+from partitioner.solver.joint.local_search import State, tables
 from partitioner.solver.joint.solve import LEAST_GAP
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.shares import device_shares
-from partitioner.strategies.side_by_side import side_by_side
 from partitioner.strategies.spaces import Family, families
 
 #: Steps of building and presolving a problem, for each choice and each item.
@@ -42,6 +42,10 @@ CHOICE_STEPS, ITEM_STEPS = 150, 15
 FUSED, FUSED_OVER_AXES, MOST_WITH_FUSED = (4, 2, 1), (1,), 40_000
 #: A space is searched on if that gained so many times the gap asked for.
 LEAST_GAIN = 0.1
+#: Nodes that are tried for each idle device, those with the least load first.
+MAX_TRIES = 200
+#: Relative difference of two costs that is rounding.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -400,3 +404,86 @@ def first_problem(graph: Graph, cluster: Cluster, request: Request) -> tuple[Fam
     prices = DeviceColumns(graph, Resharder(cluster, most_joined(graph)))
     shared = JointSearch(graph, cluster, request, Rules.of(graph), prices)
     return family, shared.problem(family, shared.options(family))
+
+
+def side_by_side(graph: Graph, places: Mapping[str, tuple[str, int]]) -> Iterator[str]:
+    """Order the nodes of a graph: those that wait for nodes with a place come as late as they can.
+
+    Devices run their nodes in one global order, and what one sends to others leaves in this order,
+    too. So a device that has all nodes of its place before those of another keeps that waiting:
+    places take turns, behind the nodes without a place that wait for none with one.
+    """
+    import networkx as nx
+
+    placed = {value for node in graph.nodes if node.name in places for value in node.writes}
+    numbers: Counter[tuple[str, int]] = Counter()
+    keys: dict[str, tuple[bool, int, int, int]] = {}
+    for position, node in enumerate(graph.nodes):
+        place, turn = places.get(node.name), position
+        rank = 2 if placed.intersection(node.reads) else 0
+        if place is not None:
+            rank, turn = 1, numbers[place]
+            numbers[place] += 1
+        keys[node.name] = node.name in graph.backward, rank, turn, position
+    order: Iterator[str] = nx.lexicographical_topological_sort(
+        graph.to_networkx(), key=keys.__getitem__
+    )
+    return order
+
+
+def cover(problem: Problem, chosen: Sequence[int]) -> tuple[int, ...] | None:
+    """Give each idle device the node whose move costs least; None if no plan that fits is near.
+
+    The best throughput of a small model may need fewer devices than the request names. A request
+    for four parts gets four, and a note says what fewer would cost.
+    """
+    state = State(tables(problem), chosen, bytes_matter=problem.limited)
+    for device in range(problem.devices):
+        if _node_counts(problem, state.chosen)[device]:
+            continue
+        # the cheapest node and choice that give the device work, and more devices than before
+        best: tuple[int, int] | None = None
+        least = (float("inf"), float("inf"))
+        for node, pick in _moves(problem, state.chosen, device):
+            if not state.allowed(node, pick):
+                continue
+            before = state.chosen[node]
+            state.move(node, pick)
+            cost = max(state.load), sum(state.load)
+            rounding = ROUNDING * least[0]
+            is_even = abs(cost[0] - least[0]) <= rounding
+            less = cost[1] < least[1] * (1 - ROUNDING) if is_even else cost[0] < least[0]
+            if state.excess_bytes() <= 0 and less:
+                best, least = (node, pick), cost
+            state.move(node, before)
+        if best is None:
+            return None
+        state.move(*best)
+    return tuple(state.chosen)
+
+
+def _node_counts(problem: Problem, chosen: Sequence[int]) -> list[int]:
+    """Nodes that load each device; communications are left out."""
+    counts = [0] * problem.devices
+    for choices, pick in zip(problem.nodes, chosen, strict=True):
+        for device, seconds in enumerate(choices[pick].load_s):
+            counts[device] += seconds > 0
+    return counts
+
+
+def _moves(problem: Problem, chosen: Sequence[int], device: int) -> Iterator[tuple[int, int]]:
+    counts = _node_counts(problem, chosen)
+    nodes = sorted(
+        (choices[pick].load_s[d], node)
+        for node, (choices, pick) in enumerate(zip(problem.nodes, chosen, strict=True))
+        for d in range(problem.devices)
+        if choices[pick].load_s[d] > 0
+    )
+    for _, node in nodes[:MAX_TRIES]:
+        now = problem.nodes[node][chosen[node]].load_s
+        for pick, choice in enumerate(problem.nodes[node]):
+            pairs = enumerate(zip(now, choice.load_s, strict=True))
+            idle = sum(old > 0 and new == 0 and counts[d] == 1 for d, (old, new) in pairs)
+            gained = sum(new > 0 and counts[d] == 0 for d, new in enumerate(choice.load_s))
+            if choice.load_s[device] > 0 and gained > idle:
+                yield node, pick

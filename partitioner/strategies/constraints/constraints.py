@@ -6,6 +6,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Collection, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -180,12 +181,17 @@ class Constraints:
         busy = {axis: nodes for axis, nodes in self.busy.items() if axis in axes}
         return replace(self, pins=tuple(pins), along=tuple(along), busy=busy)
 
-    def demands(self, graph: Graph) -> Mapping[str, Hashable]:
-        """What is demanded of each node that constraints bind, equal where the demands are."""
+    @cached_property
+    def _by_tensor(self) -> Mapping[str, Sequence[Pin]]:
         by_tensor: dict[str, list[Pin]] = defaultdict(list)
         for pin in self.pins:
-            by_tensor[pin.tensor].append(pin)
-        found: dict[str, list[Hashable]] = defaultdict(list)
+            if pin.tensor:
+                by_tensor[pin.tensor].append(pin)
+        return by_tensor
+
+    def demands(self, graph: Graph) -> Mapping[str, Hashable]:
+        """What is demanded of each node that constraints bind, equal where the demands are."""
+        by_tensor, found = self._by_tensor, defaultdict[str, list[Hashable]](list)
         for node in graph.nodes:
             for index, value in enumerate((*node.inputs, *node.outputs)):
                 found[node.name] += (
@@ -237,12 +243,8 @@ class Constraints:
 
         The constraints of a kind of parallelism are one.
         """
-        by_tensor: dict[str, list[Pin]] = defaultdict(list)
-        for pin in self.pins:
-            if pin.tensor:
-                by_tensor[pin.tensor].append(pin)
+        by_tensor, bound = self._by_tensor, defaultdict[str, list[int]](list)
         of_nodes = [pin for pin in self.pins if not pin.tensor]
-        bound: dict[str, list[int]] = defaultdict(list)
         for position, node in enumerate(graph.nodes):
             values = dict.fromkeys((*node.inputs, *node.outputs))
             texts = [pin.text for pin in of_nodes if pin.names(node)]
@@ -261,11 +263,7 @@ class Constraints:
         return bound
 
     def check_axes(self, axes: Sequence[str]) -> None:
-        """Refuse pins on axes other than these, which the searched meshes have.
-
-        Raises:
-            ConstraintError: A pin names another axis.
-        """
+        """Refuse, by a ConstraintError, pins on other axes than these of the searched meshes."""
         for pin in self.pins:
             if pin.axis and pin.axis not in axes:
                 known = f"the axes are {', '.join(axes)}" if axes else "no mesh has axes here"
@@ -342,8 +340,6 @@ def _check_plan(plan: Plan, graph: Graph, devices: int) -> None:
         if name not in graph.by_name:
             raise PlanError(f"plan has an unknown node {name!r}")
         node = graph.by_name[name]
-        mesh = resolve_node(graph, plan, node, rule_of(graph, node)).mesh
-        if max(mesh.devices) >= devices:
-            raise PlanError(
-                f"plan has {name!r} on device {max(mesh.devices)}, not one of 0..{devices - 1}"
-            )
+        used = max(resolve_node(graph, plan, node, rule_of(graph, node)).mesh.devices)
+        if used >= devices:
+            raise PlanError(f"plan has {name!r} on device {used}, not one of 0..{devices - 1}")

@@ -159,12 +159,11 @@ def tables(
 ) -> tuple[tuple[Pin, ...], NamedDims | None, Loads]:
     """Pins, named dims and loads of the tables of a file.
 
+    They are refused as by `Constraints.of`.
+
     Args:
         where: Their place, for errors.
         short: The same in the texts of constraints.
-
-    Raises:
-        ConstraintError: A key is unknown, or a value is malformed.
     """
     entries = data.get("pin", [])
     unknown = sorted(set(data) - set(_TABLES))
@@ -221,11 +220,7 @@ def named_dims(dims: Any, layout: Any, source: str) -> NamedDims:
 
 
 def placements(placement: Mapping[str, int | Sequence[int]]) -> tuple[Pin, ...]:
-    """Pins of submodules to devices, or groups of them.
-
-    Raises:
-        ConstraintError: A path or a device is malformed, or a submodule is part of another one.
-    """
+    """Pins of submodules to devices, or groups of them, as `Constraints.placed` says."""
     entries: Mapping[Any, Any] = placement  # not checked
     for path, device in entries.items():
         if not isinstance(path, str) or not all(path.split(".")):

@@ -7,12 +7,12 @@ parts of rows are gathered without a copy.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import row_of, rule_of, rules_of
+from partitioner.ir.graph import Graph
+from partitioner.ir.ops import is_stored, row_of, rule_of, rules_of
 from partitioner.ir.plan import Plan
 from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
@@ -48,11 +48,10 @@ class DataParallel:
                 f"parallel {word}: the batch ({dims}) has {batch.size(graph)} elements, "
                 f"fewer than {size} devices"
             )
-        factors, producers = asked.batch.factors, asked.graph.producers
-        caches = (producers[name].name for name in asked.batch.inputs if name in producers)
-        dependent = (*depending(asked.graph, asked.batch), *caches)
-        busy = {asked.axis: {name: factors.get(name, frozenset()) for name in dependent}}
-        return Constraints(tuple(stored_pins(asked, asked.batch, self)), busy=busy)
+        caches = (graph.producers[name].name for name in batch.inputs if name in graph.producers)
+        dependent = (*depending(graph, batch), *caches)
+        busy = {asked.axis: {name: batch.factors.get(name, frozenset()) for name in dependent}}
+        return Constraints(tuple(stored_pins(asked, batch, self)), busy=busy)
 
     def notes(self, asked: Asked, plan: Plan) -> tuple[str, ...]:
         """Where the batch lies unless it is dim 0 throughout, and what cannot be cut with it."""
@@ -92,19 +91,16 @@ def depending(graph: Graph, batch: Followed) -> Iterator[str]:
         row = row_of(node)
         has_batch = node.name in graph.backward and batch.values.intersection(node.reads)
         depends = has_batch or known.intersection(node.reads)
-        if not (depends or _passes_sums(node, rules[node.name], sums)):
+        # a node of pending sums gives pending sums, as a view of a gradient does
+        rule, read = rules[node.name], [i for i, value in enumerate(node.inputs) if value in sums]
+        passes = read and isinstance(rule, Rule) and rule.linear.issuperset(read)
+        if not (depends or passes):
             continue
         if row is None or row.in_place is None:
             is_sum = batch.factors.get(node.name) and not batch.values.intersection(node.writes)
             (sums if is_sum or not depends else known).update(node.writes)
             if row is None or not row.again:
                 yield node.name
-
-
-def _passes_sums(node: Node, rule: Rule | str, sums: Container[str]) -> bool:
-    """Test whether a node of pending sums gives pending sums, as a view of a gradient does."""
-    read = [index for index, value in enumerate(node.inputs) if value in sums]
-    return bool(read) and isinstance(rule, Rule) and rule.linear.issuperset(read)
 
 
 def stored_pins(asked: Asked, batch: Followed, data: DataParallel) -> Iterator[Pin]:
@@ -176,8 +172,7 @@ def is_again(graph: Graph, value: str) -> bool:
 
 def is_stored_again(graph: Graph, value: str) -> bool:
     """Test whether a value is gathered for where it lies at rest."""
-    rows = map(row_of, graph.consumers[value])
-    return any(row is not None and row.stored for row in rows)
+    return any(map(is_stored, graph.consumers[value]))
 
 
 def is_read_whole(graph: Graph, value: str) -> bool:

@@ -16,7 +16,7 @@ gradients of its weights.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from partitioner.ir.graph import Graph, Node
@@ -64,23 +64,18 @@ def expert_constraints(asked: Asked) -> Constraints:
     for value, weight in values.items():
         pins += _pins(graph, value, f"parallel ep: experts {weight!r}", axis, size)
     layers = {node.name for value in values for node in graph.consumers[value]}
-    places = dict(_places(asked, lists))
+    places: dict[str, tuple[str, int]] = {}  # the axis, and the place along it of its devices
+    for one in lists:
+        sizes = DimLayout.even(len(one.members), (axis,), DeviceMesh.of({axis: size})).sizes()
+        owners = (place for place, count in enumerate(sizes) for _ in range(count))
+        for place, members in zip(owners, one.members, strict=True):
+            places.update(dict.fromkeys(sorted(members), (axis, place)))
     layers.update(places)
     busy = {
         over: {name: factors for name, factors in nodes.items() if name not in layers}
         for over, nodes in data.busy.items()
     }
     return replace(data, pins=tuple(pins), busy=busy, places=places)
-
-
-def _places(asked: Asked, lists: Iterable[ExpertList]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """By node of an expert in a list, the axis, and the place along it of its devices."""
-    for one in lists:
-        mesh = DeviceMesh.of({asked.axis: asked.size})
-        sizes = DimLayout.even(len(one.members), (asked.axis,), mesh).sizes()
-        owners = (place for place, size in enumerate(sizes) for _ in range(size))
-        for place, nodes in zip(owners, one.members, strict=True):
-            yield from dict.fromkeys(sorted(nodes), (asked.axis, place)).items()
 
 
 def _pins(graph: Graph, value: str, text: str, axis: str, size: int) -> Iterator[Pin]:
@@ -258,10 +253,13 @@ class _Members:
         meetings = 0
         for node in graph.nodes:
             is_backward = node.name in graph.backward
-            known = ((v, states.get(v, (_BEFORE, None))) for v in node.reads)
-            state = _joined(  # a value of the other pass is as a weight
-                [(_BEFORE, at[1]) if is_backward and v in forward else at for v, at in known]
-            )
+            known = [(v, states.get(v, (_BEFORE, None))) for v in node.reads]
+            # a value of the other pass is as a weight
+            read = [(_BEFORE, at[1]) if is_backward and v in forward else at for v, at in known]
+            depth = max((depth for depth, _ in read), default=_BEFORE)
+            met = {own for at, own in read if own is not None and at in (depth, _BEFORE)}
+            alone = (depth, min(met, default=None))
+            state: _State = alone if len(met) < 2 else (depth + 1, None)
             twin = owner.get(graph.twins.get(node.name, ""))
             if state[1] is None and state[0] >= 0 and twin is not None:
                 state = state[0], twin
@@ -353,15 +351,6 @@ def _with_what_they_alone_read(graph: Graph, owner: Mapping[str, int]) -> dict[s
             if place is not None:
                 owners[node.name] = place
     return owners
-
-
-def _joined(states: Sequence[_State]) -> _State:
-    """The state of what is computed of values of these states."""
-    depth = max((depth for depth, _ in states), default=_BEFORE)
-    met = {place for at, place in states if place is not None and at in (depth, _BEFORE)}
-    if len(met) > 1:
-        return depth + 1, None
-    return depth, next(iter(met), None)
 
 
 def _through_views(graph: Graph, node: Node) -> Iterator[str]:

@@ -170,11 +170,7 @@ def kinds(text: str | None) -> tuple[Kind, ...]:
 
 
 def check_has(text: str | None, model: ModelKind) -> None:
-    """Refuse kinds that a model does not have.
-
-    Raises:
-        OptionError: The model has no such kind.
-    """
+    """Refuse, by an OptionError, kinds that a model does not have."""
     for kind in kinds(text):
         if model in kind.lacks:
             raise OptionError(f"parallel {kind.word!r} {_IN_WORDS[model]}: {kind.lacks[model]}")
@@ -243,11 +239,7 @@ def _products(devices: int, factors: int) -> Iterator[tuple[int, ...]]:
 
 
 def parallel_constraints(text: str, graph: Graph, mesh: Mapping[str, int]) -> Constraints:
-    """Constraints of kinds of parallelism; the mesh is one that `parallel_mesh` accepts.
-
-    Raises:
-        ConstraintError: A kind cannot be had on this graph.
-    """
+    """Constraints of kinds on a mesh that `parallel_mesh` accepts; ConstraintError if it cannot."""
     joined = Constraints()
     for kind, asked in _asked(text, graph, mesh):
         assert kind.constraints is not None
@@ -256,11 +248,7 @@ def parallel_constraints(text: str, graph: Graph, mesh: Mapping[str, int]) -> Co
 
 
 def check_even(text: str | None, graph: Graph, mesh: Mapping[str, int]) -> None:
-    """Refuse kinds that cut the batch in unequal parts, of devices that are to do equal work.
-
-    Raises:
-        ConstraintError: There is one.
-    """
+    """Refuse, by a ConstraintError, an unequal cut of the batch: all devices do equal work."""
     if text is None or _axes(kinds(text), mesh) is None:
         return
     for kind, asked in _asked(text, graph, mesh):

@@ -27,11 +27,8 @@ SEQUENCE, RING = "cp", "ring"
 def ring_forms(graph: Graph, size: int, *, only: bool, free: bool) -> tuple[Graph, ...]:
     """The graphs to be planned over an axis of a size: with attention as it is and with rings.
 
-    With rings `only`, or with rings too if that is `free`. A graph of a given plan may have rings
-    already.
-
-    Raises:
-        ConstraintError: Only rings are asked for, and no attention allows one.
+    With rings `only` (a ConstraintError if no attention allows one), or with rings too if that is
+    `free`. A graph of a given plan may have rings already.
     """
     if size == 1 or any(node.op == STEP for node in graph.nodes):
         return (graph,)
@@ -83,11 +80,7 @@ def sequence_constraints(asked: Asked) -> Constraints:
 
 
 def ring_constraints(asked: Asked) -> Constraints:
-    """The constraints of a sequence on a graph of rings.
-
-    Raises:
-        ConstraintError: The graph has none, or as of a sequence.
-    """
+    """The constraints of a sequence on a graph of rings; ConstraintError also if it has none."""
     if asked.size > 1 and not any(node.op == STEP for node in asked.graph.nodes):
         raise ConstraintError(f"parallel {RING} is for plans that compile makes: give {SEQUENCE}")
     return sequence_constraints(asked)

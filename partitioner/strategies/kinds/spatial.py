@@ -120,9 +120,7 @@ def _dims_of(graph: Graph, axes: Mapping[str, int]) -> Mapping[str, int]:
     """The dim of an image, counted from the end, that each axis cuts.
 
     An axis without a dim of its own cuts the first that is left, or the first that is large enough.
-
-    Raises:
-        ConstraintError: No window of the model slides over such a dim.
+    If no window of the model slides over such a dim, a ConstraintError says so.
     """
     known = sorted({dim for dims in image_factors(graph).values() for dim in dims})
     free = [dim for dim in known if dim not in [_NAMED.get(axis) for axis in axes]]

@@ -43,10 +43,8 @@ def is_static(value: onnx_ir.Value) -> bool:
 def infer_by_schema(node: onnx_ir.Node, opsets: Mapping[str, int]) -> Mapping[str, TypeProto]:
     """Types of a node's results by ONNX's own inference; none where it cannot tell.
 
-    What ONNX has no schema of, ONNX Runtime infers.
-
-    Raises:
-        onnx.shape_inference.InferenceError: The node is not valid on its operands.
+    What ONNX has no schema of, ONNX Runtime infers. If the node is not valid on its operands, there
+    is an InferenceError.
     """
     inputs, opset = [value for value in node.inputs if value is not None], opsets.get(node.domain)
     if opset is None or not all(map(is_static, inputs)) or next(bodies(node), None) is not None:
@@ -82,11 +80,7 @@ def infer_by_schema(node: onnx_ir.Node, opsets: Mapping[str, int]) -> Mapping[st
 
 
 def check_by_schema(node: onnx_ir.Node, opsets: Mapping[str, int], where: str) -> None:
-    """Refuse a node that ONNX's own inference, and so ONNX Runtime, refuses.
-
-    Raises:
-        FrontendError: Names model and node.
-    """
+    """Refuse, by names of model and node, a node that ONNX's inference and ONNX Runtime refuse."""
     try:
         infer_by_schema(node, opsets)
     except onnx.shape_inference.InferenceError as error:
@@ -96,11 +90,7 @@ def check_by_schema(node: onnx_ir.Node, opsets: Mapping[str, int], where: str) -
 
 
 def check_rules(graph: Graph, where: str) -> None:
-    """Refuse a graph with a node whose types its row of the op table cannot be, or that is huge.
-
-    Raises:
-        FrontendError: Names model and node, or the tensor.
-    """
+    """Refuse, by name, a node that its row of the op table cannot be, or a graph that is huge."""
     total = 0
     for name, type_ in graph.types.items():
         if type_.rank > MAX_RANK:

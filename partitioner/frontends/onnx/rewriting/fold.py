@@ -39,8 +39,8 @@ MAX_GROWN_BYTES = 2**30
 MAX_COMPUTED = 512 * 512
 MAX_OPERAND = 8192
 
-#: Ops that give another result each time: never folded, never merged.
-_RANDOM = frozenset((
+#: Ops that draw random numbers, others each time they run: never folded, never merged.
+RANDOM = frozenset((
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
     "RandomUniformLike",
 ))  # fmt: skip
@@ -82,11 +82,6 @@ class Growth:
         return True
 
 
-def draws(op: str) -> bool:
-    """Test whether an operator draws random numbers, others each time it runs."""
-    return op in _RANDOM
-
-
 def fold(model: onnx_ir.Model, growth: Growth) -> bool:
     """Fold what inferred shapes allow; True if anything changed, so that more may be inferred."""
     changed = _fold_each(model.graph, _known)
@@ -119,7 +114,7 @@ def _refuse_unknown_splits(graph: onnx_ir.Graph) -> None:
 
 def merge_equal(model: onnx_ir.Model) -> None:
     """Compute equal subexpressions once."""
-    if not any(node.op_type in _RANDOM for node in model.graph):
+    if not any(node.op_type in RANDOM for node in model.graph):
         CommonSubexpressionEliminationPass()(model)
         _remove_unused(model)
 

@@ -256,10 +256,8 @@ def encode_call(
     of a tensor its value. Element types and memory formats are text ("float32", "channels_last").
     Device, layout and pinning are left out: the backend chooses them.
     `partitioner.backends.torch.graphs.calls` decodes nodes. `is_tensor` tells whether an argument
-    stands for a tensor, and `name_of` gives its value then.
-
-    Raises:
-        FrontendError: An argument has no form in the IR.
+    stands for a tensor, and `name_of` gives its value then. An argument without a form in the IR is
+    refused by a FrontendError.
     """
     inputs: list[str] = []
     attrs: dict[str, Attr] = {}

@@ -150,10 +150,8 @@ def module_graph(
 
     The `optimizer`, one of `OPTIMIZERS`, keeps its state with each trained parameter. Parameters
     and buffers whose first names are in `keep` are stored even if they are only read. `at_rest`
-    and `loads` are as of `ModuleOptions`.
-
-    Raises:
-        FrontendError: An operator, a type or an argument has no form in the IR.
+    and `loads` are as of `ModuleOptions`. What has no form in the IR, an operator, a type or an
+    argument, is refused by a FrontendError.
     """
     calls = _ModuleCalls(
         module=captured.graph, captured=captured, optimizer=optimizer, keep=keep, at_rest=at_rest
@@ -166,11 +164,9 @@ def module_graph(
     if training and not gradients:
         raise FrontendError(f"{name}: no parameter that requires a gradient gets one")
     results = calls.add_results()
-    forward = (*(value for value in results if value), *written.values())
-    outputs = (*(value for value in results if value), *gradients.values(), *written.values())
-
-    plain = _plain_graph(calls, name, outputs, forward)
-
+    given = tuple(filter(None, results))
+    outputs = (*given, *gradients.values(), *written.values())
+    plain = _plain_graph(calls, name, outputs, (*given, *written.values()))
     graph = _finished(backward_apart(plain, plain_access(plain)), loads)
     return ModuleGraph(
         graph,

@@ -119,10 +119,8 @@ def export_module(
 
     For training, its graph has calls of the module's own code for the backward pass, which
     `capture` traces: it is not to be saved. Its `meta[ASSIGNED]` are the attributes that the
-    forward pass assigns, by the submodule's `id` and name.
-
-    Raises:
-        FrontendError: It cannot be traced; the message has PyTorch's reason.
+    forward pass assigns, by the submodule's `id` and name. If it cannot be traced, a FrontendError
+    has PyTorch's reason.
     """
     with plain_trace(), _stderr_without_graphs() as graphs:
         try:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import partitioner
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.torch.refusing import shared_memory
-from partitioner.frontends.torch.refusing.shared_memory import check_memory_apart
+from partitioner.frontends.torch import trace
+from partitioner.frontends.torch.trace import check_memory_apart
 
 NOW = "lies in the memory of"
 
@@ -100,8 +100,8 @@ def test_many_parts_of_one_memory_are_not_compared_in_pairs(
     flat = torch.zeros(4000)
     parts = {f"part{i}": flat[i : i + 1] for i in range(4000)}
     placed: list[torch.Tensor] = []
-    place_of = shared_memory._place_of
-    monkeypatch.setattr(shared_memory, "_place_of", lambda x: placed.append(x) or place_of(x))
+    place_of = trace._place_of
+    monkeypatch.setattr(trace, "_place_of", lambda x: placed.append(x) or place_of(x))
     check_memory_apart(parts, parts.keys())
     assert len(placed) == len(parts)
 

@@ -22,8 +22,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from partitioner.solver.placement.orders import frontier_order
 from partitioner.solver.problem import Edge, Problem, group_classes
+from partitioner.solver.stages.cut_orders import frontier_order
 
 #: Nodes that follow one another in an order, and the seconds that they take of a device.
 Run = tuple[frozenset[int], float]

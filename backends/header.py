@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from partitioner.backends.regions import region_shape
+from partitioner.ir.checks import count, text
 from partitioner.ir.exchange import Region
+from partitioner.ir.mesh import Copies
 from partitioner.ir.phases import RunOrder
-from partitioner.ir.pipeline import check, from_csv, to_csv
+from partitioner.ir.pipeline.text import from_csv, to_csv
+from partitioner.ir.pipeline.timeline import check
 from partitioner.ir.program import BatchParts, Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType
 
@@ -54,6 +58,19 @@ class Header:
     batch: Batch | None = None
     #: The model's outputs whose sizes depend on data: those of their types are bounds.
     bounded: frozenset[str] = frozenset()
+    copies: Copies | None = None  #: Whole copies, of which each request has one.
+
+    def of_request(self, number: int, headers: Sequence[Header]) -> list[Header]:
+        """The headers, of those of all ranks, that have a part in a request."""
+        if self.copies is None:
+            return [*headers]
+        own = self.copies.devices[self.copies.serving(number + 1)[number]]
+        return [header for header in headers if header.rank in own]
+
+    def served(self, requests: int) -> list[int]:
+        """The numbers of the requests that the rank has a part in."""
+        copies = self.copies
+        return [*range(requests)] if copies is None else copies.of_rank(self.rank, requests)
 
     def run_type(self, name: str) -> TensorType:
         """Type of an input or output in one run: of the request, or of a micro-batch."""
@@ -97,6 +114,7 @@ def header_data(
         "whole_outputs": {n: (types[n].dtype, types[n].shape) for n in programs.outputs},
         **({} if batch is None else {"batch": batch}),
         **({"bounded": sorted(programs.bounded)} if programs.bounded else {}),
+        **({"copies": vars(programs.copies)} if programs.copies else {}),
     }
 
 
@@ -134,7 +152,19 @@ def parse_header(data: Any) -> Header:
         whole_outputs=outputs,
         batch=batch,
         bounded=frozenset(_one_of(outputs, name) for name in data.get("bounded", ())),
+        copies=_parse_copies(data["copies"], ranks) if "copies" in data else None,
     )
+
+
+def _parse_copies(data: Any, ranks: int) -> Copies:
+    devices = tuple(tuple(map(count, copy)) for copy in data["devices"])
+    seconds = tuple(float(s) for s in data["seconds"])
+    used = [device for copy in devices for device in copy]
+    if len(devices) != len(seconds) or len({*used}) != len(used) or not all(devices):
+        raise ValueError(f"copies {data} are not on devices of their own")
+    if max(used) >= ranks or not all(0 <= s < math.inf for s in seconds):
+        raise ValueError(f"copies {data} are not on {ranks} ranks, or take no number of seconds")
+    return Copies(devices, seconds)
 
 
 def _one_of(outputs: Mapping[str, TensorType], name: Any) -> str:
@@ -168,20 +198,6 @@ def _part_type(whole: TensorType, region: Region | None) -> TensorType:
 
 def _parse_types(data: Any) -> dict[str, TensorType]:
     return {n: TensorType.of(text(dtype), map(count, shape)) for n, (dtype, shape) in data.items()}
-
-
-def count(value: Any) -> int:
-    """The value if it is a whole number of at least 0; else a ValueError."""
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r} is not a whole number of at least 0")
-    return value
-
-
-def text(value: Any) -> str:
-    """The value if it is text; else a TypeError."""
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
 
 
 def _region_of(whole: TensorType, data: Any) -> Region | None:

@@ -144,12 +144,13 @@ def timed(
 ) -> tuple[_ResultT, float]:
     """Serve one request to warm up, then all of them; their results and the slowest rank's seconds.
 
-    `group` is that of all ranks, on gloo; None for the default group.
+    A rank without requests of its own has the results of that to warm up. `group` is that of all
+    ranks, on gloo; None for the default group.
     """
-    serve(1)
+    results = serve(1)
     dist.barrier(group=group)
     start = time.perf_counter()
-    results = serve(requests)
+    results = serve(requests) if requests else results
     seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
     dist.all_reduce(seconds, dist.ReduceOp.MAX, group=group)
     return results, seconds.item()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.classes import representatives
@@ -19,16 +20,20 @@ from partitioner.cost_model.memory.sessions import Held
 from partitioner.cost_model.memory.torch_kernels import scratch_curves
 from partitioner.cost_model.prices.compute import sharded_flops_share
 from partitioner.cost_model.prices.reshard import Resharder
-from partitioner.cost_model.schedule.simulate import simulate, step_seconds
+from partitioner.cost_model.schedule.simulate import step_seconds
 from partitioner.cost_model.schedule.task_list import Schedule, UnequalWorkError, schedule
 from partitioner.cost_model.schedule.traffic import sent_bytes
 from partitioner.ir.graph import Graph
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.mesh import Copies, DeviceMesh, copies_on
 from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import OBJECTIVES, Pipeline, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Rule
 
 Figure = TypeVar("Figure", int, float, MemoryPeak)
+#: What is known of each graph on one device, by cluster, device and number of micro-batches.
+_ALONE: WeakKeyDictionary[Graph, dict[tuple[Cluster, int, int | None], Evaluation]] = (
+    WeakKeyDictionary()
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,15 @@ class Evaluation:
     #: forward pass of a step waits for the update of the step before. Where one group of devices
     #: runs all nodes, nobody waits, and its load is the time of a step as well.
     sequential: bool = False
+    #: The devices of each whole copy, of which each serves requests of its own; () for a partition.
+    #: Seconds and bytes of a device are those of a request of its copy.
+    copies_on: tuple[tuple[int, ...], ...] = ()
+
+    @cached_property
+    def copies(self) -> Copies | None:
+        """The whole copies, with the load of the busiest device of each; None for a partition."""
+        seconds = (max(self.load_s[device] for device in copy) for copy in self.copies_on)
+        return Copies(self.copies_on, tuple(seconds)) if self.copies_on else None
 
     @cached_property
     def load_s(self) -> Mapping[int, float]:
@@ -61,7 +75,12 @@ class Evaluation:
 
     @property
     def step_s(self) -> float:
-        """Seconds between requests: the busiest device's load, or the latency if in sequence."""
+        """Seconds between requests: the busiest device's load, or the latency if in sequence.
+
+        Those of whole copies are as if each gave its results at equal distances.
+        """
+        if self.copies is not None:
+            return self.copies.step_s
         return self.latency_s if self.sequential else max(self.load_s.values())
 
     @property
@@ -158,6 +177,15 @@ def one_device(
     graph: Graph, cluster: Cluster, device: int = 0, micro_batches: int | None = None
 ) -> Evaluation:
     """Cost of the whole graph on one device, whether or not it fits; micro-batches in turn."""
+    known, key = _ALONE.setdefault(graph, {}), (cluster, device, micro_batches)
+    if key not in known:
+        known[key] = _on_device(graph, cluster, device, micro_batches)
+    return known[key]
+
+
+def _on_device(
+    graph: Graph, cluster: Cluster, device: int, micro_batches: int | None
+) -> Evaluation:
     mesh = DeviceMesh.single(device)
     placed, pipeline = [], None
     for node in graph.nodes:
@@ -244,7 +272,7 @@ def evaluate_placed(
     return Evaluation(
         compute_s=of_all(compute_s, 0.0),
         comm_s=of_all(comm_s, 0.0),
-        latency_s=simulate(tasks).latency_s if pipeline is None else step_seconds(tasks),
+        latency_s=step_seconds(tasks),
         peak=of_all(peaks.safe, nothing),
         exact_peak=of_all(peaks.exact, nothing),
         executor_peak=of_all(executor_peaks, nothing) if executor_peaks else {},
@@ -252,6 +280,7 @@ def evaluate_placed(
         sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks), 0.0).items()},
         devices_used=len({device for node in placed for device in node.mesh.devices}),
         sharded_flops_share=sharded_flops_share(graph, placed),
-        sequential=pipeline is not None
+        sequential=not tasks.order.is_whole
         or (bool(graph.backward) and len({node.mesh.devices for node in placed}) > 1),
+        copies_on=copies_on(node.mesh for node in placed),
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from numbers import Integral, Real
+from typing import Any
 
 
 def is_a(value: object, *kinds: type) -> bool:
@@ -18,3 +20,22 @@ def is_whole(value: object) -> bool:
 def is_number(value: object) -> bool:
     """Test whether a value is a real number, NumPy's included; True and False are none."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def shown(data: Any) -> str:
+    """A value of JSON in a message."""
+    return json.dumps(data)[:80]
+
+
+def text(data: Any) -> str:
+    """The value of JSON if it is text; else a TypeError."""
+    if not isinstance(data, str):
+        raise TypeError(f"{shown(data)} is not text")
+    return data
+
+
+def count(data: Any) -> int:
+    """The value of JSON if it is a whole number of at least 0; else a ValueError."""
+    if type(data) is not int or not 0 <= data < 2**63:
+        raise ValueError(f"{shown(data)} is not a whole number of at least 0")
+    return data

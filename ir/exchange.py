@@ -7,6 +7,7 @@ one, it is the halo exchange.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from functools import cached_property, lru_cache
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.layout import Interval, Placement
+from partitioner.ir.mesh import COPIES
 
 Intervals = tuple[Interval, ...]  #: Ascending, disjoint.
 Region = tuple[Intervals, ...]  #: Intervals of each dim; the region is their product.
@@ -179,13 +181,20 @@ def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
 
     A target device takes each part from itself if it holds it, else from the holder that shares
     most mesh coordinates with it (across meshes: the holders of each part take turns, so that on
-    meshes of one shape devices at equal coordinates exchange).
+    meshes of one shape devices at equal coordinates exchange). Whole copies exchange nothing.
 
     Raises:
         IRError: A placement is partial; reduce first.
     """
     if source.sharding.partial or target.sharding.partial:
         raise IRError(f"exchange of partial tensors: {source} -> {target}")
+    if COPIES in source.mesh.names and COPIES in target.mesh.names:
+        of_copies = (
+            [Placement(at.mesh.part(COPIES, copy), at.sharding) for at in (source, target)]
+            for copy in range(dict(source.mesh.axes)[COPIES])
+        )
+        found = itertools.chain.from_iterable(exchange(one, other) for one, other in of_copies)
+        return tuple(sorted(found, key=lambda t: (t.target, t.source, t.write)))
     by_part: dict[Region, dict[int, Mapping[str, int]]] = {}
     points = dict(source.mesh.coords())
     for device, pieces in source.parts():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from partitioner.ir.checks import count, shown, text
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import SMALL_CONSTANT, Attr, Constant, Graph, Node, Opaque
 from partitioner.ir.types import Dim, TensorType, numpy_dtype
@@ -57,19 +57,19 @@ def _graph(data: Any, depth: int) -> Graph:
     if depth > _MOST_DEPTH:
         raise GraphDataError("branches are nested too deep")
     return Graph(
-        _text(data["name"]),
+        text(data["name"]),
         _texts(data["inputs"]),
         _texts(data["outputs"]),
         tuple(_node(node, depth) for node in _list(data["nodes"])),
         {value: type_of(one) for value, one in data["types"].items()},
         {value: _constant(one) for value, one in data["constants"].items()},
-        _table(data["opsets"], _whole),
+        _table(data["opsets"], count),
         frozenset(_texts(data["backward"])),
         frozenset(_texts(data["optional"])),
-        _table(data["twins"], _text),
-        _table(data["modules"], _text),
-        _table(data["blocks"], _whole),
-        _table(data["output_names"], _text),
+        _table(data["twins"], text),
+        _table(data["modules"], text),
+        _table(data["blocks"], count),
+        _table(data["output_names"], text),
         frozenset(_texts(data["bounded"])),
     )
 
@@ -90,8 +90,8 @@ def _node_data(node: Node) -> dict[str, Any]:
 
 def _node(data: Any, depth: int) -> Node:
     return Node(
-        _text(data["name"]),
-        _text(data["op"]),
+        text(data["name"]),
+        text(data["op"]),
         _texts(data["inputs"]),
         _texts(data["outputs"]),
         {key: _attr(value, depth) for key, value in data.get("attrs", {}).items()},
@@ -109,13 +109,13 @@ def type_data(type_: TensorType) -> list[Any]:
 def type_of(data: Any) -> TensorType:
     """Inverse of `type_data`; IRError, TypeError or ValueError if the data describe no type."""
     dtype, sizes, *symbols = _list(data)
-    shape = tuple(map(_whole, _list(sizes)))
+    shape = tuple(map(count, _list(sizes)))
     names = _list(symbols[0]) if symbols else [None] * len(shape)
     dims = (
-        Dim(size, None if name is None else _text(name))
+        Dim(size, None if name is None else text(name))
         for size, name in zip(shape, names, strict=True)
     )
-    return TensorType(_text(dtype), tuple(dims))
+    return TensorType(text(dtype), tuple(dims))
 
 
 def _constant_data(constant: Constant) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def _bytes_data(data: bytes) -> str:
 
 
 def _bytes(data: Any) -> bytes:
-    return base64.b64decode(_text(data), validate=True)
+    return base64.b64decode(text(data), validate=True)
 
 
 def _attr_data(value: Attr) -> Any:
@@ -185,44 +185,28 @@ def _attr(data: Any, depth: int) -> Any:
         return _bytes(value)
     if kind == "array":
         dtype, shape, elements = value
-        return _array(_text(dtype), tuple(map(_whole, shape)), elements)
+        return _array(text(dtype), tuple(map(count, shape)), elements)
     if kind == "opaque":
         name, content, flops = value
         if type(flops) not in (int, float) or not 0 <= flops < math.inf:
-            raise ValueError(f"{_shown(flops)} is not a number of FLOPs")
-        return Opaque(_text(name), _bytes(content), float(flops))
+            raise ValueError(f"{shown(flops)} is not a number of FLOPs")
+        return Opaque(text(name), _bytes(content), float(flops))
     if kind == "graph":
         return _graph(value, depth + 1)
     raise ValueError(f"an attribute of kind {kind!r}")
 
 
-def _text(data: Any) -> str:
-    if not isinstance(data, str):
-        raise TypeError(f"{_shown(data)} is not text")
-    return data
-
-
-def _whole(data: Any) -> int:
-    if type(data) is not int or not 0 <= data < 2**63:
-        raise ValueError(f"{_shown(data)} is not a whole number of at least 0")
-    return data
-
-
 def _list(data: Any) -> list[Any]:
     if not isinstance(data, list):
-        raise TypeError(f"{_shown(data)} is not a list")
+        raise TypeError(f"{shown(data)} is not a list")
     return data
 
 
 def _texts(data: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(map(_text, _list(data)))
+    return tuple(map(text, _list(data)))
 
 
 def _table(data: Any, item: Callable[[Any], Any]) -> Mapping[str, Any]:
     if not isinstance(data, dict):
-        raise TypeError(f"{_shown(data)} is not an object")
+        raise TypeError(f"{shown(data)} is not an object")
     return {key: item(value) for key, value in data.items()}
-
-
-def _shown(data: Any) -> str:
-    return json.dumps(data)[:80]

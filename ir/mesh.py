@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -11,6 +13,8 @@ from functools import cached_property, lru_cache
 from partitioner.ir.errors import IRError
 
 RANGE = 5  #: Fewest consecutive devices that are written as a range.
+#: The axis of meshes along which each place has a whole copy of the model, and requests of its own.
+COPIES = "copies"
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,46 @@ class DeviceMesh:
     def __str__(self) -> str:
         shape = " ".join(f"{name}={size}" for name, size in self.axes)
         return f"{shape} on {numbers(self.devices)}" if shape else f"device {self.devices[0]}"
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Whole copies of a model, each on devices of its own, that take the requests of a stream."""
+
+    devices: tuple[tuple[int, ...], ...]  #: The devices of each copy, ascending.
+    seconds: tuple[float, ...]  #: Predicted seconds between two requests of each copy.
+
+    @property
+    def step_s(self) -> float:
+        """Seconds between requests of the stream: rates of copies add up."""
+        least = min(self.seconds)
+        return least and least / sum(least / seconds for seconds in self.seconds)
+
+    def serving(self, requests: int) -> list[int]:
+        """The copy that takes each request: the one that is free first.
+
+        So each copy has one of the first requests, and after them as many as it is fast.
+        """
+        free, taken = [(0.0, 0, copy) for copy in range(len(self.devices))], list[int]()
+        for _ in range(requests):
+            busy_s, count, copy = heapq.heappop(free)
+            heapq.heappush(free, (busy_s + self.seconds[copy], count + 1, copy))
+            taken.append(copy)
+        return taken
+
+    def of_rank(self, rank: int, requests: int) -> list[int]:
+        """The numbers of the requests that a rank has a part in."""
+        taken = enumerate(self.serving(requests))
+        return [number for number, copy in taken if rank in self.devices[copy]]
+
+
+def copies_on(meshes: Iterable[DeviceMesh]) -> tuple[tuple[int, ...], ...]:
+    """The devices of each whole copy on these meshes; () of meshes without the axis of copies."""
+    devices: dict[int, set[int]] = defaultdict(set)
+    for mesh in meshes:
+        for device, point in mesh.coords() if COPIES in mesh.names else ():
+            devices[point[COPIES]].add(device)
+    return tuple(tuple(sorted(devices[copy])) for copy in sorted(devices))
 
 
 def numbers(devices: Iterable[int]) -> str:

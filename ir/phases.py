@@ -12,7 +12,7 @@ pass has all that comes before the gradient of the loss, and whose backward pass
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -24,14 +24,10 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import numbers
 from partitioner.ir.ops import row_of
-from partitioner.ir.pipeline import (
-    Action,
-    ActionKind,
-    PipelineSchedule,
-    check,
-    from_csv,
-    pipeline_schedule,
-)
+from partitioner.ir.pipeline.actions import Action, ActionKind, PipelineSchedule
+from partitioner.ir.pipeline.generate import pipeline_schedule
+from partitioner.ir.pipeline.text import from_csv
+from partitioner.ir.pipeline.timeline import check
 from partitioner.ir.plan import Pipeline, PlacedNode
 
 
@@ -112,6 +108,11 @@ class RunOrder:
         return self._by_lane.get(self._lane_of.get(device), self._by_lane[None])
 
     @property
+    def delivery(self) -> int:
+        """The phase in which results are brought to all devices: of a whole batch its own."""
+        return self.phases.number(Part.FORWARD if self.is_whole else Part.DELIVER)
+
+    @property
     def turns(self) -> bool:
         """Tell whether the step stops before its backward passes, for the caller's gradient."""
         return self.is_whole and self.table.trains
@@ -159,18 +160,9 @@ class RunOrder:
         return runs
 
 
-@lru_cache(maxsize=64)
-def whole_batch_order(devices: int, *, trains: bool = False) -> RunOrder:
-    """The order of a plan without a schedule: all devices run one stage, for the whole batch."""
-    kinds = (ActionKind.FORWARD, *((ActionKind.FULL_BACKWARD,) if trains else ()))
-    actions = tuple(Action(0, kind, 0) for kind in kinds)
-    table = PipelineSchedule("whole batch", (0,), 1, (actions,))
-    return RunOrder(table, (tuple(range(devices)),), is_whole=True)
-
-
 @dataclass(frozen=True)
 class StepOrder(RunOrder):
-    """The order of a step of a plan in stages."""
+    """The order of a step with the phases of its nodes."""
 
     numbers: Mapping[str, int] = field(default_factory=dict)  #: Phase of each node, by name.
     #: The phases that run before each phase, of the same micro-batch, in every order that the data
@@ -188,13 +180,29 @@ class StepOrder(RunOrder):
         )
 
 
+def whole_batch_order(
+    devices: int, *, trains: bool = False, nodes: Iterable[str] = ()
+) -> StepOrder:
+    """The order of a plan without a schedule: all devices run one stage, for the whole batch.
+
+    Its tasks are of one phase, where results come before the backward pass; the programs of ranks
+    have that pass as a phase of its own.
+    """
+    kinds = (ActionKind.FORWARD, *((ActionKind.FULL_BACKWARD,) if trains else ()))
+    actions = tuple(Action(0, kind, 0) for kind in kinds)
+    table = PipelineSchedule("whole batch", (0,), 1, (actions,))
+    numbers = dict.fromkeys(nodes, Phases(1).number(Part.FORWARD))
+    return StepOrder(table, (tuple(range(devices)),), is_whole=True, numbers=numbers)
+
+
 def step_order(
     graph: Graph,
     placed: Sequence[PlacedNode],
-    pipeline: Pipeline,
+    pipeline: Pipeline | None,
     units: Mapping[str, int] | None = None,
+    devices: int = 1,
 ) -> StepOrder:
-    """The order of a step of a plan in stages.
+    """The order of a step; without a pipeline that of a whole batch on so many devices.
 
     With `units`, backward passes are split as if each unit (its number, by node) were a stage.
 
@@ -203,6 +211,9 @@ def step_order(
             one would have to run before its operands are made.
         PipelineScheduleError: The schedule does not serve these stages.
     """
+    if pipeline is None:
+        names = (p.node.name for p in placed)
+        return whole_batch_order(devices, trains=bool(graph.backward), nodes=names)
     groups = _stage_devices(placed)
     lanes = tuple(dict.fromkeys(groups))
     lane_of = tuple(map(lanes.index, groups))

@@ -10,15 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Placement, Sharding
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.mesh import COPIES, DeviceMesh, copies_on
 from partitioner.ir.ops import rules_of
 from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.rule import Cut, Rule
@@ -121,12 +123,28 @@ class Plan:
         """Number of micro-batches of a step; None for a plan that runs each batch as a whole."""
         return None if self.pipeline is None else self.pipeline.micro_batches
 
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        """The stage of each group; all of one stage in a plan that runs each batch as a whole."""
+        return (0,) * len(self.groups) if self.pipeline is None else self.pipeline.stages
+
+    def with_groups(
+        self,
+        groups: Sequence[DeviceMesh],
+        stages: Sequence[int],
+        nodes: Mapping[str, NodePlan],
+    ) -> Plan:
+        """The plan on other groups, each with its stage."""
+        plan = replace(self, groups=tuple(groups), nodes=nodes)
+        if self.pipeline is None:
+            return plan
+        return replace(plan, pipeline=replace(self.pipeline, stages=tuple(stages)))
+
     @property
     def stage_devices(self) -> Mapping[int, tuple[int, ...]]:
-        """The devices of each stage, in the order of its largest group; of no stages none."""
-        stages = () if self.pipeline is None else self.pipeline.stages
+        """The devices of each stage, in the order of its largest group."""
         devices: dict[int, tuple[int, ...]] = {}
-        pairs = zip(self.groups, stages, strict=False)
+        pairs = zip(self.groups, self.stages, strict=True)
         for group, stage in sorted(pairs, key=lambda pair: (pair[1], -pair[0].size())):
             own = devices.get(stage, ())
             devices[stage] = (*own, *(device for device in group.devices if device not in own))
@@ -138,11 +156,14 @@ class Plan:
 
         "single": all on one device. "inter": whole nodes on several devices. "intra": one group
         of several devices. "hybrid": several groups, at least one of them of several devices.
-        "pipeline": several stages that take micro-batches in turn.
+        "pipeline": several stages that take micro-batches in turn. "copies": each of several groups
+        has all of the model, and requests of its own.
         """
-        if self.pipeline is not None and len(set(self.pipeline.stages)) > 1:
+        if len(set(self.stages)) > 1:
             return "pipeline"
         used = [self.groups[index] for index in {node.group for node in self.nodes.values()}]
+        if any(COPIES in group.names for group in used):
+            return "copies"
         shared = [group for group in used if group.axes]
         devices = {device for group in used for device in group.devices}
         if not shared:
@@ -360,7 +381,7 @@ def place(
         PlanError: An opaque op is on a group of several devices, or cut.
     """
     if rule is None:
-        if mesh.size() > 1 or layouts:
+        if {*mesh.names} - {COPIES} or layouts:
             raise PlanError(
                 f"{node.name!r} ({node.op}) has no rule and must be whole on one device"
             )
@@ -388,7 +409,7 @@ def resolve(graph: Graph, plan: Plan) -> tuple[PlacedNode, ...]:
         raise PlanError(f"plan misses nodes {missing[:3]} and has unknown nodes {unknown[:3]}")
     known = set(graph.inputs) | set(graph.constants)
     rules = rules_of(graph)
-    placed = []
+    placed: list[PlacedNode] = []
     for name in plan.nodes:
         node = graph.by_name[name]
         late = [value for value in node.reads if value not in known]
@@ -396,7 +417,27 @@ def resolve(graph: Graph, plan: Plan) -> tuple[PlacedNode, ...]:
             raise PlanError(f"plan runs {name!r} before {late[0]!r} is made")
         known.update(node.writes)
         placed.append(resolve_node(graph, plan, node, rules[name]))
+    if plan.kind == "copies":
+        _check_copies(graph, plan, placed)
     return tuple(placed)
+
+
+def _check_copies(graph: Graph, plan: Plan, placed: Sequence[PlacedNode]) -> None:
+    """Refuse copies that are not whole, share devices, train, or run in micro-batches."""
+    copies = copies_on(node.mesh for node in placed)
+    shared = [device for device, count in Counter(chain(*copies)).items() if count > 1]
+    if graph.backward or plan.pipeline is not None:
+        raise PlanError("whole copies serve whole requests: no training and no micro-batches")
+    if shared:
+        raise PlanError(f"device {shared[0]} is in several of the {len(copies)} whole copies")
+    for node in placed:
+        if dict(node.mesh.axes).get(COPIES) != len(copies):
+            raise PlanError(
+                f"{node.node.name!r} is on {node.mesh}, without a part in each of the "
+                f"{len(copies)} whole copies"
+            )
+        if any(COPIES in layout.axes for layout in node.layouts.values()):
+            raise PlanError(f"{node.node.name!r} is cut over {COPIES!r}, whose copies are whole")
 
 
 def check_graph(graph: Graph, plan: Plan) -> None:
@@ -437,9 +478,8 @@ def resolve_node(graph: Graph, plan: Plan, node: Node, rule: Rule | str) -> Plac
                     )
     except IRError as error:
         raise PlanError(f"{node.name!r} ({node.op}): {error}") from None
-    if plan.pipeline is not None:
-        placed = replace(placed, stage=plan.pipeline.stages[decision.group])
-    return placed
+    stage = plan.stages[decision.group]
+    return replace(placed, stage=stage) if stage else placed
 
 
 @lru_cache(maxsize=65536)

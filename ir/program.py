@@ -18,6 +18,7 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Region, Transfer, sent_numel
 from partitioner.ir.graph import Node
 from partitioner.ir.layout import Placement
+from partitioner.ir.mesh import Copies
 from partitioner.ir.phases import RunOrder, whole_batch_order
 from partitioner.ir.types import TensorType
 
@@ -220,6 +221,7 @@ class Programs:
     plain: frozenset[int | None] = frozenset()
     #: The model's outputs whose sizes depend on data: those of their types are bounds.
     bounded: frozenset[str] = frozenset()
+    copies: Copies | None = None  #: Whole copies, of which each request has one.
 
     def check(self) -> None:
         """Prove that no rank waits for ever and that every value is computed before it is read.

@@ -77,4 +77,5 @@ def run_local(
             arrays = load_arrays(folder / f"outputs-{header.rank}.npz", dtypes.values())
             parts[header.rank] = dict(zip(dtypes, arrays, strict=True))
         seconds = json.loads((folder / "seconds.json").read_text())
-        return LocalRun(assemble(headers, parts), seconds, load_logs(folder, len(headers)))
+        last = headers[0].of_request(requests - 1, headers)
+        return LocalRun(assemble(last, parts), seconds, load_logs(folder, len(headers)))

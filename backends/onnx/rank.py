@@ -67,11 +67,12 @@ class RankProcess:
     ) -> tuple[dict[str, np.ndarray], float]:
         """Local output values of requests with the same local inputs, several of them in flight.
 
-        The seconds are of all requests together on the slowest rank, after one to warm up.
+        The seconds are of all requests together on the slowest rank, after one to warm up. Of whole
+        copies, each serves its requests.
         """
-        feed = self._executor.fed(inputs)
+        feed, own = self._executor.fed(inputs), self.model.header.served(requests)
         values, seconds = timed(
-            lambda number: self._serve([feed] * number), requests, self.groups.control
+            lambda number: self._serve([feed] * number), len(own), self.groups.control
         )
         outputs = {
             output.value: to_numpy(values[output.value], self.model.types[output.value].dtype)

@@ -33,6 +33,7 @@ from partitioner.backends.torch.measuring.recording import Recorder, Training, U
 from partitioner.backends.torch.running.host_memory import keep_freed_memory
 from partitioner.backends.torch.running.step_values import StepStart, Values
 from partitioner.backends.torch.state.buffers import memory_of
+from partitioner.ir.mesh import Copies
 from partitioner.ir.phases import Part, whole_batch_order
 
 _SECONDS = "seconds.json"
@@ -70,7 +71,9 @@ def run_module_files(
     check_inputs(headers[0], inputs)
     ranks = [_request(file, inputs) for file in files]
     run = run_steps(
-        StepFiles(directory.resolve(), ranks, (), files[0].groups, device=device),
+        StepFiles(
+            directory.resolve(), ranks, (), files[0].groups, device=device, copies=headers[0].copies
+        ),
         requests,
         recorded=steps,
     )
@@ -82,7 +85,8 @@ def run_module_files(
         }
         for header, results in zip(headers, run.results, strict=True)
     }
-    return LocalRun(assemble(headers, parts), run.seconds, run.logs)
+    last = headers[0].of_request(requests - 1, headers)
+    return LocalRun(assemble(last, parts), run.seconds, run.logs)
 
 
 def _request(file: RankFile, inputs: Mapping[str, np.ndarray]) -> RankSteps:
@@ -170,6 +174,7 @@ class StepFiles:
     groups: Sequence[tuple[int, ...]]  #: The ranks of each process group that a phase names.
     optimizer: str = ""  #: In training, one of `timing.OPTIMIZERS`.
     device: str = "cpu"  #: Type of the device that each rank runs on, "cpu" or "cuda".
+    copies: Copies | None = None  #: Whole copies, of which each step that is timed has one.
 
 
 class StepRun(NamedTuple):
@@ -231,8 +236,9 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     try:
         if job["recorded"]:
             save_log(folder, rank, recorder.record(job["recorded"], job["threads"]))
-        if job["timed"]:
-            results, seconds = recorder.timed(job["timed"], own.shown)
+        if timed := job["timed"]:
+            number = len(files.copies.of_rank(rank, timed)) if files.copies else timed
+            results, seconds = recorder.timed(number, own.shown)
             torch.save(results, folder / f"results-{rank}.pt")
             if rank == 0:
                 (folder / _SECONDS).write_text(json.dumps(seconds))

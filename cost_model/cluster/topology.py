@@ -274,11 +274,11 @@ class Cluster:
         }
         return replace(self, devices=tuple(of[spec] for spec in self.devices))
 
-    def first(self, count: int) -> Cluster:
-        """The cluster of the first devices alone."""
+    def first(self, count: int, start: int = 0) -> Cluster:
+        """The cluster of so many devices alone, the first ones from a multiple of `count` on."""
         inner = [level for level in self.levels if level.size < count]
-        last = replace(self.level((0, count - 1)), size=count)
-        return replace(self, devices=self.devices[:count], levels=(*inner, last))
+        last = replace(self.level((start, start + count - 1)), size=count)
+        return replace(self, devices=self.devices[start : start + count], levels=(*inner, last))
 
     def run_by(self, executor: Executor) -> Cluster:
         """The cluster with an executor on each device.

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.prices.dispatched_rows import dispatch_comms, dispatch_seconds
+from partitioner.cost_model.prices.collectives import dispatch_comms, dispatch_seconds
 from partitioner.cost_model.prices.reshard import Hop, Resharder
 from partitioner.ir.exchange import sent_numel
 from partitioner.ir.graph import Graph

@@ -24,14 +24,19 @@ import numpy as np
 
 from partitioner.cost_model.cluster.topology import Cluster, LinkLevel
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.prices.collectives import collective, joined_seconds, tabled
+from partitioner.cost_model.prices.collectives import (
+    COUNT_BYTES,
+    collective,
+    dispatch_s,
+    joined_seconds,
+    tabled,
+)
 from partitioner.cost_model.prices.compute import (
     call_estimate,
     is_free,
     kernel_estimate,
     moved_bytes,
 )
-from partitioner.cost_model.prices.dispatched_rows import COUNT_BYTES, dispatch_s
 from partitioner.cost_model.prices.reshard import Hop, PricedComm, Reshard, Resharder, overlap_share
 from partitioner.ir.exchange import intersect
 from partitioner.ir.graph import Graph

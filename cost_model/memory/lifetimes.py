@@ -201,7 +201,7 @@ def exact_lifetimes(
     for key, position in operands_in_flight(schedule, roots):
         last[key] = max(last[key], position)
     buckets = schedule.buckets
-    is_summed = bool(buckets) and schedule.order is not None
+    is_summed = bool(buckets) and schedule.order.table.micro_batches > 1
     summed = summed_tensors(schedule, roots) if is_summed else frozenset[LocalKey]()
     members = {member.position: bucket for bucket in buckets for member in bucket.members}
     for position, bucket in members.items():
@@ -230,7 +230,7 @@ def operands_in_flight(
     read: dict[LocalKey, int] = {}
     end_of: dict[int, int] = {}
     for position, task in enumerate(schedule.tasks):
-        end_of[schedule.phases[position]] = position
+        end_of[task.phase] = position
         row = row_of(task.placed.node) if task.placed is not None else None
         # The result of some nodes is their first operand itself, or a view of it.
         is_named = row and (row.view or row.again or row.either or row.in_place is not None)
@@ -242,7 +242,7 @@ def operands_in_flight(
     for position, task in enumerate(schedule.tasks):
         if task.comm is None or task.phase != task.target_phase or position in joined:
             continue
-        end = end_of[schedule.phases[position]]
+        end = end_of[task.phase]
         results = {device: (device, key) for device, key, _ in task.writes}
         is_part = task.comm.kind is CommKind.SLICE
         if task.comm.kind is CommKind.ALL_REDUCE:  # sums a copy, which is its result

@@ -1,12 +1,12 @@
 """Bytes that devices hold from moment to moment: the tensors of a step as columns.
 
-A moment is a position in the schedule's tasks while a device runs, in a plan with stages, one phase
-of one micro-batch. Within a phase a tensor is held from its first task to its last. One that a
-later phase reads is held once for each micro-batch in flight, from the end of the phase that makes
-it to the end of the last one that reads it, in the order of the schedule. What is made once a step
-is held throughout, and so is one sum of what is reduced once a step. The referee, the report and
-the search of stages count by these columns (`search.stages.stage_lives` makes them for stages that
-are not planned yet).
+A moment is a position in the schedule's tasks while a device runs one phase of one micro-batch; a
+whole batch is one of both. Within a phase a tensor is held from its first task to its last. One
+that a later phase reads is held once for each micro-batch in flight, from the end of the phase that
+makes it to the end of the last one that reads it, in the order of the schedule. What is made once a
+step is held throughout, and so is one sum of what is reduced once a step. The referee, the report
+and the search of stages count by these columns (`search.stages.stage_lives` makes them for stages
+that are not planned yet).
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from partitioner.cost_model.memory.lifetimes import (
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey
 from partitioner.ir.phases import Part, StepOrder
-from partitioner.ir.pipeline import ActionKind
 
 Numbers = npt.NDArray[np.int64]
 
@@ -165,11 +164,8 @@ class StepLives(Lives):
         until it ends. In training they are small, or summed.
         """
         lives = tuple(lifetimes)
-        if schedule.order is None:
-            rows = [(life, life.first, life.last, 0, 0, False) for life in lives]
-        else:
-            sorting = _Sorting(schedule, schedule.order, uses or Uses.of(schedule))
-            rows = [sorting.row(life) for life in lives]
+        sorting = _Sorting(schedule, schedule.order, uses or Uses.of(schedule))
+        rows = [sorting.row(life) for life in lives]
         tensors, *columns = zip(*rows, strict=True) if rows else ((),) * 6
         first, last, made, read, always = (np.array(column, np.int64) for column in columns)
         device = np.array([tensor.device for tensor in tensors], np.int64)
@@ -179,7 +175,7 @@ class StepLives(Lives):
     def curves(self) -> Curves:
         """The most bytes at each position of a task, with what earlier phases keep, by device."""
         count, curves = len(self.schedule.tasks), {}
-        phase_of = np.array(self.schedule.phases, np.int64)
+        phase_of = np.array([task.phase for task in self.schedule.tasks], np.int64)
         for device in np.unique(self.device).tolist():
             rows = self.device == device
             curve, phases = self.inside(count, rows), self.schedule.runs(device)
@@ -196,7 +192,7 @@ class StepLives(Lives):
         count, phases = len(self.schedule.tasks), self.schedule.runs(device)
         own = self.device == device
         buffer = np.array([life.buffer for life in self.tensors], np.bool_)
-        phase_of = np.array(self.schedule.phases, np.int64)
+        phase_of = np.array([task.phase for task in self.schedule.tasks], np.int64)
         positions = [np.flatnonzero(phase_of == phase) for phase in phases]
         run = np.repeat(np.arange(len(phases)), [len(at) for at in positions])
         position = np.concatenate(positions)
@@ -215,7 +211,7 @@ class Moments:
     lives: StepLives  #: The tensors of all devices.
     device: int
     position: Numbers  #: In `Schedule.tasks`.
-    run: Numbers  #: Index into `StepOrder.runs` of the device; 0 without stages.
+    run: Numbers  #: Index into `StepOrder.runs` of the device.
     activations: Numbers  #: Bytes of all tensors but buffers.
     buffers: Numbers  #: Bytes that communications wrote.
 
@@ -314,7 +310,7 @@ def peaks(
 
 @dataclass(frozen=True)
 class _Sorting:
-    """Says how long the tensors of a step in stages are held."""
+    """Says how long the tensors of a step are held."""
 
     schedule: Schedule
     order: StepOrder
@@ -335,8 +331,8 @@ class _Sorting:
 
     @cached_property
     def _borders(self) -> tuple[Collection[LocalKey], Collection[LocalKey]]:
-        """Parts of inputs and of outputs of all micro-batches of a step of inference."""
-        if any(a.kind is not ActionKind.FORWARD for lane in self.order.table.lanes for a in lane):
+        """Parts of inputs and of outputs of all micro-batches of a step of inference in stages."""
+        if self.order.is_whole or self.order.table.trains:
             return (), ()
         roots = self.uses.roots
         given = frozenset(roots.get(local, local) for local in self.schedule.outputs)

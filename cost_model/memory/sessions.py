@@ -85,7 +85,7 @@ class Held:
         Convolutions are plain in parts with too few channels for blocks, and in those that would
         exceed the memory of a device, `limits`.
         """
-        if not executor_of(graph).in_sessions or schedule.order is not None or graph.backward:
+        if not executor_of(graph).in_sessions or not schedule.order.is_whole or graph.backward:
             return None
         sessions = sessions_of(graph, schedule)
         plain = plain_parts(sessions.values())
@@ -262,7 +262,7 @@ class _Device:
         for position, task in self.tasks:
             if task.placed is None and task.comm is None:
                 continue
-            then = task.phase, self._part(task)
+            then = task.hops, self._part(task)
             if group and (not _is_local(task) or then != now):
                 yield group
                 group = []

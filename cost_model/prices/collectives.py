@@ -30,10 +30,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
+from partitioner.ir.exchange import Transfer
+from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import BUCKET_BYTES, JOINING, REDUCING, SMALL_BYTES, Comm, CommKind
 from partitioner.ir.types import item_bytes
 
@@ -331,3 +333,57 @@ _FLAT: Mapping[CommKind, Mapping[str, _Formula]] = {
         "tree": lambda p, n, alpha, beta: _log2(p) * (alpha + n * beta),
     },
 }
+
+
+#: Bytes of the number of rows that a device tells another one to await.
+COUNT_BYTES = 8
+
+
+def dispatch_comms(placed: PlacedNode) -> Iterator[Comm]:
+    """The communications of a node whose devices send each other iterations; of most nodes none.
+
+    How many go to a device is known at run time: counted are the bytes of those that are expected
+    by the loads of what rows choose or, if they are not known, if all choices are equally likely.
+    Three all-to-alls: counts, rows, and results.
+    """
+    sent = placed.sent
+    if not sent or placed.rule is None or placed.rule.dispatch is None:
+        return
+    dispatch, mesh = placed.rule.dispatch, placed.mesh
+    rows, owners = placed.layouts[dispatch.rows], placed.layouts[dispatch.owners]
+    for group in dict.fromkeys(placed.group(point) for _, point in mesh.coords()):
+        points = {device: mesh.coord(device) for device in group}
+        has = {device: rows.local_size(mesh, point) for device, point in points.items()}
+        shares = {
+            device: dispatch.share(owners.pieces(mesh, point), owners.size)
+            for device, point in points.items()
+        }
+        pairs = [(source, target) for source in group for target in group if source != target]
+        moved = {(source, target): has[source] * shares[target] for source, target in pairs}
+        back = {(target, source): moved[source, target] for source, target in pairs}
+        yield _comm(group, dict.fromkeys(pairs, COUNT_BYTES))
+        yield _comm(group, {pair: n * dispatch.there_bytes for pair, n in moved.items()})
+        yield _comm(group, {pair: n * dispatch.back_bytes for pair, n in back.items()})
+
+
+def dispatch_seconds(placed: PlacedNode, cluster: Cluster) -> Mapping[int, float]:
+    """Seconds that each device of a node spends on `dispatch_comms`; none of most nodes."""
+    seconds: dict[int, float] = {}
+    for comm in dispatch_comms(placed):
+        for device, one in comm_cost(comm, 0, cluster).seconds.items():
+            seconds[device] = seconds.get(device, 0.0) + one
+    return seconds
+
+
+def dispatch_s(group: tuple[int, ...], nbytes: float, cluster: Cluster) -> Mapping[int, float]:
+    """Seconds of an all-to-all of as many bytes between any two devices of a group."""
+    pairs = [(source, target) for source in group for target in group if source != target]
+    return comm_cost(_comm(group, dict.fromkeys(pairs, nbytes)), 0, cluster).seconds
+
+
+def _comm(group: tuple[int, ...], nbytes: Mapping[tuple[int, int], float]) -> Comm:
+    transfers = []
+    for (source, target), count in nbytes.items():
+        flat = (((0, math.ceil(count)),),)
+        transfers.append(Transfer(source, target, flat, flat))
+    return Comm(-1, CommKind.ALL_TO_ALL, group, "", "", "uint8", tuple(transfers))

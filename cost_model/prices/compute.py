@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
-from partitioner.cost_model.prices.dispatched_rows import dispatch_seconds
+from partitioner.cost_model.prices.collectives import dispatch_seconds
 from partitioner.cost_model.profiles.entries import Estimate
 from partitioner.cost_model.profiles.forms import (
     LocalShape,

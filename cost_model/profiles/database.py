@@ -35,26 +35,6 @@ _TABLES: Mapping[str, tuple[type[Entry | LinkEntry], str]] = {
     "links": (LinkEntry, "threads, backend, kind, ranks, nbytes"),
 }
 _TYPES = {"str": "TEXT", "int": "INTEGER", "float": "REAL"}
-_SELECT = """
-SELECT form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend, measured_at,
-    processes
-FROM entries WHERE device = ? AND threads = ? ORDER BY measured_at
-"""
-_INSERT = """
-INSERT OR REPLACE INTO entries (
-    device, threads, form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend,
-    measured_at, processes
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
-_SELECT_LINKS = """
-SELECT kind, ranks, nbytes, seconds, spread, repeats, backend, measured_at
-FROM links WHERE device = ? AND threads = ? ORDER BY measured_at
-"""
-_INSERT_LINKS = """
-INSERT OR REPLACE INTO links (
-    device, threads, kind, ranks, nbytes, seconds, spread, repeats, backend, measured_at
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
 _SELECT_CONTENTS = """
 SELECT device, threads, processes, backend, count(*) AS forms
 FROM entries WHERE op != ? GROUP BY device, threads, processes, backend
@@ -133,13 +113,13 @@ class Profile:
         border: LinkEntry | None = None
         if _is_begun(file):
             with _opened(file) as database:
-                for row in database.execute(_SELECT, (device, threads)):
+                for row in database.execute(_selecting("entries"), (device, threads)):
                     entry = Entry(*row)
                     if entry.op == _WHOLE:
                         wholes[entry.form] = entry
                     else:
                         known.setdefault(entry.processes, {})[entry.form] = entry
-                for row in database.execute(_SELECT_LINKS, (device, threads)):
+                for row in database.execute(_selecting("links"), (device, threads)):
                     link = LinkEntry(*row)
                     kind, _, where = link.kind.partition(_OVER)
                     if kind == BORDER:
@@ -267,9 +247,17 @@ def write_entries(
     """
     check_folder(file)
     with _opened(file, write=True) as database, database:
-        for kind, statement in ((Entry, _INSERT), (LinkEntry, _INSERT_LINKS)):
-            rows = [astuple(entry) for entry in entries if isinstance(entry, kind)]
-            database.executemany(statement, [(device, threads, *row) for row in rows])
+        for table, (kind, _) in _TABLES.items():
+            rows = [(device, threads, *astuple(one)) for one in entries if isinstance(one, kind)]
+            names = "device", "threads", *(column.name for column in fields(kind))
+            listed = f"({', '.join(names)}) VALUES ({', '.join('?' for _ in names)})"
+            database.executemany(f"INSERT OR REPLACE INTO {table} {listed}", rows)
+
+
+def _selecting(table: str) -> str:
+    """The statement that reads the rows of a device at a number of threads, newer ones later."""
+    columns = f"SELECT {', '.join(column.name for column in fields(_TABLES[table][0]))}"
+    return f"{columns} FROM {table} WHERE device = ? AND threads = ? ORDER BY measured_at"
 
 
 def check_writable(file: Path) -> None:

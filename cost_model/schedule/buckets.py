@@ -87,17 +87,16 @@ def together(members: Sequence[Member]) -> list[tuple[Member, ...]]:
 
 
 def in_buckets(
-    tasks: Sequence[Task], unlike: Container[int], backward: Container[str], *, staged: bool
+    tasks: Sequence[Task], unlike: Container[int], backward: Container[str]
 ) -> tuple[list[Task], tuple[Bucket, ...]]:
     """The tasks of a plan whose nodes all run on all devices, with buckets; and these buckets.
 
     Communications and aliases at `unlike` positions, where devices have unlike parts, stay alone.
-    The tasks of a phase of `staged` ones are a pass; of others, those of the forward or `backward`
-    nodes.
+    The tasks of a phase are a pass; of a whole batch in one phase, those of the forward or
+    `backward` nodes.
     """
-    if staged:
-        turns = [i for i in range(1, len(tasks)) if tasks[i].phase != tasks[i - 1].phase]
-    else:
+    turns = [i for i in range(1, len(tasks)) if tasks[i].phase != tasks[i - 1].phase]
+    if not turns:
         turns = [i for i, task in enumerate(tasks) if task.placed and task.name in backward][:1]
     buckets = [
         bucket

@@ -81,9 +81,9 @@ class Pass:
 
 
 def passes(schedule: Schedule, timeline: Timeline) -> tuple[Pass, ...]:
-    """The passes of a step by device and start; none of a plan without stages."""
+    """The passes of a step by device and start; none of a whole batch."""
     order = schedule.order
-    if order is None:
+    if order.is_whole:
         return ()
     inside: dict[tuple[int, int, int], list[int]] = {}
     for index, event in enumerate(timeline.events):

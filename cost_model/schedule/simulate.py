@@ -6,11 +6,11 @@ it is free and does not wait for the targets; a target ends when the last source
 earliest its own seconds after it was free. Any other communication starts when its last device is
 free.
 
-With several requests in flight, round t runs phase p of request t - p, in task order (see
-`ir.program.Compute.phase`): the order in which the runtime interleaves them. A plan with stages
-runs the phases of its step in the order of its schedule instead (`ir.phases.StepOrder`): a phase
-begins when what other phases send for it has arrived; what it sends leaves at its end, beside what
-follows but for the share that compute does not hide. A request is a micro-batch then.
+With several requests in flight, round t runs for request t - p what is p moves between groups from
+the inputs (`Task.hops`), in task order: the order in which the runtime interleaves them. A plan
+with stages runs the phases of its step in the order of its schedule instead: a phase begins when
+what other phases send for it has arrived; what it sends leaves at its end, beside what follows but
+for the share that compute does not hide. A request is a micro-batch then.
 """
 
 from __future__ import annotations
@@ -77,43 +77,43 @@ def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
     """
     if requests < 1:
         raise CostError(f"{requests} requests were asked for; at least 1 is needed")
-    clock = _Clock(events=[])
-    if schedule.order is not None:
-        if requests > 1:
-            raise CostError(
-                f"{requests} requests were asked for; the timeline of a plan in stages is that of "
-                f"one step of {schedule.order.table.micro_batches} micro-batches"
-            )
+    order, clock = schedule.order, _Clock(events=[])
+    if requests > 1 and not order.is_whole:
+        raise CostError(
+            f"{requests} requests were asked for; the timeline of a plan in stages is that of "
+            f"one step of {order.table.micro_batches} micro-batches"
+        )
+    _run(schedule, requests, clock)
+    turn = "request" if order.is_whole else "micro-batch"
+    return Timeline(tuple(clock.events or ()), requests * order.table.micro_batches, turn)
+
+
+def step_seconds(schedule: Schedule) -> float:
+    """End of the last event of one request or step, to rounding, without the events.
+
+    What a phase does to the seconds at which its devices are free is the same for all micro-
+    batches, so a phase is read once and then takes a few sums.
+    """
+    clock = _Clock(events=None)
+    _run(schedule, 1, clock)
+    return max(clock.free.values(), default=0.0)
+
+
+def _run(schedule: Schedule, requests: int, clock: _Clock) -> None:
+    """Run requests of whole batches as a stream; else the one step."""
+    if not schedule.order.is_whole:
         _simulate_step(schedule, schedule.order, clock)
-        micro_batches = schedule.order.table.micro_batches
-        return Timeline(tuple(clock.events or ()), micro_batches, "micro-batch")
-    phases = 1 + max((task.target_phase for task in schedule.tasks), default=0)
-    for turn in range(requests + phases - 1):
+        return
+    rounds = requests + max((task.target_hops for task in schedule.tasks), default=0)
+    for turn in range(rounds):
         for index, task in enumerate(schedule.tasks):
-            sending, receiving = turn - task.phase, turn - task.target_phase
+            sending, receiving = turn - task.hops, turn - task.target_hops
             one_way = task.comm is not None and not task.comm.sources() & task.comm.targets()
             if 0 <= sending < requests:
                 start = clock.send if one_way else clock.together
                 start(index, task, sending)
             if one_way and 0 <= receiving < requests:
                 clock.arrive(index, task, receiving)
-    return Timeline(tuple(clock.events or ()), requests)
-
-
-def step_seconds(schedule: Schedule) -> float:
-    """End of the last event of one step of a plan with stages, to rounding, without the events.
-
-    What a phase does to the seconds at which its devices are free is the same for all micro-
-    batches, so a phase is read once and then takes a few sums.
-
-    Raises:
-        CostError: The plan has no stages.
-    """
-    if schedule.order is None:
-        raise CostError("the seconds of a step were asked for of a plan without stages")
-    clock = _Clock(events=None)
-    _simulate_step(schedule, schedule.order, clock)
-    return max(clock.free.values(), default=0.0)
 
 
 def _simulate_step(schedule: Schedule, order: StepOrder, clock: _Clock) -> None:

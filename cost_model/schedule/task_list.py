@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
+from typing import NamedTuple
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.executors import Executor, executor_of
@@ -27,9 +29,9 @@ from partitioner.cost_model.schedule.buckets import (
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, NeededPart, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement, Sharding
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.mesh import COPIES, DeviceMesh, copies_on
 from partitioner.ir.ops import is_stored, row_of
-from partitioner.ir.phases import Part, StepOrder, step_order
+from partitioner.ir.phases import Part, StepOrder, step_order, whole_batch_order
 from partitioner.ir.plan import Pipeline, PlacedNode
 
 #: Bytes that a block loads from the file of its constants in a second, packing them for kernels:
@@ -52,10 +54,9 @@ class Schedule:
     loads: Mapping[LocalKey, frozenset[int]] = field(default_factory=dict)
     #: Positions of the first and the last task of each block on each device, by (device, block).
     blocks: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    #: The order of phases and micro-batches; None for a plan without stages. Then the phase of a
-    #: task is of `ir.phases`, its tasks are of one micro-batch, and the global order is that of
-    #: the tasks of each phase.
-    order: StepOrder | None = None
+    #: The order of phases and micro-batches. The tasks are of one micro-batch, and the global order
+    #: is that of the tasks of each phase.
+    order: StepOrder = field(default_factory=partial(whole_batch_order, 1))
     #: Collectives that travel together, by `Comm.bucket`; their members are positions of tasks.
     buckets: tuple[Bucket, ...] = ()
 
@@ -66,19 +67,12 @@ class Schedule:
         return frozenset((device, key) for key in keys for device in key[1].mesh.devices)
 
     def times(self, task: Task) -> int:
-        """The number of times that a task runs in a request, or in a step of a plan with stages."""
-        if self.order is None or self.order.phases.is_once(task.phase):
-            return 1
-        return self.order.table.micro_batches
+        """The number of times that a task runs in a request or step."""
+        return 1 if self.order.phases.is_once(task.phase) else self.order.table.micro_batches
 
     def runs(self, device: int) -> Sequence[int]:
-        """The phases that a device runs, in order; one of all tasks without stages."""
-        return [0] if self.order is None else [phase for phase, _ in self.order.runs(device)]
-
-    @cached_property
-    def phases(self) -> Sequence[int]:
-        """The phase of each task, 0 without stages."""
-        return [0 if self.order is None else task.phase for task in self.tasks]
+        """The phases that a device runs, in order."""
+        return [phase for phase, _ in self.order.runs(device)]
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
@@ -112,10 +106,8 @@ def schedule(
     """
     resharder, beside = resharder or Resharder(cluster), beside_compute(graph)
     cluster = cluster.beside(device for node in placed for device in node.mesh.devices)
-    order = None if pipeline is None else step_order(graph, placed, pipeline, units)
-    in_parts = stores_parts(placed)
-    if order is not None:
-        placed = sorted(placed, key=lambda node: order.numbers[node.node.name])
+    order, in_parts = step_order(graph, placed, pipeline, units, len(cluster)), stores_parts(placed)
+    placed = sorted(placed, key=lambda node: order.numbers[node.node.name])
     needed = dict[Key, NeededPart]()
     while True:
         due = {key: by.phase for key, by in needed.items()}
@@ -127,6 +119,14 @@ def schedule(
             return tasks
         for key, by in builder.early.items():  # each has a phase that was not known to read it
             needed[key] = by if key not in needed else needed[key].and_by(by)
+
+
+class _Made(NamedTuple):
+    """Where a value comes to be at a placement."""
+
+    anchor: int
+    phase: int
+    hops: int  #: See `Task.hops`.
 
 
 @dataclass
@@ -143,7 +143,7 @@ class _Builder:
     everywhere: frozenset[str]
     observed: frozenset[int] | None
     beside: frozenset[str]
-    order: StepOrder | None
+    order: StepOrder
     in_parts: bool
     #: The phases in which parts are fetched that a later phase than the first reader's is to have
     #: earlier.
@@ -154,7 +154,7 @@ class _Builder:
     residents: dict[LocalKey, int] = field(default_factory=dict)
     zeros: set[LocalKey] = field(default_factory=set)
     home: dict[str, Placement] = field(default_factory=dict)
-    origin: dict[Key, tuple[int, int]] = field(default_factory=dict)  # key -> (anchor, phase)
+    origin: dict[Key, _Made] = field(default_factory=dict)
     busy: dict[int, int] = field(default_factory=dict)  # device -> anchor of its last task
     readers: dict[LocalKey, set[int | None]] = field(default_factory=dict)  # blocks, of constants
     meshes: dict[DeviceMesh, tuple[int, ...]] = field(default_factory=dict)  # observed devices
@@ -162,12 +162,16 @@ class _Builder:
     def run(self, placed: Sequence[PlacedNode]) -> Schedule:
         delivered: dict[str, Key] = {}
         end = len(placed)
-        if self.order is None:
-            late = (i for i, p in enumerate(placed) if p.node.name in self.graph.backward)
-        else:
-            numbers = self.order.numbers
-            late = (i for i, p in enumerate(placed) if numbers[p.node.name] > self._delivery)
-        turn = next(late, end)  # before it, results are delivered
+        backward = self.graph.backward if self.order.turns else frozenset()
+        numbers = self.order.numbers
+        turn = next(  # before it, results are delivered
+            (
+                index
+                for index, p in enumerate(placed)
+                if p.node.name in backward or numbers[p.node.name] > self.order.delivery
+            ),
+            end,
+        )
         for index, node in enumerate(placed):
             if index == turn:
                 delivered.update(self._deliver(index))
@@ -177,13 +181,12 @@ class _Builder:
         for value in self.graph.outputs:
             if value not in delivered:
                 at = self.home[value].without_partial()
-                phase = self.origin[(value, self.home[value])][1]
+                phase = self.origin[(value, self.home[value])].phase
                 delivered[value] = self._fetch(value, at, end, value, phase)
         tasks = [task for _, _, task in sorted(self.tasks, key=lambda entry: entry[:2])]
-        if self.order is not None:
-            # A communication of a later phase comes early by its anchor: what it writes is not
-            # held while earlier phases run.
-            tasks = in_messages(sorted(tasks, key=lambda task: task.phase), self.cluster)
+        # A communication of a later phase comes early by its anchor: what it writes is not held
+        # while earlier phases run.
+        tasks = in_messages(sorted(tasks, key=lambda task: task.phase), self.cluster)
         loads = {  # the blocks that hold each constant that only blocks read
             key: frozenset(block for block in blocks if block is not None)
             for key, blocks in self.readers.items()
@@ -193,10 +196,7 @@ class _Builder:
         buckets: tuple[Bucket, ...] = ()
         is_of_one_mesh = len({node.mesh.devices for node in placed}) == 1
         if is_of_one_mesh and self._executor.joins:
-            staged = self.order is not None
-            tasks, buckets = in_buckets(
-                tasks, unlike_parts(tasks), self.graph.backward, staged=staged
-            )
+            tasks, buckets = in_buckets(tasks, unlike_parts(tasks), self.graph.backward)
         tasks = as_they_travel(tasks, buckets, self.cluster)
         return Schedule(
             tuple(
@@ -246,35 +246,32 @@ class _Builder:
             timed[position] = replace(timed[position], devices=devices)
         return timed, blocks
 
-    @property
-    def _delivery(self) -> int:
-        """The phase in which results are brought to all devices; 0 without stages."""
-        return 0 if self.order is None else self.order.phases.number(Part.DELIVER)
-
     def _deliver(self, index: int) -> Iterator[tuple[str, Key]]:
         everyone = DeviceMesh.line(len(self.cluster))
+        if copies := copies_on(at.mesh for at in self.home.values()):  # each has its results
+            axes = {COPIES: len(copies), "tp": len(copies[0])}
+            everyone = DeviceMesh.of(axes, tuple(chain(*copies)))
         for value in self.graph.outputs:
             if value in self.everywhere:
                 at = self.home[value].without_partial()
-                self._fetch(value, at, index, value, self._delivery)
+                self._fetch(value, at, index, value, self.order.delivery)
                 self.home[value] = at
                 mesh = at.mesh if at.mesh.size() == everyone.size() else everyone
                 whole = Placement(mesh, Sharding.replicate(at.sharding.shape))
-                yield value, self._fetch(value, whole, index, value, self._delivery)
+                yield value, self._fetch(value, whole, index, value, self.order.delivery)
 
     def _node(self, index: int, placed: PlacedNode) -> None:
         name = placed.node.name
-        phase = 0 if self.order is None else self.order.numbers[name]
+        phase = self.order.numbers[name]
         operands = placed.operands()
         keys = dict.fromkeys(self._fetch(value, at, index, name, phase) for value, at in operands)
-        if self.order is None:
-            phase = max((self.origin[key][1] for key in keys if key in self.origin), default=0)
+        hops = max((self.origin[key].hops for key in keys if key in self.origin), default=0)
         writes = []
         stored = is_stored(placed.node)
         for value, at in placed.results():
             key = (value, at)
             self.home[value] = at
-            self.origin[key] = (index, phase)
+            self.origin[key] = _Made(index, phase, hops)
             for device, size in self._sizes(key).items():
                 if stored:
                     dtype = self.graph.types[value].dtype
@@ -283,26 +280,27 @@ class _Builder:
                     )
                 writes.append((device, key, 0 if stored else size))
         devices = self._observed_of(placed.mesh)
-        seconds = self._prices.seconds(placed, devices)
-        if self.order is not None:
-            seconds = self._with_sums(placed, phase, seconds, self.order)
+        seconds = self._with_sums(placed, phase, self._prices.seconds(placed, devices))
         reads = tuple((device, key) for device in devices for key in keys)
-        task = Task(name, seconds, reads, tuple(writes), placed, None, phase, phase)
+        task = Task(name, seconds, reads, tuple(writes), placed, None, phase, phase, hops, hops)
         self.tasks.append((index, 0, task))
         for device in devices:
             self.busy[device] = index
 
     def _with_sums(
-        self, placed: PlacedNode, phase: int, seconds: Mapping[int, float], order: StepOrder
+        self, placed: PlacedNode, phase: int, seconds: Mapping[int, float]
     ) -> Mapping[int, float]:
         """Seconds in a step of micro-batches: each adds its gradients to those of the others.
 
         An update of a part of each micro-batch's sum has the step's seconds spread over micro-
         batches.
         """
+        count = self.order.table.micro_batches
+        if count == 1:
+            return seconds
         is_update = placed.node.attrs.get("role") == "gradient"
-        if is_update and not order.phases.is_once(phase):
-            spread = {device: s / order.table.micro_batches for device, s in seconds.items()}
+        if is_update and not self.order.phases.is_once(phase):
+            spread = {device: s / count for device, s in seconds.items()}
             return self._adding(placed.operands()[0], spread)
         for value, at in placed.results():
             if value in self._summed:
@@ -310,7 +308,6 @@ class _Builder:
         return seconds
 
     def _adding(self, key: Key, seconds: Mapping[int, float]) -> Mapping[int, float]:
-        assert self.order is not None
         value, at = key
         sizes = at.local_bytes(self.graph.types[value].dtype)
         count, devices = self.order.table.micro_batches, self.cluster.devices
@@ -322,8 +319,6 @@ class _Builder:
     @cached_property
     def _summed(self) -> frozenset[str]:
         """The gradients that are summed over micro-batches before the step's last phase."""
-        if self.order is None:
-            return frozenset()
         numbers, phases = self.order.numbers, self.order.phases
         return frozenset(
             node.inputs[0]
@@ -338,13 +333,12 @@ class _Builder:
             self._reside(key, self.graph.blocks.get(why) if self._executor.loads_blocks else None)
         elif value in self.home:
             before = (value, self.home[value])
-            if (
-                self.order is not None
-                and key not in self.origin
-                and {*before[1].mesh.devices} != {*at.mesh.devices}
-            ):
+            devices = {*before[1].mesh.devices}
+            # the search prices whole batches by the name that is read
+            is_original = key not in self.origin and not self.order.is_whole
+            if is_original and devices != {*at.mesh.devices}:
                 before = self._original(value)
-            made, reads = self.origin[before][1], phase
+            made, reads = self.origin[before].phase, phase
             hops = self.resharder.hops(dtype, before[1], at)
             phase = self.due.get((before[0], at), phase)
             for hop in hops:
@@ -359,7 +353,7 @@ class _Builder:
         else:
             fed = (value, at.without_partial())
             self.feeds.update({(device, fed): size for device, size in self._sizes(fed).items()})
-            self.origin.setdefault(fed, (-1, 0))
+            self.origin.setdefault(fed, _Made(-1, 0, 0))
             if key not in self.origin:
                 hop = self.resharder.hops(dtype, fed[1], at)[-1]
                 self._hop(fed, hop, index, why, self._phases(fed, key, at, phase))
@@ -378,8 +372,9 @@ class _Builder:
         """Add one step of a reshard; `phases` are those of its sources and of its targets."""
         value, after = before[0], (before[0], hop.after)
         beside = value in self.beside
-        anchor = self.origin[before][0]
+        anchor, _, hops = self.origin[before]
         phase, target_phase = phases
+        is_move = {*before[1].mesh.devices}.isdisjoint(hop.after.mesh.devices)
         sizes = self._sizes(after)
         for device in self._observed(hop.zeros):
             self.residents[(device, after)] = sizes[device]
@@ -408,25 +403,25 @@ class _Builder:
                 comm=comm,
                 phase=phase,
                 target_phase=target_phase,
+                hops=hops,
+                target_hops=hops + is_move,
                 hidden=hidden,
                 may_share=beside and priced.joined is not None,
             )
             self._insert(min(anchor, index - 1), task)
-        self._alias(before, after, hop.aliases, min(anchor, index - 1), phase)
-        self.origin[after] = (min(anchor, index - 1), target_phase)
+        anchor = min(anchor, index - 1)
+        self._alias(before, after, hop.aliases, anchor, phase)
+        self.origin[after] = _Made(anchor, target_phase, hops + is_move)
 
     def _phases(self, before: Key, after: Key, target: Placement, phase: int) -> tuple[int, int]:
         """Phases of the sources and the targets of a step of a reshard to `target`.
 
-        Without stages: the number of moves between groups. With stages: a value that does not leave
-        its devices is resharded in the phase that reads it; one that does is reduced where it is
-        made, and sent for that phase; once a step if all micro-batches have the same, or if its sum
-        over them is read.
+        A value that does not leave its devices is resharded in the phase that reads it; one that
+        does is reduced where it is made, and sent for that phase; once a step if all micro-batches
+        have the same, or if its sum over them is read.
         """
-        origin = self.origin[before][1]
+        origin = self.origin[before].phase
         held, then = set(before[1].mesh.devices), set(after[1].mesh.devices)
-        if self.order is None:
-            return origin, origin + held.isdisjoint(then)
         sums = self.order.phases.of(phase)[0] is Part.REDUCE
         if held == set(target.mesh.devices) or sums:
             return phase, phase
@@ -444,23 +439,25 @@ class _Builder:
         return value, self.home[value]
 
     def _rename(self, old: Key, new: Key, index: int) -> None:
-        anchor, phase = self.origin[old]
-        self._alias(old, new, old[1].mesh.devices, min(anchor, index - 1), phase)
-        self.origin[new] = (min(anchor, index - 1), phase)
+        made = self.origin[old]
+        made = made._replace(anchor=min(made.anchor, index - 1))
+        self._alias(old, new, old[1].mesh.devices, made.anchor, made.phase)
+        self.origin[new] = made
 
     def _alias(self, old: Key, new: Key, devices: Iterable[int], anchor: int, phase: int) -> None:
         """Have the buffers of a value bear another key too, on the observed ones of devices."""
         if observed := sorted(self._observed(devices)):
             pairs = tuple(((d, new), (d, old)) for d in observed)
             reads = tuple(key for _, key in pairs)
-            task = Task(f"alias {new[0]}", {}, reads, (), None, None, phase, phase, pairs)
+            hops = self.origin[old].hops
+            task = Task(
+                f"alias {new[0]}", {}, reads, (), None, None, phase, phase, hops, hops, pairs
+            )
             self._insert(anchor, task)
 
     def _check_phase(self, key: Key, why: str, phase: int, made: int) -> None:
         """Note a part that is fetched in a phase that may run later than one that reads it."""
-        if self.order is None:
-            return
-        fetched = self.origin[key][1]
+        fetched = self.origin[key].phase
         device = min(key[1].mesh.devices)
         if fetched != phase and not self.order.is_before(fetched, phase, device):
             readers = frozenset((fetched, phase))

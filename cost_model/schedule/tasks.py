@@ -27,8 +27,12 @@ class Task:
     placed: PlacedNode | None = None  #: The node; None for communications.
     #: The communication, with its place in the global order as `seq`; None for nodes.
     comm: Comm | None = None
-    phase: int = 0  #: Cross-group hops from the inputs (see `Compute.phase`); of the sending side.
+    phase: int = 0  #: Phase of its step, of `Schedule.order`; of the sending side.
     target_phase: int = 0  #: Phase in which the targets of a communication receive.
+    #: Moves between groups from the inputs on, by which several requests in flight take turns (see
+    #: `simulate`); of the sending side.
+    hops: int = 0
+    target_hops: int = 0  #: The same of the targets of a communication.
     #: (new, old) local tensors: new names of existing buffers.
     aliases: tuple[tuple[LocalKey, LocalKey], ...] = ()
     #: Seconds by device that it takes beside compute.

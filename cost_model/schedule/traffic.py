@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from partitioner.cost_model.prices.dispatched_rows import dispatch_comms
+from partitioner.cost_model.prices.collectives import dispatch_comms
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.ir.program import CommKind

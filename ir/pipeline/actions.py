@@ -68,7 +68,7 @@ class Action(NamedTuple):
 class PipelineSchedule:
     """The actions of each lane, in the order in which the lane runs them.
 
-    Nothing is checked here: `partitioner.ir.pipeline.check` says whether it can run.
+    Nothing is checked here: `partitioner.ir.pipeline.timeline` says whether it can run.
     """
 
     name: str

@@ -23,9 +23,8 @@ from partitioner.ir.pipeline.actions import (
     PipelineSchedule,
     PipelineScheduleError,
 )
-from partitioner.ir.pipeline.check import check_lanes
 from partitioner.ir.pipeline.textbook import dualpipev, interleaved, rounds, zbv, zero_bubble
-from partitioner.ir.pipeline.timeline import Dataflow, Edge, dataflow, needs
+from partitioner.ir.pipeline.timeline import Dataflow, Edge, check_lanes, dataflow, needs
 
 
 def pipeline_schedule(

@@ -161,7 +161,7 @@ def annotated_model(
 
 def _annotate_nodes(model: ModelProto, graph: Graph, schedule: Schedule) -> Iterator[LeftOut]:
     makers = {name: node for node in model.graph.node for name in node.output if name}
-    computes = [(task.placed, task.phase) for task in schedule.tasks if task.placed is not None]
+    computes = [(task.placed, task.hops) for task in schedule.tasks if task.placed is not None]
     staged = len({phase for _, phase in computes}) > 1
     for placed, phase in computes:
         node = _matching_node(makers, placed)

@@ -161,7 +161,7 @@ def dump_problem(
             the strategy is neither of the two.
     """
     strategy = options["strategy"]
-    if strategy == "auto":
+    if strategy in ("auto", "copies"):
         raise SearchError("a problem file holds one problem: give strategy intra or inter")
     say = options.get("progress") or silent
     target = Path(path)

@@ -19,11 +19,11 @@ from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
+from partitioner.ir.mesh import Copies
 from partitioner.ir.nodes.in_place import writes_in_place
 from partitioner.ir.nodes.local_node import localized
 from partitioner.ir.ops import is_stored, row_of
 from partitioner.ir.phases import Part as StepPart
-from partitioner.ir.phases import RunOrder, whole_batch_order
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import (
     Comm,
@@ -45,11 +45,13 @@ def lower(
     *,
     deliver_all: bool = False,
     plain: frozenset[int | None] = frozenset(),
+    copies: Copies | None = None,
 ) -> Programs:
     """Rank programs of a schedule, checked to be free of deadlock.
 
     Ranks without work get an empty program. If `deliver_all`, every rank delivers the part of each
-    output that it holds; else one holder of each part does. `plain` is as of `Programs`.
+    output that it holds; else one holder of each part in each of the `copies`. `plain` is as of
+    `Programs`.
     """
     names = _Names(frozenset(graph.types))
     homes = {
@@ -59,22 +61,24 @@ def lower(
         for value, at in task.placed.results()
     }
     deliveries = set()  # (rank, graph output): one holder of every distinct part, or all holders
+    copy_of = {device: copy for copy in copies.devices for device in copy} if copies else {}
     for value, (_, at) in plan_schedule.output_keys.items():
-        delivered: set[Region] = set()
+        delivered: set[tuple[object, Region]] = set()
         for device, region in at.parts():
-            if deliver_all or region not in delivered:
+            part = copy_of.get(device), region
+            if deliver_all or part not in delivered:
                 deliveries.add((device, value))
-            delivered.add(region)
-    order = plan_schedule.order or whole_batch_order(ranks, trains=bool(graph.backward))
-    shared = _Shared(graph, plan_schedule, names, frozenset(deliveries), order)
+            delivered.add(part)
+    shared = _Shared(graph, plan_schedule, names, frozenset(deliveries))
     programs = Programs(
         tuple(_Rank(shared, rank).program() for rank in range(ranks)),
         {value: graph.types[value] for value in graph.inputs},
         {graph.output_names.get(value, value): graph.types[value] for value in graph.outputs},
         homes,
-        order,
+        plan_schedule.order,
         plain,
         frozenset(graph.output_names.get(value, value) for value in graph.bounded),
+        copies,
     )
     programs.check()
     return programs
@@ -123,7 +127,6 @@ class _Shared:
     schedule: Schedule
     names: _Names
     deliver: frozenset[tuple[int, str]]
-    order: RunOrder
     uniform: dict[int, _Local] = field(default_factory=dict)  # by task
     _types: dict[Key, Mapping[int, TensorType]] = field(default_factory=dict)
     _locals: dict[tuple[object, ...], _Local] = field(default_factory=dict)
@@ -164,17 +167,13 @@ class _Shared:
 
     def phases(self, index: int) -> tuple[int, int]:
         """The phase in which a task runs or sends, and that in which it receives."""
-        task = self.schedule.tasks[index]
-        if not self._is_of_one_stage:
+        task, order = self.schedule.tasks[index], self.schedule.order
+        if order.is_whole and executor_of(self.graph).in_sessions:
+            return task.hops, task.target_hops
+        if not order.turns or index < self._first_backward:
             return task.phase, task.target_phase
-        is_forward = index < self._first_backward
-        phase = self.order.phases.number(StepPart.FORWARD if is_forward else StepPart.BACKWARD)
+        phase = order.phases.number(StepPart.BACKWARD)
         return phase, phase
-
-    @cached_property
-    def _is_of_one_stage(self) -> bool:
-        """Tell whether the schedule's phases are none of a step: a pass is a phase."""
-        return self.order is not self.schedule.order and not executor_of(self.graph).in_sessions
 
     @cached_property
     def _first_backward(self) -> int:
@@ -304,7 +303,7 @@ class _Rank:
     def _in_place(self) -> Iterator[str]:
         """Results of writes to stored values where these lie: not to a copy that was moved."""
         shared = self.shared
-        if not shared.in_place or shared.order is shared.schedule.order:
+        if not shared.in_place or not shared.schedule.order.is_whole:
             return  # a later micro-batch may read what was stored
         held: set[str] = set()
         for step in self.steps:

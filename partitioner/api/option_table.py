@@ -26,7 +26,7 @@ from typing import (
 if TYPE_CHECKING:
     from partitioner.cost_model.cluster.topology import Cluster
     from partitioner.frontends.torch.options import Optimizer
-    from partitioner.ir.pipeline import ScheduleName
+    from partitioner.ir.pipeline.generate import ScheduleName
     from partitioner.ir.plan import Plan
     from partitioner.search.request import MicroBatchCount, Recompute, Say
     from partitioner.solver.milp.engines import SolverName
@@ -127,10 +127,11 @@ def filled(docstring: str, options: type) -> str:
 
 
 _Strategy = Annotated[
-    Literal["auto", "intra", "inter"],
+    Literal["auto", "intra", "inter", "copies"],
     Option(
         "`intra`: cut operators over devices; `inter`: place whole operators; `auto` (default): "
-        "the best of these and of mixtures.",
+        "the best of these and of mixtures; `copies`: a whole copy on each device, or group of "
+        "devices, for a stream of requests.",
         SEARCH,
         see="concepts/plans.md#kinds",
     ),

@@ -21,7 +21,8 @@ from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
 from partitioner.frontends.torch.options import ModuleOptions, Optimizer
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError, meant_keyword
-from partitioner.ir.pipeline import SCHEDULES, ScheduleName, from_csv, to_csv
+from partitioner.ir.pipeline.generate import SCHEDULES, ScheduleName
+from partitioner.ir.pipeline.text import from_csv, to_csv
 from partitioner.ir.plan import Plan
 from partitioner.search.request import MicroBatchCount, Recompute, Request, Say
 from partitioner.solver.milp.engines import SolverName
@@ -107,6 +108,11 @@ def open_with(
 def request_of(options: Mapping[str, Any]) -> Request:
     """The request that options make; a PartitionerError if a value or a file has no meaning."""
     constraints = _constraints(options.get("constraints"))
+    if options.get("strategy") == "copies" and options.get("training"):
+        raise OptionError(
+            "strategy 'copies' serves requests, and training=True has steps: parallel 'dp' trains "
+            "whole copies on parts of the batch"
+        )
     names = {field.name for field in fields(Request)} - {"constraints", "schedule"}
     values = {name: value for name, value in options.items() if name in names}
     values["schedule"] = _schedule(options.get("schedule"))
@@ -118,22 +124,21 @@ def request_of(options: Mapping[str, Any]) -> Request:
 def _as_kept(plan: Plan, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a request that keeps a plan; an OptionError if they contradict it."""
     pipeline, asked = plan.pipeline, dict(values)
-    runs = "the whole batch at once"
+    runs, schedule = "the whole batch at once", None
     if pipeline is not None:
-        stages = 1 + max(pipeline.stages)
-        named = f"schedule {pipeline.schedule}" if isinstance(pipeline.schedule, str) else "a table"
+        stages, schedule = 1 + max(pipeline.stages), pipeline.schedule
+        named = f"schedule {schedule}" if isinstance(schedule, str) else "a table"
         runs = f"{pipeline.micro_batches} micro-batches through {stages} stages by {named}"
-    said: dict[str, Any] = {"micro_batches": plan.micro_batches}
-    said["schedule"] = None if pipeline is None else pipeline.schedule
+    said: dict[str, Any] = {"micro_batches": plan.micro_batches, "schedule": schedule}
     for name, own in said.items():
         if asked.get(name) not in (None, "auto", own):
             raise OptionError(f"{name} {asked[name]!r}: the plan in constraints runs {runs}")
         asked[name] = own
     mesh: Any = asked.get("mesh")
     parallel: Any = asked.get("parallel")
-    if pipeline is None and is_a(mesh, Mapping) and PIPELINE in mesh:
+    if not schedule and is_a(mesh, Mapping) and PIPELINE in mesh:
         raise OptionError(f"mesh {dict(mesh)}: the plan in constraints runs {runs}")
-    if pipeline is None and is_a(parallel, str) and PIPELINE in parallel.split("+"):
+    if not schedule and is_a(parallel, str) and PIPELINE in parallel.split("+"):
         raise OptionError(f"parallel {parallel!r}: the plan in constraints runs {runs}")
     if asked.get("recompute") is True:
         raise OptionError("recompute=True: the plan in constraints says what is recomputed")

@@ -217,7 +217,7 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
     speedup = gain = single = None
     if outcome is not None and figures is not None:
         run = (outcome.graph, outcome.plan.micro_batches)
-        single = OneDevice.best(cluster, request.objective, run)
+        single = OneDevice.best(cluster, request.objective, outcome.plan.kind, run)
         speedup, gain = single.speedup(figures), single.gain(figures, request.objective)
     return Point(
         devices=count,

@@ -101,8 +101,8 @@ class ModuleInput:
         """The graph of the module."""
         return self.traced.graph
 
-    def in_micro_batches(self, count: int) -> TracedModule:
-        """The module as traced with one of so many micro-batches of its example inputs.
+    def in_micro_batches(self, count: int | None) -> TracedModule:
+        """The module as traced with one of so many micro-batches of its example inputs; None: all.
 
         Raises:
             BackendError: The batch cannot be cut into as many, or a result is of no micro-batch.
@@ -110,7 +110,7 @@ class ModuleInput:
         """
         from partitioner.frontends.torch.trace import trace_micro_batch
 
-        whole = self.traced if count == 1 else None
+        whole = self.traced if count in (None, 1) else None
         return trace_micro_batch(self.module, self.example, self.options, count, whole=whole)
 
     def even_counts(self) -> tuple[int, ...]:

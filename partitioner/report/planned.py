@@ -83,7 +83,7 @@ class Planned:
             return OneDevice(**self.summary["one_device"])
         with no_collection():
             run = (self.graph, self.plan.micro_batches)
-            return OneDevice.best(self.cluster, self.objective, run)
+            return OneDevice.best(self.cluster, self.objective, self.plan.kind, run)
 
     @property
     def speedup(self) -> float | None:

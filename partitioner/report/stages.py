@@ -16,7 +16,7 @@ from partitioner.cost_model.schedule.tasks import LocalKey
 from partitioner.cost_model.schedule.traffic import moves
 from partitioner.foundations import units
 from partitioner.ir.phases import Part, StepOrder
-from partitioner.ir.pipeline import in_flight
+from partitioner.ir.pipeline.timeline import in_flight
 from partitioner.ir.plan import Pipeline, Plan
 from partitioner.report.schema import StageRow
 
@@ -67,11 +67,14 @@ def plan_sentence(plan: Plan, evaluation: Evaluation) -> str:
     return step_sentence(step_facts(plan, evaluation))
 
 
+def stage_text(plan: Plan, stage: int) -> str:
+    """The name of a stage; "" in a plan that runs each batch as a whole."""
+    return "" if plan.pipeline is None else f"stage {stage}"
+
+
 def stages(schedule: Schedule) -> list[StageRow]:
-    """The stages in order, with numbers of devices for lanes; none of a plan without stages."""
+    """The stages in order, with numbers of devices for lanes."""
     order = schedule.order
-    if order is None:
-        return []
     nodes, devices = Counter[int](), defaultdict[int, set[int]](set)
     for task in schedule.tasks:
         if task.placed is not None:

@@ -59,7 +59,7 @@ def steps(graph: Graph, schedule: Schedule) -> list[Step]:
             continue
         row = Step(
             step=len(rows),
-            passes="" if schedule.order is None else pass_name(schedule.order, task),
+            passes=pass_name(schedule.order, task),
             kind=kind,
             name=name,
             op=op,
@@ -101,7 +101,9 @@ def attributed(graph: Graph, placed: Sequence[PlacedNode], schedule: Schedule) -
 
 
 def pass_name(order: StepOrder, task: Task) -> str:
-    """The pass that a task belongs to, or those that a message goes between."""
+    """The pass of a task, or those that a message goes between; "" of a whole batch."""
+    if order.is_whole:
+        return ""
     names = []
     for phase in dict.fromkeys((task.phase, task.target_phase)):
         part, stage = order.phases.of(phase)

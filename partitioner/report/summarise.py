@@ -54,7 +54,7 @@ def summarise(
     if whole is not None and whole is not graph:  # one device need not cut it, nor compute it again
         runs.append((whole, None))
     with no_collection():
-        single = OneDevice.best(cluster, request.objective, *runs)
+        single = OneDevice.best(cluster, request.objective, plan.kind, *runs)
         specs = cluster.first_of_spec
         known = any(spec.profile is not None or spec.table is not None for spec in specs)
         sources = Sources.of(graph, resolve(graph, plan), cluster) if known else Sources({}, 0.0)

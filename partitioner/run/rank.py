@@ -88,7 +88,8 @@ def loaded(
         dist.gather_object(results, parts if start.rank == 0 else None)
         if start.rank > 0:
             return ""
-        whole_results = assemble(headers, {rank: part or {} for rank, part in enumerate(parts)})
+        last = header.of_request(requests - 1, headers)
+        whole_results = assemble(last, {rank: part or {} for rank, part in enumerate(parts)})
         if outputs is not None:
             write_outputs(outputs, whole_results)
         expected = prediction(directory) if has_plan else ""

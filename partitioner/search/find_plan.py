@@ -34,6 +34,7 @@ from partitioner.search.outcome import (
     winner,
 )
 from partitioner.search.request import Budget, Request
+from partitioner.search.spaces.copies import CopiesSearch
 from partitioner.search.spaces.exact_memory import exact_plan, second_look
 from partitioner.search.spaces.explicit import JointSearch, JointSpace, KindSpace
 from partitioner.search.spaces.one_device import (
@@ -107,6 +108,11 @@ def find_plan(
     devices = len(cluster)
     check_space(request.strategy, devices, request.mesh)
     rules = rules or Rules.of(graph)
+    if devices > 1 and (request.strategy == "copies" or request.keeps_copies):
+        copies = CopiesSearch(
+            graph, cluster, request, lambda one, of, share: find_plan(graph, one, of, share, rules)
+        )
+        return copies.best(budget)
     requests = _on_meshes(graph, devices, request)
     for one in requests:
         one.constraints.check(graph, devices)
@@ -376,9 +382,7 @@ def _searched(
     while waiting:
         is_known = any(result.plans for result in results)
         if results and (request.objective == "memory" or not is_known):
-            waiting.sort(
-                key=lambda other: not isinstance(other, KindSpace) or other.mesh is not None
-            )
+            waiting.sort(key=lambda other: not _is_small(other))
         space = waiting.pop(0)
         is_kind = isinstance(space, KindSpace)
         kinds = sum(isinstance(other, KindSpace) for other in waiting)
@@ -391,6 +395,13 @@ def _searched(
         begin_s, result = now_s(), space.search(share, tuple(results))
         results.append(replace(result, took_s=now_s() - begin_s))
     return _gone_on(results, request, cluster, budget)
+
+
+def _is_small(space: Space) -> bool:
+    """Whether nodes have few strategies: those of a kind over one axis, or one on each device."""
+    if isinstance(space, JointSpace):
+        return all(mesh.size() == 1 for mesh in space.family.groups)
+    return isinstance(space, KindSpace) and space.mesh is None
 
 
 def _unfinished(

@@ -11,7 +11,7 @@ from typing import Literal
 from partitioner.ir.checks import is_number, is_whole
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
-from partitioner.ir.pipeline import SCHEDULES
+from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import OBJECTIVES
 from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
@@ -115,7 +115,33 @@ class Request:
             raise SearchError("tune measures seconds: leave it out with the objective memory")
         kinds(self.parallel)  # refuses unknown words
         self._check_pipeline()
+        if self.strategy == "copies":
+            self._check_copies()
         find(self.solver)
+
+    def _check_copies(self) -> None:
+        """Refuse options that decide on a partition where whole copies are asked for."""
+        constraints = self.constraints
+        asked: dict[str, bool] = {
+            "the plan in constraints": not self.keeps_copies and constraints.plan is not None,
+            f"objective {self.objective!r}": self.objective != "throughput",
+            f"mesh {self.mesh}": self.mesh is not None,
+            f"parallel {self.parallel!r}": self.parallel is not None,
+            f"schedule {self.schedule!r}": self.schedule is not None,
+            f"micro_batches {self.micro_batches!r}": self.micro_batches is not None,
+            "a layout in constraints": constraints.named is not None,
+            **{pin.text: True for pin in constraints.pins},
+        }
+        if names := [name for name, is_asked in asked.items() if is_asked]:
+            raise SearchError(
+                f"{names[0]}: whole copies serve a stream of requests, and are no partition; leave "
+                "it out with strategy 'copies'"
+            )
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Tell whether a plan of whole copies is kept."""
+        return self.constraints.plan is not None and self.constraints.plan.kind == "copies"
 
     def _check_pipeline(self) -> None:
         if isinstance(self.schedule, str) and self.schedule not in SCHEDULES:
@@ -144,7 +170,7 @@ class Request:
         """Whether a batch that fits no plan may be planned in micro-batches."""
         if self.constraints.plan is not None or self.is_pipelined:
             return False
-        is_placed = self.constraints.names_devices or self.strategy == "inter"
+        is_placed = self.constraints.names_devices or self.strategy in ("inter", "copies")
         plain = self.objective != "memory" and self.tune is None and not is_placed
         return plain or self.micro_batches == "auto"
 

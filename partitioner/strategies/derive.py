@@ -29,7 +29,7 @@ from partitioner.ir.layout import (
 )
 from partitioner.ir.loops.factors import PENDING, DimExpr, FactorKind
 from partitioner.ir.loops.windows import Parts, Window
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.mesh import COPIES, DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
@@ -88,8 +88,8 @@ class Rules:
 
 
 def axis_sets(mesh: DeviceMesh) -> tuple[Axes, ...]:
-    """Non-empty sets of mesh axes, in mesh order, small sets first."""
-    names = mesh.names
+    """Non-empty sets of mesh axes to cut over, in mesh order, small sets first."""
+    names = [name for name in mesh.names if name != COPIES]
     return tuple(s for n in range(1, len(names) + 1) for s in itertools.combinations(names, n))
 
 

@@ -13,10 +13,10 @@ from typing import Literal, get_args
 
 from partitioner.ir.checks import is_a, is_whole
 from partitioner.ir.errors import OptionError
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.mesh import COPIES, DeviceMesh
 
-#: The spaces to search: operators sharded, operators placed whole, or all of them.
-Strategy = Literal["auto", "intra", "inter"]
+#: The spaces to search: operators sharded, operators placed whole, or both; or whole copies.
+Strategy = Literal["auto", "intra", "inter", "copies"]
 
 
 class SearchError(OptionError):
@@ -27,7 +27,7 @@ class SearchError(OptionError):
 class Family:
     """A search space."""
 
-    name: str  #: "intra", "inter", "hybrid" or, for one device, "single".
+    name: str  #: "intra", "inter", "hybrid", "copies" or, for one device, "single".
     groups: tuple[DeviceMesh, ...]  #: Device groups that nodes with a rule may run on.
     homes: tuple[DeviceMesh, ...]  #: Single-device groups that opaque nodes may run on.
     symmetric: bool  #: Whether a uniform cluster makes the groups interchangeable.
@@ -50,6 +50,8 @@ def families(
 ) -> tuple[Family, ...]:
     """Search spaces of a strategy ("auto", "intra", "inter"), the cheapest to search first.
 
+    Of "copies", each of which may be on one device, it is that of one.
+
     `mesh` has the axis sizes that intra plans must use; None searches all 1-D and 2-D meshes.
     `pinned` are the groups, ascending, that some nodes must run on: where no space has all of them,
     one of these groups and of the devices that are left is searched, too.
@@ -59,7 +61,7 @@ def families(
     """
     check_space(strategy, devices, mesh)
     home = (DeviceMesh.single(0),)
-    if devices == 1:
+    if devices == 1 or strategy == "copies":
         return (Family("single", home, home, symmetric=False),)
     sizes = [size for size in range(2, devices) if devices % size == 0]
     spaces: list[Family] = []
@@ -96,14 +98,14 @@ def check_space(strategy: str, devices: int, mesh: Mapping[str, int] | None) -> 
     if mesh is not None and math.prod(mesh.values()) != devices:
         shape = " * ".join(f"{axis}({size})" for axis, size in mesh.items())
         raise SearchError(f"mesh {shape} = {math.prod(mesh.values())} != {devices} devices")
-    if mesh is not None and strategy == "inter" and devices > 1:
-        raise SearchError("--mesh shapes intra plans; leave it out with --strategy inter")
+    if mesh is not None and strategy in ("inter", "copies") and devices > 1:
+        raise SearchError(f"--mesh shapes intra plans; leave it out with --strategy {strategy}")
 
 
 def check_strategy(strategy: str) -> None:
     """Refuse an unknown strategy."""
     if strategy not in get_args(Strategy):
-        raise SearchError(f"strategy {strategy!r} is not auto, intra or inter")
+        raise SearchError(f"strategy {strategy!r} is not auto, intra, inter or copies")
 
 
 def check_mesh(mesh: Mapping[str, int] | None) -> None:
@@ -115,6 +117,10 @@ def check_mesh(mesh: Mapping[str, int] | None) -> None:
             raise SearchError(f"mesh axis {axis!r}: axis names are letters, digits and _")
         if not is_whole(size) or size < 1:
             raise SearchError(f"mesh axis {axis!r} has size {size!r}, not a whole number above 0")
+    if COPIES in (mesh or {}):
+        raise SearchError(
+            f"mesh axis {COPIES!r} is that of whole copies: ask for strategy 'copies'"
+        )
 
 
 def _groups(name: str, count: int, size: int) -> Family:

@@ -52,7 +52,7 @@ MODEL = examples.build("mlp", layers=1, hidden=4, batch=2)
         ({"solver": "nix"}, "solver 'nix' is not known; there are highs, cbc"),
         ({"solver": None}, "solver is None; give a name like 'highs'"),
         ({"objective": "speed"}, "objective 'speed' is not one of throughput, latency, memory"),
-        ({"strategy": ["intra"]}, r"strategy \['intra'\] is not auto, intra or inter"),
+        ({"strategy": ["intra"]}, r"strategy \['intra'\] is not auto, intra, inter or copies"),
         ({"parallel": ["dp"]}, r"parallel is \['dp'\]; give a text, as 'dp' or 'dp\+tp'"),
         ({"parallel": "fsdp"}, r"did you mean 'zero3'\?"),
         ({"parallel": "ddp"}, r"did you mean 'dp'\?"),

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from partitioner.solver.formats.iopddl import parse
 from partitioner.solver.formats.json_files import read
-from partitioner.solver.pairwise import evaluate, solve
+from partitioner.solver.pairwise.problem import evaluate
+from partitioner.solver.pairwise.solve import solve
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from helpers.problems.wide_pipelines import WIDE
 from partitioner.solver import Infeasible
 from partitioner.solver.formats.json_files import read, write_solution
 from partitioner.solver.formats.piper import evaluate_plan, parse, to_solution
-from partitioner.solver.stages import StageGraph, plan_stages
+from partitioner.solver.stages.graph import StageGraph
+from partitioner.solver.stages.graph_search import plan_stages
 from partitioner.solver.work import Work
 
 GIB = 2**30

@@ -36,7 +36,8 @@ from partitioner.ir.plan import Plan
 SETTINGS = ("onnx", "inference", "training")
 #: Pairs that are impossible in principle: the only refusals.
 SENTENCES = (
-    r"shards? operators; leave it out with strategy 'inter'",
+    r"(shards? operators|are no partition); leave it out with strategy '(inter|copies)'",
+    r"no two whole copies fit, each on devices of its own: .*; it fits with --memory",
     r"--mesh shapes intra plans; leave it out with --strategy inter",
     r"strategy 'intra' cuts operators over devices, and .* gives each stage one device",
     r"parallel '(dp|pp)' .*mesh",
@@ -186,7 +187,7 @@ VALUES = (
     Value("parallel", "dp", "parallel|dp"),
     Value("parallel", "pp", "parallel|pp|stage"),
     Value("cluster", "2xl4", "cluster", decides=False),
-    Value("memory", tight, label="memory"),
+    Value("memory", tight, "memory", "memory"),
     Value("profile", Path("none", "profile.sqlite"), "profile", "profile", local, decides=False),
     Value("mesh", lambda s: {"dp": count_of(s)}, "mesh|dp", "mesh dp"),
     Value("mesh", {"pp": 2}, "mesh|stage"),
@@ -243,6 +244,8 @@ def values() -> Iterator[Value]:
 
 def applies(value: Value, setting: str) -> bool:
     """Test whether a setting has an option; `training` is what the settings of modules are."""
+    if value.value == "copies" and setting == "training":
+        return False
     if value.name in ("training", "plan_only") or str(value) == "block plan":
         return value.name != "training" and setting == "onnx"
     of = {"onnx": ("onnx",), "module": ("inference", "training"), "training": ("training",)}

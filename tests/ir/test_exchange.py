@@ -161,3 +161,23 @@ def test_the_holder_that_shares_most_coordinates_serves(
         own = points[transfer.target]
         shared = {d: sum(own[axis] == at for axis, at in points[d].items()) for d in alike}
         assert transfer.source == max(alike, key=lambda device: (shared[device], -device))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whole_copies_exchange_nothing(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    inner = DeviceMesh.line(2)
+    source, target = (random_placement(rng, (6, 5), inner) for _ in range(2))
+    for devices in (
+        (0, 1, 4, 5),
+        (1, 0, 5, 4),
+        (0, 2, 4, 6),
+        (2, 3, 6, 7),
+    ):
+        first, second = (
+            Placement(DeviceMesh.of({"copies": 2, "tp": 2}, on), at.sharding)
+            for on, at in (((0, 1, 4, 5), source), (devices, target))
+        )
+        transfers = exchange(first, second)
+        assert all(one.source // 4 == one.target // 4 for one in transfers)
+        check(first, second)

@@ -3,7 +3,7 @@
 import pytest
 
 from partitioner.ir.errors import IRError
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.mesh import Copies, DeviceMesh, copies_on
 
 GRID = DeviceMesh.of({"dp": 2, "tp": 3}, (5, 4, 3, 2, 1, 0))
 
@@ -61,3 +61,29 @@ def test_meshes_that_do_not_fit(
 def test_a_device_outside_has_no_coordinate() -> None:
     with pytest.raises(IRError, match="device 9 is not in mesh dp=2 tp=3"):
         GRID.coord(9)
+
+
+def test_copies_take_requests_when_they_are_free() -> None:
+    copies = Copies(((0, 1), (2, 3), (4, 5)), (1.0, 4.0, 1.0))
+    assert copies.serving(9) == [0, 1, 2, 0, 2, 0, 2, 0, 2]  # first each has one
+    assert copies.of_rank(3, 9) == [1]
+    assert copies.of_rank(4, 9) == [2, 4, 6, 8]
+    assert copies.of_rank(6, 9) == []
+    assert copies.step_s == pytest.approx(1 / (1 + 0.25 + 1))
+    served = copies.serving(900)
+    assert [served.count(copy) for copy in range(3)] == pytest.approx([400, 100, 400], abs=1)
+
+
+def test_copies_that_take_no_time_take_turns() -> None:
+    copies = Copies(((0,), (1,)), (0.0, 0.0))
+    assert copies.serving(4) == [0, 1, 0, 1]
+    assert copies.step_s == 0
+
+
+def test_copies_are_the_places_along_their_axis() -> None:
+    meshes = (
+        DeviceMesh.of({"copies": 2, "tp": 2}, (0, 1, 4, 5)),
+        DeviceMesh.of({"copies": 2}, (2, 6)),
+    )
+    assert copies_on(meshes) == ((0, 1, 2), (4, 5, 6))
+    assert copies_on([GRID]) == ()

@@ -12,7 +12,7 @@ from helpers.plans.cost_cases import chain_graph, graph, matmul_graph
 from partitioner.ir.graph import Node
 from partitioner.ir.layout import DimLayout
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.plan import Certificate, NodePlan, Plan, PlanError, place, resolve
+from partitioner.ir.plan import Certificate, NodePlan, Pipeline, Plan, PlanError, place, resolve
 from partitioner.ir.rule import Cut
 from partitioner.ir.types import TensorType
 
@@ -55,6 +55,18 @@ def test_json_and_back(made: Plan) -> None:
     assert again.to_json() == text
     assert text.isascii()
     assert len(json.loads(text)["nodes"]) == len(made.nodes)
+
+
+def test_a_plan_of_whole_batches_is_of_one_stage() -> None:
+    whole = plan(groups=(DeviceMesh.single(3), PAIR))
+    assert whole.stages == (0, 0)
+    assert set(whole.stage_devices[0]) == {3, *PAIR.devices}
+    moved = whole.with_groups([PAIR], [0], whole.nodes)
+    assert (moved.groups, moved.stages, moved.pipeline) == ((PAIR,), (0,), None)
+    staged = replace(whole, pipeline=Pipeline("1f1b", 4, (1, 0)))
+    turned = staged.with_groups(staged.groups[::-1], staged.stages[::-1], staged.nodes)
+    assert turned.stage_devices == staged.stage_devices
+    assert turned.pipeline == Pipeline("1f1b", 4, (0, 1))
 
 
 def test_the_text_is_fixed() -> None:
@@ -197,3 +209,47 @@ def test_placements_follow_from_the_cut() -> None:
     (placed,) = resolve(GRAPH, plan({"k": "tp"}))
     shown = [str(at.sharding) for _, at in (*placed.operands(), *placed.results())]
     assert shown == ["[-, tp]", "[tp, -]", "[-, -] partial(sum:tp)"]
+
+
+COPIES = DeviceMesh.of({"copies": 2, "tp": 2})
+
+
+def copied(second: DeviceMesh, **changes: Any) -> Plan:
+    """The plan of a chain of which each operator has a mesh of its own."""
+    chain = chain_graph(2)
+    nodes = {"relu0": NodePlan(0), "relu1": NodePlan(1)}
+    return replace(Plan(chain.digest, {}, (COPIES, second), nodes), **changes)
+
+
+def test_whole_copies_are_a_kind_of_plan() -> None:
+    made = copied(DeviceMesh.of({"copies": 2}, (1, 3)))
+    assert made.kind == "copies"
+    assert Plan.from_json(made.to_json()) == made
+    assert [at.mesh for at in resolve(chain_graph(2), made)] == [*made.groups]
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (copied(DeviceMesh.single(0)), "'relu1' is on device 0, without a part in each of the 2"),
+        (
+            copied(DeviceMesh.of({"copies": 3}, (0, 2, 4))),
+            "'relu0' is on copies=2 .*, without a part in each of the 3 whole copies",
+        ),
+        (
+            copied(DeviceMesh.of({"copies": 2}, (2, 0))),
+            "device [02] is in several of the 2 whole copies",
+        ),
+        (
+            plan({"m": "copies"}, mesh=COPIES),
+            "'mm' is cut over 'copies', whose copies are whole",
+        ),
+        (
+            plan(mesh=COPIES, pipeline=Pipeline("forward", 2, (0,))),
+            "whole copies serve whole requests: no training and no micro-batches",
+        ),
+    ],
+)
+def test_copies_that_are_not_whole_are_refused(made: Plan, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        resolve(GRAPH if "mm" in made.nodes else chain_graph(2), made)

@@ -20,7 +20,7 @@ from partitioner.solver.formats.dnnp_problem import to_problem
 from partitioner.solver.formats.json_files import read
 from partitioner.solver.milp import formulation
 from partitioner.solver.milp.highs import new_highs
-from partitioner.solver.pairwise import solve as solve_pairwise
+from partitioner.solver.pairwise.solve import solve as solve_pairwise
 from partitioner.solver.work import Work
 from partitioner.strategies.spaces import SearchError
 
@@ -191,7 +191,7 @@ def test_options_of_plans_are_refused(
 def test_the_model_is_not_replaced(here: Path) -> None:
     with pytest.raises(partitioner.PartitionerError, match="it is the model itself"):
         partitioner.dump_problem("m.onnx", here / "m.onnx", 2, strategy="intra")
-    with pytest.raises(SearchError, match="strategy 'both' is not auto, intra or inter"):
+    with pytest.raises(SearchError, match="strategy 'both' is not auto, intra, inter or copies"):
         partitioner.dump_problem("m.onnx", here / "p.json", 2, strategy="both")
 
 

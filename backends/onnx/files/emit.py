@@ -50,8 +50,8 @@ from partitioner.backends.regions import cut, is_whole
 from partitioner.ir.errors import naming
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Interval
-from partitioner.ir.onnx_types import onnx_dtype
 from partitioner.ir.program import BatchParts, Comm, CommKind, Compute, Programs, RankProgram
+from partitioner.ir.types import onnx_dtype
 
 #: The newest that ONNX Runtime 1.31 reads without multi-device annotations.
 IR_VERSION = 10

@@ -29,11 +29,11 @@ from partitioner.backends.regions import region_shape
 from partitioner.foundations.files import read_file
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Transfer, region_numel
-from partitioner.ir.onnx_types import from_onnx_dtype
 from partitioner.ir.phases import Part, RunOrder
-from partitioner.ir.pipeline import PipelineScheduleError, check
+from partitioner.ir.pipeline.actions import PipelineScheduleError
+from partitioner.ir.pipeline.timeline import check
 from partitioner.ir.program import Comm, CommKind
-from partitioner.ir.types import TensorType
+from partitioner.ir.types import TensorType, from_onnx_dtype
 
 #: Most bytes of a rank file without its weights: what a protobuf message may have.
 _MOST_BYTES = 2**31 - 1
@@ -105,7 +105,7 @@ def check_ranks(files: Sequence[RankFile], where: str) -> tuple[Header, ...]:
 
 def _shared(header: Header) -> tuple[object, ...]:
     """The fields that are equal in all files of a folder."""
-    plan = header.ranks, header.programs, header.origin, header.batch
+    plan = header.ranks, header.programs, header.origin, header.batch, header.copies
     return *plan, header.whole_inputs, header.whole_outputs
 
 
@@ -114,8 +114,10 @@ def _check_delivery(headers: Sequence[Header]) -> None:
     for name in headers[0].whole_outputs:
         type_ = headers[0].run_type(name)
         parts = [out.region for header in headers for out in header.outputs if out.whole == name]
+        copies = headers[0].copies
+        times = 1 if copies is None else len(copies.devices)
         delivered = sum(type_.numel if part is None else region_numel(part) for part in parts)
-        if delivered != type_.numel:
+        if delivered != times * type_.numel:
             raise BackendError(
                 f"the ranks deliver {delivered} elements of output {name!r}, which is {type_}; "
                 "partition the model again"

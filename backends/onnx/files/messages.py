@@ -24,12 +24,12 @@ from onnx import (
 )
 
 from partitioner.backends.errors import BackendError, one_line
-from partitioner.backends.header import Header, count, parse_header, parse_region
+from partitioner.backends.header import Header, parse_header, parse_region
+from partitioner.ir.checks import count
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Attr, Node, Opaque
-from partitioner.ir.onnx_types import onnx_dtype
-from partitioner.ir.types import TensorType, numpy_dtype
+from partitioner.ir.types import TensorType, numpy_dtype, onnx_dtype
 
 #: Domain of the communication operators and of the keys in metadata.
 DOMAIN = "partitioner"

@@ -17,8 +17,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, StringStringEntryProto,
 from partitioner.backends.errors import BackendError, why_unreadable
 from partitioner.backends.onnx.files.messages import attribute_graphs, tensor_proto
 from partitioner.foundations.files import open_file
-from partitioner.ir.onnx_types import onnx_dtype
-from partitioner.ir.types import TensorType
+from partitioner.ir.types import TensorType, onnx_dtype
 
 #: Tensors of at least this many bytes go to the weight file.
 EXTERNAL_BYTES = 4096

@@ -25,9 +25,8 @@ from partitioner.backends.onnx.sessions.segments import SessionConfig, Sessions
 from partitioner.backends.regions import write_region
 from partitioner.backends.tensors import combine, from_numpy, torch_dtype
 from partitioner.ir.exchange import Region
-from partitioner.ir.onnx_types import onnx_dtype
 from partitioner.ir.program import CommKind
-from partitioner.ir.types import TensorType
+from partitioner.ir.types import TensorType, onnx_dtype
 
 Values = dict[str, torch.Tensor]
 

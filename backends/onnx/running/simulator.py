@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -118,9 +118,13 @@ class Simulator:
     def _interleave(
         self, requests: Sequence[Mapping[str, np.ndarray]]
     ) -> Iterator[tuple[int, Done]]:
+        served = {e.model.rank: e.model.header.served(len(requests)) for e in self.executors}
         running = {
-            e.model.rank: e.run([e.fed(local_inputs(e.model.header, one)) for one in requests])
+            e.model.rank: e.run(
+                [e.fed(local_inputs(e.model.header, requests[n])) for n in served[e.model.rank]]
+            )
             for e in self.executors
+            if served[e.model.rank]
         }
         waits: dict[int, Waiting] = {}
         while running:
@@ -138,7 +142,7 @@ class Simulator:
                     if event is None:
                         del running[rank]
                     elif isinstance(event, Done):
-                        yield rank, event
+                        yield rank, replace(event, request=served[rank][event.request])
                     else:
                         waits[rank] = event
             if not moved:
@@ -150,7 +154,8 @@ class Simulator:
 
     def _gather(self, values: Mapping[int, Mapping[str, torch.Tensor]]) -> Lockstep:
         parts, kept = {}, {}
-        for executor in self.executors:
+        served = [executor for executor in self.executors if executor.model.rank in values]
+        for executor in served:
             model = executor.model
             arrays = {
                 name: to_numpy(tensor, model.types[name].dtype)
@@ -158,7 +163,7 @@ class Simulator:
             }
             parts[model.rank] = {o.value: arrays[o.value] for o in model.header.outputs}
             kept[model.rank] = {name: arrays[name] for name in model.keep}
-        return Lockstep(assemble(self.headers, parts), kept)
+        return Lockstep(assemble([each.model.header for each in served], parts), kept)
 
 
 @contextmanager

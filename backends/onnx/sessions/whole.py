@@ -18,8 +18,7 @@ from partitioner.backends.arrays import check_dtype
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.onnx.files.messages import DOMAIN
 from partitioner.backends.onnx.sessions.segments import SessionConfig, opened, session_options
-from partitioner.ir.onnx_types import from_onnx_dtype
-from partitioner.ir.types import numpy_dtype
+from partitioner.ir.types import from_onnx_dtype, numpy_dtype
 
 #: Largest constant that stays one, in elements: sizes, axes and scales, which inference reads.
 _MAX_OPERAND = 1024

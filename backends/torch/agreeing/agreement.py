@@ -9,6 +9,7 @@ Gloo carries the messages, so that no rank waits for its accelerator.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import weakref
@@ -57,6 +58,7 @@ class Agreement:
         self.words = 0
         self.ranks = ranks
         self.rank = dist.get_rank() if ranks > 1 else 0
+        self._members: Sequence[int] = range(ranks)
         self._group = ""  # its name
         self._device = torch.device("cpu")
         self._whereabouts: Whereabouts | None = None
@@ -64,21 +66,39 @@ class Agreement:
         self.roll = Roll(())
         if self.ranks > 1:
             gloo = dist.is_gloo_available() and dist.get_backend() != "gloo"
-            least = _SEARCH if searches else None
-            group = new_group(range(self.ranks), "gloo" if gloo else None, least)
+            least, self._backend = _SEARCH if searches else None, "gloo" if gloo else None
+            group = new_group(self._members, self._backend, least)
             self._group = group.group_name
             if dist.get_backend(group) == "nccl":
                 self._device = torch.device("cuda", torch.cuda.current_device())
             self._whereabouts = Whereabouts.of(self.rank, self.ranks)
-            this = weakref.ref(self)
-
-            def let_go() -> None:  # of a message that would hold the group behind its end
-                if (one := this()) is not None:
-                    one._begun = None
-
-            call_before_groups_end(let_go)
+            self._let_go_before_groups_end()
             self.roll = Roll(tuple(self._texts(own_process())))
             look_out(self.rank, self.roll, id(dist.group.WORLD))
+
+    def _let_go_before_groups_end(self) -> None:
+        """Let go of a message that would hold the group behind its end."""
+        this = weakref.ref(self)
+
+        def let_go() -> None:
+            if (one := this()) is not None:
+                one._begun = None
+
+        call_before_groups_end(let_go)
+
+    def within(self, copies: Sequence[Sequence[int]]) -> Agreement:
+        """Messages between the ranks of this rank's whole copy alone; all ranks must call it.
+
+        A rank that is in none has messages with nobody, and so has one that is a copy by itself.
+        """
+        own = copy.copy(self)
+        own.ranks, own._members, own._group = 1, (self.rank,), ""
+        for ranks in copies if self.ranks > 1 else ():
+            group = new_group(ranks, self._backend) if len(ranks) > 1 else None
+            if group is not None and self.rank in ranks:
+                own.ranks, own._members, own._group = len(ranks), ranks, group.group_name
+        own._let_go_before_groups_end()
+        return own
 
     def check(
         self, doing: str, problem: str = "", sums: Sequence[Sums] = (), *, asks: bool = False
@@ -140,12 +160,13 @@ class Agreement:
                 self._check_sums(one, rows[:, start : start + len(one.words)])
                 start += len(one.words)
             return news
-        texts = self._texts(problem or doing)
-        wrong = {rank: texts[rank] for rank, mark in enumerate(codes.tolist()) if mark == -1}
+        texts = dict(zip(self._members, self._texts(problem or doing), strict=True))
+        marks = zip(self._members, codes.tolist(), strict=True)
+        wrong = {rank: texts[rank] for rank, mark in marks if mark == -1}
         if not wrong:
-            raise AgreedError(_differ(dict(enumerate(texts))))
-        if len(wrong) == self.ranks and len({*texts}) == 1:
-            raise AgreedError(texts[0])
+            raise AgreedError(_differ(texts))
+        if len(wrong) == self.ranks and len({*texts.values()}) == 1:
+            raise AgreedError(wrong.popitem()[1])
         named_ones = (
             text if re.match(r"ranks? \d", text) else f"rank {rank}: {text}"
             for rank, text in wrong.items()
@@ -172,11 +193,15 @@ class Agreement:
         """Refuse other values; `rows` has the ranks' checksums."""
         if bool((rows == rows[0]).all()):
             return
-        differing = sums.differing(rows.tolist())
+        of_all = [[0] * rows.shape[1]] * (1 + max(self._members))  # 0: not known to the rank
+        for rank, row in zip(self._members, rows.tolist(), strict=True):
+            of_all[rank] = row
+        differing = sums.differing(of_all)
         if not differing:
             return
-        tables = [json.loads(text) for text in self._texts(json.dumps(dict(sums.inner)))]
-        if any(tables):
+        inner = map(json.loads, self._texts(json.dumps(dict(sums.inner))))
+        tables = dict(zip(self._members, inner, strict=True))
+        if any(tables.values()):
             differing = differing_within(differing, tables)
         if differing:
             raise AgreedError(sums.problem(differing))
@@ -212,7 +237,7 @@ class Agreement:
             raise agreed from error
 
     def first(self, make: Callable[[], str], doing: str) -> str:
-        """A text that rank 0 makes, on every rank; `doing` as of `check`, which comes before.
+        """A text that the first rank makes, on all; `doing` as of `check`, which comes before.
 
         Raises:
             PartitionerError: Rank 0's error, with the same text and of the same class on all ranks.
@@ -221,7 +246,7 @@ class Agreement:
             return make()
         self.check(doing)
         text, error = "", None
-        if self.rank == 0:
+        if self.rank == self._members[0]:
             try:
                 text = "+" + make()
             except PartitionerError as raised:
@@ -241,7 +266,7 @@ class Agreement:
         counts = [torch.Size(shape).numel() * part.element_size() for shape in shapes]
         packed = torch.zeros(max(counts), dtype=torch.uint8)
         flat = part.detach().cpu().contiguous().reshape(-1)
-        packed[: counts[self.rank]] = flat.view(torch.uint8)
+        packed[: counts[self._members.index(self.rank)]] = flat.view(torch.uint8)
         rows = self._gather(packed, "gathering a batch")().reshape(self.ranks, -1)
         return [
             row[:count].clone().view(part.dtype).reshape(shape)

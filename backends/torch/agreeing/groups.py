@@ -45,6 +45,15 @@ def group_ranks(programs: Programs) -> list[tuple[int, ...]]:
     return sorted(found - {()})
 
 
+def check_groups(programs: Programs, made: Programs) -> None:
+    """Refuse programs of a whole copy alone whose ranks communicate in other groups than before."""
+    if new := {*group_ranks(programs)} - {*group_ranks(made)}:
+        raise BackendError(
+            f"a call of these sizes communicates among ranks {min(new)}, which others would "
+            "have to join: compile the module for it"
+        )
+
+
 #: Names of the groups that were made, by the group of all ranks.
 _MADE: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 #: The way of messages: the phases that send and receive them, their source and their target.

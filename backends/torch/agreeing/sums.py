@@ -69,7 +69,7 @@ class Sums:
 
 
 def differing_within(
-    differing: Mapping[tuple[int, str], Sequence[int]], tables: Sequence[Mapping[str, int]]
+    differing: Mapping[tuple[int, str], Sequence[int]], tables: Mapping[int, Mapping[str, int]]
 ) -> dict[tuple[int, str], list[int]]:
     """Narrow `Sums.differing` down to the values behind words, by `Sums.inner` of each rank."""
     unlike: dict[tuple[int, str], list[int]] = {}

@@ -29,12 +29,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.passes import move_to_device_pass
 
 from partitioner.backends.errors import BackendError, one_line
-from partitioner.backends.header import Header, Origin, count, header_data, parse_header, text
+from partitioner.backends.header import Header, Origin, header_data, parse_header
 from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.agreeing.groups import group_ranks
 from partitioner.backends.torch.files.archive import read_extra, read_program
 from partitioner.backends.torch.graphs.emit import PassGraph
 from partitioner.backends.torch.graphs.phases import RankPhases, of_each
+from partitioner.ir.checks import count, text
 from partitioner.ir.errors import IRError
 from partitioner.ir.program import Programs
 

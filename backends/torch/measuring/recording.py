@@ -204,7 +204,7 @@ class Recorder:
     training: Training | None = None  #: Its parameters and optimizer; None for inference.
 
     def timed(self, steps: int, shown: Mapping[str, str]) -> tuple[list[Values], float]:
-        """Run so many steps, at least 1, after one to warm up; all ranks must call it.
+        """Run so many steps after one to warm up, at least 1 on some rank; all must call it.
 
         Args:
             shown: Local names of the results to return, by name.

@@ -48,6 +48,7 @@ class Step:
     gradients: Mapping[str, Tensor]  #: Outputs of the backward pass; empty for inference.
     #: The local values to keep, by rank and name, as far as the graphs make them.
     kept: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    copies: Sequence[Mapping[str, Tensor]] = ()  #: The results of each whole copy but the first.
 
 
 class AllRanks:
@@ -141,13 +142,19 @@ class AllRanks:
         ]
         for turn in self._turns:
             self._run(values, turn, observe)
-        results = [
-            dict(self._whole(values, self._shown, micro_batch))
-            for micro_batch in range(self.micro.count)
+        every = self.programs.copies
+        first, *others = [
+            self.micro.whole(
+                [
+                    dict(self._whole(values, self._shown, micro_batch, ranks))
+                    for micro_batch in range(self.micro.count)
+                ]
+            )
+            for ranks in (every.devices if every else [range(len(self.phases))])
         ]
         buffers = dict(self._whole(values, self._written, self.micro.count - 1))
         totals = dict(self._whole(values, self._gradients, None))
-        return Step(self.micro.whole(results) | buffers, totals, kept)
+        return Step(first | buffers, totals, kept, others)
 
     def start(self, inputs: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> list[StepStart]:
         """The local values that each rank begins a step with; args as of `step`."""
@@ -221,11 +228,15 @@ class AllRanks:
         return frozenset(self.graph.output_names.get(value, value) for value in values)
 
     def _whole(
-        self, values: Sequence[StepValues], names: Collection[str], micro_batch: int | None
+        self,
+        values: Sequence[StepValues],
+        names: Collection[str],
+        micro_batch: int | None,
+        ranks: Collection[int] | None = None,
     ) -> Iterator[tuple[str, Tensor]]:
-        """Outputs of a micro-batch, or of the whole step for None, joined of all ranks'."""
+        """Outputs of a micro-batch, or of the whole step for None, joined of all or some ranks'."""
         by_output: dict[str, list[tuple[int, Output]]] = {}
-        for phases in self.phases:
+        for phases in self.phases if ranks is None else (self.phases[rank] for rank in ranks):
             for output in phases[micro_batch or 0].outputs:
                 if output.whole in names:
                     by_output.setdefault(output.whole, []).append((phases[0].rank, output))

@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.agreeing.agreement import AgreedError, Agreement
 from partitioner.backends.torch.agreeing.faults import named, telling
+from partitioner.backends.torch.agreeing.groups import check_groups
 from partitioner.backends.torch.agreeing.sums import (
     Sums,
     beginning,
@@ -181,6 +182,8 @@ class RankModule(nn.Module):
             self.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
             self.register_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
         self._note_contents()
+        if whole.programs.copies is not None:  # each is called when it has a request
+            self._agreement = agreement.within(whole.programs.copies.devices)
         own = frozenset(vars(self)) | frozenset(dir(type(self)))
         root = whole.submodules.get("", Submodule())
         vars(self)[CONSTANTS] = (root.constants | root.absent) - own
@@ -345,6 +348,12 @@ class RankModule(nn.Module):
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call,untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the rank's forward graph; the arguments are the module's own."""
+        copies = self._whole.programs.copies
+        if copies is not None and all(self.rank not in ranks for ranks in copies.devices):
+            raise BackendError(
+                f"rank {self.rank} has no part in the {len(copies.devices)} whole copies, and no "
+                "requests to serve"
+            )
         # that of a torch.compile(module); None in other calls
         backend: Any = get_eval_frame_callback() or None
         while hasattr(backend, "_torchdynamo_orig_backend"):
@@ -509,6 +518,8 @@ class RankModule(nn.Module):
                     raise
                 except PartitionerError as error:
                     raise BackendError(f"{name}: {error}") from error
+                if whole.programs.copies is not None:  # groups are made by all ranks together
+                    check_groups(whole.programs, self._whole.programs)
                 passes = self._passes_of(whole)
             if self._compiled is not None:
                 passes.compile(*self._compiled[0], **self._compiled[1])

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from partitioner.ir.ops.rules.contraction import contraction, matmul
-from partitioner.ir.ops.rules.dims import broadcast, names
-from partitioner.ir.ops.signature import OpaqueError
+from partitioner.ir.ops.signature import OpaqueError, broadcast, names
 from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
 

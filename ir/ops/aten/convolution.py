@@ -19,9 +19,8 @@ from partitioner.ir.ops.local import own_groups
 from partitioner.ir.ops.pieces import sliced
 from partitioner.ir.ops.rules import sliding
 from partitioner.ir.ops.rules.convolution import ConvDims, conv
-from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.sliding import Slide
-from partitioner.ir.ops.signature import Shape
+from partitioner.ir.ops.signature import Shape, names
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType

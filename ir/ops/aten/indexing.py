@@ -15,10 +15,9 @@ import numpy as np
 
 from partitioner.ir.graph import Attr
 from partitioner.ir.ops.local import interval_attrs
-from partitioner.ir.ops.rules.dims import broadcast, names, replaced
 from partitioner.ir.ops.rules.indexing import gather_elements, moved_rows, scatter_elements
 from partitioner.ir.ops.rules.reduction import top_k
-from partitioner.ir.ops.signature import OpaqueError
+from partitioner.ir.ops.signature import OpaqueError, broadcast, names, replaced
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 

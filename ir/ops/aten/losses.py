@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from functools import partial
 
 from partitioner.ir.ops.local import in_whole, interval_attrs, other_node, same_node
-from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
 from partitioner.ir.ops.rules.indexing import moved_rows
 from partitioner.ir.ops.rules.reduction import along
-from partitioner.ir.ops.signature import OpaqueError, pattern
+from partitioner.ir.ops.signature import OpaqueError, names, pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 

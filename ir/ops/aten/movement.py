@@ -14,7 +14,6 @@ import numpy as np
 from partitioner.ir.graph import Attr, Node
 from partitioner.ir.ops.aten.indexing import write_part
 from partitioner.ir.ops.local import local_shape, other_node, same_node
-from partitioner.ir.ops.rules.dims import broadcast, joined, names, replaced
 from partitioner.ir.ops.rules.joining import concat, local_concat, run_of, slices, split
 from partitioner.ir.ops.rules.reduction import along
 from partitioner.ir.ops.rules.reshape import (
@@ -25,7 +24,16 @@ from partitioner.ir.ops.rules.reshape import (
     squeeze,
     unsqueeze,
 )
-from partitioner.ir.ops.signature import OpaqueError, Options, Shape, pattern
+from partitioner.ir.ops.signature import (
+    OpaqueError,
+    Options,
+    Shape,
+    broadcast,
+    joined,
+    names,
+    pattern,
+    replaced,
+)
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Names, Rule
 

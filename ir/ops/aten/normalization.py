@@ -12,15 +12,14 @@ from functools import partial
 from typing import Any
 
 from partitioner.ir.ops.local import local_groups, same_node
-from partitioner.ir.ops.rules.dims import names
-from partitioner.ir.ops.rules.normalization import (
+from partitioner.ir.ops.rules.reduction import (
     CENTRED,
     UNCENTRED,
     batch_norm,
     group_norm,
     grouped,
 )
-from partitioner.ir.ops.signature import pattern
+from partitioner.ir.ops.signature import names, pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 

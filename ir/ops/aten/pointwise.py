@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
-from partitioner.ir.ops.rules.dims import names, replaced
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL, elementwise, flops_of
+from partitioner.ir.ops.signature import names, replaced
 from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
 

@@ -21,9 +21,8 @@ from partitioner.ir.ops.aten.convolution import cropped, padded, planes, setting
 from partitioner.ir.ops.aten.reduction import end_of_range
 from partitioner.ir.ops.local import other_node
 from partitioner.ir.ops.rules import sliding
-from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.sliding import Slide
-from partitioner.ir.ops.signature import Shape
+from partitioner.ir.ops.signature import Shape, names
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import numpy_dtype

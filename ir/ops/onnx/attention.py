@@ -14,8 +14,7 @@ import numpy as np
 from partitioner.ir.graph import Attr, Node
 from partitioner.ir.ops.local import same_node
 from partitioner.ir.ops.rules.attention import Attention, group_of
-from partitioner.ir.ops.rules.dims import compound
-from partitioner.ir.ops.signature import Dims, OpaqueError
+from partitioner.ir.ops.signature import Dims, OpaqueError, compound
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType, numpy_dtype

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from partitioner.ir.ops.local import same_node
 from partitioner.ir.ops.rules.contraction import contraction, matmul, matmul_dims
-from partitioner.ir.ops.rules.dims import broadcast, compound, names
-from partitioner.ir.ops.signature import OpaqueError
+from partitioner.ir.ops.signature import OpaqueError, broadcast, compound, names
 from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
 

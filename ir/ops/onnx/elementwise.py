@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from partitioner.ir.ops.rules.dims import broadcast, names, replaced
 from partitioner.ir.ops.rules.elementwise import elementwise, flops_of
-from partitioner.ir.ops.signature import OpaqueError
+from partitioner.ir.ops.signature import OpaqueError, broadcast, names, replaced
 from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
 

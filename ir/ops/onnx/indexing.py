@@ -15,8 +15,8 @@ import numpy as np
 from partitioner.ir.graph import Attr, Constant, Node
 from partitioner.ir.layout import Interval
 from partitioner.ir.ops.local import same_node
-from partitioner.ir.ops.rules.dims import names, replaced
 from partitioner.ir.ops.rules.indexing import gather_elements, moved_rows, scatter_elements
+from partitioner.ir.ops.signature import names, replaced
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType

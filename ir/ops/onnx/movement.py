@@ -9,7 +9,6 @@ import numpy as np
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.ops.local import local_shape_operand, same_node, with_constant
-from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.joining import Run, concat, local_concat, run_of, slices, split
 from partitioner.ir.ops.rules.reduction import along
 from partitioner.ir.ops.rules.reshape import (
@@ -24,7 +23,7 @@ from partitioner.ir.ops.rules.reshape import (
     unsqueeze,
 )
 from partitioner.ir.ops.rules.sliding import Slide
-from partitioner.ir.ops.signature import OpaqueError
+from partitioner.ir.ops.signature import OpaqueError, names
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from partitioner.ir.ops.local import local_groups
-from partitioner.ir.ops.rules.dims import broadcast, names
-from partitioner.ir.ops.rules.normalization import CENTRED, UNCENTRED, batch_norm, group_norm
-from partitioner.ir.ops.rules.reduction import along
-from partitioner.ir.ops.signature import OpaqueError, pattern
+from partitioner.ir.ops.rules.reduction import CENTRED, UNCENTRED, along, batch_norm, group_norm
+from partitioner.ir.ops.signature import OpaqueError, broadcast, names, pattern
 from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
 

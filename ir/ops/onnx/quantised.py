@@ -11,9 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from partitioner.ir.ops.rules.dims import broadcast, names
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL, elementwise
-from partitioner.ir.ops.signature import OpaqueError
+from partitioner.ir.ops.signature import OpaqueError, broadcast, names
 from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
 

@@ -21,10 +21,9 @@ from partitioner.ir.ops.onnx.reduction import weighted_mean
 from partitioner.ir.ops.pieces import part_of
 from partitioner.ir.ops.rules import sliding
 from partitioner.ir.ops.rules.convolution import ConvDims, conv
-from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.reshape import changed_dims, resize
 from partitioner.ir.ops.rules.sliding import Slide, Zoom
-from partitioner.ir.ops.signature import OpaqueError
+from partitioner.ir.ops.signature import OpaqueError, names
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from partitioner.ir.ops.rules.dims import broadcast, compound
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
-from partitioner.ir.ops.signature import Dims, OpaqueError, Signature
+from partitioner.ir.ops.signature import Dims, OpaqueError, Signature, broadcast, compound
 from partitioner.ir.rule import Names, Rule
 from partitioner.ir.types import TensorType
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from partitioner.ir.ops.rules.dims import broadcast, names
-from partitioner.ir.ops.signature import Shape, Signature
+from partitioner.ir.ops.signature import Shape, Signature, broadcast, names
 from partitioner.ir.rule import Rule
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from partitioner.ir.ops.rules import sliding
-from partitioner.ir.ops.rules.dims import broadcast, compound, names
 from partitioner.ir.ops.rules.sliding import Slide
-from partitioner.ir.ops.signature import Shape, Signature
+from partitioner.ir.ops.signature import Shape, Signature, broadcast, compound, names
 from partitioner.ir.rule import Rule
 
 

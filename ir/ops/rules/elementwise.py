@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 
-from partitioner.ir.ops.rules.dims import broadcast, names
-from partitioner.ir.ops.signature import Signature
+from partitioner.ir.ops.signature import Signature, broadcast, names
 from partitioner.ir.rule import Rule
 
 #: An exp, log, tanh or erf is a range reduction and a short polynomial: about 8 multiply-adds'

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from partitioner.ir.ops.rules.dims import names
-from partitioner.ir.ops.signature import OpaqueError, Signature
+from partitioner.ir.ops.signature import OpaqueError, Signature, names
 from partitioner.ir.rule import Rule
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from partitioner.ir.ops.rules.dims import joined, names, replaced
-from partitioner.ir.ops.signature import Options, Signature
+from partitioner.ir.ops.signature import Options, Signature, joined, names, replaced
 from partitioner.ir.ops.table import LocalOp, LocalView, OpView
 from partitioner.ir.rule import Rule
 

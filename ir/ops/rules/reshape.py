@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.loops.windows import Window
-from partitioner.ir.ops.rules.dims import broadcast, names
-from partitioner.ir.ops.signature import Shape, Signature
+from partitioner.ir.ops.signature import Shape, Signature, broadcast, names
 from partitioner.ir.rule import Rule
 
 Sized = tuple[tuple[int, int], ...]  #: (dim, what is left of its size), major first.

@@ -223,6 +223,7 @@ class Compiled(Planned):
             len(self.cluster),
             deliver_all=self.model.delivers_all,
             plain=frozenset() if held is None else held.plain,
+            copies=self.evaluation.copies,
         )
 
     @cached_property

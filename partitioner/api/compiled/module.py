@@ -41,7 +41,7 @@ from partitioner.frontends.torch.source import Example, ModuleSource
 from partitioner.frontends.torch.trace import TracedModule, trace_micro_batch, trace_module
 from partitioner.ir.errors import OptionError, hints_keywords
 from partitioner.ir.graph import Graph
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.mesh import DeviceMesh, copies_on
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.ir.program import Programs
 from partitioner.ir.types import TensorType
@@ -284,7 +284,8 @@ class ModuleProgram(Compiled):
         Args:
             device: The device that the rank computes on; default: its GPU under NCCL, else the CPU.
             inputs: "global": every rank is called with the whole batch and takes its part;
-                "local": each is called with its own part, as under DistributedDataParallel.
+                "local": each is called with its own part, as under DistributedDataParallel. Of
+                whole copies, the ranks of each are called with its own requests, when it has one.
             seed: Seed of dropout.
             init_seed: Initialise all weights from this seed, one submodule at a time, instead of
                 taking the module's: needed if those are fake.
@@ -477,13 +478,12 @@ def _first_that_fits(programs: Iterable[ModuleProgram], graph: Graph) -> Plan | 
 def _searched(program: ModuleProgram, module: TracedModule) -> Plan:
     """The best plan that keeps the stored values where the program has them."""
     graph, base = module.graph, program.plan
-    if base.pipeline is not None:  # for whole batches, stages on the same devices are one group
-        groups = tuple(dict.fromkeys(base.groups))
-        nodes = {
-            name: replace(node, group=groups.index(base.groups[node.group]))
-            for name, node in base.nodes.items()
-        }
-        base = replace(base, groups=groups, nodes=nodes, pipeline=None)
+    groups = tuple(dict.fromkeys(base.groups))  # stages on the same devices are one group
+    nodes = {
+        name: replace(node, group=groups.index(base.groups[node.group]))
+        for name, node in base.nodes.items()
+    }
+    base = replace(base, groups=groups, nodes=nodes, pipeline=None)
     stored, pinned = program.model.module.traced.stored, {}
     for name, value in module.traced.stored.items():
         node = graph.producers[value].name
@@ -503,6 +503,14 @@ def _searched(program: ModuleProgram, module: TracedModule) -> Plan:
             producer = program.graph.producers[rests[name]]
             pinned[graph.producers[value].name] = base.nodes[producer.name]
     kept = Plan(graph.digest, base.cluster, base.groups, pinned)
+    if base.kind == "copies":
+        request = Request(strategy="copies")
+        plan = find_plan(graph, program.cluster, request, Budget.of(request)).plan
+        if copies_on(plan.groups) == copies_on(base.groups):
+            return plan
+        raise ResultError(
+            "a call of these sizes would be on whole copies of other devices: compile it for them"
+        )
     most = max(base.groups, key=DeviceMesh.size)  # the space has the plan's device groups
     strategy, mesh = "inter" if most.size() == 1 else "auto", dict[str, int]()
     if len(program.cluster) in (1, most.size()):

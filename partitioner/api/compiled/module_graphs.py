@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -22,7 +23,8 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.model import ModuleInput
-from partitioner.frontends.torch.trace import TracedModule
+from partitioner.frontends.torch.trace import TracedModule, guessed_micro_batch
+from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, needed
 from partitioner.ir.plan import Plan
 from partitioner.report.findings.notes import delivery_notes, moved_notes, profile_notes
@@ -42,7 +44,10 @@ class ModuleGraphs:
     cluster: Cluster
     request: Request
     clock: StageClock  #: Times the traces.
-    _traced: dict[int, TracedModule] = field(default_factory=dict)
+    _traced: dict[int | None, TracedModule] = field(default_factory=dict)
+    #: Traces of micro-batches that were guessed from others, and the numbers that were so wrongly.
+    _guessed: dict[int, TracedModule] = field(default_factory=dict)
+    _wrong: set[int] = field(default_factory=set)
     _changes: dict[int, Difference] = field(default_factory=dict)
 
     @property
@@ -120,12 +125,32 @@ class ModuleGraphs:
         return self.opened.even_counts()
 
     def in_micro_batches(self, count: int) -> Graph:
-        """See `ModelGraphs.in_micro_batches`."""
-        return _first_graph(self._part(count), self.request).graph
+        """See `ModelGraphs.in_micro_batches`: it may be guessed from other traces."""
+        return _first_graph(self._known_part(count), self.request).graph
 
     def offered_in(self, count: int) -> Graph | None:
         """See `ModelGraphs.offered_in`."""
-        return self._part(count).traced.offered if self._may_offer else None
+        return self._known_part(count).traced.offered if self._may_offer else None
+
+    def is_there(self, count: int) -> bool:
+        """See `ModelGraphs.is_there`."""
+        return count == 1 or count in self._traced or self._guess(count) is not None
+
+    def is_guessed(self, count: int) -> bool:
+        """See `ModelGraphs.is_guessed`."""
+        return count in self._guessed
+
+    def confirms(self, count: int) -> bool:
+        """See `ModelGraphs.confirms`: a guess is compared with a trace."""
+        guess = self._guessed.pop(count, None)
+        if guess is None:
+            return True
+        with suppress(PartitionerError):
+            if self._part(count).traced.uncut.digest == guess.traced.uncut.digest:
+                return True
+        self._wrong.add(count)
+        self._changes.pop(count, None)
+        return False
 
     def changes(self, count: int) -> Difference:
         """See `ModelGraphs.changes`; means over targets are compared by the example's targets."""
@@ -134,7 +159,7 @@ class ModuleGraphs:
         return self._changes[count]
 
     def _changes_in(self, count: int) -> Difference:
-        part = self._part(count)
+        part = self._known_part(count)
         assert part.micro is not None
         if part.rest is not None:
             return Difference(("the last micro-batch is smaller than the others",))
@@ -155,7 +180,28 @@ class ModuleGraphs:
             return replace(found, reasons=(*found.reasons, counts), redrawn=False)
         return found
 
-    def _part(self, count: int) -> TracedModule:
+    def _known_part(self, count: int) -> TracedModule:
+        """The trace of a micro-batch, or a guess where others are known."""
+        guess = None if count in self._traced else self._guess(count)
+        return guess or self._part(count)
+
+    def _guess(self, count: int) -> TracedModule | None:
+        """A guess, if others are known; of plans to run there is none, nor after a wrong one."""
+        if self._wrong or self.request.tune is not None:
+            return None
+        if count not in self._guessed:
+            whole = self._whole_if_any
+            parts = (part for number, part in self._traced.items() if number and number > 1)
+            if isinstance(whole, str):
+                return None
+            guesses = (guessed_micro_batch(whole, part, count) for part in parts)
+            guess = next(filter(None, guesses), None)
+            if guess is None:
+                return None
+            self._guessed[count] = guess
+        return self._guessed[count]
+
+    def _part(self, count: int | None) -> TracedModule:
         if count not in self._traced:
             with self.clock("tracing the module"):
                 self._traced[count] = self.opened.in_micro_batches(count)
@@ -228,9 +274,7 @@ class ModuleGraphs:
     def _trace_of(self, plan: Plan) -> TracedModule:
         if plan.blocks:
             return self.traced.on(block_graph(self.traced.traced.uncut, plan.blocks))
-        if plan.pipeline is None:
-            return self.traced.of(plan.nodes)
-        return self._part(plan.pipeline.micro_batches).of(plan.nodes)
+        return self._part(plan.micro_batches).of(plan.nodes)
 
 
 def _first_graph(module: TracedModule, request: Request) -> TracedModule:

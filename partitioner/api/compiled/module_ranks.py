@@ -204,7 +204,7 @@ class ModuleRanks(Ranks):
             return run_module_files(folder, arrays, requests, steps=recorded, device=device)
         files = replace(self.step_files(folder, fed), device=device)
         run = run_steps(files, requests, recorded=recorded)
-        results = self.all_ranks.micro.whole(run.results[0])
+        results = self.all_ranks.micro.whole(run.results[self._first])
         types = self.programs.outputs
         arrays = {name: to_numpy(value, types[name].dtype) for name, value in results.items()}
         return LocalRun(arrays, run.seconds, run.logs)
@@ -218,14 +218,14 @@ class ModuleRanks(Ranks):
         all_ranks, optimizer = self.all_ranks, self.module.options.optimizer
         starts = all_ranks.start(inputs, self.module.stored_values())
         shown = set(filter(None, self.module.signature.results))
-        outputs = self.programs.ranks[0].outputs  # rank 0 has them whole
+        outputs = self.programs.ranks[self._first].outputs  # that has them whole
         programs = [self.programs, *([] if self.rest is None else [self.rest.programs])]
         ranks = [
             RankSteps(
                 phases,
                 all_ranks.runs(rank),
                 starts[rank],
-                {} if rank else {o.whole: o.value for o in outputs if o.whole in shown},
+                {o.whole: o.value for o in outputs if o.whole in shown and rank == self._first},
                 self._updates(rank),
             )
             for rank, phases in enumerate(all_ranks.phases)
@@ -236,7 +236,13 @@ class ModuleRanks(Ranks):
             sorted({link for one in programs for link in links_of(one)}),
             sorted({group for one in programs for group in group_ranks(one)}),
             optimizer if self.module.options.training else "",
+            copies=self.programs.copies,
         )
+
+    @property
+    def _first(self) -> int:
+        """The first rank that has results: rank 0, or that of the first whole copy."""
+        return 0 if self.programs.copies is None else self.programs.copies.devices[0][0]
 
     def check_even(self) -> None:
         """Refuse, as a BackendError, a smaller last micro-batch, of which no record is made."""

@@ -81,8 +81,13 @@ class OnnxModel(Model):
         """The model with the graph of this digest; as it is if it has none."""
         return next((form for form in self.forms if form.graph.digest == digest), self)
 
-    def in_micro_batches(self, count: int) -> Self:
-        """The model whose requests run in so many micro-batches; an OptionError if it cannot."""
+    def in_micro_batches(self, count: int | None) -> Self:
+        """The model whose requests run in so many micro-batches; an OptionError if it cannot.
+
+        They run whole for None.
+        """
+        if count is None:
+            return self
         for node in self.traced.graph.nodes:
             if draws(node.op):
                 raise OptionError(
@@ -190,6 +195,18 @@ class OnnxGraphs:
 
     def offered_in(self, count: int) -> None:
         """See `ModelGraphs.offered_in`."""
+
+    def is_there(self, count: int) -> bool:
+        """See `ModelGraphs.is_there`."""
+        return count in self._parts
+
+    def is_guessed(self, count: int) -> bool:  # noqa: ARG002 - each is made at once
+        """See `ModelGraphs.is_guessed`."""
+        return False
+
+    def confirms(self, count: int) -> bool:  # noqa: ARG002 - none is guessed
+        """See `ModelGraphs.confirms`."""
+        return True
 
     def changes(self, count: int) -> Difference:
         """See `ModelGraphs.changes`: there are no micro-batches but those that change nothing."""

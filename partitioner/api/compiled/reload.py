@@ -222,9 +222,7 @@ def _load_onnx(folder: Path, request: OnnxRequest, named: str | Path | None = No
     have = "or the blocks of its plan have" if plan.blocks else "has"
     changed = f"{folder}: its model {model} {have} changed since; partition it again"
     try:
-        if plan.pipeline is not None:
-            onnx_model = onnx_model.in_micro_batches(plan.pipeline.micro_batches)
-        onnx_model = onnx_model.in_blocks(plan.blocks)
+        onnx_model = onnx_model.in_micro_batches(plan.micro_batches).in_blocks(plan.blocks)
     except BlockError as error:
         raise ResultError(f"{changed} ({error})") from None
     except OptionError:  # another batch, or other nodes
@@ -242,7 +240,7 @@ def _load_module(
     named: str | Path | None = None,
 ) -> ModuleModel:
     from partitioner.api.compiled.module import ModuleModel
-    from partitioner.frontends.torch.trace import trace_micro_batch, trace_module
+    from partitioner.frontends.torch.trace import trace_micro_batch
 
     if example_inputs is not None and (module is None or isinstance(module, str)):
         raise OptionError("example_inputs are of a module: give both or neither")
@@ -253,11 +251,7 @@ def _load_module(
         opened, example = module, Example.of(example_inputs)
     plan = load_plan(folder)
     options = ModuleOptions(request.training, request.optimizer, request.at_rest, request.loads)
-    traced = (
-        trace_module(opened, example, options)
-        if plan.pipeline is None
-        else trace_micro_batch(opened, example, options, plan.pipeline.micro_batches)
-    )
+    traced = trace_micro_batch(opened, example, options, plan.micro_batches)
     why = ""
     if plan.blocks:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,6 +112,7 @@ class Verification:
         whole_batch: Of a program in micro-batches: every output of the ranks beside that of a call
             with the whole batch. Empty if there is none to compare with.
         no_whole_batch: Why there is none, if a call with the whole batch fails.
+        copies: Number of whole copies, each of which is compared; 0 of a partition.
     """
 
     ranks: int
@@ -122,6 +123,7 @@ class Verification:
     optimization: str = ""
     whole_batch: tuple[Difference, ...] = ()
     no_whole_batch: str = ""
+    copies: int = 0
 
     @property
     def equal(self) -> bool:
@@ -145,6 +147,7 @@ class Verification:
     def __str__(self) -> str:
         inputs = "given inputs" if self.seed is None else f"seed {self.seed}"
         ranks = units.count(self.ranks, "rank")
+        ranks = f"{self.copies} whole copies on {ranks}" if self.copies else ranks
         lines = [f"{self.verdict}: {ranks} against {self.against}, {inputs}"]
         for output in self.outputs:
             how = "bit-identical" if output.identical else output.words
@@ -204,6 +207,11 @@ def compare(
     scale = max(floor, largest(b)) or 1.0
     error, mean = float(gaps.max(initial=0.0) / scale), float(gaps.sum() / scale / max(b.size, 1))
     return Difference(name, error, tolerance, identical=False, mean=mean)
+
+
+def worst(differences: Iterable[Difference]) -> Difference:
+    """The worst of several comparisons of an output."""
+    return max(differences, key=lambda one: (not one.equal, not one.identical, one.error))
 
 
 def _is_identical(ours: np.ndarray, whole: np.ndarray) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -34,6 +34,7 @@ from partitioner.api.verify.compare import (
     VerificationError,
     compare,
     largest,
+    worst,
 )
 from partitioner.api.verify.first_difference import (
     Side,
@@ -105,31 +106,35 @@ def verify_module(
         if module.micro is not None and in_parts:
             against = f"accumulation of {module.micro.count} micro-batches"
         whole = _eager(module, args, kwargs)
-    values = _named(module, ours.step())
+    step = ours.step()
+    others = [replace(step, results=results) for results in step.copies]
+    copies = [_named(module, one) for one in (step, *others)]
     floor = GRADIENT_FLOOR * _largest_gradient(whole)
     table = MEASURED
-    compared = _compared(module, values, whole, floor, table)
+    compared = _compared(module, copies, whole, floor, table)
     if not all(output.equal for output in compared):
         rounding = _rounding_allowances(module, args, kwargs, floor)
         table = MEASURED if rounding else TOLERANCE
-        compared = _compared(module, values, whole, floor, table, rounding)
+        compared = _compared(module, copies, whole, floor, table, rounding)
     first = None
     if not all(output.equal for output in compared) and ranks.micro.count == 1:
         first = first_difference(
             module.graph, ours.side, ours.alone(module.graph).side, floor, table
         )
     said = seed if given is None else None
-    verification = Verification(len(ranks.ranks), said, compared, first, against)
+    verification = Verification(
+        len(ranks.ranks), said, compared, first, against, copies=len(copies) * bool(others)
+    )
     if not in_parts or module.signature.seed:
         return verification
     at_once = replace(module, micro=None)
     try:
         whole = _eager(at_once, args, kwargs)
         floor = GRADIENT_FLOOR * _largest_gradient(whole)
-        beside = _compared(module, values, whole, floor, MEASURED)
+        beside = _compared(module, copies, whole, floor, MEASURED)
         if not all(output.equal for output in beside):
             rounding = _rounding_allowances(at_once, args, kwargs, floor)
-            beside = _compared(module, values, whole, floor, MEASURED, rounding)
+            beside = _compared(module, copies, whole, floor, MEASURED, rounding)
     except Exception as error:  # noqa: BLE001 - the module's own code may refuse so many samples
         return replace(verification, no_whole_batch=f"the module refuses it ({one_line(error)})")
     return replace(verification, whole_batch=beside)
@@ -378,18 +383,22 @@ def _largest_gradient(whole: Values) -> float:
 
 def _compared(
     module: TracedModule,
-    values: Values,
+    copies: Sequence[Values],
     whole: Values,
     floor: float,
     table: Mapping[str, float],
     rounding: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Difference, ...]:
-    """Each tensor, with the tolerance of its element type, or a larger one for `rounding`."""
+    """Each tensor, with the tolerance of its element type, or a larger one for `rounding`.
+
+    Of whole copies, it is that of the copy which differs most.
+    """
     known, differences = tolerances(module.graph, table), []
     for name, value in _compared_values(module).items():
         own = rounding.get(name, 0.0)
-        ours, zero = _array(values[name]), _floor_of(name, floor)
-        found = compare(name, ours, _array(whole[name]), zero, max(known[value], own), table)
+        one, zero, least = _array(whole[name]), _floor_of(name, floor), max(known[value], own)
+        arrays = (_array(copy[name]) for copy in copies)
+        found = worst(compare(name, ours, one, zero, least, table) for ours in arrays)
         is_of_rounding = name in rounding and found.tolerance == own
         differences.append(replace(found, rounding=own / ROUNDING) if is_of_rounding else found)
     return tuple(differences)

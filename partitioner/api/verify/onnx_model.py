@@ -24,6 +24,7 @@ from partitioner.api.verify.compare import (
     VerificationError,
     check_memory,
     compare,
+    worst,
 )
 from partitioner.api.verify.first_difference import (
     Run,
@@ -75,9 +76,10 @@ def verify(
     fusion (BatchNormalization into Conv) on one side, and change the last bits. An output that
     differs by more than its element type explains is compared with what the whole model differs
     from itself by. If the programs run in micro-batches, `part` is their part of a request.
+    Of whole copies, each serves a request and is compared.
     """
     from partitioner.backends.onnx.files.emit import emit_models
-    from partitioner.backends.onnx.running.simulator import run_lockstep
+    from partitioner.backends.onnx.running.simulator import Simulator
     from partitioner.backends.onnx.sessions.whole import run_whole
     from partitioner.backends.regions import cut
 
@@ -90,11 +92,16 @@ def verify(
     check_memory(traced.graph)
     inputs = random_inputs(traced.graph, seed) if given is None else given
     whole = run_whole(traced.whole, traced.folder, inputs, optimization=optimization)
-    ranks = run_lockstep(directory, inputs, optimization=optimization)
+    copies = 0 if programs.copies is None else len(programs.copies.devices)
+    requests = [inputs] * (copies or 1)
+    ranks = Simulator(directory, optimization=optimization).run(requests)
     allowed = tolerances(traced.graph, TOLERANCE)
     named = {ours: traced.graph.output_names.get(ours, ours) for ours in traced.graph.outputs}
     outputs = tuple(
-        compare(named[ours], ranks[named[ours]], result, least=allowed.get(ours, 0.0))
+        worst(
+            compare(named[ours], one.outputs[named[ours]], result, least=allowed.get(ours, 0.0))
+            for one in ranks
+        )
         for ours, result in zip(traced.graph.outputs, whole.values(), strict=True)
     )
     said = seed if given is None else None
@@ -105,7 +112,9 @@ def verify(
             for output, (name, result) in zip(outputs, whole.items(), strict=True)
         )
     if all(output.equal for output in outputs):
-        return Verification(len(programs.ranks), said, outputs, optimization=optimization)
+        return Verification(
+            len(programs.ranks), said, outputs, optimization=optimization, copies=copies
+        )
     graph = traced.graph if part is None else part.graph
     alone, regions = uncut_programs(graph), {} if part is None else part.parts.regions
     models, first = emit_models(alone, graph), None
@@ -114,12 +123,14 @@ def verify(
             name: cut(array, regions[name][index]) if name in regions else array
             for name, array in inputs.items()
         }
-        ours = _run(directory, inputs, optimization, None if part is None else index)
-        one = _run(models, own_part, optimization)
+        ours = _run(directory, requests, optimization, None if part is None else index)
+        one = _run(models, [own_part], optimization)
         first = first_difference(graph, Side(programs, ours), Side(alone, one))
         if first is not None:
             break
-    return Verification(len(programs.ranks), said, outputs, first, optimization=optimization)
+    return Verification(
+        len(programs.ranks), said, outputs, first, optimization=optimization, copies=copies
+    )
 
 
 def _unseeded(node: Node) -> Iterator[str]:
@@ -141,7 +152,7 @@ def _unseeded(node: Node) -> Iterator[str]:
 
 def _run(
     source: Path | Sequence[onnx.ModelProto],
-    inputs: Mapping[str, np.ndarray],
+    requests: Sequence[Arrays],
     optimization: Optimization,
     micro_batch: int | None = None,
 ) -> Run:
@@ -149,7 +160,8 @@ def _run(
     from partitioner.backends.onnx.running.simulator import Simulator
 
     def run(keep: Mapping[int, Collection[str]]) -> Mapping[int, Mapping[str, np.ndarray]]:
-        values = Simulator(source, keep=keep, optimization=optimization).run([inputs])[0].values
+        served = Simulator(source, keep=keep, optimization=optimization).run(requests)
+        values = {rank: kept for one in served for rank, kept in one.values.items()}
         if micro_batch is None:
             return values
         return {

@@ -33,11 +33,10 @@ from partitioner.frontends.onnx.reading.runtime import runtime_operators
 from partitioner.frontends.onnx.rewriting.fold import lift_constants, settle_outputs
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Attr, Constant, Graph, Node, Opaque
-from partitioner.ir.onnx_types import from_onnx_dtype, onnx_dtype
 from partitioner.ir.ops import rule_of
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.rule import Rule
-from partitioner.ir.types import Dim, TensorType
+from partitioner.ir.types import Dim, TensorType, from_onnx_dtype, onnx_dtype
 from partitioner.rewrites.graph_writer import in_parts
 from partitioner.rewrites.keys import keys_in_parts
 from partitioner.rewrites.onnx_forms import WITH_KERNELS, WITHOUT_KERNELS

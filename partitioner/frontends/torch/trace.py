@@ -170,13 +170,13 @@ def trace_micro_batch(
     module: nn.Module,
     example: Example,
     options: ModuleOptions,
-    count: int,
+    count: int | None,
     keep: frozenset[str] = frozenset(),
     *,
     fewer: bool = False,
     whole: TracedModule | None = None,
 ) -> TracedModule:
-    """Trace a module with the first of `count` micro-batches of its example inputs.
+    """Trace a module with the first of `count` micro-batches of its example inputs; None: all.
 
     Its signature is that of a call with the whole batch. If the last micro-batch is smaller, the
     module is traced with it, too. A batch too small for `count` micro-batches may have `fewer`;
@@ -186,6 +186,8 @@ def trace_micro_batch(
         BackendError: The batch cannot be cut, or a result is of no micro-batch.
         FrontendError: The module cannot be traced.
     """
+    if count is None:
+        return whole or trace_module(module, example, options, keep)
     arguments = (example.args, dict(example.kwargs))
     sizes = micro_batch_sizes(arguments, count)
     batch = sum(sizes)
@@ -210,3 +212,21 @@ def trace_micro_batch(
     micro = MicroBatches.of(sizes, signature, traced.graph.types)
     rest = traced_part(slice(batch - micro.rest, batch)) if micro.rest else None
     return replace(traced, batch=signature, micro=micro, rest=rest)
+
+
+def guessed_micro_batch(whole: TracedModule, part: TracedModule, count: int) -> TracedModule | None:
+    """The trace of one of `count` micro-batches, as it follows from those of other batches.
+
+    None if it does not, or if a micro-batch were of one sample: tracers leave out sums over it. It
+    is a guess, that a trace must confirm before it runs: see `rewrites.in_proportion`.
+    """
+    assert part.micro is not None
+    batch, known = sum(part.micro.sizes), part.micro.count
+    if part.micro.rest or known == batch or batch % count or count == batch:
+        return None
+    traced = whole.traced.in_proportion(part.traced, known, count)
+    if traced is None:
+        return None
+    sizes = (batch // count,) * count
+    micro = MicroBatches.of(sizes, part.signature, traced.graph.types)
+    return replace(part, traced=traced, micro=micro)

@@ -13,7 +13,7 @@ from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.prices.overlap import most_joined
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.mesh import DeviceMesh, copies_on
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Cut
 from partitioner.problem.build import Built, build
@@ -58,6 +58,11 @@ class Neighbourhood:
         return {placed.node.name: placed for placed in resolve(self.graph, self.plan)}
 
     @cached_property
+    def _copies(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of each whole copy, which have what is in one group in the others, too."""
+        return copies_on(self.plan.groups) or ((),)
+
+    @cached_property
     def _state(self) -> State:
         chosen = [0] * len(self.graph.nodes)  # the plan's strategy is the first candidate
         return State(tables(self._built.problem), chosen, bytes_matter=True)
@@ -65,7 +70,7 @@ class Neighbourhood:
     def alternatives(self, node: Node) -> list[Alternative]:
         """Every strategy of a node: the plan's first, then by step time and total work."""
         state, position = self._state, self.graph.order[node.name]
-        chosen, times = state.chosen[position], self.plan.micro_batches or 1
+        chosen, times = state.chosen[position], (self.plan.micro_batches or 1) / len(self._copies)
         alternatives = []
         for pick, placed in enumerate(self._built.candidates[node.name]):
             if pick != chosen and not state.allowed(position, pick):
@@ -88,24 +93,20 @@ class Neighbourhood:
     def changed(self, placed: PlacedNode) -> Plan:
         """The plan with this strategy for its node, without a certificate."""
         plan, name = self.plan, placed.node.name
-        groups, pipeline = plan.groups, plan.pipeline
+        groups, stages = [*plan.groups], [*plan.stages]
         near = [i for i in self._of_stage(placed.node) if groups[i] == placed.mesh]
         group = near[0] if near else len(groups)
         if not near:
-            groups = (*groups, placed.mesh)
-        if pipeline is not None and not near:
-            stage = pipeline.stages[plan.nodes[name].group]
-            pipeline = replace(pipeline, stages=(*pipeline.stages, stage))
+            groups.append(placed.mesh)
+            stages.append(stages[plan.nodes[name].group])
         cuts = {factor: Cut.of(layout, placed.mesh) for factor, layout in placed.layouts.items()}
         nodes = {**plan.nodes, name: NodePlan(group, cuts)}
-        return replace(plan, groups=groups, nodes=nodes, certificate=None, pipeline=pipeline)
+        return replace(plan, certificate=None).with_groups(groups, stages, nodes)
 
     def _of_stage(self, node: Node) -> Sequence[int]:
-        pipeline, own = self.plan.pipeline, self.plan.nodes[node.name].group
-        every = range(len(self.plan.groups))
-        if pipeline is None:
-            return every
-        return [i for i in every if pipeline.stages[i] == pipeline.stages[own]]
+        stages = self.plan.stages
+        own = stages[self.plan.nodes[node.name].group]
+        return [group for group, stage in enumerate(stages) if stage == own]
 
     @cached_property
     def _built(self) -> Built:
@@ -116,7 +117,7 @@ class Neighbourhood:
         for node in self.graph.nodes:
             placed = self.placed[node.name]
             options = [placed, *(p for mesh in self._near(node) for p in offered[mesh][node.name])]
-            if placed.rule is None:
+            if placed.rule is None and len(self._copies) == 1:
                 groups = (self.plan.groups[i] for i in self._of_stage(node))
                 devices = sorted({d for mesh in groups for d in mesh.devices})
                 for device in devices if len(devices) <= MAX_GROUPS else ():
@@ -132,19 +133,19 @@ class Neighbourhood:
 
     def _near(self, node: Node) -> tuple[DeviceMesh, ...]:
         """Groups that a node may move to: of many its own, its neighbours' and the idlest."""
-        groups = self.plan.groups
-        if self.plan.pipeline is not None or len(groups) <= MAX_GROUPS:
-            return tuple(dict.fromkeys(groups[i] for i in self._of_stage(node)))
+        own = dict.fromkeys(self.plan.groups[i] for i in self._of_stage(node))
+        if len(own) <= MAX_GROUPS:
+            return tuple(own)
         graph = self.graph
         producers = [graph.producers[value] for value in node.reads if value in graph.producers]
         readers = [reader for value in node.writes for reader in graph.consumers[value]]
-        near = dict.fromkeys(self.placed[n.name].mesh for n in (node, *producers, *readers))
-        return tuple({**near, self._idlest: None})
+        idlest = min(own, key=lambda mesh: max(self._load_s[device] for device in mesh.devices))
+        near = [self.placed[n.name].mesh for n in (node, *producers, *readers)]
+        return tuple(mesh for mesh in dict.fromkeys([*near, idlest]) if mesh in own)
 
     @cached_property
-    def _idlest(self) -> DeviceMesh:
-        load = evaluate(self.graph, self.plan, self.cluster).load_s
-        return min(self.plan.groups, key=lambda mesh: max(load[d] for d in mesh.devices))
+    def _load_s(self) -> Mapping[int, float]:
+        return evaluate(self.graph, self.plan, self.cluster).load_s
 
 
 def best_other(alternatives: Sequence[Alternative]) -> Alternative | None:

@@ -63,7 +63,8 @@ def bottleneck(
                 covered_s = event.end_s
     else:
         device = max(evaluation.load_s, key=evaluation.load_s.__getitem__)
-        total_s = evaluation.load_s[device] if tasks.order is None else evaluation.latency_s
+        load_s = evaluation.load_s[device]
+        total_s = evaluation.latency_s if evaluation.sequential else load_s
         spans = [
             (index, device, tasks.times(task) * task.devices[device])
             for index, task in enumerate(tasks.tasks)
@@ -87,19 +88,22 @@ def bottleneck(
     if idle_s > 1e-9 * total_s:
         seconds[WAITING] = idle_s
     shares = dict(seconds), dict(counts)
-    return Bottleneck(
-        device, total_s, *shares, balance(evaluation), longest, turn_of(graph, tasks.order)
-    )
+    turn = turn_of(graph, staged=not tasks.order.is_whole)
+    return Bottleneck(device, total_s, *shares, balance(evaluation), longest, turn)
 
 
-def turn_of(graph: Graph, pipeline: object | None = None) -> str:
+def turn_of(graph: Graph, *, staged: bool = False) -> str:
     """The unit of work that repeats: "request", or "step" of a training graph or with stages."""
-    return "step" if graph.backward or pipeline is not None else "request"
+    return "step" if graph.backward or staged else "request"
 
 
 def balance(evaluation: Evaluation) -> float:
-    """Mean load over the largest, of the devices that have any."""
-    used = [load for load in evaluation.load_s.values() if load]
+    """Mean load over the largest, of the devices that have any; of each copy its own largest."""
+    loads, copies = evaluation.load_s, evaluation.copies
+    if copies is not None:
+        of_copies = zip(copies.devices, copies.seconds, strict=True)
+        loads = {device: loads[device] / (s or 1) for copy, s in of_copies for device in copy}
+    used = [load for load in loads.values() if load]
     return sum(used) / (len(used) * max(used)) if used else 1.0
 
 

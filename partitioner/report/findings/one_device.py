@@ -23,18 +23,20 @@ class OneDevice:
     held_bytes: int  #: Bytes to reserve, as `Evaluation.needed_bytes`.
     limit_bytes: int  #: Memory of the device.
     #: Devices of the cluster that hold the whole model each; 0 where copies are no rival: of
-    #: training, and with one device.
+    #: training, of whole copies themselves, and with one device.
     copies: int
     #: Requests a second that a copy of the model on each of them serves, all of them busy; None if
     #: they take no time.
     copies_per_s: float | None
 
     @classmethod
-    def best(cls, cluster: Cluster, objective: str, *runs: tuple[Graph, int | None]) -> OneDevice:
+    def best(
+        cls, cluster: Cluster, objective: str, kind: str, *runs: tuple[Graph, int | None]
+    ) -> OneDevice:
         """The best device by an objective, and the best way to run the model there.
 
         A run is a graph, of which nothing that is offered is taken, and the micro-batches that run
-        it one after the other; None for the whole batch at once.
+        it one after the other; None for the whole batch at once. A plan of some `kind` is compared.
         """
         runs = tuple(
             (chosen(graph, frozenset()) if graph.optional else graph, count)
@@ -50,7 +52,7 @@ class OneDevice:
             figures.latency_s,
             figures.needed_bytes[device],
             figures.limit_bytes[device],
-            *_copies(cluster, runs, known=figures),
+            *((0, None) if kind == "copies" else _copies(cluster, runs, known=figures)),
         )
 
     def copies_sentence(
@@ -95,14 +97,17 @@ def copies_sentence(
     """Say what whole copies serve beside a plan, as a clause; "" where they are no rival.
 
     The bound of a plan, in seconds of a request, holds for partitions, whose devices share one
-    model. If copies serve more than it allows, the clause says so. A rate of None is unlimited.
+    model. If copies serve more than it allows, the clause says so; if they serve more, how to ask
+    for them. A rate of None is unlimited.
     """
     if copies < 2 or copies_per_s is None or plan_per_s is None:
         return ""
     partitions = ": the bound holds for partitions alone" if copies_per_s * bound_s > 1 else ""
+    asked = " (--strategy copies)" if copies_per_s > plan_per_s else ""
     return (
         f"{copies:,} whole copies, one on each device, would serve "
-        f"{units.per_second(copies_per_s)}, this plan {units.per_second(plan_per_s)}{partitions}"
+        f"{units.per_second(copies_per_s)}{asked}, this plan "
+        f"{units.per_second(plan_per_s)}{partitions}"
     )
 
 

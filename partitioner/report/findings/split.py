@@ -73,6 +73,8 @@ def _split(summary: Mapping[str, Any]) -> str:
         return f"{cut} of {nodes} operators cut over {over}: {share} of the splittable FLOPs"
     if used == 1:
         return _nothing(summary)
+    if summary["strategy"] == "copies":
+        return f"whole operators in whole copies on {used} devices; no operator is cut"
     count, replicated = summary["replicated_nodes"], "; ".join(summary["replicated_on"])
     if count == nodes and len(summary["replicated_on"]) == 1:
         return (

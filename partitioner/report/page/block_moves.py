@@ -17,6 +17,7 @@ from partitioner.ir.plan import NodePlan
 from partitioner.report.blocks import Block, block_label
 from partitioner.report.planned import Planned
 from partitioner.report.schema import BlockMoveRow
+from partitioner.report.stages import stage_text
 
 #: Nodes of the graph times changed plans: more are not priced, for each makes a schedule.
 MAX_WORK = 40_000
@@ -104,9 +105,9 @@ def _neighbours(result: Planned, members: Sequence[str], group: int) -> list[int
 
 
 def _where(result: Planned, group: int) -> str:
-    pipeline, mesh = result.plan.pipeline, result.plan.groups[group]
-    stage = "" if pipeline is None else f"stage {pipeline.stages[group]}, "
-    return f"{stage}{mesh}"
+    plan = result.plan
+    stage = stage_text(plan, plan.stages[group])
+    return ", ".join(filter(None, (stage, str(plan.groups[group]))))
 
 
 def why(old: Evaluation, new: Evaluation, change: float, objective: str) -> str:

@@ -112,7 +112,7 @@ def headline(
         latency_s_one=one.latency_s if one.fits else None,
         step_measured_s=step_measured_s,
         latency_measured_s=latency_measured_s,
-        turn=turn_of(result.graph, result.plan.pipeline),
+        turn=turn_of(result.graph, staged=bool(facts)),
         step=step,
         speedup=result.speedup,
         communication=sum(figures.comm_s.values()) / busy if busy else 0.0,

@@ -42,7 +42,7 @@ def memory(result: Planned, lanes: Lanes) -> list[Memory]:
         if key not in schedule.loads:
             weights[key[0]].append((key[1][0], nbytes))
     loaded = _by_device(loaded_among_activations(schedule))
-    timeline = None if schedule.order is None else simulate(schedule)
+    timeline = None if schedule.order.is_whole else simulate(schedule)
     memories = []
     for device in lanes.fullest:
         limit = result.cluster.devices[device].memory_bytes
@@ -65,7 +65,6 @@ def _seconds(
     moments: Moments, device: int, schedule: Schedule, timeline: Timeline
 ) -> Sequence[float]:
     """Find when each moment of a step begins: with its task or, if not the device's, the next."""
-    assert schedule.order is not None
     runs = schedule.order.runs(device)
     starts: Mapping[tuple[int, int], float] = {
         (event.task, event.request): event.start_s

@@ -33,7 +33,7 @@ def timelines(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> list[Timeli
     devices; `refs` (see `schema`) are of the tasks.
     """
     lane = {device: index for index, device in enumerate(lanes.busiest)}
-    staged = tasks.order is not None
+    staged = not tasks.order.is_whole
 
     def columns(timeline: simulator.Timeline, label: str, every: Iterable[_Row]) -> Timeline:
         rows = [row for row in every if row[0].device in lane]
@@ -63,7 +63,7 @@ def timelines(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> list[Timeli
             shown.append(columns(one, "one step, task by task", _tasks(one, boxes)))
         return shown
     shown = [columns(one, "one request", _tasks(one))]
-    in_turns = any(task.target_phase for task in tasks.tasks)
+    in_turns = any(task.target_hops for task in tasks.tasks)
     if in_turns and len(shown[0]["ref"]) * STREAM <= MAX_EVENTS:
         stream = simulate(tasks, STREAM)
         shown.append(columns(stream, f"{STREAM} requests in flight", _tasks(stream)))

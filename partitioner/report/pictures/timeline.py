@@ -98,7 +98,12 @@ def _figure(result: Planned, timeline: Timeline, boxes: Sequence[Pass]) -> Figur
     inner = 2.5 * devices * lane
     entries = _legend_entries(timeline)
     below = 0.36 + 0.14 * math.ceil(len(entries) / _COLUMNS)
-    high = inner + below + (0.22 if result.plan.pipeline is None else 0.36)
+    title = f"{drawable(result.graph.name, 30)} on {drawable(result.cluster.name, 20)}"
+    if sentence := plan_sentence(result.plan, result.evaluation):
+        title = f"{title}\n{sentence}"
+    elif timeline.requests > 1:
+        title += f", {timeline.requests} requests"
+    high = inner + below + (0.36 if sentence else 0.22)
     figure = Figure(figsize=(_WIDTH_INCHES, high))
     axes = figure.add_axes((_LEFT, below / high, _ACROSS, inner / high))
     fit = (unit for unit in _UNITS if timeline.makespan_s >= unit[1])
@@ -122,11 +127,6 @@ def _figure(result: Planned, timeline: Timeline, boxes: Sequence[Pass]) -> Figur
     axes.set_yticks([2.5 * device + 1.25 for device in labelled])
     axes.set_yticklabels([f"dev {device}" for device in labelled], fontsize=_FONT)
     axes.tick_params(axis="y", length=0)
-    title = f"{drawable(result.graph.name, 30)} on {drawable(result.cluster.name, 20)}"
-    if result.plan.pipeline is not None:
-        title = f"{title}\n{plan_sentence(result.plan, result.evaluation)}"
-    elif timeline.requests > 1:
-        title += f", {timeline.requests} requests"
     figure.text(0.5, 1 - 0.05 / high, title, ha="center", va="top", fontsize=_FONT + 1)
     figure.legend(
         handles=entries,

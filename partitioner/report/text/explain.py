@@ -23,7 +23,7 @@ from partitioner.ir.graph import Node
 from partitioner.ir.mesh import numbers
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.phases import PhaseError
-from partitioner.ir.pipeline import SCHEDULES
+from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import Pipeline, PlacedNode
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.report.findings.alternatives import Neighbourhood
@@ -32,7 +32,7 @@ from partitioner.report.page.data import headline, result_bottleneck
 from partitioner.report.page.memory import memory
 from partitioner.report.planned import Planned, lanes
 from partitioner.report.schema import Head, contains
-from partitioner.report.stages import schedule_name
+from partitioner.report.stages import schedule_name, stage_text
 from partitioner.report.text.show import clean, loads_text
 from partitioner.report.text.tables import table
 
@@ -181,7 +181,8 @@ def _about(result: Planned, placed: PlacedNode) -> list[str]:
     slowest = max(estimates, key=lambda estimate: estimate.seconds)
     source = slowest.source + (f" ± {units.share(slowest.error)}" if slowest.error else "")
     where = "the busiest device" if placed.loads else "each device"
-    each = "" if result.plan.pipeline is None else f", for each micro-batch of stage {placed.stage}"
+    stage = stage_text(result.plan, placed.stage)
+    each = f", for each micro-batch of {stage}" if stage else ""
     flops = rule.flops if rule else estimated_flops(result.graph, node)
     about = "as a whole" if rule else "as a whole, estimated"
     rule_text = "it has no rule, so it stays whole on one device"
@@ -211,8 +212,7 @@ def _constraints_on(result: Planned, node: Node) -> list[str]:
 
 def _choices(result: Planned, neighbourhood: Neighbourhood, node: Node) -> list[str]:
     alternatives = neighbourhood.alternatives(node)
-    staged = result.plan.pipeline is not None
-    chosen_s = result.evaluation.step_s if staged else alternatives[0].step_s
+    chosen_s = result.evaluation.step_s
     rows = [("", "strategy", "on", "step", "change", "latency", "fullest device")]
     shorter = False
     refused: list[str] = []
@@ -223,7 +223,6 @@ def _choices(result: Planned, neighbourhood: Neighbourhood, node: Node) -> list[
             strategy = f"{entry.placed.cut_text or 'whole'} on {entry.placed.mesh}"
             refused.append(f"not {strategy}: {error}")
             continue
-        step_s = figures.step_s if staged else entry.step_s
         fullest = units.size(max(figures.needed_bytes.values(), default=0))
         rows.append(
             (
@@ -231,12 +230,12 @@ def _choices(result: Planned, neighbourhood: Neighbourhood, node: Node) -> list[
                 entry.placed.cut_text or "whole",
                 str(entry.placed.mesh),
                 units.seconds(figures.step_s),
-                "" if entry.chosen else units.change(step_s - chosen_s),
+                "" if entry.chosen else units.change(figures.step_s - chosen_s),
                 units.seconds(figures.latency_s),
                 fullest if figures.fits_exactly else f"{fullest}, does not fit",
             )
         )
-        shorter |= figures.fits_exactly and step_s < chosen_s * (1 - 1e-9)
+        shorter |= figures.fits_exactly and figures.step_s < chosen_s * (1 - 1e-9)
     lines = [
         f"{len(alternatives)} strategies, all other nodes keeping theirs (* the plan's)",
         *table(rows),
@@ -326,7 +325,6 @@ def halved(tasks: Schedule) -> Schedule:
     What runs once a step keeps its seconds, and what it reads (sums of gradients) its bytes.
     """
     order = tasks.order
-    assert order is not None
     whole = {key for task in tasks.tasks if order.phases.is_once(task.phase) for key in task.reads}
 
     def half(task: Task) -> Task:

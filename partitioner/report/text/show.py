@@ -17,7 +17,7 @@ from partitioner.report.findings.bottleneck import turn_of
 from partitioner.report.findings.notes import moved_notes
 from partitioner.report.measured import Comparison
 from partitioner.report.planned import Planned, lanes
-from partitioner.report.stages import plan_sentence, stages
+from partitioner.report.stages import plan_sentence, stage_text, stages
 from partitioner.report.steps import comm_bytes, pass_name
 from partitioner.report.summary import block_lines, certificate_line, stretch_rows, trial_lines
 from partitioner.report.text.tables import table
@@ -56,7 +56,7 @@ sends: of a micro-batch, forward and backward"""
 
 def show(result: Planned, *, everything: bool = False) -> str:
     """The whole plan as text; with `everything`, all nodes, names in full, rules and tensors."""
-    staged = result.plan.pipeline is not None
+    staged = not result.schedule.order.is_whole
     parts = [_head(result)]
     if staged:
         parts += [_stages(result), step_text(result.schedule)]
@@ -71,7 +71,7 @@ def show(result: Planned, *, everything: bool = False) -> str:
                 role = "output" if name in graph.outputs else "result"
                 rows.append((name, f"{role} of {node.name}", str(graph.types[name])))
         parts.append(table(rows))
-    turn = turn_of(result.graph, result.plan.pipeline)
+    turn = turn_of(result.graph, staged=staged)
     legend = _LEGEND.format(turn=turn, unit="micro-batch" if staged else turn)
     parts.append([_STAGED_LEGEND, legend] if staged else [legend])
     return "\n\n".join("\n".join(lines) for lines in parts)
@@ -86,14 +86,13 @@ def _head(result: Planned) -> list[str]:
         lines += trial_lines(plan.certificate.trials)
     stretches = stretch_rows(graph, plan)
     lines += [f"in blocks: {line}" for line in block_lines(stretches, devices=len(cluster))]
-    if plan.pipeline is not None:
-        sentence = plan_sentence(plan, result.evaluation)
+    if sentence := plan_sentence(plan, result.evaluation):
         lines.append(f"{sentence}: {units.seconds(result.evaluation.step_s)} a step")
     alone = [mesh.devices[0] for mesh in plan.groups if mesh.size() == 1]
     for index, mesh in enumerate(plan.groups):
-        stage = "" if plan.pipeline is None else f" (stage {plan.pipeline.stages[index]})"
+        stage = stage_text(plan, plan.stages[index])
         if len(alone) <= MOST_ALONE or mesh.size() > 1:
-            lines.append(f"group {index}: {mesh}{stage}")
+            lines.append(f"group {index}: {mesh}" + (f" ({stage})" if stage else ""))
     if len(alone) > MOST_ALONE:
         lines.append(f"{len(alone)} groups of one device: {numbers(sorted(alone))}")
     return [*lines, *(f"note: {note}" for note in moved_notes(graph, plan))]
@@ -123,12 +122,10 @@ def _stages(result: Planned) -> list[str]:
 
 
 def step_text(schedule: Schedule) -> list[str]:
-    """A line for the first device of each lane; none for a plan without stages.
+    """A line for the first device of each lane.
 
     ``F2----`` is the forward pass of micro-batch 2, ``==`` a message; dots are bubbles.
     """
-    if schedule.order is None:
-        return []
     timeline = simulate(schedule)
     end_s = timeline.makespan_s
     if not end_s:
@@ -183,10 +180,10 @@ def _steps(result: Planned, *, everything: bool) -> list[str]:
     """The tasks in order: each, or runs of uncut nodes on one group and of equal slices joined."""
     tasks = [task for task in result.schedule.tasks if task.placed or task.comm]
     order = result.schedule.order
-    head: Row = _STEP_HEAD if order is None else ("pass", *_STEP_HEAD)
+    head: Row = _STEP_HEAD if order.is_whole else ("pass", *_STEP_HEAD)
 
     def in_pass(task: Task) -> Row:
-        return () if order is None else (pass_name(order, task),)
+        return tuple(filter(None, (pass_name(order, task),)))
 
     if not everything:
         runs = itertools.groupby(tasks, key=in_pass)

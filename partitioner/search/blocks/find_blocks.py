@@ -20,7 +20,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.plan import NodePlan, Plan
-from partitioner.problem.decode import planned_on
+from partitioner.problem.build import planned_on
 from partitioner.rewrites.block_graph import BlockGraph, traced_blocks
 from partitioner.search.blocks.paths import MARGINS, PathSearch
 from partitioner.search.blocks.runs import Option, Runs
@@ -135,7 +135,7 @@ def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:
         f"parallel {request.parallel!r}": several and is_kind and not is_shared,
         "a mesh": several and request.mesh and not (is_kind or trains),
         "tune": request.tune,
-        f"strategy {request.strategy!r}": several and request.strategy == unlike,
+        f"strategy {request.strategy!r}": several and request.strategy in (unlike, "copies"),
         f"more than {MOST_DEVICES} devices": len(cluster) > MOST_DEVICES,
         "recompute=False": trains and request.recompute is False,
     }

@@ -21,7 +21,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import Plan
 from partitioner.ir.rule import Rule
-from partitioner.problem.decode import planned_on
+from partitioner.problem.build import planned_on
 from partitioner.search.levels.asked_nodes import on_axes
 from partitioner.search.request import Budget, Request
 from partitioner.search.spaces.explicit import JointSearch, JointSpace

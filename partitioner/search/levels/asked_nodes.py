@@ -19,7 +19,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place
 from partitioner.ir.rule import Cut
-from partitioner.problem.decode import kept_decision, planned_on
+from partitioner.problem.build import kept_decision, planned_on
 from partitioner.search.levels.axis_sharder import weight_side
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules, strategies

@@ -243,8 +243,8 @@ def minimised(
     other arguments are those of `pairwise.solve`. `start` is a plan that fits, so that nothing that
     costs more is of use.
     """
-    from partitioner.solver.pairwise import solve as solve_pairwise  # they load Numba
     from partitioner.solver.pairwise.convert import PER_SECOND, convert
+    from partitioner.solver.pairwise.solve import solve as solve_pairwise  # they load Numba
 
     merged = merge_equal(problem)
     if not all(merged.problem.nodes):

@@ -20,7 +20,7 @@ from partitioner.search.levels.meshes import Layout, split_from
 from partitioner.search.levels.stages import JOINT_AXES, Option, Staged, unsearched
 from partitioner.search.request import Budget
 from partitioner.solver import Infeasible
-from partitioner.solver.stages import Cut, Stage
+from partitioner.solver.stages.model import Cut, Stage
 from partitioner.strategies.constraints import ConstraintError
 
 #: A mesh whose first plan costs so many times the best plan is left at that.

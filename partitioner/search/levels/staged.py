@@ -15,7 +15,7 @@ from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan
-from partitioner.problem.decode import planned_on
+from partitioner.problem.build import planned_on
 from partitioner.search.levels.asked_nodes import AskedNodes, on_axes
 from partitioner.search.levels.mesh_sharder import Sharder
 from partitioner.search.levels.meshes import Layout, layouts

@@ -20,15 +20,8 @@ from partitioner.search.levels.meshes import DevicePool, Layout, device_pools, s
 from partitioner.search.levels.stretches import block_ends, stage_options
 from partitioner.search.request import Budget
 from partitioner.solver import Infeasible
-from partitioner.solver.stages import (
-    Cut,
-    Pool,
-    StageOption,
-    StageProblem,
-    cut_stages,
-    evaluate_cut,
-    find_cut,
-)
+from partitioner.solver.stages.cut import cut_stages, find_cut
+from partitioner.solver.stages.model import Cut, Pool, StageOption, StageProblem, evaluate_cut
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError
 

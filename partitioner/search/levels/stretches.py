@@ -19,7 +19,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.pieces.repeats import crossing
 from partitioner.search.levels.mesh_sharder import Sharded
 from partitioner.solver.placement.contiguous import Charges, Floats, Ints, Rectangle, summed
-from partitioner.solver.stages import StageOption
+from partitioner.solver.stages.model import StageOption
 
 _Hops = dict[Placement, tuple[Hop, set[int]]]  #: By the placement after it: a hop, its readers.
 

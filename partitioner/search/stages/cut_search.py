@@ -24,13 +24,9 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
-from partitioner.ir.pipeline import (
-    PipelineSchedule,
-    PipelineScheduleError,
-    from_csv,
-    pipeline_schedule,
-    textbook_lanes,
-)
+from partitioner.ir.pipeline.actions import PipelineSchedule, PipelineScheduleError
+from partitioner.ir.pipeline.generate import pipeline_schedule, textbook_lanes
+from partitioner.ir.pipeline.text import from_csv
 from partitioner.ir.plan import Plan
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
@@ -146,7 +142,8 @@ class PipelineSearch:
         refusals = [error for _, error in failed if isinstance(error, Infeasible)]
         if not refusals and all(isinstance(error, PhaseError) for _, error in failed):
             raise Infeasible(f"no stages were found that can run: {failed[0][1]}", proven=False)
-        if drafts and not refusals:
+        is_cut_off = any(isinstance(error, OutOfTime) for _, error in failed)
+        if (drafts or is_cut_off) and not refusals:
             return SpaceResult((), searched, bound=self._bound_s, failed=tuple(failed))
         raise min(refusals, key=lambda error: error.bytes_short, default=failed[0][1])
 
@@ -157,8 +154,8 @@ class PipelineSearch:
         plans: list[Candidate] = []
         drafts: list[_Draft] = []
         for name in sorted(self.ways.schedules, key=lambda name: name != LEAN):
-            fits = plans or any(draft.rank[0] == 0 for draft in drafts)
-            if fits and self.budget.work.late:
+            is_known = plans or any(draft.rank[0] == 0 for draft in drafts)
+            if (is_known or self.budget.best_s < math.inf) and self.budget.work.late:
                 failed.append((self._family(name), OutOfTime(NOT_SEARCHED)))
                 continue
             try:

@@ -21,13 +21,8 @@ from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import is_stored
 from partitioner.ir.phases import RunOrder, fixed_nodes, weight_nodes
-from partitioner.ir.pipeline import (
-    Action,
-    ActionKind,
-    PipelineSchedule,
-    in_flight,
-    start_times,
-)
+from partitioner.ir.pipeline.actions import Action, ActionKind, PipelineSchedule
+from partitioner.ir.pipeline.timeline import in_flight, start_times
 from partitioner.ir.plan import Pipeline, PlacedNode, Plan, resolve
 from partitioner.rewrites.staging import changing_nodes, stages_of_all
 from partitioner.search.stages.stage_lives import Floats, LaneRuns, StageLives
@@ -243,7 +238,6 @@ class StageFigures:
         The first three are of one micro-batch; all are of the busiest device. Shape (4, units).
         """
         graph, order = self.sharding.graph, self.tasks.order
-        assert order is not None
         row = {device: index for index, device in enumerate(self.tasks.devices)}
         loads, weights = np.zeros((len(row), 4, len(self.units))), self._weights
         for task in self.tasks.tasks:
@@ -265,7 +259,6 @@ class StageFigures:
     def _node_s(self) -> Mapping[str, tuple[float, float]]:
         """Seconds of the nodes that every micro-batch runs: on all devices, and on the least."""
         fixed, order = fixed_nodes(self.sharding.graph), self.tasks.order
-        assert order is not None
         once = (name for name, phase in order.numbers.items() if order.phases.is_once(phase))
         left_out, equals = {*fixed, *once}, Counter(self._observed[1].values())
         return {

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.prices.compute import is_free, node_seconds
@@ -91,6 +92,24 @@ def usual_counts(batch: int, devices: int) -> tuple[int, ...]:
     return tuple(sorted({_nearest(batch, count) for count in wanted}))
 
 
+class Held(NamedTuple):
+    """Bytes of a whole batch on one device."""
+
+    kept: int  #: Those that stay from step to step.
+    moving: int  #: Those beside them at the peak, of which a micro-batch has its part.
+
+
+@dataclass(frozen=True)
+class Traces:
+    """The traces that graphs of micro-batches need, which take a part of the clock."""
+
+    seconds: float = 0.0  #: About those of one.
+    #: Tells by the number of micro-batches whether their graph is there, maybe as a guess.
+    is_there: Callable[[int], bool] = lambda _count: True
+    #: Tells whether it is a guess, which a trace will confirm.
+    is_guessed: Callable[[int], bool] = lambda _count: False
+
+
 @dataclass
 class CountSearch:
     """Plans of a step by the number of its micro-batches."""
@@ -103,6 +122,9 @@ class CountSearch:
     sizes: tuple[int, ...] | None = None
     #: Gives the least seconds of a step by the number of its micro-batches.
     least: Callable[[int], float] | None = None
+    #: Gives what one device would hold of a whole batch.
+    held: Callable[[], Held] = lambda: Held(0, 0)
+    traces: Traces = field(default_factory=Traces)  #: What graphs of micro-batches take.
     #: The best plan of each number that has one.
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     #: The refusal of each other number.
@@ -111,6 +133,7 @@ class CountSearch:
     impossible: dict[int, ConstraintError] = field(default_factory=dict)
     #: Why each other number was left: no plan of it was found to be faster than others.
     slower: dict[int, NoCheaper] = field(default_factory=dict)
+    _kept_s: float = 0.0  # seconds of the clock for a trace that confirms a guess
 
     def all(self, trials: Sequence[Trial]) -> Outcome:
         """The best plan of these numbers.
@@ -123,7 +146,7 @@ class CountSearch:
             NoCheaper: None was found that costs less than the known plan of the budget.
         """
         for index, trial in enumerate(trials):
-            if index and self.budget.work.late:
+            if index and self._is_late(trial.count):
                 break
             known_s = self._best_s
             fits = self._plan(trial.count, len(trials) - index, trial.sizes, known_s)
@@ -184,15 +207,20 @@ class CountSearch:
     def fewest(self, counts: Sequence[int]) -> Outcome | None:
         """The best plan of the least number that fits, or of a larger one that is faster.
 
-        With more micro-batches less is held at once, down to one sample on each device: if the
-        first number does not fit, that is tried, then those that it is most likely beside, and the
-        least one that fits is bisected. A larger one is faster where it computes less again or
-        communicates less. The numbers ascend, to one sample in each micro-batch.
+        With more micro-batches less is held at once, down to one sample on each device. The first
+        number is tried that fits if all devices share what the whole batch takes; then those that
+        make up for the bytes that the last one is short of, and the least one that fits is
+        bisected. A larger one is faster where it computes less again or communicates less. The
+        numbers ascend, to one sample in each micro-batch.
         """
+        if not counts:
+            return None
+        order = {count: place for place, count in enumerate(counts)}
         fits = next((count for count in self._likely(counts) if self._plan(count)), None)
         if fits is None:
             return None
-        low, high = min(0, counts.index(fits) - 1), counts.index(fits)
+        refused = [order[count] for count in self.refused if count < fits and count in order]
+        low, high = max([self._first(counts) - 1, *refused]), order[fits]
         while high - low > 1:
             middle = (low + high) // 2
             if self._plan(counts[middle]):
@@ -206,22 +234,40 @@ class CountSearch:
             best_s = self._cost(count)
         return self.best
 
-    def _likely(self, counts: Sequence[int]) -> Iterator[int]:
-        """The numbers one of which fits if any does: the first, then those that hold least.
+    def _first(self, counts: Sequence[int]) -> int:
+        """The place of the first number that fits if the devices share all bytes evenly."""
+        kept, moving = self.held()
+        limit = sum(device.memory_bytes for device in self.cluster.devices) - kept
+        least = moving * len(self.cluster) / self._sharing
+        return next(
+            (n for n, count in enumerate(counts) if least <= limit * count), len(counts) - 1
+        )
 
-        These leave each device one sample, or two. Where the batch is not cut over the devices, a
-        micro-batch of one sample holds least. Where too many are impossible, fewer are tried, and
-        at last those beside the number that was short of the fewest bytes. Through stages on few
-        devices what holds least goes first, so that a plan is known early.
+    @property
+    def _sharing(self) -> int:
+        """Devices that share what is held of a micro-batch: in stages as many of them are held."""
+        devices = len(self.cluster)
+        return devices if self.sizes in (None, (devices,)) else 1
+
+    def _likely(self, counts: Sequence[int]) -> Iterator[int]:
+        """The numbers one of which fits if any does, in the order of trial.
+
+        Then those that leave each device one sample, or two. Where too many are impossible, fewer
+        are tried, and at last those beside the number that was short of the fewest bytes.
         """
-        in_stages = self.sizes is not None and self.sizes != (len(self.cluster),)
-        if in_stages and len(self.cluster) <= EXPLICIT:
-            yield from counts[-1:]
-        yield from counts[:1]
-        least, devices = counts[-1] if counts else 0, len(self.cluster)
+        place = self._first(counts)
+        while place < len(counts):
+            count = counts[place]
+            yield count
+            if count not in self.refused:
+                break
+            short = self.refused[count].bytes_short * self._sharing
+            least = 1 / count - short / max(1, self.held().moving)
+            enough = (n for n in range(place + 1, len(counts)) if 1 / counts[n] <= least)
+            place = next(enough, max(place + 1, len(counts) - 1))
         for samples in (1, 2):
-            yield from [count for count in counts if count * samples * devices <= least][-1:]
-        yield from counts[-1:]
+            least = counts[-1] // (samples * len(self.cluster))
+            yield from [count for count in counts if count <= least][-1:]
         for count in reversed(counts):
             if all(other in self.impossible for other in counts if other > count):
                 yield count
@@ -303,26 +349,50 @@ class CountSearch:
             self.slower[count] = NoCheaper(text, least_s)
         elif count not in known:
             self.budget.say(f"planning {count} micro-batch{'es' if count > 1 else ''}")
-            sizes = sizes or self._sizes(count)
-            graphs = self._open_graphs(count, sizes)
-            while count not in {**self.outcomes, **self.slower}:
-                try:
-                    graph = next(graphs)
-                    if graph.optional:
-                        self.budget.say("allowing values to be computed again")
-                    share = replace(self._share(parts, sizes), best_s=known_s)
-                    self.outcomes[count] = find_pipeline(
-                        graph, self.cluster, self.request, share, count, sizes
-                    )
-                except StopIteration:
-                    break
-                except NoCheaper as error:
-                    self.slower[count] = error
-                except Infeasible as error:
-                    self.refused[count] = error
-                except ConstraintError as error:
-                    self.impossible[count] = error
+            self._search(count, parts, sizes or self._sizes(count), known_s)
         return count in self.outcomes
+
+    def _search(
+        self, count: int, parts: int, sizes: tuple[int, ...] | None, known_s: float
+    ) -> None:
+        """Plan the graphs of a number in turn, until a plan of one fits or is not worth it."""
+        graphs = self._open_graphs(count, sizes)
+        while count not in {**self.outcomes, **self.slower}:
+            try:
+                graph = next(graphs)
+                self._keep_for_trace(count)
+                if known_s < math.inf and self.budget.work.late:
+                    least_s = self.least(count) if self.least else 0.0
+                    self.slower[count] = NoCheaper(NOT_SEARCHED, least_s)
+                    break
+                if graph.optional:
+                    self.budget.say("allowing values to be computed again")
+                share = replace(self._share(parts, sizes), best_s=known_s)
+                self.outcomes[count] = find_pipeline(
+                    graph, self.cluster, self.request, share, count, sizes
+                )
+            except StopIteration:
+                break
+            except NoCheaper as error:
+                self.slower[count] = error
+            except Infeasible as error:
+                self.refused[count] = error
+            except ConstraintError as error:
+                self.impossible[count] = error
+
+    def _is_late(self, count: int) -> bool:
+        """Tell whether the clock leaves a number no seconds behind the trace that it needs."""
+        is_known, work = self._best_s < math.inf, self.budget.work
+        if is_known and not self.traces.is_there(count) and work.left_s <= self.traces.seconds:
+            work.stop()
+            return True
+        return work.late
+
+    def _keep_for_trace(self, count: int) -> None:
+        """Keep seconds of the clock, once, if the graph of a number is a guess."""
+        if not self._kept_s and self.traces.is_guessed(count):
+            self._kept_s = min(self.traces.seconds, self.budget.work.left_s / 2)
+            self.budget.work.deadline -= self._kept_s
 
 
 @dataclass(frozen=True)

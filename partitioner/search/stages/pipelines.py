@@ -25,7 +25,8 @@ from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh, numbers
-from partitioner.ir.pipeline import SCHEDULES, PipelineScheduleError
+from partitioner.ir.pipeline.actions import PipelineScheduleError
+from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import Plan
 from partitioner.rewrites.staging import changing_nodes, layers
 from partitioner.search.find_plan import find_plan, goes_by_levels
@@ -162,7 +163,7 @@ def _of_size(
         Infeasible: No plan was found that fits.
         PipelineScheduleError: No schedule serves the lanes.
     """
-    memory, limit = least_memory(cluster), limit_bytes(graph, cluster, size)
+    memory, limit = least_memory(cluster), limit_bytes(graph, cluster, size, ways.micro_batches)
     sharded = partial(
         sharded_within, graph, cluster, request, budget, size, ways.micro_batches, known
     )
@@ -453,17 +454,18 @@ def least_memory(cluster: Cluster) -> int:
     return min(device.memory_bytes for device in cluster.devices)
 
 
-def limit_bytes(graph: Graph, cluster: Cluster, size: int) -> int:
+def limit_bytes(graph: Graph, cluster: Cluster, size: int, micro_batches: int) -> int:
     """Bytes that the whole model may take on each device of one mesh.
 
-    A device holds what is kept of one stage alone. But the first of several stages holds the
-    activations of as many micro-batches as there are stages, which are as many bytes as those of
-    one micro-batch of the whole model.
+    A device holds what is kept of one stage alone. Of the activations of training, the first of
+    several stages holds its part of as many micro-batches as there are stages, or of all if they
+    are fewer. Those of a request are not kept: one stage may hold as many as the whole model does.
     """
     if size == 1 and not graph.optional:  # there is one plan
         return 4 * sum(type_.nbytes for type_ in graph.types.values())
-    lanes = len(cluster) // size
-    return least_memory(cluster) + kept_bytes(graph) // size * (lanes - 1) // lanes
+    lanes, kept = len(cluster) // size, kept_bytes(graph) // size
+    held = min(micro_batches, lanes) if graph.backward else lanes
+    return kept + (least_memory(cluster) - kept // lanes) * lanes // held
 
 
 def sharded_for(
@@ -482,7 +484,8 @@ def sharded_for(
     """
     shardings: dict[int, Sharding] = {}
     for index, size in enumerate(sizes):
-        share, limit = budget.share(len(sizes) - index), limit_bytes(graph, cluster, size)
+        share = budget.share(len(sizes) - index)
+        limit = limit_bytes(graph, cluster, size, micro_batches)
         sharded = partial(
             sharded_within, graph, cluster, request, share, size, micro_batches, known
         )

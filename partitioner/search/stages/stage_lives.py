@@ -163,7 +163,6 @@ class StageLives:
     def of(cls, graph: Graph, unit_of: Mapping[str, int], tasks: Schedule) -> StageLives:
         """The tensors of the tasks of a step of micro-batches on one mesh, in one stage."""
         order = tasks.order
-        assert order is not None
         reading = _Reading(graph, unit_of, tasks)
         row = {device: index for index, device in enumerate(tasks.devices)}
         tensors = tuple(life for life in reading.tensors if life.device in row)
@@ -388,7 +387,6 @@ class _Reading:
     def uses(self) -> Iterator[tuple[Lifetime, tuple[int, int, int, int, int]]]:
         """Each use: its unit, position and part of the step, another unit, and how it counts."""
         tasks, order = self.tasks.tasks, self.tasks.order
-        assert order is not None
         parts = {p: _PARTS.index(order.phases.of(p)[0]) for p in {task.phase for task in tasks}}
         alone: dict[LocalKey, Lifetime | None] = {}
         for life in self.tensors:  # those in buckets have several

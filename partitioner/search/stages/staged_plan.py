@@ -82,10 +82,9 @@ def too_large(best: Candidate, cluster: Cluster) -> Infeasible:
 
 def _stages_on(plan: Plan, device: int, task: str) -> tuple[int, ...]:
     """The stage of a node or, where the task is none, the stages on a device, ascending."""
-    assert plan.pipeline is not None
     if task in plan.nodes:
-        return (plan.pipeline.stages[plan.nodes[task].group],)
-    groups = zip(plan.groups, plan.pipeline.stages, strict=True)
+        return (plan.stages[plan.nodes[task].group],)
+    groups = zip(plan.groups, plan.stages, strict=True)
     return tuple(sorted({stage for mesh, stage in groups if device in mesh.devices}))
 
 

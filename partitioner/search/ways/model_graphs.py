@@ -64,6 +64,21 @@ class ModelGraphs(Protocol):
         """The same, which offers to compute values again; None if nothing is offered."""
         ...
 
+    def is_there(self, count: int) -> bool:
+        """Whether the graph of so many micro-batches takes no time: it is known, or a guess is."""
+        ...
+
+    def is_guessed(self, count: int) -> bool:
+        """Whether the graph of so many micro-batches is a guess, which `confirms` takes a trace."""
+        ...
+
+    def confirms(self, count: int) -> bool:
+        """Whether the graph of so many micro-batches is that of the model, and no wrong guess.
+
+        After a wrong one, `in_micro_batches` gives the graph itself.
+        """
+        ...
+
     def changes(self, count: int) -> Difference:
         """The results of so many micro-batches beside those of the whole batch.
 

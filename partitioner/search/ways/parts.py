@@ -15,7 +15,14 @@ from partitioner.ir.plan import Plan
 from partitioner.rewrites.same_in_parts import Difference
 from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
 from partitioner.search.request import Budget, Request
-from partitioner.search.stages.micro_batch_counts import COUNTS, CountSearch, Trial, usual_trials
+from partitioner.search.stages.micro_batch_counts import (
+    COUNTS,
+    CountSearch,
+    Held,
+    Traces,
+    Trial,
+    usual_trials,
+)
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.stage_clock import StageClock
 from partitioner.search.ways.way import Nearly
@@ -31,6 +38,8 @@ class Parts:
     model: ModelGraphs
     #: The number that the request names, "auto" for any, None for those that are proven.
     asked: int | str | None
+    held: Callable[[], Held]  #: Gives what one device would hold of the whole batch.
+    trace_s: float  #: About the seconds of a trace.
     _refused: dict[int, str] = field(default_factory=dict)
 
     def graphs(self, count: int) -> Iterator[Graph]:
@@ -65,6 +74,11 @@ class Parts:
         offered = self.model.offered_in(count)
         if offered is not None:
             yield offered
+
+    @property
+    def traces(self) -> Traces:
+        """What graphs of micro-batches take."""
+        return Traces(self.trace_s, self.model.is_there, self.model.is_guessed)
 
     def why_not(self, count: int) -> str:
         """Why a step in so many micro-batches is not taken without being asked for; "" if it is.
@@ -120,8 +134,7 @@ def effect(changes: Difference) -> str:
 
 def through_stages(plan: Plan) -> str:
     """The number of stages of a plan in micro-batches, as the end of a clause; "" of one."""
-    assert plan.pipeline is not None
-    stages = 1 + max(plan.pipeline.stages)
+    stages = 1 + max(plan.stages)
     return f" through {stages} stages" if stages > 1 else ""
 
 
@@ -231,10 +244,12 @@ class InStages:
 
     def _best(self, budget: Budget) -> Outcome:
         asked, trials = self.request.micro_batch_count, self.trials
+        search = self._counts(budget)
         if self._is_weighed and budget.best_s == math.inf and trials[0].sizes is None:
-            trials = trials[-1:] + trials[:-1]  # nothing else fits: most micro-batches hold least
+            # nothing else fits: a number that does comes first, with more than its part
+            search.fewest(self.parts.model.even_counts())
         try:
-            return self._counts(budget).all(trials)
+            return search.all(trials)
         except Infeasible as error:
             refusal = stopped_refusal(error, budget.work)
         outcome = None
@@ -265,7 +280,10 @@ class InStages:
         if sizes and self.bound is not None and budget.best_s == math.inf:
             # where nothing fits, micro-batches on one mesh of all are a way of their own
             sizes = tuple(size for size in sizes if size < len(cluster)) or sizes
-        return CountSearch(graphs, cluster, request, budget, sizes, self.bound)
+        parts = self.parts
+        return CountSearch(
+            graphs, cluster, request, budget, sizes, self.bound, parts.held, parts.traces
+        )
 
 
 @dataclass
@@ -296,7 +314,7 @@ class FewestParts:
         if self.sizes == (len(self.cluster),):  # else each stage holds its weights alone: 1 may fit
             counts = counts[1:]
         with self.clock("searching micro-batches"):
-            search = CountSearch(self.parts.if_any, self.cluster, self.request, budget, self.sizes)
+            search = self._counts(self.cluster, budget)
             outcome = search.fewest(counts)
         if outcome is None:
             raise self._refusal(search, budget)
@@ -325,6 +343,18 @@ class FewestParts:
             text += f"; the batch runs in {count} micro-batches there"
         return refusal.saying(text)
 
+    def _counts(self, cluster: Cluster, budget: Budget) -> CountSearch:
+        parts = self.parts
+        return CountSearch(
+            parts.if_any,
+            cluster,
+            self.request,
+            budget,
+            self.sizes,
+            held=parts.held,
+            traces=parts.traces,
+        )
+
     def would_fit(self, budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
         """A larger limit of memory, within which micro-batches fit that are proven."""
         if self.nearest is None or budget.work.late or self.parts.why_not(self.nearest[0]):
@@ -332,7 +362,7 @@ class FewestParts:
         count, short = self.nearest
         limit = min(device.memory_bytes for device in self.cluster.devices) + math.ceil(short)
         larger = self.cluster.with_memory(limit)
-        search = CountSearch(self.parts.if_any, larger, self.request, budget, self.sizes)
+        search = self._counts(larger, budget)
         if search.fewest([count]) is None:
             return ()
         return (Change(f"with --memory {limit} ({units.size(limit)})", memory_bytes=limit),)

@@ -16,7 +16,7 @@ from partitioner.search.levels.meshes import device_pools
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request
-from partitioner.search.stages.micro_batch_counts import LeastStep
+from partitioner.search.stages.micro_batch_counts import Held, LeastStep
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
 from partitioner.search.ways.stage_clock import StageClock
@@ -58,6 +58,7 @@ class Table:
             is_short=is_short,
             first_share=share,
             least=lambda: self._least(len(self.cluster))(1),
+            confirms=self.model.confirms,
         ).best()
 
     def ways(self) -> Iterator[Way]:
@@ -81,7 +82,8 @@ class Table:
 
     @cached_property
     def _parts(self) -> Parts:
-        return Parts(self.model, self.request.micro_batches)
+        asked = self.request.micro_batches
+        return Parts(self.model, asked, lambda: self._held, self._trace_s)
 
     @cached_property
     def _first(self) -> Graph:
@@ -129,19 +131,22 @@ class Table:
         if self.request.is_pipelined:
             return False
         least = min(device.memory_bytes for device in self.cluster.devices)
-        return self._alone_bytes > AMPLE * least
+        return sum(self._held) > AMPLE * least
 
     @cached_property
-    def _alone_bytes(self) -> int:
+    def _held(self) -> Held:
         """Bytes that one device needs for the whole model."""
-        device, alone = best_single(self._first, self.cluster, "memory")
-        return alone.needed_bytes[device]
+        graph = self.model.uncut if self.request.is_pipelined else self._first
+        device, alone = best_single(graph, self.cluster, "memory")
+        gradients = (n for n in graph.nodes if n.attrs.get("role") == "gradient")
+        kept = kept_bytes(graph) + sum(graph.types[n.outputs[0]].nbytes for n in gradients)
+        return Held(kept, max(0, alone.needed_bytes[device] - kept))
 
     @property
     def _room(self) -> float:
         """Memory of all devices, as a multiple of what one needs for the whole model."""
         together = sum(device.memory_bytes for device in self.cluster.devices)
-        return together / max(1, self._alone_bytes)
+        return together / max(1, sum(self._held))
 
     def _whole(self, graph: Graph, spaces: Request) -> Way:
         is_first = graph is self._first

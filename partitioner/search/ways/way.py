@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from partitioner.foundations import units
-from partitioner.ir.pipeline import PipelineScheduleError
+from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
 from partitioner.search.what_would_fit import Change
@@ -95,6 +95,8 @@ class Weighing:
     first_share: float = FIRST_SHARE  #: The share of the clock, then, of the first way.
     #: Gives a bound on the cost of all plans, for ways that were refused without a proof.
     least: Callable[[], float] = lambda: math.inf
+    #: Tells whether the micro-batches of a plan, by their number, are those of the model.
+    confirms: Callable[[int], bool] = lambda _count: True
     _took_s: dict[int, float] = field(default_factory=dict)
     _seconds: dict[int, float] = field(default_factory=dict)
     _stopped: set[int] = field(default_factory=set)
@@ -111,6 +113,8 @@ class Weighing:
         order = sorted(range(len(self.ways)), key=self._rank)
         for place, number in enumerate(order):
             way = self.ways[number]
+            if way.rung and self.found:  # else a plan of any way is looked for first
+                self._begin_anew(2)
             # some would only save bytes that nobody is short of
             is_needless = not self.refused or (way.rung > 1 and bool(self.found))
             if way.closed or (way.rung > 0 and is_needless):
@@ -162,6 +166,7 @@ class Weighing:
         left_s = self.budget.work.left_s
         self._seconds[number] = share.work.left_s
         self.refused.pop(number, None)
+        self.bounds.pop(number, None)
         try:
             self.found[number] = search(share)
         except NoCheaper as error:
@@ -174,36 +179,63 @@ class Weighing:
             self._took_s[number] = left_s - self.budget.work.left_s
         if share.work.stopped:
             self._stopped.add(number)
+        best = self.found.get(number)
+        if best is None or self._cost(number) > known or best.plan.micro_batches is None:
+            return
+        if not self.confirms(best.plan.micro_batches):
+            del self.found[number]
+            self._tried(number, self.ways[number].search, 1)
 
     def _go_on(self) -> None:
         """Give what is left of the clock to the ways that their shares of it ended.
 
-        Those with plans go on where they were, the best plan first. Where nothing fits, others
-        begin anew, if there are more seconds for it than before.
+        Those with plans go on where they were, the best plan first; those that found none cheaper
+        begin anew, if there are more seconds for it than before. So do others where nothing fits.
         """
-        idle = dict.fromkeys(self.found, 0)  # searches of each way that gained nothing
+        idle = dict.fromkeys([*self.found, *self.bounds], 0)  # searches that gained nothing
         while self.budget.work.left_s > 0:
-            stopped = [n for n in self.found if self._is_open(n) and idle[n] < IDLE]
+            stopped = [n for n in idle if idle[n] < IDLE and self._is_open(n)]
             if not stopped:
                 break
-            number = min(stopped, key=lambda n: (idle[n], self._cost(n)))
-            before, more = self.found[number], self.found[number].more
-            assert more is not None
+            number = min(
+                stopped, key=lambda n: (idle[n], self._cost(n) if n in self.found else math.inf)
+            )
+            before = self.found.get(number)
+            if before is None:
+                idle[number] += 1
+                self._tried(number, self.ways[number].search, 1)
+                continue
+            assert before.more is not None
             self.found[number] = replace(before, more=None)
             self._went_on.add(number)
-            self._tried(number, more, 1 if idle[number] else len(stopped))
+            self._tried(number, before.more, 1 if idle[number] else len(stopped))
             same = self.found[number].plan.certificate == before.plan.certificate
             idle[number] = idle[number] + 1 if same else 0
-        for number in [] if self.found else sorted(self.refused, key=self._rank):
-            gains_s = self.budget.work.left_s - self._seconds[number]
-            if number in self._stopped and not self.found and gains_s > 0:
-                self._tried(number, self.ways[number].search, 1)
+        if not self.found:
+            self._begin_anew(1)
+
+    def _begin_anew(self, parts: float) -> None:
+        """Search those that the clock refused anew, if there are more seconds for it than before.
+
+        Each has one of so many equal shares of what is left of the clock, until one has a plan.
+        """
+        found = len(self.found)
+        for number in sorted(self._stopped & self.refused.keys(), key=self._rank):
+            if len(self.found) == found and self._gains_s(number, parts) > 0:
+                self._tried(number, self.ways[number].search, parts)
+
+    def _gains_s(self, number: int, parts: float = 1) -> float:
+        """Seconds that a part of what is left of the clock has more than the last search had."""
+        return self.budget.work.left_s / parts - self._seconds[number]
 
     def _is_open(self, number: int) -> bool:
         """Tell whether the search of a way goes on, whose bound leaves something to gain.
 
         It does where the clock ended it and, once more, where its steps did with much to gain.
         """
+        if number not in self.found:
+            is_left = number in self._stopped and self.bounds.get(number, math.inf) < self._enough
+            return is_left and self._gains_s(number) > 0
         outcome, bound = self.found[number], self._bound(number)
         certificate = outcome.plan.certificate
         stopped = certificate is not None and certificate.status == "time_limit"
@@ -238,7 +270,8 @@ class Weighing:
         if status == "optimal" and (is_open or refused):
             status = "feasible"
         stopped = [one.plan.certificate for one in self.found.values()]
-        if is_open and (self.late or any(one and one.status == "time_limit" for one in stopped)):
+        is_cut_off = bool(self.late) or not self._stopped.isdisjoint(self.bounds)
+        if is_open and (is_cut_off or any(one and one.status == "time_limit" for one in stopped)):
             status = "time_limit"
         certificate = replace(
             certificate, bound=bound, status=status, space=", ".join(dict.fromkeys(spaces))

@@ -16,11 +16,11 @@ from partitioner.solver.formats.json_files import FormatError
 from partitioner.solver.joint.solve import THOROUGH
 from partitioner.solver.milp.engines import Engine
 from partitioner.solver.outcome import relative_gap
-from partitioner.solver.pairwise import Pairwise
-from partitioner.solver.pairwise import evaluate as evaluate_pairwise
-from partitioner.solver.pairwise import solve as solve_pairwise
-from partitioner.solver.stages import StageGraph, plan_stages
-from partitioner.solver.stages.graph import PlannedStage
+from partitioner.solver.pairwise.problem import Pairwise
+from partitioner.solver.pairwise.problem import evaluate as evaluate_pairwise
+from partitioner.solver.pairwise.solve import solve as solve_pairwise
+from partitioner.solver.stages.graph import PlannedStage, StageGraph
+from partitioner.solver.stages.graph_search import plan_stages
 from partitioner.solver.work import Work, now_s
 
 #: The least time that is left for the search of a file that takes long to read, in seconds.

@@ -34,8 +34,8 @@ from partitioner.solver.formats.json_files import (
     number,
     objects,
 )
-from partitioner.solver.stages import flights
 from partitioner.solver.stages.graph import Config, PlannedStage, Sharded, StageGraph
+from partitioner.solver.stages.model import flights
 
 
 def parse(data: Any) -> StageGraph:

@@ -32,6 +32,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from partitioner.solver.milp.program import Milp, MilpBuilder, TooLargeError
@@ -45,6 +46,7 @@ from partitioner.solver.problem import (
     rank_nodes,
     symmetric_groups,
 )
+from partitioner.solver.work import Work
 
 Goal = Literal["throughput", "memory", "excess"]
 Terms = list[tuple[int, float]]  #: A sum of column x value.
@@ -97,10 +99,15 @@ class Formulation:
         return max(0.0, bound * self.unit / (1 + self.slack))
 
 
+#: Rows that are written before the clock is asked again.
+ROWS_AT_ONCE = 64
+
+
 def formulate(
     problem: Problem,
     goal: Goal,
     known: float | None = None,
+    work: Work | None = None,
 ) -> Formulation | None:
     """Write the MILP of a (presolved) problem; None if it had more than `MOST_ENTRIES`.
 
@@ -110,12 +117,15 @@ def formulate(
             bytes over the limits ("excess").
         known: A value of the goal that a known plan reaches: loads are written in units of it. It
             bounds no column: with such a bound HiGHS 1.15.1 proves too much (a test shows it).
+        work: Its clock ends the writing, too: then there is none either.
     """
     try:
         build = MilpBuilder(MOST_ENTRIES)
         x = _Program.of(build, problem, goal, known)
         families = (x.choose(), x.leave_and_meet(), x.pay(), x.carry(), x.hold(), x.open())
-        for name, terms, sense, side in itertools.chain(*families):
+        for place, (name, terms, sense, side) in enumerate(itertools.chain(*families)):
+            if work is not None and place % ROWS_AT_ONCE == 0 and work.late:
+                return None
             build.row(terms, sense, side, name)
         build.minimise(x.objective())
         slack = TIE_WEIGHT * problem.devices if x.load is not None else 0.0
@@ -297,13 +307,22 @@ class _Program:
         total: dict[int, float] = {}
         for column, size in live:
             total[column] = total.get(column, 0.0) + size
-        most = 0.0
-        for row in self.s:
-            most += max(total.pop(column, 0.0) for column in row)
-        for edge in self.edges:
-            sizes = [total.pop(column, 0.0) for terms in edge.e.values() for column, _ in terms]
-            most += max(sizes, default=0.0)
-        return most + sum(total.values())
+        fullest: dict[int, float] = {}
+        for column, size in total.items():
+            owner = self._owners.get(column, -1 - column)
+            fullest[owner] = max(fullest.get(owner, 0.0), size)
+        return sum(fullest.values())
+
+    @cached_property
+    def _owners(self) -> Mapping[int, int]:
+        """The number of the node or edge that each column is a choice or a pair of."""
+        owners: dict[int, int] = {}
+        for number, edge in enumerate(self.edges, len(self.s)):
+            pairs = (column for terms in edge.e.values() for column, _ in terms)
+            owners.update(dict.fromkeys(pairs, number))
+        for node, row in enumerate(self.s):
+            owners.update(dict.fromkeys(row, node))
+        return owners
 
 
 def _edge(build: MilpBuilder, k: int, edge: Edge, s: Sequence[Sequence[int]]) -> _Edge:

@@ -1,7 +1,8 @@
 """The intra-operator problem at scale: pairwise costs, live intervals, one memory limit.
 
 >>> import numpy as np
->>> from partitioner.solver.pairwise import Pairwise, evaluate, solve
+>>> from partitioner.solver.pairwise.problem import Pairwise, evaluate
+>>> from partitioner.solver.pairwise.solve import solve
 >>> whole = lambda *values: np.array(values, dtype=np.int64)
 >>> problem = Pairwise(
 ...     offsets=whole(0, 2, 4), costs=whole(5, 1, 6, 1), usages=whole(1, 3, 1, 3),
@@ -11,16 +12,3 @@
 >>> solution.chosen, solution.cost, solution.bound, solution.status
 ((0, 1), 8, 8, 'optimal')
 """
-
-from partitioner.solver.pairwise.problem import FORBIDDEN, Pairwise, PairwiseOutcome, evaluate
-from partitioner.solver.pairwise.progress import PairwiseSolution
-from partitioner.solver.pairwise.solve import solve
-
-__all__ = [
-    "FORBIDDEN",
-    "Pairwise",
-    "PairwiseOutcome",
-    "PairwiseSolution",
-    "evaluate",
-    "solve",
-]

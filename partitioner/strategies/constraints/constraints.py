@@ -228,9 +228,9 @@ class Constraints:
     def stage_of(self, node: Node) -> tuple[int, ...]:
         """The stage that a plan in stages has a node in, as its number; () if it says none."""
         kept = self.plan
-        if kept is None or kept.pipeline is None or node.name not in kept.nodes:
+        if kept is None or node.name not in kept.nodes:
             return ()
-        return (kept.pipeline.stages[kept.nodes[node.name].group],)
+        return (kept.stages[kept.nodes[node.name].group],)
 
     def bound_nodes(self, graph: Graph) -> Mapping[str, Sequence[int]]:
         """Positions of the nodes that each constraint binds, by its text for people.
@@ -319,8 +319,7 @@ def _of_size(plan: Plan, size: int) -> Plan:
         for stage, own in devices.items()
         if len(own) == size
     }
-    assert plan.pipeline is not None
-    stages = plan.pipeline.stages
+    stages = plan.stages
     kept = [group for group, stage in enumerate(stages) if stage in number]
     groups = tuple(
         DeviceMesh(

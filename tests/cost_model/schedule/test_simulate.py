@@ -6,7 +6,7 @@ import pytest
 from helpers.plans.cost_cases import compute, key, send, tasks
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.schedule.readings import timeline_json
-from partitioner.cost_model.schedule.simulate import Event, Timeline, simulate
+from partitioner.cost_model.schedule.simulate import Event, Timeline, simulate, step_seconds
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.ir.program import Comm, CommKind
@@ -25,7 +25,7 @@ def pipeline() -> Schedule:
     return tasks(
         compute("a", 0, ("x",), {"p": 4}, seconds=2.0),
         send("p", 0, 1, 4),
-        compute("b", 1, ("p",), {"y": 4}, seconds=3.0, phase=1),
+        compute("b", 1, ("p",), {"y": 4}, seconds=3.0, hops=1),
     )
 
 
@@ -34,6 +34,10 @@ def test_one_request_through_two_devices() -> None:
     assert times(timeline, 0) == [("a", 0, 0, 2), ("send p", 0, 2, 3)]
     assert times(timeline, 1) == [("send p", 0, 2, 3), ("b", 0, 3, 6)]
     assert timeline.latency_s == timeline.makespan_s == timeline.step_s == 6
+
+
+def test_seconds_of_a_whole_batch_are_those_of_its_timeline() -> None:
+    assert step_seconds(pipeline()) == simulate(pipeline()).makespan_s == 6
 
 
 def test_requests_overlap_in_a_pipeline() -> None:
@@ -55,9 +59,9 @@ def test_a_device_that_comes_back() -> None:
         compute("a", 0, ("x",), {"p": 4}),
         send("p", 0, 1, 4),
         compute("side", 0, ("p",), {"s": 4}, seconds=1.5),
-        compute("b", 1, ("p",), {"q": 4}, seconds=2.0, phase=1),
-        send("q", 1, 0, 4, phase=1),
-        compute("c", 0, ("q", "s"), {"y": 4}, phase=2),
+        compute("b", 1, ("p",), {"q": 4}, seconds=2.0, hops=1),
+        send("q", 1, 0, 4, hops=1),
+        compute("c", 0, ("q", "s"), {"y": 4}, hops=2),
     )
     timeline = simulate(schedule)
     assert times(timeline, 0) == [

@@ -8,13 +8,12 @@ import pytest
 from helpers.modules.staged_models import Plain, UNet, seeded
 from helpers.plans.staged import equal_stages, staged, staged_plan
 from partitioner.cost_model.cluster.resolve import resolve_cluster
-from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.memory.lifetimes import safe_lifetimes
 from partitioner.cost_model.memory.lives import StepLives
 from partitioner.cost_model.prices.collectives import comm_cost
 from partitioner.cost_model.schedule.simulate import simulate, step_seconds
-from partitioner.cost_model.schedule.task_list import Schedule, schedule
+from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
@@ -127,7 +126,6 @@ def test_gradients_are_held_once_as_a_sum_and_their_sums_over_devices_when_they_
     """A communication of the end of the step is not held while the passes run."""
     module = staged(seeded(Plain), Plain.batch(0), [(0, 1), (2, 3)], parallel=parallel)
     tasks = module.schedule
-    assert tasks.order is not None
     phases = [task.phase for task in tasks.tasks]
     assert phases == sorted(phases)
     lives = StepLives.of(tasks, safe_lifetimes(tasks))
@@ -186,11 +184,6 @@ def test_seconds_of_a_step_where_devices_of_a_lane_differ_and_wait_in_collective
     inside = [t for t in tasks.tasks if t.comm is not None and t.phase == t.target_phase]
     assert any(len(task.devices) == 2 for task in inside), "a collective of a lane"
     assert step_seconds(tasks) == pytest.approx(simulate(tasks).makespan_s, rel=1e-12)
-
-
-def test_seconds_of_a_step_are_of_plans_in_stages() -> None:
-    with pytest.raises(CostError, match="a plan without stages"):
-        step_seconds(Schedule((), {}, {}, {}))
 
 
 def test_what_passes_between_two_phases_pays_one_start_up() -> None:

@@ -13,6 +13,7 @@ from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.task_list import schedule as scheduled
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.phases import Part
 from partitioner.ir.plan import resolve
 
 PAIR = DeviceMesh.line(2)
@@ -80,10 +81,10 @@ def test_the_order_of_communications_ascends() -> None:
     assert len(numbers) == 3
 
 
-def test_phases_count_hops_between_groups() -> None:
+def test_tasks_count_hops_between_groups() -> None:
     graph = chain("Relu", "Neg", "Abs")
     schedule = tasks_of(graph, hand_plan(graph, a=0, b=1, c=0), 2)
-    assert [(t.phase, t.target_phase) for t in schedule.tasks] == [
+    assert [(t.hops, t.target_hops) for t in schedule.tasks] == [
         (0, 0),
         (0, 1),
         (1, 1),
@@ -92,12 +93,24 @@ def test_phases_count_hops_between_groups() -> None:
     ]
 
 
-def test_groups_that_share_a_device_are_one_phase() -> None:
+def test_a_whole_batch_is_one_phase_of_one_micro_batch() -> None:
+    graph = chain("Relu", "Neg", "Abs")
+    schedule = tasks_of(graph, hand_plan(graph, a=0, b=1, c=0), 2)
+    order = schedule.order
+    assert order.is_whole
+    assert order.lanes == ((0, 1),)
+    (phase,) = {phase for task in schedule.tasks for phase in (task.phase, task.target_phase)}
+    assert order.phases.of(phase) == (Part.FORWARD, 0)
+    assert all(list(schedule.runs(device)).count(phase) == 1 for device in (0, 1))
+    assert {schedule.times(task) for task in schedule.tasks} == {1}
+
+
+def test_between_groups_that_share_a_device_is_no_hop() -> None:
     graph = chain("Relu", "Neg", "Abs")
     schedule = tasks_of(graph, hand_plan(graph, a=PAIR, b=0, c=PAIR), 2)
-    assert {task.phase for task in schedule.tasks} == {0}
+    assert {task.hops for task in schedule.tasks} == {0}
     apart = tasks_of(graph, hand_plan(graph, a=PAIR, b=PAIR, c=LATE), 4)
-    assert [task.phase for task in apart.tasks if task.placed] == [0, 0, 1]
+    assert [task.hops for task in apart.tasks if task.placed] == [0, 0, 1]
 
 
 def test_pending_outputs_are_reduced() -> None:

@@ -88,7 +88,7 @@ def compute(
     reads: tuple[str, ...],
     writes: Mapping[str, int],
     seconds: float = 1.0,
-    phase: int = 0,
+    hops: int = 0,
 ) -> Task:
     """A task of one device that reads and writes (value: bytes) whole values there."""
     return Task(
@@ -97,15 +97,15 @@ def compute(
         tuple((device, key(value, device)) for value in reads),
         tuple((device, key(value, device), nbytes) for value, nbytes in writes.items()),
         placed=_NODE,
-        phase=phase,
-        target_phase=phase,
+        hops=hops,
+        target_hops=hops,
     )
 
 
 def send(
-    value: str, source: int, target: int, nbytes: int, seconds: float = 1.0, phase: int = 0
+    value: str, source: int, target: int, nbytes: int, seconds: float = 1.0, hops: int = 0
 ) -> Task:
-    """A one-way communication to a device of the next phase."""
+    """A one-way communication to a device one move further from the inputs."""
     part = ((0, nbytes),)
     transfer = Transfer(source, target, (part,), (part,))
     ranks = tuple(sorted((source, target)))
@@ -116,8 +116,8 @@ def send(
         ((source, key(value, source)),),
         ((target, key(value, target), nbytes),),
         comm=comm,
-        phase=phase,
-        target_phase=phase + 1,
+        hops=hops,
+        target_hops=hops + 1,
     )
 
 

@@ -6,8 +6,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from partitioner.solver.pairwise import FORBIDDEN, Pairwise
 from partitioner.solver.pairwise.model import Model, build
+from partitioner.solver.pairwise.problem import FORBIDDEN, Pairwise
 from partitioner.solver.pairwise.reducing.relax import prune
 
 

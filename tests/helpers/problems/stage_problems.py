@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partitioner.solver.stages import Pool, Stage, StageOption, StageProblem, evaluate_cut
+from partitioner.solver.stages.model import Pool, Stage, StageOption, StageProblem, evaluate_cut
 
 
 @dataclass(frozen=True)

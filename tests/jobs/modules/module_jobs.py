@@ -25,6 +25,7 @@ from jobs.modules import (
     checkpoints,
     placed_modules,
     side_modules,
+    whole_copies,
     written_buffers,
 )
 from jobs.processes.torch_ranks import Job, LeftError, main
@@ -824,6 +825,10 @@ JOBS = {
     "caches_read_before": Job(2, cached_modules.reads_before_it_writes, [cached_modules.twice]),
     "first_names": Job(
         2, placed_modules.lists_parameters_by_their_first_names, [placed_modules.twice]
+    ),
+    "copies": Job(2, whole_copies.serve_apart, [partial(whole_copies.program, 2)]),
+    "copies_of_groups": Job(
+        5, whole_copies.serve_in_groups, [partial(whole_copies.program, 5, 2)], slow=True
     ),
     "rare_types": Job(2, placed_modules.carries_rare_types, [placed_modules.rare]),
 }

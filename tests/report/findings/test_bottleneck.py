@@ -7,11 +7,19 @@ import pytest
 from onnx import helper
 
 import partitioner
+from helpers.modules.staged_models import Plain, seeded
+from helpers.plans.staged import staged_plan
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
 from partitioner.cli.main import main
-from partitioner.cost_model.evaluate import one_device
-from partitioner.report.findings.bottleneck import Bottleneck, bottleneck, limit_sentence
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.evaluate import evaluate, one_device
+from partitioner.cost_model.schedule.task_list import schedule
+from partitioner.frontends.torch.options import ModuleOptions
+from partitioner.frontends.torch.source import Example
+from partitioner.frontends.torch.trace import trace_module
+from partitioner.ir.plan import resolve
+from partitioner.report.findings.bottleneck import WAITING, Bottleneck, bottleneck, limit_sentence
 from partitioner.report.page.data import headline
 
 
@@ -104,6 +112,19 @@ def test_waiting_is_not_communication() -> None:
     seconds = {"waiting": 0.6, "send": 0.1, "launches": 0.3}
     limits = Bottleneck(None, 1.0, seconds, counts={}, balance=1.0, longest=("", 0.0))
     assert limits.communication_s == {"send": 0.1}
+
+
+def test_a_training_step_over_two_devices_waits_for_the_other_one() -> None:
+    example = Example(Plain.batch(0, 8), {})
+    graph = trace_module(seeded(Plain), example, ModuleOptions(True)).graph
+    plan = replace(staged_plan(graph, [(0,), (1,)], "1f1b", 1), pipeline=None)
+    cluster = resolve_cluster(None, 2)
+    figures = evaluate(graph, plan, cluster)
+    tasks = schedule(graph, resolve(graph, plan), cluster)
+    limits = bottleneck(graph, tasks, figures, cluster, "throughput")
+    assert limits.total_s == figures.step_s == figures.latency_s
+    assert sum(limits.seconds.values()) == pytest.approx(limits.total_s)
+    assert limits.seconds[WAITING] > 0.1 * limits.total_s
 
 
 def test_nothing_takes_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,7 +142,7 @@ def test_one_device_runs_requests_whole_or_in_micro_batches_whichever_it_holds()
     slow = best_single(result.graph, result.cluster, "throughput", 2)[1]
     limit = (max(fast.held_bytes.values()) + max(slow.held_bytes.values())) // 2
     small = result.cluster.with_memory(limit)
-    assert OneDevice.best(small, "throughput", parts, (whole, None)).step_s == slow.step_s
+    assert OneDevice.best(small, "throughput", "intra", parts, (whole, None)).step_s == slow.step_s
 
 
 def test_a_device_that_holds_the_model_by_exact_liveness_holds_it(
@@ -162,7 +162,7 @@ def test_a_device_that_holds_the_model_by_exact_liveness_holds_it(
     monkeypatch.setattr(
         "partitioner.report.findings.one_device.best_single", lambda *_: (0, figures)
     )
-    single = OneDevice.best(result.cluster, "throughput", (result.graph, None))
+    single = OneDevice.best(result.cluster, "throughput", "inter", (result.graph, None))
     assert (single.held_bytes, single.fits) == (90, True)
     assert single.speedup(result.evaluation) == 1.0
     assert single.gain(result.evaluation, "memory") == 90 / result.evaluation.cost("memory")
@@ -192,7 +192,9 @@ def test_a_plan_for_a_stream_says_what_whole_copies_would_serve() -> None:
     result = PLANS["placed"]()
     alone_per_s = 1 / result.one_device.step_s
     served = units.per_second(2 * alone_per_s), units.per_second(result.evaluation.throughput_per_s)
-    said = "2 whole copies, one on each device, would serve {}, this plan {}".format(*served)
+    said = (
+        "2 whole copies, one on each device, would serve {} (--strategy copies), this plan {}"
+    ).format(*served)
     assert text({**result.summary, "bound": 0.0}).splitlines()[1] == f"  copies      {said}"
     assert f"; {said}; limit: " in headline(result)["verdict"]
     assert explain(result).splitlines()[1].startswith(f"  copies      {said}")
@@ -231,6 +233,6 @@ def test_copies_are_of_devices_that_hold_the_model() -> None:
     spec = three.devices[0]
     small = replace(spec, name="small", memory_bytes=10_000)
     mixed = replace(three, devices=(spec, small, spec))
-    single = OneDevice.best(mixed, "throughput", (result.graph, None))
+    single = OneDevice.best(mixed, "throughput", "inter", (result.graph, None))
     assert single.copies == 2
     assert single.copies_per_s == pytest.approx(2 / single.step_s)

@@ -30,7 +30,7 @@ from partitioner.search.levels.staged import SplitAxesSpace, StagesSpace, axes_m
 from partitioner.search.levels.stages import Staged, StageSearch
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, evaluate_choices
-from partitioner.solver.stages import Pool, StageOption, StageProblem, evaluate_cut
+from partitioner.solver.stages.model import Pool, StageOption, StageProblem, evaluate_cut
 from partitioner.solver.work import Work
 from partitioner.strategies.derive import Rules
 

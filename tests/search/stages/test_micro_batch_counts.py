@@ -21,7 +21,9 @@ from partitioner.search.request import Budget, Request
 from partitioner.search.stages.micro_batch_counts import (
     COUNTS,
     CountSearch,
+    Held,
     LeastStep,
+    Traces,
     Trial,
     usual_trials,
 )
@@ -121,12 +123,95 @@ def test_fewest_looks_beside_the_number_that_comes_nearest(monkeypatch: pytest.M
     monkeypatch.setattr(CountSearch, "best", property(lambda _: planned))
     best = SimpleNamespace(evaluation=SimpleNamespace(step_s=1.0))
     request, cluster = Request(), resolve_cluster("4xh100")
-    for sizes, first in ((None, 2), ((4,), 2), ((1, 2), 64)):
-        planned.clear()
-        search = CountSearch(lambda _: (), cluster, request, Budget.of(request), sizes)
-        search.outcomes = defaultdict(lambda: best)  # type: ignore[assignment]
-        assert search.fewest([2, 4, 8, 16, 32, 64]) is not None
-        assert (planned[0], 16 in planned) == (first, True)
+    search = CountSearch(lambda _: (), cluster, request, Budget.of(request))
+    search.outcomes = defaultdict(lambda: best)  # type: ignore[assignment]
+    assert search.fewest([2, 4, 8, 16, 32, 64]) is not None
+    assert 16 in planned
+
+
+MIB = 2**20
+
+
+def tried(
+    monkeypatch: pytest.MonkeyPatch,
+    held: Held,
+    memory: int,
+    devices: int,
+    short: int,
+    fits: int,
+    sizes: tuple[int, ...] | None = None,
+) -> list[int]:
+    """The numbers that are tried where `fits` fits, and all others are short of so many MiB."""
+    planned: list[int] = []
+
+    def plan(search: CountSearch, count: int, *_: object) -> bool:
+        planned.append(count)
+        search.refused[count] = Infeasible("short", bytes_short=short * MIB)
+        return count == fits
+
+    monkeypatch.setattr(CountSearch, "_plan", plan)
+    monkeypatch.setattr(CountSearch, "best", property(lambda _: planned))
+    monkeypatch.setattr(CountSearch, "_cost", lambda *_: 1.0)
+    request, cluster = Request(), resolve_cluster(f"{devices}xh100").with_memory(memory * MIB)
+    budget = Budget.of(request)
+    search = CountSearch(lambda _: (), cluster, request, budget, sizes, held=lambda: held)
+    search.fewest([1, 2, 4, 8, 16, 32, 64])
+    return planned
+
+
+@pytest.mark.parametrize(
+    ("sizes", "moving", "first"),
+    [
+        (None, 100, 1),  # 4 devices share 25 MiB each
+        (None, 800, 2),  # 100 MiB each, of two micro-batches
+        ((4,), 1700, 4),
+        ((1, 2), 100, 1),  # each holds as many micro-batches as there are stages
+        ((1, 2), 800, 8),
+        ((1, 2), 1700, 16),
+        ((1, 2), 9000, 64),
+    ],
+)
+def test_fewest_begins_with_the_number_whose_bytes_the_devices_have(
+    sizes: tuple[int, ...] | None, moving: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of devices of 150 MiB, which keep 25 MiB each."""
+    held = Held(100 * MIB, moving * MIB)
+    assert tried(monkeypatch, held, 150, 4, 0, first, sizes)[0] == first
+
+
+@pytest.mark.parametrize(("short", "then"), [(1, 8), (60, 16), (90, 64)])
+def test_fewest_goes_on_with_what_makes_up_for_the_bytes_that_are_short(
+    short: int, then: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(100 * MIB, 400 * MIB)
+    assert tried(monkeypatch, held, 200, 1, short, then)[:2] == [4, then]
+
+
+def test_fewest_of_no_numbers_is_none() -> None:
+    request = Request()
+    search = CountSearch(lambda _: (), resolve_cluster("1xh100"), request, Budget.of(request))
+    assert search.fewest([]) is None
+
+
+@pytest.mark.parametrize(("left_s", "expected"), [(1.0, True), (9.0, False)])
+def test_no_number_is_begun_whose_trace_takes_what_is_left(left_s: float, expected: bool) -> None:
+    request, cluster = Request(), resolve_cluster("4xh100")
+    budget = replace(Budget.of(request).anew(left_s), best_s=1.0)
+    traces = Traces(5.0, is_there=lambda count: count == 2)
+    search = CountSearch(lambda _: (), cluster, request, budget, traces=traces)
+    assert [search._is_late(2), search._is_late(4)] == [False, expected]
+    assert budget.work.stopped == expected
+
+
+def test_seconds_are_kept_once_for_the_trace_that_confirms_guesses() -> None:
+    request, cluster = Request(), resolve_cluster("4xh100")
+    budget = Budget.of(request).anew(20.0)
+    traces = Traces(5.0, is_guessed=lambda count: count > 2)
+    search = CountSearch(lambda _: (), cluster, request, budget, traces=traces)
+    before = budget.work.deadline
+    for count in (1, 2, 4, 8):
+        search._keep_for_trace(count)
+    assert before - budget.work.deadline == 5.0
 
 
 @pytest.mark.parametrize(
@@ -182,7 +267,8 @@ def test_the_whole_batch_on_one_mesh_is_no_number_of_micro_batches() -> None:
 
 def _in_stages(bound: Callable[[int], float] | None) -> InStages:
     request, cluster, silent = Request(), resolve_cluster("4xh100"), StageClock(lambda _: None)
-    parts = Parts(cast("ModelGraphs", SimpleNamespace()), None)
+    graphs = SimpleNamespace(is_there=lambda _count: True, is_guessed=lambda _count: False)
+    parts = Parts(cast("ModelGraphs", graphs), None, lambda: Held(0, 0), 0.0)
     return InStages(parts, cluster, request, silent, (1, 2, 4), bound=bound)
 
 

@@ -10,8 +10,8 @@ from partitioner.cost_model.evaluate import one_device
 from partitioner.examples import build
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.pipeline import PipelineScheduleError
-from partitioner.ir.plan import Certificate, NodePlan, Plan
+from partitioner.ir.pipeline.actions import PipelineScheduleError
+from partitioner.ir.plan import Certificate, NodePlan, Pipeline, Plan
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
 from partitioner.search.ways.way import Nearly, Way, Weighing
@@ -76,6 +76,43 @@ def at_a_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def short(nbytes: float, **options: object) -> Infeasible:
     return Infeasible(f"{nbytes:g} short", device=0, bytes_short=nbytes, **options)  # type: ignore[arg-type]
+
+
+def in_parts(cost_s: float, count: int) -> Outcome:
+    found = outcome(cost_s)
+    return replace(found, plan=replace(found.plan, pipeline=Pipeline("forward", count, (0,))))
+
+
+def test_a_plan_of_a_guessed_graph_is_searched_anew_where_the_guess_was_wrong() -> None:
+    """The first guess is of 4 micro-batches; plans that others beat are not confirmed."""
+    ends, asked = [in_parts(1.0, 4), in_parts(2.0, 2)], list[int]()
+
+    def confirms(count: int) -> bool:
+        asked.append(count)
+        return count != 4
+
+    ways = (
+        Way("whole", lambda _: outcome(3.0)),
+        Way("stages", lambda _: ends.pop(0)),
+        Way("slow", lambda _: in_parts(9.0, 8)),
+    )
+    best = Weighing(ways, REQUEST, Budget.of(REQUEST), confirms=confirms).best()
+    assert (best.evaluation.step_s, asked, ends) == (2.0, [4, 2], [])
+
+
+def test_a_wrong_guess_leaves_the_plans_of_other_ways() -> None:
+    ends: list[Outcome | Exception] = [in_parts(1.0, 4), short(5)]
+
+    def search(_: Budget) -> Outcome:
+        end = ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    ways = (Way("whole", lambda _: outcome(3.0)), Way("stages", search))
+    budget = Budget.of(REQUEST)
+    best = Weighing(ways, REQUEST, budget, confirms=lambda _: False, least=lambda: 0.5).best()
+    assert (best.evaluation.step_s, ends) == (3.0, [])
 
 
 def test_ways_are_searched_in_the_order_of_their_bounds() -> None:
@@ -202,6 +239,37 @@ def test_the_clock_leaves_ways_unsearched_and_the_certificate_says_so(
     assert certificate is not None
     assert (certificate.bound, certificate.status) == (0.5, "time_limit")
     assert certificate.space.endswith("stages (not reached)")
+
+
+def test_a_way_without_a_cheaper_plan_that_the_clock_ended_begins_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With more seconds than before; what was not stopped, or has a bound, has nothing to gain."""
+    now, left = at_a_clock(monkeypatch), list[float]()
+
+    def stages(budget: Budget) -> Outcome:
+        left.append(budget.work.left_s)
+        if len(left) > 1:
+            return outcome(1.0, 1.0)
+        now[0] += budget.work.left_s
+        assert budget.work.late
+        raise NoCheaper("none was found in time", 0.1)
+
+    def form(_: Budget) -> Outcome:
+        raise NoCheaper("none", 0.5)
+
+    forms = [Way(name, form) for name in "abcd"]
+    whole, in_stages = Way("whole", lambda _: outcome(4.0)), Way("stages", stages)
+    request = Request(time_limit_s=30.0, gap=0.1)
+    best = weighed(whole, in_stages, *forms, request=request)
+    assert left == pytest.approx([10.0, 20.0])
+    assert best.evaluation.step_s == 1.0
+    left.clear()
+    late = weighed(whole, in_stages, request=request)  # it had all
+    assert left == pytest.approx([30.0])
+    certificate = late.plan.certificate
+    assert certificate is not None
+    assert (certificate.bound, certificate.status) == (0.1, "time_limit")
 
 
 def test_what_others_leave_of_the_clock_goes_to_the_way_that_its_share_ended(

@@ -12,7 +12,7 @@ from helpers.problems.pairwise_cases import instance, optimum, second_opinion
 from partitioner.cli.main import main
 from partitioner.solver.formats.iopddl import parse, parse_solution, write
 from partitioner.solver.formats.json_files import FormatError, read
-from partitioner.solver.pairwise import evaluate
+from partitioner.solver.pairwise.problem import evaluate
 
 EXAMPLE: dict[str, Any] = {
     "nodes": {"intervals": [[0, 2], [1, 3]], "costs": [[5, 1], [6, 1]], "usages": [[1, 3], [1, 3]]},

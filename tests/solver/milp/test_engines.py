@@ -28,10 +28,10 @@ from partitioner.solver.milp.engines import (
 )
 from partitioner.solver.milp.program import MilpBuilder
 from partitioner.solver.milp.pulp_program import load_pulp
-from partitioner.solver.pairwise import evaluate
-from partitioner.solver.pairwise.exact import solve_exactly
 from partitioner.solver.pairwise.model import build
+from partitioner.solver.pairwise.problem import evaluate
 from partitioner.solver.pairwise.reducing.relax import prune
+from partitioner.solver.pairwise.solve import solve_exactly
 from partitioner.solver.work import Work
 
 CBC = Engine("CBC", "PULP_CBC_CMD")

@@ -15,8 +15,9 @@ from partitioner.solver import (
     brute_force,
     evaluate_choices,
 )
-from partitioner.solver.pairwise import evaluate, solve
 from partitioner.solver.pairwise.convert import PER_SECOND, convert
+from partitioner.solver.pairwise.problem import evaluate
+from partitioner.solver.pairwise.solve import solve
 
 #: Costs are rounded one by one, each to within half a picosecond.
 ROUNDING = 100

@@ -14,16 +14,18 @@ from helpers.problems.wide_pipelines import WIDE, convolutional, one_device_a_st
 from partitioner.cli.main import main
 from partitioner.solver import Infeasible
 from partitioner.solver.formats.piper import _time_s, evaluate_plan, parse
-from partitioner.solver.stages import StageGraph, StagePlan, pack, plan_stages
 from partitioner.solver.stages.cut_orders import first_orders, random_order
 from partitioner.solver.stages.graph import (
     Layout,
     PlannedStage,
+    StageGraph,
     around,
     between,
     enumerate_downsets,
 )
 from partitioner.solver.stages.graph_bound import bound_plans, least_cut
+from partitioner.solver.stages.graph_search import StagePlan, plan_stages
+from partitioner.solver.stages.knapsack import pack
 from partitioner.solver.stages.packed import StageSeconds, first_ranges, relax
 from partitioner.solver.work import Work
 

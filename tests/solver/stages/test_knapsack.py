@@ -6,8 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from partitioner.solver.stages import Ways, pack
-from partitioner.solver.stages.knapsack import frontier, relaxed, steps
+from partitioner.solver.stages.knapsack import Ways, frontier, pack, relaxed, steps
 
 
 def draw(rng: random.Random) -> list[Ways]:

@@ -9,17 +9,17 @@ import pytest
 
 from helpers.problems.stage_problems import Spec, all_cuts, brute_force, draw_problem
 from partitioner.solver import Infeasible, SolverError
-from partitioner.solver.stages import (
+from partitioner.solver.stages import paths
+from partitioner.solver.stages.cut import cut_stages
+from partitioner.solver.stages.entries import lay_out, most_in_flight, settle
+from partitioner.solver.stages.model import (
     Pool,
     Stage,
     StageOption,
     StageProblem,
-    cut_stages,
     evaluate_cut,
     flights,
-    paths,
 )
-from partitioner.solver.stages.entries import lay_out, most_in_flight, settle
 from partitioner.solver.stages.paths import frontier, least_tails
 
 SPECS = {

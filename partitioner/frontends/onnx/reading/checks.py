@@ -23,8 +23,7 @@ from onnx import (
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.reading.runtime import runtime_operators
 from partitioner.ir.errors import IRError
-from partitioner.ir.onnx_types import from_onnx_dtype
-from partitioner.ir.types import TensorType
+from partitioner.ir.types import TensorType, from_onnx_dtype
 
 #: The opsets that ONNX Runtime 1.31 runs; older models are converted to the first of them.
 OLDEST_OPSET, NEWEST_OPSET = 7, 26

@@ -14,7 +14,7 @@ some uses ahead, and updates right behind what makes their values: communication
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -39,6 +39,7 @@ from partitioner.ir.nodes.loads import Loads, with_loads
 from partitioner.ir.ops.aten.state import ALIAS, KEEP, REST, STATE, UPDATE
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import chosen
+from partitioner.rewrites.in_proportion import in_proportion
 from partitioner.rewrites.keys import keys_in_parts
 from partitioner.rewrites.passes import (
     backward_apart,
@@ -73,8 +74,9 @@ class ModuleGraph:
     rests: Mapping[str, str] = field(default_factory=dict)
     #: In training, the graph in which all that the backward pass reads is kept.
     kept: Graph | None = None
-    #: In training, makes the graph that offers to compute it again.
-    offer: Callable[[], Graph] | None = field(default=None, repr=False, compare=False)
+    #: The graph before its passes are set apart.
+    plain: Graph | None = field(default=None, repr=False, compare=False)
+    loads: Loads = ()  #: As of `ModuleOptions`.
 
     @cached_property
     def signature(self) -> Signature:
@@ -89,8 +91,24 @@ class ModuleGraph:
 
     @cached_property
     def offered(self) -> Graph:
-        """The graph that offers to compute again what the backward pass reads."""
-        return self.graph if self.offer is None else self.offer()
+        """In training, the graph that offers to compute again what the backward pass reads."""
+        if self.kept is None or self.plain is None:
+            return self.graph
+        return _finished(with_offers(self.plain), self.loads)
+
+    def in_proportion(self, part: ModuleGraph, count: int, wanted: int) -> ModuleGraph | None:
+        """The graph of one of `wanted` micro-batches, see `rewrites.in_proportion`.
+
+        `part` has that of one of `count`, and this one that of the whole batch.
+        """
+        assert self.plain is not None
+        assert part.plain is not None
+        plain = in_proportion(self.plain, part.plain, count, wanted)
+        if plain is None:
+            return None
+        graph = _finished(backward_apart(plain, plain_access(plain)), part.loads)
+        kept = None if part.kept is None else graph
+        return replace(part, graph=graph, plain=plain, kept=kept)
 
     @property
     def uncut(self) -> Graph:
@@ -153,10 +171,7 @@ def module_graph(
 
     plain = _plain_graph(calls, name, outputs, forward)
 
-    def finished(graph: Graph) -> Graph:
-        return with_loads(fetched_early(forward_aliases(graph)), loads)
-
-    graph = finished(backward_apart(plain, plain_access(plain)))
+    graph = _finished(backward_apart(plain, plain_access(plain)), loads)
     return ModuleGraph(
         graph,
         captured,
@@ -173,8 +188,13 @@ def module_graph(
         {first: value for first, value in calls.fixed.items() if value in graph.constants},
         {first: value for first, value in calls.rests.items() if value in graph.types},
         graph if training else None,
-        (lambda: finished(with_offers(plain))) if training else None,
+        plain,
+        loads,
     )
+
+
+def _finished(graph: Graph, loads: Loads) -> Graph:
+    return with_loads(fetched_early(forward_aliases(graph)), loads)
 
 
 @dataclass(kw_only=True)

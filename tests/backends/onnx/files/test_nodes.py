@@ -8,8 +8,7 @@ from onnx import AttributeProto, helper, numpy_helper
 from partitioner.backends.onnx.files.messages import node_proto, tensor_proto, value_info
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Node, Opaque
-from partitioner.ir.onnx_types import from_onnx_dtype, onnx_dtype
-from partitioner.ir.types import DTYPE_BITS, TensorType, numpy_dtype
+from partitioner.ir.types import DTYPE_BITS, TensorType, from_onnx_dtype, numpy_dtype, onnx_dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPE_BITS)

@@ -8,8 +8,8 @@ import pytest
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, stand_in
+from partitioner.cost_model.prices.collectives import dispatch_comms
 from partitioner.cost_model.prices.compute import node_seconds
-from partitioner.cost_model.prices.dispatched_rows import dispatch_comms
 from partitioner.ir.exchange import sent_numel
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout

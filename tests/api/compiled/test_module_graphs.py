@@ -1,0 +1,81 @@
+"""Graphs of micro-batches that are guessed, and what comes of wrong guesses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import partitioner
+from partitioner.api.compiled.module_graphs import ModuleGraphs
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.frontends.model import ModuleInput, open_model
+from partitioner.search.request import Request
+from partitioner.search.ways.stage_clock import StageClock
+
+
+class Branching(nn.Module):
+    """Does more with two samples or fewer: no size of a larger batch tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return (x.tanh() if x.shape[0] <= 2 else x).square().mean()
+
+
+def graphs(module: nn.Module, *shape: int, training: bool = True) -> ModuleGraphs:
+    opened = open_model(module, (torch.randn(*shape),), training=training)
+    assert isinstance(opened, ModuleInput)
+    cluster = resolve_cluster("2xh100").run_by(opened.executor)
+    return ModuleGraphs(opened, cluster, Request(), StageClock(lambda _: None))
+
+
+def test_the_second_number_of_micro_batches_is_guessed_and_confirmed() -> None:
+    found = graphs(Branching(), 24, 16)
+    assert [found.is_there(count) for count in (1, 2, 3)] == [True, False, False]
+    found.in_micro_batches(2)
+    assert [found.is_there(count) for count in (2, 3, 24)] == [True, True, False]
+    guess = found.in_micro_batches(3)
+    assert (found.is_guessed(2), found.is_guessed(3)) == (False, True)
+    assert found.confirms(3)
+    assert not found.is_guessed(3)
+    assert found.in_micro_batches(3).digest == guess.digest
+
+
+def test_a_wrong_guess_is_found_out_and_no_other_is_made() -> None:
+    found = graphs(Branching(), 24, 16)
+    found.in_micro_batches(2)
+    guess, offered = found.in_micro_batches(12), found.offered_in(12)
+    assert not found.confirms(12)
+    traced = found.in_micro_batches(12)
+    assert any(node.op == "aten::tanh" for node in traced.nodes)
+    assert traced.digest != guess.digest
+    assert offered is not None
+    found.in_micro_batches(3)
+    assert not found.is_guessed(3)
+    assert found.confirms(12)
+
+
+def test_inference_is_guessed_too() -> None:
+    found = graphs(Branching(), 24, 16, training=False)
+    found.in_micro_batches(2)
+    guess = found.in_micro_batches(4)
+    assert found.is_guessed(4)
+    assert found.confirms(4)
+    assert found.in_micro_batches(4).digest == guess.digest
+
+
+@pytest.mark.parametrize("batch", [12, 18])
+def test_a_plan_is_of_the_traced_graph_whatever_was_guessed(batch: int) -> None:
+    """Where memory leaves micro-batches alone, those of two samples have nodes of their own."""
+    module, inputs = Branching(), torch.randn(batch, 16)
+    program = partitioner.compile(
+        module, inputs, devices=2, training=True, parallel="pp", schedule="1f1b"
+    )
+    assert isinstance(program, partitioner.ModuleProgram)
+    assert program.plan.graph_digest == program.graph.digest
+    program.verify()

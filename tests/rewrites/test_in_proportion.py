@@ -1,0 +1,113 @@
+"""Graphs of micro-batches that are guessed from two others, beside those that are traced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from partitioner.frontends.model import ModuleInput, open_model
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.types import TensorType
+from partitioner.rewrites.in_proportion import in_proportion
+
+
+class Attention(nn.Module):
+    """One layer of attention over a loss: sizes of views, an expansion and means of the batch."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        mixed = torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+        joined = mixed.transpose(1, 2).reshape(batch * length, width)
+        loss: torch.Tensor = (self.out(joined).square().sum(1) / (batch * length)).sum()
+        return loss
+
+
+def opened(module: nn.Module, *shape: int) -> ModuleInput:
+    result = open_model(module, (torch.randn(*shape),), training=True)
+    assert isinstance(result, ModuleInput)
+    return result
+
+
+@pytest.mark.parametrize(("known", "wanted"), [(2, 3), (2, 4), (2, 6), (3, 2), (6, 4), (4, 6)])
+def test_a_guess_is_what_the_tracer_gives(known: int, wanted: int) -> None:
+    model = opened(Attention(8), 12, 5, 8)
+    whole = model.traced.traced
+    part, traced = (model.in_micro_batches(count).traced for count in (known, wanted))
+    guess = whole.in_proportion(part, known, wanted)
+    assert guess is not None
+    assert guess.graph.digest == traced.graph.digest
+    assert guess.offered.digest == traced.offered.digest
+
+
+class Squared(nn.Module):
+    """A model with one size that grows with the square of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        loss: torch.Tensor = (y @ y.t()).reshape(-1).mean()
+        return loss
+
+
+def test_what_is_not_in_proportion_has_no_guess() -> None:
+    model = opened(Squared(), 12, 4)
+    part = model.in_micro_batches(2).traced
+    assert model.traced.traced.in_proportion(part, 2, 3) is None
+
+
+def _graph(size: int, **attrs: object) -> Graph:
+    types = {name: TensorType.of("float32", (size, 3)) for name in "xy"}
+    node = Node("node", "aten::mul.Scalar", ("x",), ("y",), attrs)  # type: ignore[arg-type]
+    return Graph("graph", ("x",), ("y",), (node,), types, {}, {"aten": 1})
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "expected"),
+    [
+        (7, 7, 7),
+        (12, 6, 3),
+        (12, 7, None),  # neither the same nor half
+        (6, 3, None),  # has no fourth part
+        (12.0, 6.0, 3.0),
+        (0.5, 1.0, 2.0),  # a mean
+        (0.5, 0.7, None),
+        ((12, 4, 6), (6, 4, 3), None),
+        ((12, 4, 8), (6, 4, 4), (3, 4, 2)),
+        ((12, 4), (6, 4, 1), None),
+        ("mean", "mean", "mean"),
+        ("mean", "sum", None),
+        (12, 6.0, None),
+    ],
+)
+def test_numbers_are_the_same_or_in_proportion(
+    whole: object, part: object, expected: object
+) -> None:
+    found = in_proportion(_graph(12, n=whole), _graph(6, n=part), 2, 4)
+    assert (None if found is None else found.nodes[0].attrs["n"]) == expected
+    if found is not None:
+        assert found.types["y"].shape == (3, 3)
+
+
+def test_graphs_of_other_nodes_or_values_have_nothing_between_them() -> None:
+    whole, part = _graph(12), _graph(6)
+    (node,) = part.nodes
+    others = [
+        replace(part, nodes=(replace(node, op="aten::div.Scalar"),)),
+        replace(part, nodes=(replace(node, attrs={"more": 1}),)),
+        replace(part, types={name: TensorType.of("float64", (6, 3)) for name in "xy"}),
+        replace(part, opsets={"aten": 2}),
+        replace(part, types={**part.types, "z": part.types["x"]}),
+    ]
+    assert in_proportion(whole, part, 2, 3) is not None
+    assert [in_proportion(whole, other, 2, 3) for other in others] == [None] * len(others)

@@ -18,7 +18,6 @@ from partitioner.api.compiled.base import Compiled
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import NodePlan, Plan
 
-
 SETTINGS = ("onnx", "inference", pytest.param("training", marks=pytest.mark.slow))
 
 

@@ -139,7 +139,8 @@ def compiled(setting: str, options: Mapping[str, Any]) -> Compiled:
         fixed["plan_only"] = True
     if name == "onnx":
         model = onnx_model(8 * devices, devices) if is_large else onnx_model()
-        return partitioner.compile(model, None, devices, **fixed)
+        onnx_program: Compiled = partitioner.compile(model, None, devices, **fixed)
+        return onnx_program
     fixed["training"] = name == "training"
     rows, width = (8 * devices, devices) if is_large else (8, 16)
     module = Pair(width, loss=fixed["training"])

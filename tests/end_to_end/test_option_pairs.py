@@ -161,11 +161,11 @@ def plan_of(setting: str, kind: str) -> Plan:
 def tight(setting: str) -> int:
     """Bytes of a device that hold its part of the batch, and not the whole of it.
 
-    On many devices they hold whole operators, as these are pinned and placed.
+    On many devices they hold the whole model, of which one device may have all.
     """
     if count_of(setting) in LARGE:
-        kind = {"strategy": "inter", "objective": "memory"}
-        return max(compiled(setting, kind).evaluation.needed_bytes.values())
+        alone = {"constraints": {"pin": [{"nodes": ["*"], "device": 0}]}}
+        return max(compiled(setting, alone).evaluation.needed_bytes.values())
     return max(compiled(setting, {"parallel": "dp"}).evaluation.needed_bytes.values())
 
 

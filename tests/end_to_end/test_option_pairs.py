@@ -281,6 +281,8 @@ ALL_LARGE = {
 }
 LARGE_PAIRS = dict(itertools.islice(ALL_LARGE.items(), 0, None, LARGE_ONE_IN))
 LARGE_SAMPLE = dict(itertools.islice(ALL_LARGE.items(), 3, None, ONE_IN))
+# fewest bytes are searched in several rounds: slow
+LARGE_SAMPLE = {name: pair for name, pair in LARGE_SAMPLE.items() if "=memory" not in name}
 
 
 @pytest.fixture

@@ -139,7 +139,8 @@ def compiled(setting: str, options: Mapping[str, Any]) -> Compiled:
         fixed["plan_only"] = True
     if name == "onnx":
         model = onnx_model(8 * devices, devices) if is_large else onnx_model()
-        return partitioner.compile(model, None, devices, **fixed)
+        onnx_program: Compiled = partitioner.compile(model, None, devices, **fixed)
+        return onnx_program
     fixed["training"] = name == "training"
     rows, width = (8 * devices, devices) if is_large else (8, 16)
     module = Pair(width, loss=fixed["training"])
@@ -160,11 +161,11 @@ def plan_of(setting: str, kind: str) -> Plan:
 def tight(setting: str) -> int:
     """Bytes of a device that hold its part of the batch, and not the whole of it.
 
-    On many devices they hold whole operators, as these are pinned and placed.
+    On many devices they hold the whole model, of which one device may have all.
     """
     if count_of(setting) in LARGE:
-        kind = {"strategy": "inter", "objective": "memory"}
-        return max(compiled(setting, kind).evaluation.needed_bytes.values())
+        alone = {"constraints": {"pin": [{"nodes": ["*"], "device": 0}]}}
+        return max(compiled(setting, alone).evaluation.needed_bytes.values())
     return max(compiled(setting, {"parallel": "dp"}).evaluation.needed_bytes.values())
 
 
@@ -280,6 +281,8 @@ ALL_LARGE = {
 }
 LARGE_PAIRS = dict(itertools.islice(ALL_LARGE.items(), 0, None, LARGE_ONE_IN))
 LARGE_SAMPLE = dict(itertools.islice(ALL_LARGE.items(), 3, None, ONE_IN))
+# fewest bytes are searched in several rounds: slow
+LARGE_SAMPLE = {name: pair for name, pair in LARGE_SAMPLE.items() if "=memory" not in name}
 
 
 @pytest.fixture

@@ -250,9 +250,9 @@ def _check_devices(
         ConstraintError: There is one.
     """
     on_all = request.strategy == "intra" or request.mesh is not None
-    counts = {len(cluster)} if on_all else {1} if request.strategy == "inter" else None
-    for pin in request.constraints.pins if counts is not None else ():
-        if pin.devices and len(pin.devices) not in counts:
+    count = len(cluster) if on_all else 1
+    for pin in request.constraints.pins if on_all or request.strategy == "inter" else ():
+        if pin.devices and len(pin.devices) != count:
             node = next(node for node in graph.nodes if pin.names(node))
             space = f"{'intra' if on_all else 'inter'} ({meshes[0] if meshes else 'one device'})"
             raise ConstraintError(
@@ -266,7 +266,7 @@ def _most_short_bytes(plan: StagedPlan) -> int:
 
 
 def _bytes_if_it_fits(plan: StagedPlan) -> tuple[bool, float]:
-    """By what plans are compared where bytes are to be few."""
+    """Rank a plan where bytes are to be few."""
     return not plan.evaluation.fits, plan.evaluation.cost("memory")
 
 

@@ -18,6 +18,8 @@ from partitioner.api.compiled.base import Compiled
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import NodePlan, Plan
 
+SETTINGS = ("onnx", "inference", pytest.param("training", marks=pytest.mark.slow))
+
 
 class Layers(nn.Module):
     """Linear layers, which return their loss in training."""
@@ -60,7 +62,7 @@ def devices_of(program: Compiled, *parts: str) -> set[tuple[int, ...]]:
     return {plan.groups[node.group].devices for node in nodes.values()}
 
 
-@pytest.mark.parametrize("setting", ["onnx", "inference", "training"])
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_pins_to_devices_hold_on_any_number_of_devices(setting: str) -> None:
     first, last = ("layer0.", "layer2.") if setting == "onnx" else ("/layers/0/", "/layers/3/")
     group = tuple(range(8, 16))
@@ -74,6 +76,7 @@ def test_pins_to_devices_hold_on_any_number_of_devices(setting: str) -> None:
     assert 0 < certificate.bound < certificate.cost
 
 
+@pytest.mark.slow
 def test_what_is_written_in_place_is_where_its_buffer_is() -> None:
     """A pin of the weight alone takes its update along, and the other way round."""
     node = "/layers/1/weight"
@@ -140,7 +143,7 @@ def cuts(plan: Plan, name: str) -> tuple[object, NodePlan]:
     return plan.groups[node.group], replace(node, group=0)
 
 
-@pytest.mark.parametrize("setting", ["onnx", "inference", "training"])
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_a_plan_is_kept_in_part_on_any_number_of_devices(setting: str) -> None:
     whole = planned(setting, mesh={"dp": 9, "tp": 8}).plan
     part = in_part(whole, "layer1" if setting == "onnx" else "/layers/1/")
@@ -153,6 +156,7 @@ def test_a_plan_is_kept_in_part_on_any_number_of_devices(setting: str) -> None:
     assert program.evaluation.step_s <= 1.5 * least
 
 
+@pytest.mark.slow
 def test_experts_in_lists_lie_apart_above_64_devices() -> None:
     module = ListedNet(experts=8)
     example = torch.randn(72, 8), torch.randint(5, (72,))
@@ -170,7 +174,7 @@ def test_experts_in_lists_lie_apart_above_64_devices() -> None:
         assert held == tuple(range(expert, 72, 8))
 
 
-@pytest.mark.parametrize("setting", ["onnx", "inference", "training"])
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_latency_is_planned_on_any_number_of_devices(setting: str) -> None:
     usual = planned(setting)
     quick = planned(setting, objective="latency")
@@ -190,7 +194,7 @@ def test_a_request_waits_for_no_other_stage_where_latency_counts() -> None:
     assert usual.evaluation.step_s < quick.evaluation.step_s
 
 
-@pytest.mark.parametrize("setting", ["onnx", "inference", "training"])
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_memory_is_planned_on_any_number_of_devices(setting: str) -> None:
     usual = planned(setting)
     small = planned(setting, objective="memory")

@@ -411,9 +411,14 @@ def test_ops_without_a_rule_stay_on_one_device() -> None:
     assert result.verify()
 
 
-def test_objectives_that_need_every_device_are_refused_by_name() -> None:
-    with pytest.raises(partitioner.PartitionerError, match="objective latency on 128 devices"):
-        partitioner.compile(mlp(2, 8, 8), cluster="16x8xh100", objective="latency")
+def test_pins_hold_on_many_devices_of_several_kinds() -> None:
+    """Stages have the devices of each kind, and a pinned layer its own."""
+    pins = {"pin": [{"nodes": ["layer0.*"], "device": 70}, {"tensor": "layer2.weight", "dim": 1}]}
+    cluster = two_kinds(40, 40)
+    plan = partitioner.compile(mlp(4, 32, 80), cluster=cluster, constraints=pins).plan
+    first = [node for name, node in plan.nodes.items() if name.startswith("layer0.")]
+    assert {plan.groups[node.group].devices for node in first} == {(70,)}
+    assert any(cut.axes for cut in plan.nodes["layer2.out"].cuts.values())
 
 
 @pytest.mark.slow

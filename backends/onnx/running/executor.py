@@ -241,7 +241,7 @@ class Executor:
             for one in self.sessions.sums.get(index, ())
         ]
         targets = {sums.target: place for sums, place in places}
-        for name in segment.outputs:
+        for name in segment.writes:
             if name in self.model.bounded:
                 continue  # its size is not known
             place = targets.get(name)
@@ -262,9 +262,9 @@ class Executor:
         places: Iterable[tuple[Sums, torch.Tensor]],
     ) -> None:
         types, device, io = self.model.types, self.config.device, binding.io
-        for name in segment.inputs:
+        for name in segment.reads:
             binding.place(io.bind_input, name, types[name], values[name])
-        for name in segment.outputs:
+        for name in segment.writes:
             if name in self.model.bounded:
                 io.bind_output(name, device.type, device.index or 0)
             else:
@@ -280,7 +280,7 @@ class Executor:
             raise BackendError(
                 f"rank {self.model.rank}: ONNX Runtime: {one_line(error)}"
             ) from error
-        for index, name in enumerate(segment.outputs):
+        for index, name in enumerate(segment.writes):
             if name in self.model.bounded:
                 array = io.get_outputs()[index].numpy()
                 values[name] = from_numpy(array, types[name].dtype).to(device)
@@ -309,15 +309,13 @@ class _Binding:
 def _actions(steps: Sequence[Segment | Cut]) -> Iterator[Action]:
     for index, step in enumerate(steps):
         if isinstance(step, Segment):
-            if step.outputs:
-                yield Action(index, Role.COMPUTE, step.phase, step.inputs, step.outputs)
+            if step.writes:
+                yield Action(index, Role.COMPUTE, step.phase, step.reads, step.writes)
             continue
-        comm = step.comm
         if step.source is not None:
-            yield Action(index, Role.SEND, comm.phase, (comm.source,), ())
+            yield Action(index, Role.SEND, step.comm.phase, step.reads, ())
         if step.target is not None:
-            reads = (comm.source,) if step.source is not None else ()
-            yield Action(index, Role.RECEIVE, comm.target_phase, reads, (comm.target,))
+            yield Action(index, Role.RECEIVE, step.comm.target_phase, step.reads, step.writes)
 
 
 def _frees(
@@ -334,12 +332,8 @@ def _frees(
 
 def _in_place(steps: Sequence[Segment | Cut], kept: frozenset[str]) -> Iterator[str]:
     """Targets of all-reduces that may overwrite their source: nothing else reads it."""
-    reads = Counter(
-        name
-        for step in steps
-        for name in (step.inputs if isinstance(step, Segment) else step.reads)
-    )
-    computed = {name for step in steps if isinstance(step, Segment) for name in step.outputs}
+    reads = Counter(name for step in steps for name in step.reads)
+    computed = {name for step in steps if isinstance(step, Segment) for name in step.writes}
     for step in steps:
         if isinstance(step, Cut) and step.comm.kind is CommKind.ALL_REDUCE:
             source = step.comm.source

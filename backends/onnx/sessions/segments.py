@@ -211,11 +211,11 @@ def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> o
     """
     graph = GraphProto(name=f"rank{model.rank}")
     if _has_blocked_layouts(config) and not segment.plain:
-        graph.node.extend(with_blocked_inputs(segment.nodes, segment.inputs, model.types))
+        graph.node.extend(with_blocked_inputs(segment.nodes, segment.reads, model.types))
     else:
         graph.node.extend(segment.nodes)
-    graph.input.extend(value_info(name, model.types[name]) for name in segment.inputs)
-    graph.output.extend(map(model.output_info, segment.outputs))
+    graph.input.extend(value_info(name, model.types[name]) for name in segment.reads)
+    graph.output.extend(map(model.output_info, segment.writes))
     graph.initializer.extend(model.constants[name] for name in segment.constants)
     options = session_options(config, model.folder)
     return _opened(model, model.around(graph), options, config, plain=segment.plain)

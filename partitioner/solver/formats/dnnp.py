@@ -103,6 +103,12 @@ def parse(data: Any) -> Instance:
         {name: number(node, key, f"node {name}") for name, node in nodes.items()} for key in fields
     )
     accelerator_s |= {name: math.inf for name, node in nodes.items() if not node["supportedOnFpga"]}
+    place = {name: position[group_of[name]] for name in nodes}
+    values = []
+    for name, targets in sorted(readers.items(), key=lambda entry: (place[entry[0]], entry[0])):
+        away = sorted({place[target] for target in targets} - {place[name]})
+        if away and cost[name]:
+            values.append(Value(place[name], cost[name], tuple(away)))
     instance = Instance(
         accelerators,
         cpus,
@@ -111,7 +117,7 @@ def parse(data: Any) -> Instance:
         summed(accelerator_s),
         summed(cpu_s),
         summed(size_bytes),
-        tuple(_values(cost, readers, {name: position[group_of[name]] for name in nodes})),
+        tuple(values),
     )
     for group, seconds in zip(members, instance.accelerator_s, strict=True):
         if math.isinf(seconds) and not cpus:
@@ -153,15 +159,6 @@ def _edges(
             )
         readers[u].add(v)
     return cost, readers
-
-
-def _values(
-    cost: Mapping[int, float], readers: Mapping[int, set[int]], place: Mapping[int, int]
-) -> Iterable[Value]:
-    for name, targets in sorted(readers.items(), key=lambda entry: (place[entry[0]], entry[0])):
-        away = sorted({place[target] for target in targets} - {place[name]})
-        if away and cost[name]:
-            yield Value(place[name], cost[name], tuple(away))
 
 
 def _topological(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from partitioner.solver.outcome import Bounds, Status
+from partitioner.solver.outcome import Bounds, Status, relative_gap
 from partitioner.solver.pairwise.model import Model
 from partitioner.solver.pairwise.problem import Ints, Pairwise, evaluate
 from partitioner.solver.work import now_s
@@ -33,9 +33,7 @@ class PairwiseSolution:
     @property
     def gap(self) -> float:
         """The relative gap between cost and bound; infinite without a cost."""
-        if self.cost is None:
-            return math.inf
-        return max(0.0, self.cost - self.bound) / self.cost if self.cost else 0.0
+        return math.inf if self.cost is None else relative_gap(self.cost, self.bound)
 
 
 @dataclass

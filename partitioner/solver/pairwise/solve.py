@@ -66,28 +66,21 @@ def solve(
     progress = Progress(problem, gap, now, now + time_limit_s)
     if start is not None:
         progress.take(tuple(start), GIVEN)
-    model = _presolved(progress)
-    if model is not None:
-        most = math.inf if rounds is None else rounds
-        _search(progress, model, seed, most, engine, math.inf if patience is None else patience)
-    return progress.solution()
-
-
-def _presolved(progress: Progress) -> Model | None:
-    """The reduced model, or None with the reason noted."""
-    problem = progress.problem
     if not problem.nodes:
         progress.cost = progress.bound = 0
-        return None
+        return progress.solution()
     reason = _shortage(problem)
     model = None if reason else reduce(build(problem))
     if model is None:
         reason = reason or "the forbidden pairs leave some node without a strategy"
     elif (model.rows.capacity < 0).any():
         reason = "what forbidden pairs leave uses more than the limit"
+    else:
+        most = math.inf if rounds is None else rounds
+        _search(progress, model, seed, most, engine, math.inf if patience is None else patience)
     if reason:
         progress.refute(reason, PRESOLVE)
-    return None if reason else model
+    return progress.solution()
 
 
 def _shortage(problem: Pairwise) -> str:

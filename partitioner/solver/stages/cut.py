@@ -97,7 +97,7 @@ def refusal(problem: StageProblem) -> Infeasible:
     """The verdict on a problem that no cut solves, in one line."""
     free = _least_extra(problem, sys.float_info.max)
     if free is None:
-        return Infeasible(_without_memory(problem))
+        return Infeasible(f"no cut into stages: {_without_memory(problem)}")
     low, high = 0.0, free
     while high - low > max(BYTE, CLOSE * high):
         middle = (low + high) / 2
@@ -133,19 +133,15 @@ def _without_memory(problem: StageProblem) -> str:
     devices = least_of(space, entries, space.groups.devices[entries.group].astype(float))
     reached = int(np.flatnonzero(np.isfinite(head_lengths(devices)))[-1])
     if reached < space.positions:
-        return f"no cut into stages: no chain of stages leads past position {reached}"
+        return f"no chain of stages leads past position {reached}"
     degree = least_of(space, entries, space.groups.degree[entries.group].astype(float))
     degrees, there = int(tail_lengths(degree)[0][0]), problem.most_degrees
     if there is not None and degrees > there:
-        return f"no cut into stages: degrees sum to {degrees} at least, {there} are allowed"
-    return f"no cut into stages: {_short_devices(problem, devices)}"
-
-
-def _short_devices(problem: StageProblem, devices: Floats) -> str:
-    least, there = int(tail_lengths(devices)[0][0]), sum(pool.devices for pool in problem.pools)
-    if least > there:
-        return f"it takes {least} devices at least, there are {there}"
+        return f"degrees sum to {degrees} at least, {there} are allowed"
+    least, most = int(tail_lengths(devices)[0][0]), sum(pool.devices for pool in problem.pools)
+    if least > most:
+        return f"it takes {least} devices at least, there are {most}"
     names = " + ".join(str(pool.devices) for pool in problem.pools)
-    if problem.most_degrees is None:
+    if there is None:
         return f"none is within the {names} devices of the pools, though {least} are enough in all"
-    return f"none is within both {names} devices and a sum of degrees of {problem.most_degrees}"
+    return f"none is within both {names} devices and a sum of degrees of {there}"

@@ -20,7 +20,7 @@ any nodes from all others at least, which every stage pays if there are several.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.solver.milp.engines import HIGHS, Engine, solve_milp
@@ -157,18 +157,10 @@ def _program(
         build.row(held, -1, 0.0)
     for of, parts in zip(groups, placed, strict=True):
         build.row(parts, 0, float(of.count))
+    degrees = [(slot, (stage, float(slot.data))) for slot, stage in zip(slots, stages, strict=True)]
     for most in sorted({slot.data * slot.last for slot in slots}):
-        build.row(_degrees(slots, stages, most), -1, float(most))
-    build.row(_degrees(slots, stages, math.inf), -1, float(graph.microbatches))
+        # the stages that lie within so many degrees of the end
+        within = (term for slot, term in degrees if slot.data * slot.last <= most)
+        build.row(within, -1, float(most))
+    build.row((term for _, term in degrees), -1, float(graph.microbatches))
     return build.build()
-
-
-def _degrees(
-    slots: Sequence[Slot], stages: Sequence[int], most: float
-) -> Iterable[tuple[int, float]]:
-    """The sum of degrees of the stages that lie within so many degrees of the end."""
-    return (
-        (stage, float(slot.data))
-        for slot, stage in zip(slots, stages, strict=True)
-        if slot.data * slot.last <= most
-    )

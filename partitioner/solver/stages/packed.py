@@ -65,13 +65,6 @@ class StageSeconds:
         """Seconds of communication of each pair, for each of the graph's degrees."""
         return tuple(self.layout.moved_s(data, tensor) for data, tensor in self.graph.degrees)
 
-    @cached_property
-    def pair_of(self) -> dict[tuple[int, int], int]:
-        """Index of each pair of downsets."""
-        starts, stops = self.layout.pairs
-        pairs = zip(starts.tolist(), stops.tolist(), strict=True)
-        return {pair: index for index, pair in enumerate(pairs)}
-
     @property
     def precision(self) -> tuple[int, int]:
         """Numbers of ranges and of packed stages, which only grow."""
@@ -167,7 +160,8 @@ class StageSeconds:
         for stage, many in zip(cut.stages, many_of, strict=True):
             self.lasts = sorted({*self.lasts, many, *([many - 1] if many > 1 else [])})
             data, tensor = self.graph.degrees[stage.option]
-            pair = self.pair_of[stage.start, stage.stop]
+            starts, stops = self.layout.pairs
+            pair = int(np.flatnonzero((starts == stage.start) & (stops == stage.stop))[0])
             packed = self.refine(tensor, pair, many)
             if packed is None:
                 load_s = math.inf

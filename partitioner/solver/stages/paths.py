@@ -198,26 +198,21 @@ def stages_of(problem: StageProblem, space: Space, picks: Picks) -> tuple[Stage,
     """The stages of a path, each on the option of its group and in the way of the least load."""
     degrees = [int(space.groups.degree[group]) for _, group, _ in picks]
     flying = flights(degrees, in_flight=problem.in_flight)
-    return tuple(
-        _fastest(problem, space, cell, group, many)
-        for (cell, group, _), many in zip(picks, flying, strict=True)
-    )
-
-
-def _fastest(problem: StageProblem, space: Space, cell: int, group: int, many: int) -> Stage:
-    """The fastest stage on an interval that fits with so many micro-batches in flight."""
-    i, j = int(space.start[cell]), int(space.stop[cell])
-    best, least = Stage(i, j, -1, -1), np.inf
-    for index, option in enumerate(problem.options):
-        if space.groups.of[index] != group:
-            continue
-        held = option.resident_bytes[:, i, j] + option.flying_bytes[:, i, j] * many
-        fits = held <= problem.pools[option.pool].limit_bytes
-        loads = np.where(fits, option.load_s[:, i, j], np.inf)
-        way = int(loads.argmin())
-        if loads[way] < least:
-            least, best = float(loads[way]), Stage(i, j, index, way)
-    return best
+    stages = []
+    for (cell, group, _), many in zip(picks, flying, strict=True):
+        i, j = int(space.start[cell]), int(space.stop[cell])
+        best, least = Stage(i, j, -1, -1), np.inf
+        for index, option in enumerate(problem.options):
+            if space.groups.of[index] != group:
+                continue
+            held = option.resident_bytes[:, i, j] + option.flying_bytes[:, i, j] * many
+            fits = held <= problem.pools[option.pool].limit_bytes
+            loads = np.where(fits, option.load_s[:, i, j], np.inf)
+            way = int(loads.argmin())
+            if loads[way] < least:
+                least, best = float(loads[way]), Stage(i, j, index, way)
+        stages.append(best)
+    return tuple(stages)
 
 
 #: Labels of a position that a search keeps, spread over all; None for all, the only one that

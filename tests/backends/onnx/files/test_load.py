@@ -61,7 +61,7 @@ def test_phases_cut_segments_too() -> None:
     )
     model = load_rank(emit_models(one_rank(program, ("c", type_)), hand.graph())[0])
     segments = [
-        (step.phase, step.inputs, step.outputs) for step in model.steps if isinstance(step, Segment)
+        (step.phase, step.reads, step.writes) for step in model.steps if isinstance(step, Segment)
     ]
     assert segments == [(0, ("x",), ("b",)), (1, ("b",), ("c",))]
     origins = {

@@ -146,8 +146,9 @@ class Executor:
         Raises:
             BackendError: ONNX Runtime or a communication fails.
         """
-        turns = Turns.of(self.model.header.batch, len(feeds))
-        in_phases = turns.passes > 1 or self.model.header.batch is not None
+        batch = self.model.header.batch
+        turns = Turns.of(batch, len(feeds))
+        in_phases = turns.passes > 1 or batch is not None
         frees = _frees(self.actions, self._kept | self._once, in_phases=in_phases)
         flying: dict[int, Values] = {}
         results: dict[int, Values] = defaultdict(dict)  # of all micro-batches, by request
@@ -166,7 +167,12 @@ class Executor:
                 passes = [self._values(flying, number, feeds) for number in numbers]
                 for number in numbers:
                     del flying[number]
-                yield Done(turn.done, self._done(passes, results.pop(turn.done, {})))
+                # what is to be returned, some of which the passes have put together
+                made = results.pop(turn.done, {})
+                for name in self._kept - made.keys():
+                    parts = [values[name] for values in passes[: self._times[name]]]
+                    made[name] = parts[0] if batch is None else torch.stack(parts)
+                yield Done(turn.done, made)
         self.communicator.finish()
 
     def _values(
@@ -185,15 +191,6 @@ class Executor:
             once = {name: value for name, value in shared.items() if name in self._once}
             flying[number] = {**self._constants, **once, **feed}
         return flying[number]
-
-    def _done(self, passes: Sequence[Values], made: Values) -> Mapping[str, torch.Tensor]:
-        """The values of a request to return, of its passes, which have put some together."""
-        if self.model.header.batch is None:
-            return {name: passes[0][name] for name in self._kept}
-        return made | {
-            name: torch.stack([values[name] for values in passes[: self._times[name]]])
-            for name in self._kept - made.keys()
-        }
 
     def _put(self, action: Action, number: int, values: Values, results: dict[int, Values]) -> None:
         """Put the values to return that a micro-batch has made beside those of the others."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,7 +226,18 @@ def evaluate(instance: Instance, split: Split) -> SplitOutcome:
         for d, size in enumerate(held)
         if size > instance.limit_bytes
     )
-    return SplitOutcome(_cost_s(instance, home), max(held, default=0.0), next(over, ""))
+    # nodes, and on accelerators each value once for leaving and once for coming
+    terms: dict[Place, list[float]] = {place: [] for place in home}
+    for node, place in enumerate(home):
+        terms[place].append((instance.cpu_s if place[0] else instance.accelerator_s)[node])
+    for value in instance.values:
+        producer = home[value.producer]
+        away = {home[reader] for reader in value.readers} - {producer}
+        for place in (producer, *away) if away else ():
+            if place[0] == 0:
+                terms[place].append(value.cost_s)
+    largest_s = max(map(math.fsum, terms.values()))
+    return SplitOutcome(largest_s, max(held, default=0.0), next(over, ""))
 
 
 def _misplaced(instance: Instance, split: Split) -> Iterator[str]:
@@ -267,20 +278,6 @@ def _placed(split: Split) -> Iterator[tuple[Place, int]]:
         for device, nodes in enumerate(devices):
             for node in nodes:
                 yield (side, device), node
-
-
-def _cost_s(instance: Instance, home: Sequence[Place]) -> float:
-    """Largest load: nodes, and on accelerators each value once for leaving and once for coming."""
-    terms: dict[Place, list[float]] = {place: [] for place in home}
-    for node, place in enumerate(home):
-        terms[place].append((instance.cpu_s if place[0] else instance.accelerator_s)[node])
-    for value in instance.values:
-        producer = home[value.producer]
-        away = {home[reader] for reader in value.readers} - {producer}
-        for place in (producer, *away) if away else ():
-            if place[0] == 0:
-                terms[place].append(value.cost_s)
-    return max(map(math.fsum, terms.values()))
 
 
 def parse_split(data: Any) -> Split:

@@ -108,7 +108,14 @@ class DistributedCommunicator:
         if receives:
             self._sources[cut.comm.seq, number] = source
         if cut.pipelined:
-            self._post(cut, number, source)
+            due = self._turns.taken(self._rank, cut.comm, number)
+            self._reap(self._turns.turn(self._rank, cut.comm.phase, number))
+            for transfer in _moving(cut):
+                if transfer.source == self._rank != transfer.target:
+                    data = _bytes(_packed(source, transfer.read))
+                    group = self._groups.mail(self._rank, transfer.target)
+                    work = dist.isend(data, transfer.target, group=group)
+                    self._sent.append(_Sent(work, data, due))
         elif not receives:
             self._exchange(cut, number, source, None)
 
@@ -126,16 +133,6 @@ class DistributedCommunicator:
             self._sent.popleft().work.wait()
 
     # Data of a later turn --------------------------------------------------------------------
-
-    def _post(self, cut: Cut, number: int, source: torch.Tensor) -> None:
-        due = self._turns.taken(self._rank, cut.comm, number)
-        self._reap(self._turns.turn(self._rank, cut.comm.phase, number))
-        for transfer in _moving(cut):
-            if transfer.source == self._rank != transfer.target:
-                data = _bytes(_packed(source, transfer.read))
-                group = self._groups.mail(self._rank, transfer.target)
-                work = dist.isend(data, transfer.target, group=group)
-                self._sent.append(_Sent(work, data, due))
 
     def _reap(self, now: int) -> None:
         """Drop completed sends; wait for those that receivers have taken before turn `now`."""

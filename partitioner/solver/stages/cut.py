@@ -17,7 +17,7 @@ import numpy as np
 from partitioner.foundations import units
 from partitioner.solver.outcome import Infeasible, relative_gap
 from partitioner.solver.stages.entries import join, lay_out, settle
-from partitioner.solver.stages.model import Cut, Floats, Pool, StageProblem, evaluate_cut
+from partitioner.solver.stages.model import Cut, Pool, StageProblem, evaluate_cut
 from partitioner.solver.stages.paths import (
     ROUNDING,
     fit,
@@ -63,7 +63,13 @@ def find_cut(problem: StageProblem, *, gap: float = 0.0) -> Cut | None:
     entries = entries.where(entries.load_s >= floor)
     step = 0
     while len(entries) and relative_gap(load, bound := float(entries.load_s.min())) > gap:
-        tried, step = _candidate(entries.load_s, bound, step)
+        # close above the bound at first, then in the middle of all
+        if step < len(STEPS):
+            tried = float(entries.load_s[entries.load_s <= bound * STEPS[step]].max())
+            step += 1
+        else:
+            sample = np.sort(entries.load_s[:: 1 + len(entries) // SAMPLE])
+            tried = float(sample[(len(sample) - 1) // 2])
         below = settle(space, join([known, entries.where(entries.load_s <= tried)]))
         picks, bounds = fit(space, below)
         if picks is None:
@@ -76,14 +82,6 @@ def find_cut(problem: StageProblem, *, gap: float = 0.0) -> Cut | None:
         step = len(STEPS)
     bound = float(entries.load_s.min()) if len(entries) else load
     return Cut(best, load, min(load, bound), "optimal")
-
-
-def _candidate(loads: Floats, bound: float, step: int) -> tuple[float, int]:
-    """The load to try next: close above the bound at first, then in the middle of all."""
-    if step < len(STEPS):
-        return float(loads[loads <= bound * STEPS[step]].max()), step + 1
-    sample = np.sort(loads[:: 1 + len(loads) // SAMPLE])
-    return float(sample[(len(sample) - 1) // 2]), step
 
 
 #: More than any cut takes of anything.

@@ -78,15 +78,19 @@ class StageSeconds:
         rooms = 1 / (np.array(self.lasts) + 0.5)[:, None, None]
         options = []
         for (data, tensor), moved_s in zip(self.graph.degrees, self.moved_s, strict=True):
-            load = self._by_range(tensor, side) / data + moved_s
+            flying = self.lasts if side == "upper" else [1, *(last + 1 for last in self.lasts[:-1])]
+            seconds = np.array([self._bounds(tensor, many)[side] for many in flying])
+            if side == "lower":  # more flights never take less
+                seconds = np.maximum.accumulate(seconds, axis=0)
+            load = seconds / data + moved_s
             load[load >= below_s] = np.inf
             load[:-1][load[:-1] >= load[1:]] = np.inf  # a way that has more room is as fast
             used = np.asarray(np.isfinite(load).any(axis=1))
             used[-1] = True
             load_s = self._between(load[used])
-            flying = np.broadcast_to(rooms[used], load_s.shape)
+            shares = np.broadcast_to(rooms[used], load_s.shape)
             nothing = np.broadcast_to(0.0, load_s.shape)
-            options.append(_option(data, tensor, load_s, nothing, flying))
+            options.append(_option(data, tensor, load_s, nothing, shares))
         return self._stated(options, 1.0)
 
     def smallest(self) -> StageProblem:
@@ -121,14 +125,6 @@ class StageSeconds:
     def _stated(self, options: Sequence[StageOption], limit: float) -> StageProblem:
         pools = (Pool(self.graph.devices, limit),)
         return StageProblem(tuple(options), pools, most_degrees=self.graph.microbatches)
-
-    def _by_range(self, tensor: int, side: Side) -> Floats:
-        """[range, pair]: one bound of each stage's seconds; more flights never take less."""
-        if side == "upper":
-            return np.array([self._bounds(tensor, many)[side] for many in self.lasts])
-        first = [1, *(last + 1 for last in self.lasts[:-1])]
-        lower = np.array([self._bounds(tensor, many)[side] for many in first])
-        return np.asarray(np.maximum.accumulate(lower, axis=0))
 
     def _bounds(self, tensor: int, many: int) -> dict[Side, Floats]:
         if (tensor, many) not in self.seconds:

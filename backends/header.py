@@ -13,7 +13,8 @@ from partitioner.ir.checks import count, text
 from partitioner.ir.exchange import Region
 from partitioner.ir.mesh import Copies
 from partitioner.ir.phases import RunOrder
-from partitioner.ir.pipeline import check, from_csv, to_csv
+from partitioner.ir.pipeline.text import from_csv, to_csv
+from partitioner.ir.pipeline.timeline import check
 from partitioner.ir.program import BatchParts, Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType
 

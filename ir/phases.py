@@ -24,14 +24,10 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import numbers
 from partitioner.ir.ops import row_of
-from partitioner.ir.pipeline import (
-    Action,
-    ActionKind,
-    PipelineSchedule,
-    check,
-    from_csv,
-    pipeline_schedule,
-)
+from partitioner.ir.pipeline.actions import Action, ActionKind, PipelineSchedule
+from partitioner.ir.pipeline.generate import pipeline_schedule
+from partitioner.ir.pipeline.text import from_csv
+from partitioner.ir.pipeline.timeline import check
 from partitioner.ir.plan import Pipeline, PlacedNode
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from partitioner.api.option_table import GoalOptions
 from partitioner.frontends.torch.options import OPTIMIZERS, Optimizer
-from partitioner.ir.pipeline import SCHEDULES, ScheduleName, pipeline_schedule
+from partitioner.ir.pipeline.generate import SCHEDULES, ScheduleName, pipeline_schedule
 from partitioner.ir.plan import OBJECTIVES
 from partitioner.solver import Objective
 from partitioner.solver.milp.engines import _PULP, HIGHS, SolverName

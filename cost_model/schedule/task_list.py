@@ -333,9 +333,11 @@ class _Builder:
             self._reside(key, self.graph.blocks.get(why) if self._executor.loads_blocks else None)
         elif value in self.home:
             before = (value, self.home[value])
-            is_new = not self.order.is_whole and key not in self.origin
-            if is_new and {*before[1].mesh.devices} != {*at.mesh.devices}:
-                before = self._original(value)  # the search prices no whole batches so
+            devices = {*before[1].mesh.devices}
+            # the search prices whole batches by the name that is read
+            is_original = key not in self.origin and not self.order.is_whole
+            if is_original and devices != {*at.mesh.devices}:
+                before = self._original(value)
             made, reads = self.origin[before].phase, phase
             hops = self.resharder.hops(dtype, before[1], at)
             phase = self.due.get((before[0], at), phase)

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from partitioner.ir.errors import naming
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import LocalOp, LocalView, OpView, row_of
+from partitioner.ir.ops import row_of
+from partitioner.ir.ops.table import LocalOp, LocalView, OpView
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import ProgramError
 

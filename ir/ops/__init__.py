@@ -10,24 +10,8 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import aten, onnx
 from partitioner.ir.ops.aten.branches import COND, DERIVED, RULE, cond_row
 from partitioner.ir.ops.signature import OpaqueError
-from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView, merged
+from partitioner.ir.ops.table import OpRow, OpView, merged
 from partitioner.ir.rule import Rule
-
-__all__ = [
-    "ROWS",
-    "LocalOp",
-    "LocalView",
-    "OpRow",
-    "OpView",
-    "OpaqueError",
-    "inherit_rules",
-    "is_stored",
-    "is_view",
-    "row_of",
-    "rule_of",
-    "rules_of",
-    "writes_stored",
-]
 
 
 def row_of(node: Node) -> OpRow | None:

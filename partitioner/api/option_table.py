@@ -26,7 +26,7 @@ from typing import (
 if TYPE_CHECKING:
     from partitioner.cost_model.cluster.topology import Cluster
     from partitioner.frontends.torch.options import Optimizer
-    from partitioner.ir.pipeline import ScheduleName
+    from partitioner.ir.pipeline.generate import ScheduleName
     from partitioner.ir.plan import Plan
     from partitioner.search.request import MicroBatchCount, Recompute, Say
     from partitioner.solver.milp.engines import SolverName

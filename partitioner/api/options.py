@@ -21,7 +21,8 @@ from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
 from partitioner.frontends.torch.options import ModuleOptions, Optimizer
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError, meant_keyword
-from partitioner.ir.pipeline import SCHEDULES, ScheduleName, from_csv, to_csv
+from partitioner.ir.pipeline.generate import SCHEDULES, ScheduleName
+from partitioner.ir.pipeline.text import from_csv, to_csv
 from partitioner.ir.plan import Plan
 from partitioner.search.request import MicroBatchCount, Recompute, Request, Say
 from partitioner.solver.milp.engines import SolverName

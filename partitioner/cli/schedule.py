@@ -11,21 +11,16 @@ from partitioner.api.option_table import OUTPUT
 from partitioner.cli.options import count, option, positive, wrong
 from partitioner.foundations import units
 from partitioner.foundations.files import read_text
-from partitioner.ir.pipeline import (
-    SCHEDULES,
-    UNIT_DURATIONS,
-    PipelineSchedule,
-    PipelineScheduleError,
+from partitioner.ir.pipeline.actions import UNIT_DURATIONS, PipelineSchedule, PipelineScheduleError
+from partitioner.ir.pipeline.generate import SCHEDULES, pipeline_schedule, textbook_lanes
+from partitioner.ir.pipeline.text import from_csv, to_csv
+from partitioner.ir.pipeline.timeline import (
     bubble_share,
     check,
-    from_csv,
     in_flight,
     lane_in_flight,
     makespan,
-    pipeline_schedule,
     start_times,
-    textbook_lanes,
-    to_csv,
 )
 from partitioner.report.text.tables import safe
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import is_dataclass
 from types import FunctionType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -14,16 +15,17 @@ def fits(value: Any, kind: Any) -> bool:
     """Test whether a value of JSON is of a type; numbers must not be below 0.
 
     Args:
-        kind: `str`, `bool`, `int`, `float`, a Literal, list, dict, tuple (as a list), union or
-            TypedDict of these, or a function that tells.
+        kind: `str`, `bool`, `int`, `float`, a Literal, list, dict, tuple (as a list), union,
+            TypedDict or dataclass (its fields) of these, or a function that tells.
     """
     if isinstance(kind, FunctionType):
         return bool(kind(value))
-    if is_typeddict(kind):
+    if is_typeddict(kind) or is_dataclass(kind):
         hints = get_type_hints(kind)
         if not isinstance(value, dict):
             return False
-        is_whole = kind.__required_keys__ <= value.keys() <= hints.keys()
+        needed = getattr(kind, "__required_keys__", hints.keys())
+        is_whole = needed <= value.keys() <= hints.keys()
         return is_whole and all(fits(one, hints[name]) for name, one in value.items())
     origin, args = get_origin(kind), get_args(kind)
     if origin is Literal:

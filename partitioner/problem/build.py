@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.memory.lifetimes import with_headroom
 from partitioner.cost_model.prices.compute import stored_bytes
@@ -23,9 +24,12 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
-from partitioner.ir.plan import NodePlan, PlacedNode
+from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place
 from partitioner.ir.rule import Cut
+from partitioner.rewrites.graph_writer import chosen
+from partitioner.solver import Solution
 from partitioner.solver.problem import Choice, Edge, Hold, Item, Pair, Problem
+from partitioner.strategies.derive import Rules
 
 Candidates = Mapping[str, Sequence[PlacedNode]]  #: Strategies of each node, over all groups.
 #: The placement of a value at an edge's end; True if the node there is left out, False if it reads
@@ -501,3 +505,34 @@ def last_uses(graph: Graph) -> Mapping[str, int]:
             if value:
                 last[value] = max(last.get(value, -1), lasting if viewed else position, position)
     return {value: last.get(value, 0) for value in graph.types}
+
+
+def kept_decision(graph: Graph, plan: Plan | None, rules: Rules, node: Node) -> PlacedNode | None:
+    """The strategy of a node in a plan that is kept; None if the plan has none for it."""
+    decision = plan.nodes.get(node.name) if plan is not None else None
+    if plan is None or decision is None:
+        return None
+    mesh, rule = plan.groups[decision.group], rules.rule(node)
+    sizes = {name: factor.size for name, factor in rule.factors.items()} if rule else {}
+    layouts = {name: cut.layout(sizes[name], mesh) for name, cut in decision.cuts.items()}
+    return place(graph, node, mesh, layouts, rule)
+
+
+def decided(graph: Graph, cluster: Cluster, built: Built, solution: Solution) -> tuple[Graph, Plan]:
+    """The plan of a solution, and the graph that it is for."""
+    plans = built.node_plans(graph, solution.chosen)
+    order = solution.order or range(len(graph.nodes))
+    ordered = {name: plans[name] for i in order if (name := graph.nodes[i].name) in plans}
+    return planned_on(graph, cluster, built.groups, ordered)
+
+
+def planned_on(
+    graph: Graph, cluster: Cluster, groups: Sequence[DeviceMesh], decided: Mapping[str, NodePlan]
+) -> tuple[Graph, Plan]:
+    """The plan of some decisions, in their order, and the graph that it is for."""
+    left = chosen(graph, decided) if graph.optional else graph
+    names = [name for name in decided if name in left.by_name]
+    used = sorted({decided[name].group for name in names})
+    index = {group: position for position, group in enumerate(used)}
+    nodes = {n: NodePlan(index[decided[n].group], decided[n].cuts) for n in names}
+    return left, Plan(left.digest, cluster.to_data(), tuple(groups[g] for g in used), nodes)

@@ -80,18 +80,6 @@ class Space(_Compared):
     fits: bool
 
 
-class Alone(TypedDict):
-    """The fields of `findings.one_device.OneDevice`, as stored."""
-
-    device: int
-    step_s: float
-    latency_s: float
-    held_bytes: int
-    limit_bytes: int
-    copies: int
-    copies_per_s: float | None
-
-
 class StageRow(TypedDict):
     """A stage; its index is its number. Figures are those of its busiest or fullest device."""
 

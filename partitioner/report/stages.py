@@ -16,7 +16,7 @@ from partitioner.cost_model.schedule.tasks import LocalKey
 from partitioner.cost_model.schedule.traffic import moves
 from partitioner.foundations import units
 from partitioner.ir.phases import Part, StepOrder
-from partitioner.ir.pipeline import in_flight
+from partitioner.ir.pipeline.timeline import in_flight
 from partitioner.ir.plan import Pipeline, Plan
 from partitioner.report.schema import StageRow
 

@@ -13,10 +13,10 @@ from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
 from partitioner.ir.layout import Interval
 from partitioner.ir.nodes.local_node import localized
-from partitioner.ir.ops import LocalOp, inherit_rules, row_of
+from partitioner.ir.ops import inherit_rules, row_of
 from partitioner.ir.ops.onnx.reduction import SUM_AXES_INPUT
 from partitioner.ir.ops.pieces import part_of
-from partitioner.ir.ops.table import OpView
+from partitioner.ir.ops.table import LocalOp, OpView
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.types import TensorType, numpy_dtype
 

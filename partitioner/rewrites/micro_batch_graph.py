@@ -26,7 +26,8 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import LayoutError, Sharding, followed
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.local_node import local_op
-from partitioner.ir.ops import LocalOp, row_of, rules_of
+from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.ops.table import LocalOp
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.program import BatchParts
 from partitioner.ir.rule import Rule

@@ -117,7 +117,8 @@ def find_plan(
     for one in requests:
         one.constraints.check(graph, devices)
     is_alike = len(device_pools(cluster)) == 1 or not requests[0].constraints.bound
-    if is_alike and goes_by_levels(graph, devices, requests[0]):
+    by_levels = is_alike or devices > MOST_EXPLICIT
+    if by_levels and goes_by_levels(graph, devices, requests[0]):
         stages = _by_levels(graph, rules, cluster, requests)
         results = _searched(stages, request, cluster, budget)
         results += _alone(results, graph, request, cluster)
@@ -225,7 +226,8 @@ def goes_by_levels(graph: Graph, devices: int, request: Request) -> bool:
     single = asked.plan is not None or asked.names_devices or asked.places
     if single or request.objective != "throughput":
         large = devices > MOST_EXPLICIT
-    return devices > 1 and large and not _is_decided(graph, request)
+    places_steps = bool(graph.backward) and request.strategy == "inter"  # levels share each node
+    return devices > 1 and large and not (places_steps or _is_decided(graph, request))
 
 
 def _is_decided(graph: Graph, request: Request) -> bool:
@@ -322,15 +324,11 @@ def _families(graph: Graph, cluster: Cluster, request: Request) -> Sequence[Fami
     """The spaces that have joint problems, in the order of their search.
 
     Raises:
-        SearchError: There are too many devices for a column each.
         ConstraintError: A pin names an axis that no mesh has.
     """
     devices, is_decided = len(cluster), _is_decided(graph, request)
-    if devices > MOST_EXPLICIT and not is_decided:
-        raise SearchError(
-            f"constraints on {devices} devices of several kinds: this is planned for up to "
-            f"{MOST_EXPLICIT} devices"
-        )
+    if not is_decided and request.strategy == "inter":
+        devices = min(devices, MOST_EXPLICIT)  # of equal ones no more are used
     joint = families(request.strategy, devices, request.mesh, request.constraints.groups)
     if graph.backward:  # the plans of one group are found sooner, and rule out most others
         joint = tuple(sorted(joint, key=lambda family: len(family.groups) > 1))
@@ -384,9 +382,7 @@ def _searched(
     while waiting:
         is_known = any(result.plans for result in results)
         if results and (request.objective == "memory" or not is_known):
-            waiting.sort(
-                key=lambda other: not isinstance(other, KindSpace) or other.mesh is not None
-            )
+            waiting.sort(key=lambda other: not _is_small(other))
         space = waiting.pop(0)
         is_kind = isinstance(space, KindSpace)
         kinds = sum(isinstance(other, KindSpace) for other in waiting)
@@ -399,6 +395,13 @@ def _searched(
         begin_s, result = now_s(), space.search(share, tuple(results))
         results.append(replace(result, took_s=now_s() - begin_s))
     return _gone_on(results, request, cluster, budget)
+
+
+def _is_small(space: Space) -> bool:
+    """Whether nodes have few strategies: those of a kind over one axis, or one on each device."""
+    if isinstance(space, JointSpace):
+        return all(mesh.size() == 1 for mesh in space.family.groups)
+    return isinstance(space, KindSpace) and space.mesh is None
 
 
 def _unfinished(

@@ -11,7 +11,7 @@ from typing import Literal
 from partitioner.ir.checks import is_number, is_whole
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
-from partitioner.ir.pipeline import SCHEDULES
+from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import OBJECTIVES
 from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
@@ -123,19 +123,19 @@ class Request:
         """Refuse options that decide on a partition where whole copies are asked for."""
         constraints = self.constraints
         asked: dict[str, bool] = {
+            "the plan in constraints": not self.keeps_copies and constraints.plan is not None,
             f"objective {self.objective!r}": self.objective != "throughput",
             f"mesh {self.mesh}": self.mesh is not None,
             f"parallel {self.parallel!r}": self.parallel is not None,
             f"schedule {self.schedule!r}": self.schedule is not None,
             f"micro_batches {self.micro_batches!r}": self.micro_batches is not None,
-            "the plan in constraints": not self.keeps_copies and constraints.plan is not None,
             "a layout in constraints": constraints.named is not None,
             **{pin.text: True for pin in constraints.pins},
         }
         if names := [name for name, is_asked in asked.items() if is_asked]:
             raise SearchError(
-                "strategy 'copies' has the whole model on each group of devices, for requests of a "
-                f"stream: leave {names[0]} out"
+                f"{names[0]}: whole copies serve a stream of requests, and are no partition; leave "
+                "it out with strategy 'copies'"
             )
 
     @property

@@ -56,7 +56,7 @@ from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.graph import Graph
-from partitioner.ir.pipeline import textbook_lanes
+from partitioner.ir.pipeline.generate import textbook_lanes
 from partitioner.rewrites.staging import changing_nodes
 from partitioner.strategies.constraints import Constraints
 

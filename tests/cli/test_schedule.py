@@ -11,7 +11,8 @@ import partitioner
 from helpers.pages.command_line import one_line
 from partitioner.cli import schedule as cli_schedule
 from partitioner.cli.main import main
-from partitioner.ir.pipeline import from_csv, pipeline_schedule
+from partitioner.ir.pipeline.generate import pipeline_schedule
+from partitioner.ir.pipeline.text import from_csv
 
 TABLE = """\
 1f1b: 3 stages on lanes 0,1,0, 2 micro-batches

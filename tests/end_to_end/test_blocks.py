@@ -184,7 +184,11 @@ def test_blocks_that_are_edited_to_what_cannot_run_name_node_and_dim(tmp_path: P
         ({"mesh": {"tp": 2}}, "a mesh"),
         ({"parallel": "tp"}, "parallel 'tp'"),
         ({"strategy": "intra"}, "strategy 'intra'"),
-        ({"constraints": {"pin": [{"nodes": ["first"], "device": 1}]}}, "pins"),
+        ({"constraints": {"pin": [{"tensor": "w", "dim": 1}]}}, "pins of tensors"),
+        (
+            {"constraints": {"dims": {"rows": "x.0"}, "layout": {"rows": "tp"}}},
+            "named dims",
+        ),
     ],
 )
 def test_a_refusal_says_that_blocks_were_not_searched(
@@ -194,6 +198,25 @@ def test_a_refusal_says_that_blocks_were_not_searched(
     with pytest.raises(Infeasible, match=f"; blocks are not searched with {why}$") as refusal:
         partitioner.compile(model, devices=2, memory="400KiB", time_limit_s=3, **options)
     assert "in blocks" not in str(refusal.value).partition("; blocks are")[0]
+
+
+@pytest.mark.parametrize("pinned", ["first", "second"])
+def test_pins_to_devices_hold_in_blocks(pinned: str, tmp_path: Path) -> None:
+    """A node in blocks runs all of them there."""
+    model, device = wide(tmp_path / "wide.onnx"), 1
+    pins = {"pin": [{"nodes": [pinned], "device": device}]}
+    compiled = partitioner.compile(
+        model, devices=2, memory="600KiB", time_limit_s=5, constraints=pins
+    )
+    plan = compiled.plan
+    assert plan.blocks
+    homes = {
+        plan.groups[node.group].devices
+        for name, node in plan.nodes.items()
+        if name.partition(".block")[0] == pinned
+    }
+    assert homes == {(device,)}
+    assert compiled.verify(seed=1).equal
 
 
 @pytest.mark.parametrize(

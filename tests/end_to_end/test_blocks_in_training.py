@@ -26,7 +26,7 @@ from partitioner.cost_model.evaluate import evaluate
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.plan import NodePlan
-from partitioner.problem.decode import planned_on
+from partitioner.problem.build import planned_on
 from partitioner.rewrites.block_graph import block_graph
 from partitioner.search.blocks.shared import Shared
 from partitioner.search.blocks.training import Parts

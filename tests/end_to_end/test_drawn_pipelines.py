@@ -12,7 +12,7 @@ from helpers.drawn.drawn_modules import Drawn, batch, drawn_stages
 from helpers.plans.staged import on_trace, staged_plan, traced
 from partitioner.backends.torch.graphs.micro_batches import micro_batch_sizes
 from partitioner.ir.phases import PhaseError
-from partitioner.ir.pipeline import PipelineScheduleError
+from partitioner.ir.pipeline.actions import PipelineScheduleError
 
 #: Schedules, and the device of each stage.
 WAYS = (

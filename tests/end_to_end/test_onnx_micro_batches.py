@@ -27,7 +27,8 @@ from partitioner.backends.onnx.local import run_local
 from partitioner.cli.main import main
 from partitioner.foundations.files import ResultError
 from partitioner.ir.errors import OptionError
-from partitioner.ir.pipeline import from_csv, pipeline_schedule, to_csv
+from partitioner.ir.pipeline.generate import pipeline_schedule
+from partitioner.ir.pipeline.text import from_csv, to_csv
 from partitioner.ir.plan import Pipeline
 from partitioner.search.request import Request
 from partitioner.solver import Infeasible

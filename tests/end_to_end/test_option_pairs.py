@@ -36,7 +36,8 @@ from partitioner.ir.plan import Plan
 SETTINGS = ("onnx", "inference", "training")
 #: Pairs that are impossible in principle: the only refusals.
 SENTENCES = (
-    r"shards? operators; leave it out with strategy 'inter'",
+    r"(shards? operators|are no partition); leave it out with strategy '(inter|copies)'",
+    r"no two whole copies fit, each on devices of its own: .*; it fits with --memory",
     r"--mesh shapes intra plans; leave it out with --strategy inter",
     r"strategy 'intra' cuts operators over devices, and .* gives each stage one device",
     r"parallel '(dp|pp)' .*mesh",
@@ -51,17 +52,24 @@ SENTENCES = (
     r"tune runs plans on this machine, and cluster '.*' is not known to be it",
     r"a profile is of cluster 'local', the cluster is '.*': leave the profile out",
 )
-#: One pair of so many is tried by default.
-ONE_IN = 40
+#: One pair of so many is tried by default, and of those on many devices one of so many at all.
+ONE_IN, LARGE_ONE_IN = 40, 6
+#: Devices for which plans are made by levels, and not written: behind the "@" of a setting.
+LARGE = (80, 256)
+#: What many devices add: a kind cannot have them all with this model.
+LARGE_SENTENCES = (
+    r"\d+ devices cannot share a batch of \d+ equally, as devices of a large cluster must",
+)
 
 
 class Pair(nn.Module):
     """Two layers, which return their loss in training."""
 
-    def __init__(self, *, loss: bool) -> None:
+    def __init__(self, width: int, *, loss: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.up, self.down, self.loss = nn.Linear(16, 32), nn.Linear(32, 16), loss
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.loss = loss
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.down(torch.relu(self.up(x)))
@@ -69,8 +77,13 @@ class Pair(nn.Module):
 
 
 @cache
-def onnx_model() -> onnx.ModelProto:
-    return examples.build("mlp", layers=4, hidden=32, batch=8)
+def onnx_model(batch: int = 8, hidden: int = 32) -> onnx.ModelProto:
+    return examples.build("mlp", layers=4, hidden=hidden, batch=batch)
+
+
+def count_of(setting: str) -> int:
+    """Devices of a setting: 2, or those behind its "@"."""
+    return int(setting.partition("@")[2] or 2)
 
 
 @dataclass(frozen=True)
@@ -102,27 +115,35 @@ class Value:
 
 
 def tensor_pin(setting: str) -> Mapping[str, Any]:
-    weight = "layer3.weight" if setting == "onnx" else "down.weight"
+    weight = "layer3.weight" if setting.startswith("onnx") else "down.weight"
     return {"pin": [{"tensor": weight, "dim": 0}]}
 
 
 def device_pins(setting: str) -> Mapping[str, Any]:
-    first, last = ("layer0.*", "y") if setting == "onnx" else ("/up/*", "/down/*")
+    first, last = ("layer0.*", "y") if setting.startswith("onnx") else ("/up/*", "/down/*")
     return {"pin": [{"nodes": [first], "device": 0}, {"nodes": [last], "device": 1}]}
 
 
 def group_pin(setting: str) -> Mapping[str, Any]:
-    return {"pin": [{"nodes": ["y" if setting == "onnx" else "/down/*"], "devices": [0, 1]}]}
+    last = "y" if setting.startswith("onnx") else "/down/*"
+    return {"pin": [{"nodes": [last], "devices": [0, 1]}]}
 
 
 def compiled(setting: str, options: Mapping[str, Any]) -> Compiled:
-    """Compile one of the models for two devices."""
-    fixed: dict[str, Any] = {"cluster": "2xcpu", "time_limit_s": 5.0, **options}
-    if setting == "onnx":
-        return partitioner.compile(onnx_model(), None, 2, **fixed)
-    fixed["training"] = setting == "training"
-    module = Pair(loss=fixed["training"])
-    program: Compiled = partitioner.compile(module, torch.ones(8, 16), 2, **fixed)
+    """Compile one of the models for the devices of a setting."""
+    name, devices = setting.partition("@")[0], count_of(setting)
+    is_large = devices in LARGE
+    cluster = f"{devices // 8}x8xcpu" if is_large else "2xcpu"
+    fixed: dict[str, Any] = {"cluster": cluster, "time_limit_s": 5.0, **options}
+    if is_large:
+        fixed["plan_only"] = True
+    if name == "onnx":
+        model = onnx_model(8 * devices, devices) if is_large else onnx_model()
+        return partitioner.compile(model, None, devices, **fixed)
+    fixed["training"] = name == "training"
+    rows, width = (8 * devices, devices) if is_large else (8, 16)
+    module = Pair(width, loss=fixed["training"])
+    program: Compiled = partitioner.compile(module, torch.ones(rows, width), devices, **fixed)
     return program
 
 
@@ -130,14 +151,20 @@ def compiled(setting: str, options: Mapping[str, Any]) -> Compiled:
 def plan_of(setting: str, kind: str) -> Plan:
     options: dict[str, Mapping[str, Any]] = {
         "dp": {"parallel": "dp"},
-        "pp": {"parallel": "pp", "micro_batches": 2},
+        "pp": {"mesh": {"pp": 2}, "micro_batches": 2},
     }
     return compiled(setting, options.get(kind, blocks_limit(setting))).plan
 
 
 @cache
 def tight(setting: str) -> int:
-    """Bytes of a device that hold its part of the batch, and not the whole of it."""
+    """Bytes of a device that hold its part of the batch, and not the whole of it.
+
+    On many devices they hold whole operators, as these are pinned and placed.
+    """
+    if count_of(setting) in LARGE:
+        kind = {"strategy": "inter", "objective": "memory"}
+        return max(compiled(setting, kind).evaluation.needed_bytes.values())
     return max(compiled(setting, {"parallel": "dp"}).evaluation.needed_bytes.values())
 
 
@@ -160,9 +187,9 @@ VALUES = (
     Value("parallel", "dp", "parallel|dp"),
     Value("parallel", "pp", "parallel|pp|stage"),
     Value("cluster", "2xl4", "cluster", decides=False),
-    Value("memory", tight, label="memory"),
+    Value("memory", tight, "memory", "memory"),
     Value("profile", Path("none", "profile.sqlite"), "profile", "profile", local, decides=False),
-    Value("mesh", {"dp": 2}, "mesh|dp"),
+    Value("mesh", lambda s: {"dp": count_of(s)}, "mesh|dp", "mesh dp"),
     Value("mesh", {"pp": 2}, "mesh|stage"),
     Value("constraints", tensor_pin, "pin", "tensor pin"),
     Value("constraints", device_pins, "pin", "device pins"),
@@ -189,7 +216,7 @@ VALUES = (
     Value("tune", 2, "tune", needs=local),
     Value(
         "schedule",
-        lambda s: "gpipe" if s == "training" else "forward",
+        lambda s: "gpipe" if s.startswith("training") else "forward",
         "schedule|stage",
         "schedule",
     ),
@@ -217,6 +244,8 @@ def values() -> Iterator[Value]:
 
 def applies(value: Value, setting: str) -> bool:
     """Test whether a setting has an option; `training` is what the settings of modules are."""
+    if value.value == "copies" and setting == "training":
+        return False
     if value.name in ("training", "plan_only") or str(value) == "block plan":
         return value.name != "training" and setting == "onnx"
     of = {"onnx": ("onnx",), "module": ("inference", "training"), "training": ("training",)}
@@ -235,6 +264,22 @@ def pairs() -> Iterator[tuple[str, Value, Value]]:
 
 PAIRS = {f"{setting}-{one}-{other}": (setting, one, other) for setting, one, other in pairs()}
 SAMPLE = dict(itertools.islice(PAIRS.items(), 0, None, ONE_IN))
+
+
+def large_pairs() -> Iterator[tuple[str, Value, Value]]:
+    """The pairs on many devices: of what decides plans, and is not of this machine or of few."""
+    unfit = {"tune", "block plan", "parallel=pp"}
+    for number, (setting, one, other) in enumerate(PAIRS.values()):
+        names = {one.name, other.name, str(one), str(other)}
+        if one.decides and other.decides and names.isdisjoint(unfit):
+            yield f"{setting}@{LARGE[number % len(LARGE)]}", one, other
+
+
+ALL_LARGE = {
+    f"{setting}-{one}-{other}": (setting, one, other) for setting, one, other in large_pairs()
+}
+LARGE_PAIRS = dict(itertools.islice(ALL_LARGE.items(), 0, None, LARGE_ONE_IN))
+LARGE_SAMPLE = dict(itertools.islice(ALL_LARGE.items(), 3, None, ONE_IN))
 
 
 @pytest.fixture
@@ -260,10 +305,14 @@ def check(setting: str, one: Value, other: Value) -> None:
         program = compiled(setting, options)
     except PartitionerError as error:
         text = str(error)
-        assert any(re.search(sentence, text) for sentence in SENTENCES), text
+        sentences = SENTENCES + (LARGE_SENTENCES if count_of(setting) in LARGE else ())
+        assert any(re.search(sentence, text) for sentence in sentences), text
         for value in (one, other):
             assert value.words, f"{value} is refused: {text}"
             assert re.search(value.words, text), f"{value} is not named: {text}"
+        return
+    if count_of(setting) in LARGE:  # programs are not made for so many
+        assert program.evaluation.fits_exactly
         return
     found = program.verify()
     assert found, str(found)
@@ -282,8 +331,19 @@ def test_all_pairs(pair: tuple[str, Value, Value]) -> None:
     check(*pair)
 
 
+@pytest.mark.parametrize("pair", LARGE_SAMPLE.values(), ids=LARGE_SAMPLE)
+def test_a_sample_of_pairs_on_many_devices(pair: tuple[str, Value, Value]) -> None:
+    check(*pair)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", LARGE_PAIRS.values(), ids=LARGE_PAIRS)
+def test_pairs_on_many_devices(pair: tuple[str, Value, Value]) -> None:
+    check(*pair)
+
+
 def test_impossible_pairs_are_few() -> None:
-    assert len(SENTENCES) <= 15
+    assert len(SENTENCES) + len(LARGE_SENTENCES) <= 15
     assert len(PAIRS) > 150
 
 

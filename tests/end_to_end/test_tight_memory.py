@@ -20,7 +20,7 @@ from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
 from partitioner.ir.phases import PhaseError
-from partitioner.ir.pipeline import PipelineScheduleError
+from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.ir.plan import Plan, resolve
 from partitioner.rewrites.graph_writer import chosen
 from partitioner.rewrites.staging import changing_nodes

@@ -1,5 +1,6 @@
 """Values of JSON against types."""
 
+from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 import pytest
@@ -16,6 +17,16 @@ class _Entry(_More):
     count: int | None
 
 
+@dataclass(frozen=True)
+class _Figures:
+    device: int
+    rate: float | None = None
+
+    @property
+    def is_known(self) -> bool:
+        return self.rate is not None
+
+
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
@@ -30,6 +41,7 @@ class _Entry(_More):
         ("less", Literal["less", "more"]),
         ({"name": "a", "count": None}, _Entry),
         ({"name": "a", "count": 1, "more": [0.5]}, _Entry),
+        ({"device": 1, "rate": 0.5}, _Figures),
         (4, lambda value: value % 2 == 0),
     ],
 )
@@ -55,6 +67,8 @@ def test_what_fits(value: object, kind: Any) -> None:
         ({"name": "a"}, _Entry),
         ({"name": "a", "count": 1, "other": 1}, _Entry),
         ([], _Entry),
+        ({"device": 1}, _Figures),
+        ({"device": 1, "rate": 0.5, "is_known": True}, _Figures),
         (3, lambda value: value % 2 == 0),
     ],
 )

@@ -13,7 +13,8 @@ from partitioner.frontends.torch.trace import trace_micro_batch
 from partitioner.ir import phases as module
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.phases import Part, PhaseError, Phases, fixed_nodes, step_order
-from partitioner.ir.pipeline import PipelineScheduleError, to_csv
+from partitioner.ir.pipeline.actions import PipelineScheduleError
+from partitioner.ir.pipeline.text import to_csv
 from partitioner.ir.plan import resolve
 
 

@@ -30,7 +30,8 @@ from partitioner.foundations.files import read_file
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Transfer, region_numel
 from partitioner.ir.phases import Part, RunOrder
-from partitioner.ir.pipeline import PipelineScheduleError, check
+from partitioner.ir.pipeline.actions import PipelineScheduleError
+from partitioner.ir.pipeline.timeline import check
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import TensorType, from_onnx_dtype
 

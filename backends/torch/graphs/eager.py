@@ -336,7 +336,7 @@ FUNCTIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
 class Gate:
     """A place in a pass where the rank waits, when it comes there first."""
 
-    wait: Callable[[], None] | None = None  #: Waits; None if there is nothing to wait for.
+    wait: Callable[[], object] | None = None  #: Waits; None if there is nothing to wait for.
 
     def enter(self) -> None:
         """Wait, if nothing has since `wait` was set."""

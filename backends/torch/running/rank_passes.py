@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -118,21 +118,22 @@ class RankPasses:
         }
         self._gate = Gate()
         # with messages to post, the rank waits before any pass
-        first = next((run.phase for run in self._early[True].runs if not links), None)
+        begins = (plan.runs[0].phase for plan in (self._early[True], self._late) if plan.runs)
+        first = () if links else tuple(begins)
         self._runs = of_each(  # by micro-batch and phase
-            self._all, lambda one: self._passes_of(one, first if one is self.graphs else None)
+            self._all, lambda one: self._passes_of(one, first if one is self.graphs else ())
         )
-        self._gated = None if first is None else self._runs[0][first]
+        self._gated = [self._runs[0][phase] for phase in first]
         self._is_half = any(type_.dtype == "float16" for type_ in whole.graph.types.values())
         self._scale = 1.0  # the gradient of the loss that steps run for, a power of two
 
-    def _passes_of(self, phases: RankPhases, first: int | None = None) -> dict[int, Pass]:
-        """The pass of each phase; that of the first phase enters the gate."""
+    def _passes_of(self, phases: RankPhases, first: Collection[int]) -> dict[int, Pass]:
+        """The pass of each phase; those that come first enter the gate."""
         passes: dict[int, Pass] = {}
         for phase, graph in phases.graphs.items():
             graph.module.to(self.device)
             module = phases.eager(phase)
-            passes[phase] = direct(gated(module, self._gate) if phase == first else module)
+            passes[phase] = direct(gated(module, self._gate) if phase in first else module)
         return passes
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -142,7 +143,7 @@ class RankPasses:
             run = torch.compile(module, *args, **kwargs)
             return lambda arguments: run(*arguments)
 
-        self._gated = None
+        self._gated = []
         self._early = {backward: plan.without_adding for backward, plan in self._early.items()}
         self._runs = of_each(
             self._all,
@@ -220,7 +221,7 @@ class RankPasses:
         self,
         inputs: list[Values],
         shards: Mapping[str, Tensor],
-        agreed: Callable[[], None],
+        agreed: Callable[[], object],
         *,
         backward: bool = False,
     ) -> tuple[tuple[Tensor, ...], Values]:
@@ -237,22 +238,13 @@ class RankPasses:
             The module's results, and what `backward` takes.
         """
         plan, stored = self._early[backward], self.whole.local_shards(shards)
-        begins = [self._runs[run.micro_batch][run.phase] for run in plan.runs[:1]]
-        if self._gated is not None and begins == [self._gated]:
-            self._gate.wait = agreed
-        else:
-            agreed()
         for name in () if self.order.turns else self._tangents:  # their shares of the gradient
             dtype = torch_dtype(self.graphs.types[name].dtype)
             for one, share in zip(inputs, self._micro.shares, strict=True):
                 gradient = share * self._scale
                 one[name] = torch.full((), gradient, dtype=dtype, device=self.device)
         values = StepValues(plan, StepStart(stored, inputs, self._written).values)
-        try:
-            self._run_all(values, backward=backward)
-        except BaseException as error:
-            self._gate.leave(error)
-            raise
+        self._run_all(values, agreed, backward=backward)
         results = self._micro.whole(
             [
                 {shown: values.result(self._outputs[shown], m) for shown in self._shown}
@@ -268,13 +260,18 @@ class RankPasses:
         values.store(stored, results, kept)
         return tuple(results.values()), kept
 
-    def backward(self, values: Values, tangent: Tensor) -> Mapping[str, Tensor]:
-        """Gradients by first name for that of the loss; empties `values`, to free what was kept."""
+    def backward(
+        self, values: Values, tangent: Tensor, agreed: Callable[[], object]
+    ) -> Mapping[str, Tensor]:
+        """Gradients by first name for that of the loss; empties `values`, to free what was kept.
+
+        Where the order turns, `agreed` is called as in `forward`; else nothing is sent.
+        """
         if not self.order.turns:
             return self._scaled(values, float(tangent))
         values.update(dict.fromkeys(self._tangents, tangent))
         held = StepValues(self._late, [values])
-        self._run_all(held, backward=True)
+        self._run_all(held, agreed, backward=True)
         gradients = {name: held.total(local) for name, local in self._gradients}
         values.clear()
         return gradients
@@ -295,15 +292,24 @@ class RankPasses:
         """The module's returned value."""
         return self.whole.signature.unflatten(dict(zip(self._shown, results, strict=True)))
 
-    def _run_all(self, values: StepValues, *, backward: bool) -> None:
-        """Run the phases of a plan."""
+    def _run_all(self, values: StepValues, agreed: Callable[[], object], *, backward: bool) -> None:
+        """Run the phases of a plan, the first of which waits for the other ranks if it can."""
+        runs = values.plan.runs
+        if runs and self._runs[runs[0].micro_batch][runs[0].phase] in self._gated:
+            self._gate.wait = agreed
+        else:
+            agreed()
         posts = Posts(self._all, self.device, self._roll)
 
         def wanted(phase: int) -> bool:
             return backward or self.graphs.is_forward(phase)
 
-        with torch.no_grad(), without_autocast(self.device.type):
-            run_phases(values, posts, self._run, wanted)
+        try:
+            with torch.no_grad(), without_autocast(self.device.type):
+                run_phases(values, posts, self._run, wanted)
+        except BaseException as error:
+            self._gate.leave(error)
+            raise
 
     def _run(self, run: Run, arguments: list[Tensor | None]) -> Sequence[Tensor]:
         one = self._runs[run.micro_batch][run.phase]

@@ -67,10 +67,11 @@ class TrainingStep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Run the backward graph, once: it frees the kept values; the ranks agree on it first.
+        """Run the backward graph, once: it frees the kept values.
 
-        Where it sends nothing, a rank goes on to its optimizer's step and waits for the answer in
-        its next call. Only the loss, the first result, has a backward pass.
+        A rank computes until it sends something before it waits for the others to agree. Where it
+        sends nothing, it goes on to its optimizer's step and waits in its next call. Only the loss,
+        the first result, has a backward pass.
         """
         held, kept, problem = ctx.held, ctx.kept, ""
         if any(grad is not None for grad in grads[1:]):
@@ -99,10 +100,11 @@ class TrainingStep(torch.autograd.Function):
         doing = f"backward() of training step {ctx.step}"
         doing = f"{doing} by {float(tangent):g}" if is_scaled else doing
         agree = ctx.agreement.begin(doing, problem)
-        if problem or is_scaled or ctx.passes.order.turns:
+        if problem or is_scaled:
             agree()
+            agree = bool
         ctx.kept = ctx.shards = None
-        return *[None] * 4, *_gradients(ctx.passes, held, kept, tangent, ctx.names)
+        return *[None] * 4, *_gradients(ctx.passes, held, kept, tangent, ctx.names, agree)
 
 
 class Evaluated(torch.autograd.Function):
@@ -127,7 +129,12 @@ class Evaluated(torch.autograd.Function):
 
 
 def _gradients(
-    passes: RankPasses, held: HeldState, kept: Values, tangent: Tensor, names: Sequence[str]
+    passes: RankPasses,
+    held: HeldState,
+    kept: Values,
+    tangent: Tensor,
+    names: Sequence[str],
+    agreed: Callable[[], object],
 ) -> Iterator[Tensor | None]:
     """Gradients of parameters, in order; None for one that has none.
 
@@ -136,7 +143,7 @@ def _gradients(
     Raises:
         BackendError: The plan gives this rank no part of a gradient that is of its parameter's.
     """
-    gradients = passes.backward(kept, tangent)
+    gradients = passes.backward(kept, tangent, agreed)
     parts: dict[str, Tensor] = {}
     for name in names:
         gradient = gradients.get(name)

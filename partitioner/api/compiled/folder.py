@@ -26,7 +26,8 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.graph_data import GraphDataError, graph_data, graph_of, type_data, type_of
 from partitioner.ir.nodes.loads import Loads
 from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, PlanError, trial_of
-from partitioner.report.schema import Alone, Space
+from partitioner.report.findings.one_device import OneDevice
+from partitioner.report.schema import Space
 
 if TYPE_CHECKING:
     from partitioner.backends.launch import LocalRun
@@ -292,7 +293,7 @@ _SUMMARY: Mapping[str, Any] = {
     **dict.fromkeys(("cost", "bound", "gap", "sharded_flops_share"), float),
     "kept_whole": dict[str, int],
     "kept_whole_flops_share": float,
-    "one_device": Alone,
+    "one_device": OneDevice,
     "latency_s": float,
     **dict.fromkeys(("throughput_per_s", "speedup", "gain"), float | None),
     **dict.fromkeys(("devices", "devices_used"), int),

@@ -63,7 +63,8 @@ def bottleneck(
                 covered_s = event.end_s
     else:
         device = max(evaluation.load_s, key=evaluation.load_s.__getitem__)
-        total_s = evaluation.step_s
+        load_s = evaluation.load_s[device]
+        total_s = evaluation.latency_s if evaluation.sequential else load_s
         spans = [
             (index, device, tasks.times(task) * task.devices[device])
             for index, task in enumerate(tasks.tasks)

@@ -36,7 +36,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import is_stored, row_of
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, resolve
 from partitioner.ir.types import dense_bytes
-from partitioner.problem.decode import planned_on
+from partitioner.problem.build import planned_on
 
 #: Results are spoken of if they are at least so many bytes, and this share of those of the fullest
 #: device: to gather less takes microseconds.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule.tasks import Task
@@ -54,8 +56,9 @@ def diff(
         if first != second
     ]
     figures, others = _measures(before), _measures(after)
-    if before.plan.pipeline is not None or after.plan.pipeline is not None:
-        figures, others = [*figures, *_stages(before)], [*others, *_stages(after)]
+    facts, new_facts = (step_facts(one.plan, one.evaluation) for one in (before, after))
+    if facts or new_facts:
+        figures, others = [*figures, *_stages(facts)], [*others, *_stages(new_facts)]
     sizes, new_sizes = _sizes(before), _sizes(after)
     same = before.graph.digest == after.graph.digest
     return Diff(
@@ -194,12 +197,11 @@ def _decision(result: Planned, task: Task) -> str:
     return f"{where}: {task.placed.cut_text or 'whole'}"
 
 
-def _stages(result: Planned) -> list[_Measure]:
+def _stages(facts: Mapping[str, Any]) -> list[_Measure]:
     """The figures of a step; of a plan without stages, those of one stage that runs all at once."""
-    facts = step_facts(result.plan, result.evaluation)
     return [
         ("stages", "count", "", float(facts.get("stages", 1))),
-        ("micro-batches", "count", "", float(result.plan.micro_batches or 1)),
+        ("micro-batches", "count", "", float(facts.get("micro_batches", 1))),
         ("bubble", "share", "less", facts.get("bubble_share", 0.0)),
     ]
 

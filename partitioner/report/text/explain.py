@@ -23,7 +23,7 @@ from partitioner.ir.graph import Node
 from partitioner.ir.mesh import numbers
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.phases import PhaseError
-from partitioner.ir.pipeline import SCHEDULES
+from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import Pipeline, PlacedNode
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.report.findings.alternatives import Neighbourhood

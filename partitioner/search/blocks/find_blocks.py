@@ -11,24 +11,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from glob import escape
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import evaluate, one_device
+from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.plan import NodePlan, Plan
-from partitioner.problem.decode import planned_on
+from partitioner.problem.build import planned_on
 from partitioner.rewrites.block_graph import BlockGraph, traced_blocks
 from partitioner.search.blocks.paths import MARGINS, PathSearch
 from partitioner.search.blocks.runs import Option, Runs
 from partitioner.search.blocks.shared import SHARED_KINDS, Shared
 from partitioner.search.blocks.training import training_blocks
+from partitioner.search.levels.asked_nodes import AskedNodes
 from partitioner.search.outcome import Candidate, Outcome, SpaceResult, winner
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Objective, Solution
-from partitioner.strategies.constraints import ConstraintError
-from partitioner.strategies.spaces import Family
+from partitioner.strategies.constraints import ConstraintError, Constraints
+from partitioner.strategies.spaces import Family, SearchError
 
 #: As `MARGINS`, of stages, which also hold what they send and receive.
 STAGE_MARGINS = (*MARGINS, 0.75)
@@ -57,21 +60,36 @@ class BlockPlan:
     shared: Shared | None = None
 
     def plan(
+        self, graph: Graph, cut: BlockGraph, cluster: Cluster, pins: Constraints, budget: Budget
+    ) -> tuple[Family, Plan] | None:
+        """The plan of the graph of all blocks, `cut`; None if the search finds none.
+
+        Args:
+            pins: Those to devices, on nodes of `graph`.
+
+        Raises:
+            ConstraintError: A pin leaves a node without a strategy.
+        """
+        planned = self._planned(graph, cut, cluster, budget)
+        if planned is None:
+            return None
+        family, plan = planned
+        if pins.names_devices and len(cluster) > 1:
+            of_blocks = _on_blocks(pins, graph)
+            plan = AskedNodes(cut.graph, plan, of_blocks, Resharder(cluster)).decided()
+        return family, replace(plan, blocks=self.blocks)
+
+    def _planned(
         self, graph: Graph, cut: BlockGraph, cluster: Cluster, budget: Budget
     ) -> tuple[Family, Plan] | None:
-        """The plan of the graph of all blocks, `cut`; None if the search finds none."""
         if self.shared is not None:
-            planned = self.shared.plan(cut.graph, cluster, budget)
-            if planned is None:
-                return None
-            family, plan = planned
-            return family, replace(plan, blocks=self.blocks)
+            return self.shared.plan(cut.graph, cluster, budget)
         groups = tuple(DeviceMesh.single(device) for device in range(len(cluster)))
         name = "inter" if len(cluster) > 1 else "single"
         devices = self._devices(graph, cut, len(cluster))
         decided = {name: NodePlan(device, {}) for name, device in devices.items()}
         _, plan = planned_on(cut.graph, cluster, groups, decided)
-        return Family(name, groups, groups, symmetric=False), replace(plan, blocks=self.blocks)
+        return Family(name, groups, groups, symmetric=False), plan
 
     def _devices(self, graph: Graph, cut: BlockGraph, count: int) -> Mapping[str, int]:
         """The device of each node of the graph of all blocks, of so many."""
@@ -88,18 +106,34 @@ class BlockPlan:
         return devices
 
 
+def _on_blocks(pins: Constraints, graph: Graph) -> Constraints:
+    """Pins of nodes to devices, as those of the nodes in each block."""
+    named = (
+        (pin, tuple(escape(node.name) for node in graph.nodes if pin.names(node)))
+        for pin in pins.pins
+    )
+    return Constraints(
+        tuple(
+            replace(pin, op="", nodes=(*names, *(f"{name}.block*" for name in names)))
+            for pin, names in named
+        )
+    )
+
+
 def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:
     """The part of a request with which no blocks are searched; "" if they are."""
     trains, several = bool(graph.backward), len(cluster) > 1
     is_kept, is_kind = request.constraints.plan is not None, bool(request.parallel)
-    is_pinned = request.constraints.bound and not is_kept
+    named = request.constraints.named
+    cutting = any(not pin.devices for pin in request.constraints.pins)
     is_shared = trains and request.parallel in SHARED_KINDS
     unlike = "inter" if trains else "intra"  # what is searched is the other
     asked = {  # a kind of parallelism has a mesh and pins of its own; on one device it says nothing
         "a plan to keep": is_kept,
-        "pins": several and is_pinned and (trains or not is_kind),
+        "pins of tensors": several and cutting,
+        "named dims": several and named is not None,
         f"parallel {request.parallel!r}": several and is_kind and not is_shared,
-        "a mesh": several and request.mesh and not is_kind,
+        "a mesh": several and request.mesh and not (is_kind or trains),
         "tune": request.tune,
         f"strategy {request.strategy!r}": several and request.strategy in (unlike, "copies"),
         f"more than {MOST_DEVICES} devices": len(cluster) > MOST_DEVICES,
@@ -167,7 +201,8 @@ class BlockSearch:
     def _priced(self, way: BlockPlan, cut: BlockGraph, budget: Budget) -> Candidate | None:
         """The plan of a way, which may not fit; None if the search finds none."""
         cluster, objective = self.cluster, self.request.objective
-        planned = way.plan(self.graph, cut, cluster, budget)
+        pins = replace(self.request.constraints, plan=None)
+        planned = way.plan(self.graph, cut, cluster, pins, budget)
         if planned is None:
             return None
         family, plan = planned
@@ -248,7 +283,7 @@ class BlockSearch:
         if len(cluster) > 1:
             try:
                 shared = Shared.of(graph, len(cluster), self.request)
-            except ConstraintError as error:
+            except (ConstraintError, SearchError) as error:
                 self.searched = str(error)
                 return (), True
             on = f"{shared.kind} over {len(cluster)} devices"

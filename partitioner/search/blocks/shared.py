@@ -21,12 +21,13 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import Plan
 from partitioner.ir.rule import Rule
-from partitioner.problem.decode import planned_on
+from partitioner.problem.build import planned_on
+from partitioner.search.levels.asked_nodes import on_axes
 from partitioner.search.request import Budget, Request
 from partitioner.search.spaces.explicit import JointSearch, JointSpace
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
-from partitioner.strategies.spaces import Family, families
+from partitioner.strategies.spaces import Family, SearchError, families
 
 #: Kinds of parallelism of which each device may run its part in blocks.
 SHARED_KINDS = ("dp", "zero1", "zero2", "zero3", "spatial")
@@ -47,15 +48,18 @@ class Shared:
         """The kind that is asked for, or the first that the graph has.
 
         Raises:
-            ConstraintError: The graph has none.
+            ConstraintError: The graph has none, or none that the mesh is of.
+            SearchError: The mesh is not of the kind that is asked for.
         """
+        asked = request.constraints  # pins to devices are honoured in the plans of the kind
+        request = replace(request, constraints=on_axes(asked) if asked.names_devices else asked)
         if request.parallel is not None:
             return cls._of(graph, devices, request)
         refusals = []
         for kind in FREE_KINDS:
             try:
                 return cls._of(graph, devices, replace(request, parallel=kind))
-            except ConstraintError as error:
+            except (ConstraintError, SearchError) as error:
                 refusals.append(str(error))
         raise ConstraintError("; ".join(refusals))
 

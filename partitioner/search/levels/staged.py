@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import get_args
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import Evaluation, evaluate
@@ -15,8 +15,8 @@ from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan
-from partitioner.problem.decode import planned_on
-from partitioner.search.levels.asked_nodes import AskedNodes, Follows, on_axes
+from partitioner.problem.build import planned_on
+from partitioner.search.levels.asked_nodes import AskedNodes, on_axes
 from partitioner.search.levels.mesh_sharder import Sharder
 from partitioner.search.levels.meshes import Layout, layouts
 from partitioner.search.levels.one_mesh import MeshSearch
@@ -25,7 +25,7 @@ from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, Objective, Solution
-from partitioner.strategies.constraints import Constraints
+from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.kinds.parallel import check_even
 from partitioner.strategies.spaces import Family, SearchError
@@ -38,6 +38,8 @@ LIMITS = 8
 #: node.
 FIRST_S = 3e-3
 SOLVER = "decomposition into stages of shardings / device seconds of the nodes"
+#: Where bytes are to be few.
+BYTES_SOLVER = "decomposition into stages of shardings / a device's share of what is kept"
 #: Of meshes that are searched one axis at a time.
 AXES_SOLVER = "decomposition into mesh axes / device seconds of the nodes"
 
@@ -67,9 +69,10 @@ class StagedPlan:
         decides = asked.names_devices or bool(asked.places) or asked.plan is not None
         plans = [plan]
         if decides:
-            ways: tuple[Follows, ...] = get_args(Follows) if asked.names_devices else ("none",)
-            nodes = (AskedNodes(planned, plan, asked, resharder, way) for way in ways)
-            plans = [one.decided() for one in nodes]
+            plans = [AskedNodes(planned, plan, asked, resharder).decided()]
+        for follows in ("between", "all") if asked.names_devices else ():
+            with suppress(ConstraintError):  # what is free may not be had there
+                plans.append(AskedNodes(planned, plan, asked, resharder, follows).decided())
         for one in plans:
             evaluation = evaluate(planned, one, cluster, resharder=resharder)
             yield cls(staged, meshes, planned, one, evaluation)
@@ -104,6 +107,7 @@ class StagesSpace:
                 meshes = tuple(layout for layout in meshes if len(layout.mesh.axes) <= JOINT_AXES)
             constraints.check_axes(sorted({axis for one in meshes for axis in one.mesh.names}))
             check_even(request.parallel, graph, request.mesh or {})
+        _check_devices(graph, cluster, request, meshes)
         if graph.backward:
             meshes = tuple(layout for layout in meshes if layout.mesh.size() == len(cluster))
         if constraints.plan is not None:  # it is kept best on a mesh of its own
@@ -156,7 +160,9 @@ class StagesSpace:
     def candidate(self, best: StagedPlan, family: Family, solver: str) -> Candidate:
         """A plan of the space, with its bound."""
         evaluation, cost = best.evaluation, best.evaluation.cost(self.objective)
-        least = self._least_bytes if self.objective == "memory" else best.staged.bound_s
+        least = best.staged.bound_s
+        if self.objective == "memory":
+            least, solver = self._least_bytes, BYTES_SOLVER
         solution = Solution((), cost, min(least, cost), "feasible", None, solver)
         return Candidate(family, best.graph, best.plan, evaluation, solution)
 
@@ -170,24 +176,25 @@ class StagesSpace:
 
         The limit is bisected between what is kept at least and what the best plan takes.
         """
-        resharder = Resharder(self.cluster)
-        low, high = max(1.0, self._least_bytes), _fullest_bytes(best)
+        resharder, most = Resharder(self.cluster), min(d.memory_bytes for d in self.cluster.devices)
+        low, high = max(1.0, self._least_bytes), min(most, _fullest_bytes(best))
         for turn in range(LIMITS):
             share = budget.share(LIMITS - turn, LIMITS - turn)
             if budget.work.over or high <= (1 + budget.gap) * low:
                 break
-            limit = math.sqrt(low * high)
-            within = replace(self, cluster=self.cluster.with_memory(math.floor(limit)))
-            budget.say(f"searching within {units.size(math.floor(limit))} a device")
+            limit = math.floor(math.sqrt(low * high))
+            within = replace(self, cluster=self.cluster.with_memory(limit))
+            budget.say(f"searching within {units.size(limit)} a device")
             try:
-                found = within.cheapest(replace(share, defers_memory=False, best_s=math.inf))
+                found = within.cheapest(replace(share, defers_memory=False))
             except Infeasible:
                 low = limit
                 continue
-            priced = StagedPlan.some(found.staged, self.graph, self.constraints, resharder)
-            least = min(priced, key=_fullest_bytes)
-            best = min(best, least, key=lambda plan: plan.evaluation.cost("memory"))
-            low, high = (low, _fullest_bytes(least)) if found.evaluation.fits else (limit, high)
+            _, plan = planned_on(found.graph, self.cluster, found.plan.groups, found.plan.nodes)
+            evaluation = evaluate(found.graph, plan, self.cluster, resharder=resharder)
+            less = replace(found, plan=plan, evaluation=evaluation)
+            best = min(best, less, key=_bytes_if_it_fits)
+            low, high = (low, _fullest_bytes(less)) if found.evaluation.fits else (limit, high)
         return best
 
     def cheapest(self, budget: Budget) -> StagedPlan:
@@ -234,9 +241,33 @@ class StagesSpace:
         return min(plans, key=_most_short_bytes)
 
 
+def _check_devices(
+    graph: Graph, cluster: Cluster, request: Request, meshes: Sequence[Layout]
+) -> None:
+    """Refuse pins to devices where each operator is on all devices, or on one.
+
+    Raises:
+        ConstraintError: There is one.
+    """
+    on_all = request.strategy == "intra" or request.mesh is not None
+    counts = {len(cluster)} if on_all else {1} if request.strategy == "inter" else None
+    for pin in request.constraints.pins if counts is not None else ():
+        if pin.devices and len(pin.devices) not in counts:
+            node = next(node for node in graph.nodes if pin.names(node))
+            space = f"{'intra' if on_all else 'inter'} ({meshes[0] if meshes else 'one device'})"
+            raise ConstraintError(
+                f"{pin.text} leaves no strategy for {node.name!r} ({node.op}) in {space}"
+            )
+
+
 def _most_short_bytes(plan: StagedPlan) -> int:
     """Bytes that the fullest device of a plan is short of."""
     return max(plan.evaluation.short_bytes.values())
+
+
+def _bytes_if_it_fits(plan: StagedPlan) -> tuple[bool, float]:
+    """By what plans are compared where bytes are to be few."""
+    return not plan.evaluation.fits, plan.evaluation.cost("memory")
 
 
 def _fullest_bytes(plan: StagedPlan) -> int:

@@ -19,8 +19,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.offers import alternatives
 from partitioner.ir.plan import PlacedNode, Plan, place
 from partitioner.ir.rule import Rule
-from partitioner.problem.build import Built, build
-from partitioner.problem.decode import decided, kept_decision
+from partitioner.problem.build import Built, build, decided, kept_decision
 from partitioner.problem.idle_devices import cover
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.rewrites.staging import layers

@@ -15,7 +15,7 @@ from partitioner.cost_model.evaluate import best_single
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan
-from partitioner.problem.decode import planned_on
+from partitioner.problem.build import planned_on
 from partitioner.rewrites.graph_writer import chosen
 from partitioner.search.outcome import Candidate, SpaceResult
 from partitioner.search.request import Budget, Request

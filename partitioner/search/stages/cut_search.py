@@ -24,13 +24,9 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
-from partitioner.ir.pipeline import (
-    PipelineSchedule,
-    PipelineScheduleError,
-    from_csv,
-    pipeline_schedule,
-    textbook_lanes,
-)
+from partitioner.ir.pipeline.actions import PipelineSchedule, PipelineScheduleError
+from partitioner.ir.pipeline.generate import pipeline_schedule, textbook_lanes
+from partitioner.ir.pipeline.text import from_csv
 from partitioner.ir.plan import Plan
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult

@@ -21,13 +21,8 @@ from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import is_stored
 from partitioner.ir.phases import RunOrder, fixed_nodes, weight_nodes
-from partitioner.ir.pipeline import (
-    Action,
-    ActionKind,
-    PipelineSchedule,
-    in_flight,
-    start_times,
-)
+from partitioner.ir.pipeline.actions import Action, ActionKind, PipelineSchedule
+from partitioner.ir.pipeline.timeline import in_flight, start_times
 from partitioner.ir.plan import Pipeline, PlacedNode, Plan, resolve
 from partitioner.rewrites.staging import changing_nodes, stages_of_all
 from partitioner.search.stages.stage_lives import Floats, LaneRuns, StageLives

@@ -25,7 +25,8 @@ from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh, numbers
-from partitioner.ir.pipeline import SCHEDULES, PipelineScheduleError
+from partitioner.ir.pipeline.actions import PipelineScheduleError
+from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import Plan
 from partitioner.rewrites.staging import changing_nodes, layers
 from partitioner.search.find_plan import find_plan, goes_by_levels

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from partitioner.foundations import units
-from partitioner.ir.pipeline import PipelineScheduleError
+from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
 from partitioner.search.what_would_fit import Change
@@ -113,6 +113,8 @@ class Weighing:
         order = sorted(range(len(self.ways)), key=self._rank)
         for place, number in enumerate(order):
             way = self.ways[number]
+            if way.rung and self.found:  # else a plan of any way is looked for first
+                self._begin_anew(2)
             # some would only save bytes that nobody is short of
             is_needless = not self.refused or (way.rung > 1 and bool(self.found))
             if way.closed or (way.rung > 0 and is_needless):
@@ -209,13 +211,22 @@ class Weighing:
             self._tried(number, before.more, 1 if idle[number] else len(stopped))
             same = self.found[number].plan.certificate == before.plan.certificate
             idle[number] = idle[number] + 1 if same else 0
-        for number in [] if self.found else sorted(self.refused, key=self._rank):
-            if number in self._stopped and not self.found and self._gains_s(number) > 0:
-                self._tried(number, self.ways[number].search, 1)
+        if not self.found:
+            self._begin_anew(1)
 
-    def _gains_s(self, number: int) -> float:
-        """Seconds by which a search of a way that begins now has more than the last one had."""
-        return self.budget.work.left_s - self._seconds[number]
+    def _begin_anew(self, parts: float) -> None:
+        """Search those that the clock refused anew, if there are more seconds for it than before.
+
+        Each has one of so many equal shares of what is left of the clock, until one has a plan.
+        """
+        found = len(self.found)
+        for number in sorted(self._stopped & self.refused.keys(), key=self._rank):
+            if len(self.found) == found and self._gains_s(number, parts) > 0:
+                self._tried(number, self.ways[number].search, parts)
+
+    def _gains_s(self, number: int, parts: float = 1) -> float:
+        """Seconds that a part of what is left of the clock has more than the last search had."""
+        return self.budget.work.left_s / parts - self._seconds[number]
 
     def _is_open(self, number: int) -> bool:
         """Tell whether the search of a way goes on, whose bound leaves something to gain.

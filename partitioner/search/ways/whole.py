@@ -110,13 +110,13 @@ class WholeBatch:
         request = self.request.on(graph)
         if outcome is None:
             return find_plan(graph, self.cluster, request, budget).noted(note)
-        best_s = outcome.evaluation.step_s
+        best = outcome.evaluation.cost(request.objective)
         cheaper = None
         if not budget.work.over:
             with suppress(Infeasible, NoCheaper):
-                share = replace(budget.share(OFFERS_PART), best_s=best_s)
+                share = replace(budget.share(OFFERS_PART), best_s=best)
                 cheaper = find_plan(graph, self.cluster, request, share)
-        if cheaper is not None and cheaper.evaluation.step_s < best_s:
+        if cheaper is not None and cheaper.evaluation.cost(request.objective) < best:
             return cheaper.noted(note)
         return outcome.stopped().noted(note) if budget.work.late else None
 

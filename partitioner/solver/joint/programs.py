@@ -42,12 +42,12 @@ def round_relaxation(search: Search, shares: float | None = None) -> bool:
     `tests/benchmarks/accuracy.py` such plans are within 0.5 % of the bound, after seconds, where
     the MILP takes minutes for some.
 
-    It may take one of `shares` of the steps that are left, and it is returned whether it may; by
-    default all, or one of `SHARES` where no plan fits yet.
+    It may take one of `shares` of the steps that are left, and it is returned whether it may, or
+    the clock has stopped it; by default all, or one of `SHARES` where no plan fits yet.
     """
-    form = formulate(search.problem, "throughput", _known_cost(search))
+    form = _formulated(search, "throughput")
     if form is None:
-        return False
+        return search.work.late
     if shares is None:
         shares = SHARES if search.best is None and search.closest is not None else 0
     if shares and node_steps_of(form.milp) > search.work.left / shares:
@@ -88,7 +88,7 @@ def run_milp(search: Search, goal: Goal) -> None:
     Where work is placed on groups and a plan is known, a large program is only relaxed: branching
     adds little to its bound (see `EXACT_BINARIES`).
     """
-    form = formulate(search.problem, goal, _known_cost(search))
+    form = _formulated(search, goal)
     if form is None:
         return
     several = form.min_max and len(search.problem.groups) > 1
@@ -113,9 +113,11 @@ def run_milp(search: Search, goal: Goal) -> None:
         _offer_polished(search, chosen, source)
 
 
-def _known_cost(search: Search) -> float | None:
-    """The cost of the best plan; None if there is none."""
-    return search.cost if search.best is not None else None
+def _formulated(search: Search, goal: Goal) -> Formulation | None:
+    """The MILP of a search; the clock ends its writing where a plan is known."""
+    if search.best is None:
+        return formulate(search.problem, goal)
+    return formulate(search.problem, goal, search.cost, search.work)
 
 
 def _relaxed(search: Search, form: Formulation) -> tuple[float, ...]:

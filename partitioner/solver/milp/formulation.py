@@ -46,6 +46,7 @@ from partitioner.solver.problem import (
     rank_nodes,
     symmetric_groups,
 )
+from partitioner.solver.work import Work
 
 Goal = Literal["throughput", "memory", "excess"]
 Terms = list[tuple[int, float]]  #: A sum of column x value.
@@ -98,10 +99,15 @@ class Formulation:
         return max(0.0, bound * self.unit / (1 + self.slack))
 
 
+#: Rows that are written before the clock is asked again.
+ROWS_AT_ONCE = 64
+
+
 def formulate(
     problem: Problem,
     goal: Goal,
     known: float | None = None,
+    work: Work | None = None,
 ) -> Formulation | None:
     """Write the MILP of a (presolved) problem; None if it had more than `MOST_ENTRIES`.
 
@@ -111,12 +117,15 @@ def formulate(
             bytes over the limits ("excess").
         known: A value of the goal that a known plan reaches: loads are written in units of it. It
             bounds no column: with such a bound HiGHS 1.15.1 proves too much (a test shows it).
+        work: Its clock ends the writing, too: then there is none either.
     """
     try:
         build = MilpBuilder(MOST_ENTRIES)
         x = _Program.of(build, problem, goal, known)
         families = (x.choose(), x.leave_and_meet(), x.pay(), x.carry(), x.hold(), x.open())
-        for name, terms, sense, side in itertools.chain(*families):
+        for place, (name, terms, sense, side) in enumerate(itertools.chain(*families)):
+            if work is not None and place % ROWS_AT_ONCE == 0 and work.late:
+                return None
             build.row(terms, sense, side, name)
         build.minimise(x.objective())
         slack = TIE_WEIGHT * problem.devices if x.load is not None else 0.0

@@ -1,7 +1,7 @@
 """The intra-operator problem at scale: pairwise costs, live intervals, one memory limit.
 
 >>> import numpy as np
->>> from partitioner.solver.pairwise.problem import Pairwise
+>>> from partitioner.solver.pairwise.problem import Pairwise, evaluate
 >>> from partitioner.solver.pairwise.solve import solve
 >>> whole = lambda *values: np.array(values, dtype=np.int64)
 >>> problem = Pairwise(

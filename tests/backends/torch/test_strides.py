@@ -31,7 +31,7 @@ from partitioner.frontends.errors import FrontendError
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import LocalOp
+from partitioner.ir.ops.table import LocalOp
 from partitioner.ir.program import Comm, CommKind
 
 ROWS = Path(__file__).parents[2] / "ir/ops/aten"

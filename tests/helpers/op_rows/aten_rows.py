@@ -17,7 +17,8 @@ from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.graphs.calls import overload
 from partitioner.frontends.torch.building.calls import encode_call
 from partitioner.frontends.torch.element_types import dtype_name
-from partitioner.ir.ops import ROWS, LocalOp
+from partitioner.ir.ops import ROWS
+from partitioner.ir.ops.table import LocalOp
 
 
 def aten(

@@ -26,7 +26,8 @@ from partitioner.ir.graph import Attr, Constant, Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding, even_cut
 from partitioner.ir.loops.factors import PENDING
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import LocalOp, LocalView, OpView, row_of, rule_of
+from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.ops.table import LocalOp, LocalView, OpView
 from partitioner.ir.rule import Cut, Rule
 from partitioner.ir.types import TensorType, onnx_dtype
 

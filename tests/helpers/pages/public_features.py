@@ -20,7 +20,7 @@ import partitioner
 from partitioner import functional
 from partitioner.cli.app import command_line
 from partitioner.frontends.torch.options import OPTIMIZERS
-from partitioner.ir.pipeline import SCHEDULES
+from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import OBJECTIVES
 from partitioner.strategies.kinds.parallel import KINDS
 

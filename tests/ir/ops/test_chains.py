@@ -13,7 +13,8 @@ from partitioner.backends.onnx.files.messages import node_proto, tensor_proto
 from partitioner.ir.graph import Attr, Constant, Graph, Node
 from partitioner.ir.layout import DimLayout, Sharding
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import LocalOp, LocalView, OpView, row_of, rule_of
+from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.ops.table import LocalOp, LocalView, OpView
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType
 

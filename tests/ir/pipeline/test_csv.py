@@ -9,15 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.problems.torch_tables import printed, torch_made, torch_runtime
-from partitioner.ir.pipeline import (
-    SCHEDULES,
-    PipelineScheduleError,
-    check,
-    from_csv,
-    pipeline_schedule,
-    textbook_lanes,
-    to_csv,
-)
+from partitioner.ir.pipeline.actions import PipelineScheduleError
+from partitioner.ir.pipeline.generate import SCHEDULES, pipeline_schedule, textbook_lanes
+from partitioner.ir.pipeline.text import from_csv, to_csv
+from partitioner.ir.pipeline.timeline import check
 
 TRAINING = [name for name in SCHEDULES if name != "forward"]
 

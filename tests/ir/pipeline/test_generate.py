@@ -9,19 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partitioner.ir.pipeline import (
-    SCHEDULES,
-    PipelineSchedule,
-    PipelineScheduleError,
+from partitioner.ir.pipeline.actions import PipelineSchedule, PipelineScheduleError
+from partitioner.ir.pipeline.generate import SCHEDULES, pipeline_schedule, textbook_lanes
+from partitioner.ir.pipeline.text import to_csv
+from partitioner.ir.pipeline.timeline import (
     bubble_share,
     check,
     in_flight,
     lane_in_flight,
     makespan,
-    pipeline_schedule,
     start_times,
-    textbook_lanes,
-    to_csv,
 )
 
 budget = settings(max_examples=300, deadline=None, derandomize=True, database=None)

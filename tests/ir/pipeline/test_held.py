@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from partitioner.ir.pipeline import (
-    from_csv,
-    in_flight,
-    lane_in_flight,
-)
+from partitioner.ir.pipeline.text import from_csv
+from partitioner.ir.pipeline.timeline import in_flight, lane_in_flight
 
 
 def test_held_from_forward_to_backward() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from partitioner.ir.pipeline import (
+from partitioner.ir.pipeline.actions import (
     Action,
     ActionKind,
     PipelineSchedule,
     PipelineScheduleError,
-    check,
-    from_csv,
-    pipeline_schedule,
 )
+from partitioner.ir.pipeline.generate import pipeline_schedule
+from partitioner.ir.pipeline.text import from_csv
+from partitioner.ir.pipeline.timeline import check
 
 CHAIN = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1"
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from helpers.problems.torch_tables import printed, torch_made, torch_table
-from partitioner.ir.pipeline import check, from_csv, pipeline_schedule, textbook_lanes
+from partitioner.ir.pipeline.generate import pipeline_schedule, textbook_lanes
+from partitioner.ir.pipeline.text import from_csv
+from partitioner.ir.pipeline.timeline import check
 
 SIZES = [(lanes, m) for lanes in (1, 2, 3, 4, 5, 8) for m in range(1, 21)]
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DistributedSampler
 
 import partitioner
@@ -196,6 +197,43 @@ def skips_backward(rank: int) -> None:
     assert time.monotonic() - start < SOON_S
 
 
+class Noting(TorchDispatchMode):
+    """Notes the operators that run."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        self.events = events
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.events.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def computes_before_it_waits(_: int) -> None:
+    """A backward pass waits for the other ranks where it first sends something."""
+    module = program().module()
+    training_step(module, *batch(0))
+    loss = module(*batch(1))
+    begin, events = module._agreement.begin, list[str]()
+
+    def begins(*args: Any, **kwargs: Any) -> Callable[[], bool]:
+        agree = begin(*args, **kwargs)
+
+        def agreed() -> bool:
+            events.append("agreed")
+            return agree()
+
+        return agreed
+
+    module._agreement.begin = begins  # type: ignore[method-assign]
+    with Noting(events):
+        loss.backward()
+    before = events[: events.index("agreed")]
+    assert "aten.mul.Tensor" in before, events  # the slope of the square
+    assert not any("c10d_functional" in event for event in before), events
+    assert any("c10d_functional" in event for event in events), events
+
+
 def does_something_else(rank: int) -> None:
     module = program().module()
     calls = [module.full_state_dict, lambda: module.clip_grad_norm_(1.0)]
@@ -370,6 +408,7 @@ JOBS = {
     "other data": Job(2, is_called_with_other_data, [program, lambda: program(training=False)]),
     "other parts": Job(4, is_called_with_other_parts, [lambda: program(4)]),
     "skips backward": Job(2, skips_backward, [program]),
+    "computes before it waits": Job(2, computes_before_it_waits, [program]),
     "something else": Job(2, does_something_else, [program]),
     "skips a step": Job(2, skips_a_step, [program]),
     "is interrupted": Job(2, is_interrupted, [program]),

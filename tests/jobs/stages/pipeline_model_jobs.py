@@ -26,7 +26,7 @@ from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.torch.running import rank_passes
 from partitioner.backends.torch.running.step_values import StepValues
 from partitioner.frontends.torch.trace import TracedModule
-from partitioner.ir.pipeline import textbook_lanes
+from partitioner.ir.pipeline.generate import textbook_lanes
 
 STEPS, RATE = 10, 1e-2
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb1", "zbv", "dualpipev")

@@ -92,6 +92,24 @@ def test_what_is_written_in_place_is_where_its_buffer_is() -> None:
         assert plan.groups[plan.nodes[name].group].devices == (4, 5)
     back = planned("training", constraints={"pin": [{"nodes": [*updates], "devices": [4, 5]}]})
     assert back.plan.groups[back.plan.nodes[node].group].devices == (4, 5)
+    apart = [{"nodes": [node], "device": 0}, {"nodes": [*updates], "device": 1}]
+    text = f"no strategy for '{updates[0]}' .* on device 1 beside the nodes of the same buffer"
+    with pytest.raises(partitioner.PartitionerError, match=text):
+        planned("training", constraints={"pin": apart})
+
+
+@pytest.mark.parametrize(
+    ("options", "space"),
+    [({"mesh": {"dp": 72}}, r"intra \(dp=72\)"), ({"strategy": "inter"}, "inter .one device.")],
+    ids=["mesh", "inter"],
+)
+def test_pins_to_some_devices_contradict_one_mesh_of_all(
+    options: dict[str, Any], space: str
+) -> None:
+    """As on few devices: each operator is on all of them, or on one."""
+    pins = {"pin": [{"nodes": ["/layers/1/*"], "devices": [2, 3]}]}
+    with pytest.raises(partitioner.PartitionerError, match=f"pin 1 leaves no .* in {space}"):
+        planned("inference", constraints=pins, **options)
 
 
 def test_free_nodes_go_where_pinned_ones_are_if_that_is_cheaper() -> None:

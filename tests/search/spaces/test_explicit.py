@@ -28,7 +28,7 @@ from partitioner.search import find_plan
 from partitioner.search.outcome import Outcome, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.search.spaces import explicit
-from partitioner.search.spaces.explicit import JointSearch, KindSpace
+from partitioner.search.spaces.explicit import JointSearch, JointSpace, KindSpace
 from partitioner.solver import Infeasible, Objective, Solution
 from partitioner.solver import work as work_module
 from partitioner.solver.joint.solve import solve
@@ -143,12 +143,12 @@ def test_a_cluster_of_another_size_and_too_many_devices_are_refused() -> None:
 
 def test_past_the_time_limit_what_is_left_is_named_and_not_searched() -> None:
     outcome = search(MLP, flat(4), Request(time_limit_s=1e-9))
-    assert [str(entry.space) for entry in outcome.candidates] == ["intra (tp=4)"]
+    assert [str(entry.space) for entry in outcome.candidates] == ["inter (4 x one device)"]
     left = {str(family): str(error) for family, error in outcome.failed}
-    assert set(left) == {"inter (4 x one device)", "intra (dp=2 tp=2)", "hybrid (2 x tp=2)"}
+    assert set(left) == {"intra (tp=4)", "intra (dp=2 tp=2)", "hybrid (2 x tp=2)"}
     assert set(left.values()) == {"not searched within 1e-09 s"}
     assert outcome.plan.certificate is not None
-    assert outcome.plan.certificate.space == "intra (tp=4)"
+    assert outcome.plan.certificate.space == "inter (4 x one device)"
 
 
 def test_a_space_whose_steps_take_long_leaves_time_for_those_behind(
@@ -227,7 +227,7 @@ def test_a_bound_covers_plans_on_one_device_at_their_own_price(tmp_path: Path) -
 
 @pytest.mark.parametrize("objective", ["throughput", "memory"])
 @pytest.mark.parametrize("fits", [True, False])
-def test_small_kinds_go_next_where_the_first_space_has_no_plan_or_bytes_are_wanted(
+def test_small_spaces_go_next_where_the_first_space_has_no_plan_or_bytes_are_wanted(
     objective: Objective, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
@@ -242,9 +242,17 @@ def test_small_kinds_go_next_where_the_first_space_has_no_plan_or_bytes_are_want
         order.append(self.kind)
         return SpaceResult()
 
+    def joint(self: JointSpace, _budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:
+        order.append(self.family.name)
+        return SpaceResult()
+
     monkeypatch.setattr(KindSpace, "search", kind)
+    monkeypatch.setattr(JointSpace, "search", joint)
     request, shared = Request(objective=objective), cast("JointSearch", None)
     kinds = KindSpace(shared, "dp"), KindSpace(shared, "dp+tp", {"dp": 2, "tp": 2})
-    find_plan._searched([Other(), Other(), *kinds], request, flat(2), Budget.of(request))
-    plain, early = ["other", "other", "dp", "dp+tp"], ["other", "dp", "other", "dp+tp"]
+    inter = JointSpace(shared, families("inter", 2, None)[0])
+    spaces = [Other(), Other(), inter, *kinds]
+    find_plan._searched(spaces, request, flat(2), Budget.of(request))
+    plain = ["other", "other", "inter", "dp", "dp+tp"]
+    early = ["other", "inter", "dp", "other", "dp+tp"]
     assert order == (plain if fits and objective == "throughput" else early)

@@ -21,11 +21,8 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import Part, RunOrder
-from partitioner.ir.pipeline import (
-    PipelineSchedule,
-    pipeline_schedule,
-    textbook_lanes,
-)
+from partitioner.ir.pipeline.actions import PipelineSchedule
+from partitioner.ir.pipeline.generate import pipeline_schedule, textbook_lanes
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.rewrites.graph_writer import chosen
 from partitioner.rewrites.staging import stages_of_all

@@ -23,7 +23,8 @@ from partitioner.cost_model.evaluate import evaluate
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.pipeline import SCHEDULES, pipeline_schedule, textbook_lanes, to_csv
+from partitioner.ir.pipeline.generate import SCHEDULES, pipeline_schedule, textbook_lanes
+from partitioner.ir.pipeline.text import to_csv
 from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.outcome import Outcome

@@ -19,7 +19,8 @@ from partitioner.frontends.torch.trace import trace_micro_batch
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import Part, PhaseError, RunOrder
-from partitioner.ir.pipeline import from_csv, pipeline_schedule, textbook_lanes
+from partitioner.ir.pipeline.generate import pipeline_schedule, textbook_lanes
+from partitioner.ir.pipeline.text import from_csv
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.stages.computed_again import ways_within

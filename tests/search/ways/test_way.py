@@ -10,7 +10,7 @@ from partitioner.cost_model.evaluate import one_device
 from partitioner.examples import build
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.pipeline import PipelineScheduleError
+from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.ir.plan import Certificate, NodePlan, Pipeline, Plan
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request

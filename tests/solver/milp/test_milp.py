@@ -66,3 +66,10 @@ def test_memory_rows_are_only_those_that_can_bind() -> None:
 def test_one_distinct_device_needs_no_maximum() -> None:
     assert not formulate(spmd(0, 4, 2), "throughput").min_max
     assert formulate(placement(0, 4, 2), "throughput").min_max
+
+
+def test_a_program_is_not_written_behind_the_time_limit() -> None:
+    problem, late = spmd(1, 30, 5), Work.within(0.0)
+    assert formulate(problem, "throughput", work=Work.within(60)) is not None
+    assert formulate(problem, "throughput", work=late) is None
+    assert late.stopped

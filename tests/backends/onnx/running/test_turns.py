@@ -4,7 +4,7 @@ import pytest
 
 from partitioner.backends.onnx.running.turns import Action, MicroBatchTurns, Role, Turns
 from partitioner.ir.phases import RunOrder
-from partitioner.ir.pipeline import pipeline_schedule
+from partitioner.ir.pipeline.generate import pipeline_schedule
 from partitioner.ir.program import Comm, CommKind
 
 LANES = (0, 1, 0)  # stages 0 and 2 are on the same device

@@ -10,7 +10,7 @@ from partitioner.backends.torch.graphs.emit import PassGraph
 from partitioner.backends.torch.graphs.phases import RankPhases
 from partitioner.backends.torch.running.step_values import StepPlan, StepValues
 from partitioner.ir.phases import RunOrder, whole_batch_order
-from partitioner.ir.pipeline import pipeline_schedule
+from partitioner.ir.pipeline.generate import pipeline_schedule
 from partitioner.ir.program import Output
 
 WHOLE = whole_batch_order(1, trains=True)

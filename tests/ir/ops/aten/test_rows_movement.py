@@ -11,9 +11,9 @@ from helpers.op_rows.aten_calls import run_node
 from helpers.op_rows.aten_rows import aten, run_torch
 from helpers.op_rows.rows import Case, check_opaque, check_row, f32, flags, ints, make_trial
 from partitioner.ir.graph import Node
-from partitioner.ir.ops import LocalOp, LocalView, OpView, row_of
+from partitioner.ir.ops import row_of
 from partitioner.ir.ops.signature import pattern
-from partitioner.ir.ops.table import OpRow
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 
 TWO: dict[str, Any] = {"min_cuts": 2}
 THREE: dict[str, Any] = {"min_cuts": 3}  # two dims, and pending sums

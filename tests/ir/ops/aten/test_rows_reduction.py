@@ -9,7 +9,8 @@ import torch
 from helpers.op_rows.aten_calls import run_node
 from helpers.op_rows.aten_rows import aten
 from helpers.op_rows.rows import Case, Draw, check_row, f32, flags, ints, make_trial
-from partitioner.ir.ops import LocalView, OpView, row_of
+from partitioner.ir.ops import row_of
+from partitioner.ir.ops.table import LocalView, OpView
 
 ONE: dict[str, Any] = {"min_cuts": 1}
 TWO: dict[str, Any] = {"min_cuts": 2}

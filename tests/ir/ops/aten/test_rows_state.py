@@ -8,7 +8,7 @@ import torch
 
 from helpers.op_rows.aten_rows import aten
 from helpers.op_rows.rows import Case, check_row, f32, scalar
-from partitioner.ir.ops import LocalOp
+from partitioner.ir.ops.table import LocalOp
 
 
 def pass_on(local: LocalOp, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from partitioner.problem.idle_devices import cover
-from partitioner.solver import Problem
-from partitioner.solver.problem import Choice, Edge, Hold, Item
+from partitioner.solver.problem import Choice, Edge, Hold, Item, Problem
 
 
 def problem(

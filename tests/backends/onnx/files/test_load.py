@@ -43,10 +43,10 @@ def test_segments_lie_between_communications() -> None:
     assert isinstance(cut, Cut)
     assert isinstance(second, Segment)
     assert [node.op_type for node in first.nodes] == ["MatMul", "Relu", "MatMul"]
-    assert (first.inputs, first.outputs, first.constants) == (("x",), ("part",), ("a", "b"))
+    assert (first.reads, first.writes, first.constants) == (("x",), ("part",), ("a", "b"))
     assert (cut.comm.source, cut.comm.target, str(cut)) == ("part", "y", "all_reduce 0 for mm")
     assert [node.op_type for node in second.nodes] == ["Slice"]
-    assert (second.inputs, second.outputs) == (("y",), ("own",))
+    assert (second.reads, second.writes) == (("y",), ("own",))
 
 
 def test_phases_cut_segments_too() -> None:
@@ -157,7 +157,7 @@ def test_bodies_read_outer_values_by_their_local_names() -> None:
     onnx.checker.check_model(models[0], full_check=True)
     second = load_rank(models[0]).steps[1]
     assert isinstance(second, Segment)
-    assert second.inputs == ("c", "v@0")
+    assert second.reads == ("c", "v@0")
     x = hand.random(2)
     np.testing.assert_array_equal(run_lockstep(models, {"c": np.array(True), "x": x})["y"], -x)
 

@@ -85,7 +85,7 @@ class Group:
     def is_last_reader(self, index: int, image: str) -> bool:
         """Test whether a segment reads an image, and no other does so later, in whatever order."""
         here = self.segments[index]
-        return image in here.inputs and all(
+        return image in here.reads and all(
             other <= index and segment.phase <= here.phase
             for other, segment in self.segments.items()
             if image in segment.reads

@@ -135,6 +135,7 @@ def _blocks(problem: Problem, parts: Sequence[Sequence[int]]) -> Blocks:
 
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
 Picks = dict[int, tuple[int, ...]]  #: For each group the choice that each node takes on it.
 #: (sign, first start, after the last start, first stop, after the last stop) of some intervals.
 Rectangle = tuple[int, int, int, int, int]
@@ -183,7 +184,7 @@ def interval_loads(
             for d in devices
         ]
         charges.add([*(item.load_s[d] for d in devices), *held], where)
-    totals = charges.totals()
+    totals = summed(*charges.arrays(), count)
     loads: Floats = totals[: len(devices)].max(axis=0)
     of_each = [device for _ in positions for device in devices]
     for device, bytes_held in zip(of_each, totals[len(devices) :], strict=True):
@@ -237,23 +238,30 @@ class Charges:
         for after, leaf in pairwise((center, *left)):
             yield 1, 0, leaf + 1, leaf, after
 
-    def totals(self) -> Floats:
-        """[entry, i, j]: the sum of the vectors whose rectangle has (i, j); (width, n, n)."""
+    def arrays(self) -> tuple[Ints, Floats]:
+        """All rectangles and the vector that each adds; (charges, 5) and (charges, width)."""
         rectangles = np.array(self.rectangles, dtype=np.intp).reshape(-1, 5)
-        parts = np.array(self.parts, dtype=np.float64).reshape(-1, self.width)
-        sign, start, start_end, stop, stop_end = rectangles.T
-        change = np.zeros((self.width, self.count + 1, self.count + 1))
-        for row, values in zip(change, (parts * sign[:, None]).T, strict=True):
-            for first, last, share in (
-                (start, stop, values),
-                (start_end, stop, -values),
-                (start, stop_end, -values),
-                (start_end, stop_end, values),
-            ):
-                np.add.at(row, (first, last), share)
-        np.cumsum(change, axis=1, out=change)
-        np.cumsum(change, axis=2, out=change)
-        return change[:, : self.count, : self.count]
+        return rectangles, np.array(self.parts, dtype=np.float64).reshape(-1, self.width)
+
+
+def summed(rectangles: Ints, parts: Floats, count: int) -> Floats:
+    """[entry, i, j]: the sum of the parts whose rectangle has (i, j); (width, count, count).
+
+    Rectangles are (charges, 5), the vectors that they add (charges, width).
+    """
+    sign, start, start_end, stop, stop_end = rectangles.T
+    change = np.zeros((parts.shape[1], count + 1, count + 1))
+    for row, values in zip(change, (parts * sign[:, None]).T, strict=True):
+        for first, last, share in (
+            (start, stop, values),
+            (start_end, stop, -values),
+            (start, stop_end, -values),
+            (start_end, stop_end, values),
+        ):
+            np.add.at(row, (first, last), share)
+    np.cumsum(change, axis=1, out=change)
+    np.cumsum(change, axis=2, out=change)
+    return change[:, :count, :count]
 
 
 Arcs = dict[int, list[tuple[int, int]]]  #: By item: (node in the interval, node out of it).

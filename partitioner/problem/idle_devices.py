@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from partitioner.solver import Problem
 from partitioner.solver.joint.local_search import State, tables
-from partitioner.solver.problem import Problem
 
 #: Nodes that are tried for each idle device, those with the least load first.
 MAX_TRIES = 200

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from partitioner.problem.idle_devices import cover
-from partitioner.solver.problem import Choice, Edge, Hold, Item, Problem
+from partitioner.solver import Problem
+from partitioner.solver.problem import Choice, Edge, Hold, Item
 
 
 def problem(

@@ -26,9 +26,8 @@ from partitioner.rewrites.staging import layers
 from partitioner.search.outcome import Candidate, OutOfTime, Refused, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.search.spaces.one_kernel import beside_producers
-from partitioner.solver.joint.solve import LEAST_GAP, solve
-from partitioner.solver.outcome import Infeasible, Solution
-from partitioner.solver.referee import Objective
+from partitioner.solver import Infeasible, Objective, Solution, solve
+from partitioner.solver.joint.solve import LEAST_GAP
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.shares import device_shares

@@ -40,8 +40,7 @@ from partitioner.search.stages.staged_plan import (
     step_cost,
     too_large,
 )
-from partitioner.solver.outcome import Infeasible, Solution
-from partitioner.solver.referee import Objective
+from partitioner.solver import Infeasible, Objective, Solution
 from partitioner.strategies.spaces import Family
 
 #: Nodes by which an end of a stage is moved, the farthest first.

@@ -29,10 +29,9 @@ from partitioner.search.outcome import Outcome, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.search.spaces import explicit
 from partitioner.search.spaces.explicit import JointSearch, JointSpace, KindSpace
+from partitioner.solver import Infeasible, Objective, Solution
 from partitioner.solver import work as work_module
 from partitioner.solver.joint.solve import solve
-from partitioner.solver.outcome import Infeasible, Solution
-from partitioner.solver.referee import Objective
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
 from partitioner.strategies.spaces import SearchError, families

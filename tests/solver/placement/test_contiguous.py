@@ -9,13 +9,12 @@ from dataclasses import replace
 import pytest
 
 from helpers.problems.solver_instances import dnnp, placement
+from partitioner.solver import Edge, Hold, Item, Problem, evaluate_choices
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
 from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.incumbents import alone
 from partitioner.solver.placement.contiguous import contiguous_plans, narrow_orders
-from partitioner.solver.problem import Edge, Hold, Item, Problem
-from partitioner.solver.referee import evaluate_choices
 
 
 def splits(problem: Problem, devices: int) -> float:

@@ -28,7 +28,6 @@ from partitioner.ir.layout import (
     product,
     split,
 )
-from partitioner.ir.loops.dispatch import Dispatch
 from partitioner.ir.loops.factors import (
     CUTTABLE,
     LOOPS,
@@ -36,6 +35,7 @@ from partitioner.ir.loops.factors import (
     PENDING_SIZE,
     DimExpr,
     Dims,
+    Dispatch,
     Factor,
     FactorKind,
     Term,

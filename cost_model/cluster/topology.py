@@ -123,7 +123,7 @@ class LinkLevel:
     #: that of other reducing collectives.
     scatter_bytes_per_s: float | None = None
     #: Share of a communication's seconds, 0 to 1, that compute hides if no node waits for it at
-    #: once (see `cost_model.prices.overlap`), where it is not measured.
+    #: once (see `cost_model.prices.reshard.beside_compute`), where it is not measured.
     overlap: float = 0.0
     profile: Profile | None = None  #: Measured seconds, which go before those by tables and rates.
     table: str | None = None  #: Table of `published.links`, which goes before the rates.

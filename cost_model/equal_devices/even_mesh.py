@@ -41,7 +41,7 @@ from partitioner.cost_model.prices.reshard import Hop, PricedComm, Reshard, Resh
 from partitioner.ir.exchange import intersect
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, Interval, Placement
-from partitioner.ir.loops.dispatch import Dispatch
+from partitioner.ir.loops.factors import Dispatch
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import PlacedNode

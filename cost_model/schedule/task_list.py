@@ -16,8 +16,7 @@ from typing import NamedTuple
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.executors import Executor, executor_of
 from partitioner.cost_model.prices.compute import NodePrices, adding_seconds, stored_bytes
-from partitioner.cost_model.prices.overlap import beside_compute
-from partitioner.cost_model.prices.reshard import Hop, Resharder
+from partitioner.cost_model.prices.reshard import Hop, Resharder, beside_compute
 from partitioner.cost_model.profiles.forms import stores_parts
 from partitioner.cost_model.schedule.buckets import (
     Bucket,

@@ -20,7 +20,7 @@ class Task:
 
     name: str  #: Name of the node, or kind and value of the communication.
     #: Seconds by device that it occupies. Of a communication that passes beside compute (see
-    #: `cost_model.prices.overlap`), those that are not hidden.
+    #: `cost_model.prices.reshard`), those that are not hidden.
     devices: Mapping[int, float]
     reads: tuple[LocalKey, ...]  #: Local tensors that it reads.
     writes: tuple[tuple[int, Key, int], ...]  #: Local tensors that it writes, with their bytes.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from partitioner.ir.errors import IRError
-from partitioner.ir.loops.dispatch import Dispatch
+from partitioner.ir.loops.factors import Dispatch
 from partitioner.ir.loops.windows import Parts, Window
 from partitioner.ir.rule import Names, Rule, Tensors
 from partitioner.ir.types import DTYPE_BITS, TensorType

@@ -18,8 +18,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.memory.lifetimes import with_headroom
 from partitioner.cost_model.prices.compute import stored_bytes
-from partitioner.cost_model.prices.overlap import beside_compute
-from partitioner.cost_model.prices.reshard import Hop
+from partitioner.cost_model.prices.reshard import Hop, beside_compute
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh

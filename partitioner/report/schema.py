@@ -248,7 +248,7 @@ class CutRow(TypedDict):
     """The kinds of cuts by an axis of a mesh in a box, that of most seconds first."""
 
     axis: str
-    #: By what the cut loop runs over (`loop_words`): batch; columns: output features or channels;
+    #: By what the cut loop runs over (`LoopWords`): batch; columns: output features or channels;
     #: rows: input features, summed afterwards; heads; positions: sequence, height, width; weights:
     #: what is made of weights alone; sums: partial sums that are passed on; replicated: nothing.
     words: list[str]

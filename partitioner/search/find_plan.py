@@ -17,8 +17,7 @@ from typing import Protocol
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.executors import executor_of
-from partitioner.cost_model.prices.overlap import most_joined
-from partitioner.cost_model.prices.reshard import Resharder
+from partitioner.cost_model.prices.reshard import Resharder, most_joined
 from partitioner.foundations import units
 from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph

@@ -19,7 +19,7 @@ from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, stand_in
 from partitioner.cost_model.prices.compute import node_seconds
 from partitioner.cost_model.schedule.traffic import sent_bytes
 from partitioner.ir.errors import OptionError
-from partitioner.ir.loops.dispatch import Dispatch
+from partitioner.ir.loops.factors import Dispatch
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rules_of
 from partitioner.ir.plan import place, resolve

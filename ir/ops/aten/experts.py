@@ -20,7 +20,7 @@ from typing import Any
 
 from partitioner.ir.exchange import intersect, localize
 from partitioner.ir.graph import LOADS, Attr
-from partitioner.ir.loops.dispatch import Dispatch
+from partitioner.ir.loops.factors import Dispatch
 from partitioner.ir.ops.local import in_whole, same_node
 from partitioner.ir.ops.signature import Dims
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView

@@ -10,8 +10,7 @@ from functools import cached_property
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.evaluate import Evaluation, evaluate
-from partitioner.cost_model.prices.overlap import most_joined
-from partitioner.cost_model.prices.reshard import Resharder
+from partitioner.cost_model.prices.reshard import Resharder, most_joined
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh, copies_on
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place, resolve

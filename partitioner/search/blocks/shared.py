@@ -15,8 +15,7 @@ from typing import Any
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
-from partitioner.cost_model.prices.overlap import most_joined
-from partitioner.cost_model.prices.reshard import Resharder
+from partitioner.cost_model.prices.reshard import Resharder, most_joined
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import Plan

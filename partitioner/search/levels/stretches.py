@@ -11,8 +11,7 @@ import numpy as np
 
 from partitioner.cost_model.equal_devices.even_mesh import EvenMesh, EvenResharder
 from partitioner.cost_model.memory.lifetimes import with_headroom
-from partitioner.cost_model.prices.overlap import beside_compute
-from partitioner.cost_model.prices.reshard import Hop
+from partitioner.cost_model.prices.reshard import Hop, beside_compute
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh

@@ -10,8 +10,7 @@ from functools import cached_property, partial
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.prices.overlap import most_joined
-from partitioner.cost_model.prices.reshard import Resharder
+from partitioner.cost_model.prices.reshard import Resharder, most_joined
 from partitioner.foundations import units
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph

@@ -8,12 +8,13 @@ from functools import cached_property, partial
 
 from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.local_search import MOVE_STEPS, Goal, loads, local_search, peaks
-from partitioner.solver.placement.contiguous import Picks, Split, contiguous_plans, narrow_orders
+from partitioner.solver.placement.contiguous import Picks, Split, contiguous_plans
 from partitioner.solver.placement.fleet import Fleet, fleet
 from partitioner.solver.presolve.simplify import keep_choices
 from partitioner.solver.problem import Edge, Problem, symmetric_groups
 from partitioner.solver.progress import ROUNDING, Progress, device_most_over
 from partitioner.solver.referee import evaluate_choices
+from partitioner.solver.stages.cut_orders import narrow_orders
 from partitioner.solver.work import Work
 
 Plan = tuple[int, ...]  #: The choice of each node.

@@ -9,10 +9,6 @@ A value that leaves is charged once, to the cheapest other group, and an arrivin
 the cheapest: exact where groups are interchangeable and no value is read in two other intervals,
 a lower bound on contiguous plans in this order otherwise. The referee prices the plans. Long orders
 are cut only at the best of a bounded number of positions.
-
-A contiguous plan can be no better than its order: few values should cross each position. Orders are
-grown (`stages.cut_orders.grow`) along the edges, against them, and from either end whatever their
-direction.
 """
 
 from __future__ import annotations
@@ -28,7 +24,6 @@ import numpy.typing as npt
 
 from partitioner.solver.problem import Problem, group_classes, group_devices
 from partitioner.solver.referee import evaluate_choices
-from partitioner.solver.stages.cut_orders import Net, Order, grow
 from partitioner.solver.stages.least_cuts import State, least_cuts
 
 Classes = tuple[tuple[int, ...], ...]  #: Interchangeable groups together, any other by itself.
@@ -335,35 +330,3 @@ def _fans(arcs: Sequence[tuple[int, int]]) -> tuple[list[Fan], list[Fan]]:
     if len(set(outside)) == 1:
         return [], [(outside[0], inside)]
     return [(u, [v]) for u, v in arcs], []
-
-
-def nets(problem: Problem) -> list[Net]:
-    """The values of a problem: its edges, those together that share their items."""
-    total = [sum(item.load_s) for item in problem.items]
-    nodes: dict[int, set[int]] = {}
-    dearest: dict[int, float] = {}
-    for edge in problem.edges:
-        priced = [items for items in edge.items.values() if items]
-        if not priced:
-            continue
-        key = min(min(items) for items in priced)
-        cost = max(sum(total[item] for item in items) for items in priced)
-        nodes.setdefault(key, set()).update((edge.u, edge.v))
-        dearest[key] = max(dearest.get(key, 0.0), cost)
-    return [Net(tuple(sorted(nodes[key])), dearest[key]) for key in sorted(nodes)]
-
-
-def narrow_orders(problem: Problem) -> list[Order]:
-    """The given order and the grown ones, each once."""
-    count = len(problem.nodes)
-    values = nets(problem)
-    forward = [(edge.u, edge.v) for edge in problem.edges]
-    backward = [(v, u) for u, v in forward]
-    orders = [
-        tuple(range(count)),
-        grow(count, values, forward),
-        grow(count, values, backward)[::-1],
-        grow(count, values, (), first=0),
-        grow(count, values, (), first=count - 1)[::-1],
-    ]
-    return list(dict.fromkeys(orders))

@@ -12,21 +12,18 @@ plan of no more than T puts a set that fits on every device.
 
 The communication is a sum over stars: a node, its centre, and others, its leaves. The centre inside
 and any leaf outside costs one sum, the centre outside and any leaf inside another.
-
-Tables over the nodes that wait for others (`sweep`) are as large as two to the power of their
-number, so the order of the fleet keeps the frontier of waiting nodes small.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from partitioner.solver.problem import Edge, Problem, group_classes
-from partitioner.solver.stages.cut_orders import Order
+from partitioner.solver.stages.cut_orders import frontier_order
 
 #: Nodes that follow one another in an order, and the seconds that they take of a device.
 Run = tuple[frozenset[int], float]
@@ -196,50 +193,3 @@ def longest_runs(knapsack: Knapsack, order: Sequence[int], limit_s: float) -> li
             runs.append((frozenset(order[start:stop]), seconds))
             reached = stop
     return runs
-
-
-#: Frontier orders that are grown, and the nodes of all of them together: 0.1 s.
-STARTS = 16
-MOST_GROWN = 8000
-
-
-def frontier_order(count: int, pairs: Iterable[tuple[int, int]]) -> Order:
-    """An order in which few nodes wait for one another, the best of those grown from some starts.
-
-    The next node is the one that leaves the fewest waiting, of equals the one nearest to the
-    node that came last. The nodes of a pair wait for each other.
-    """
-    near: list[set[int]] = [set() for _ in range(count)]
-    for u, v in pairs:
-        near[u].add(v)
-        near[v].add(u)
-    starts = max(1, min(STARTS, MOST_GROWN // count))
-    step = max(1, count // starts)
-    grown = (_grow_frontier(near, start) for start in range(0, count, step))
-    return min(grown, key=lambda entry: entry[1])[0]
-
-
-def _grow_frontier(near: Sequence[set[int]], first: int) -> tuple[Order, int]:
-    """The order, and the entries of its tables."""
-    place: dict[int, int] = {}
-    unplaced = [len(neighbours) for neighbours in near]
-    waiting: set[int] = set()
-
-    def rank(node: int) -> tuple[int, int, int]:
-        """Open nodes once this one is placed, age of its latest placed neighbour, and its index."""
-        closed = sum(other in waiting and unplaced[other] == 1 for other in near[node])
-        latest = max((place[n] for n in near[node] if n in place), default=-1)
-        return len(waiting) + (unplaced[node] > 0) - closed, -latest, node
-
-    cells, node = 0, first
-    while True:
-        place[node] = len(place)
-        waiting.add(node)
-        cells += 1 << len(waiting)
-        for other in near[node]:
-            unplaced[other] -= 1
-        waiting = {n for n in waiting if unplaced[n]}
-        if len(place) == len(near):
-            return tuple(place), cells
-        ahead = {n for w in waiting for n in near[w] if n not in place}
-        node = min(ahead or (n for n in range(len(near)) if n not in place), key=rank)

@@ -13,7 +13,7 @@ from partitioner.cost_model.prices.compute import node_seconds
 from partitioner.ir.exchange import sent_numel
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout
-from partitioner.ir.loops.dispatch import Dispatch
+from partitioner.ir.loops.factors import Dispatch
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.loads import LoadsError, with_loads
 from partitioner.ir.ops import rule_of

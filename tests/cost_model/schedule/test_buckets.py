@@ -23,8 +23,7 @@ from partitioner.backends.torch.graphs.notes import COMM
 from partitioner.cost_model.memory.lifetimes import exact_lifetimes
 from partitioner.cost_model.memory.lives import StepLives
 from partitioner.cost_model.prices.collectives import collective, comm_cost
-from partitioner.cost_model.prices.overlap import beside_compute, most_joined
-from partitioner.cost_model.prices.reshard import Resharder
+from partitioner.cost_model.prices.reshard import Resharder, beside_compute, most_joined
 from partitioner.cost_model.schedule import buckets
 from partitioner.cost_model.schedule.buckets import (
     Bucket,

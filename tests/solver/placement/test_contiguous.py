@@ -14,7 +14,8 @@ from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
 from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.incumbents import alone
-from partitioner.solver.placement.contiguous import contiguous_plans, narrow_orders
+from partitioner.solver.placement.contiguous import contiguous_plans
+from partitioner.solver.stages.cut_orders import narrow_orders
 
 
 def splits(problem: Problem, devices: int) -> float:

@@ -9,7 +9,7 @@ from torch import nn
 import partitioner
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
-from partitioner.report.page.loop_words import LoopWords, Words
+from partitioner.report.page.ribbon import LoopWords, Words
 
 HEADS, COLUMNS, POSITIONS = ("heads",), ("columns",), ("positions",)
 

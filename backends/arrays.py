@@ -108,11 +108,6 @@ def assemble(
     return wholes
 
 
-def save_arrays(path: Path, arrays: Iterable[np.ndarray]) -> None:
-    """Write arrays to an .npz file, in order."""
-    np.savez(path, *arrays)
-
-
 def save_named_arrays(file: Path | BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays to an .npz file by name; `numpy.savez` takes some names for arguments."""
     with zipfile.ZipFile(file, "w") as archive:
@@ -122,7 +117,7 @@ def save_named_arrays(file: Path | BinaryIO, arrays: Mapping[str, np.ndarray]) -
 
 
 def load_arrays(path: Path, dtypes: Iterable[str]) -> list[np.ndarray]:
-    """The first arrays of a file of `save_arrays`, one an element type.
+    """The first arrays of an .npz file without names, one an element type.
 
     An .npz file forgets the element types that NumPy lacks; they are given back.
     """

@@ -125,7 +125,9 @@ def parse_header(data: Any) -> Header:
         KeyError, TypeError, ValueError, AttributeError, IRError: It is malformed.
     """
     inputs, outputs = _parse_types(data["whole_inputs"]), _parse_types(data["whole_outputs"])
-    ranks = count(data["ranks"])
+    ranks, bounded = count(data["ranks"]), frozenset(map(text, data.get("bounded", ())))
+    if unknown := sorted(bounded - outputs.keys()):
+        raise ValueError(f"{unknown[0]!r} is not an output")
     batch = _parse_batch(data["batch"], {**inputs, **outputs}, ranks) if "batch" in data else None
 
     def part(whole: str, region: Any) -> Region | None:
@@ -151,7 +153,7 @@ def parse_header(data: Any) -> Header:
         whole_inputs=inputs,
         whole_outputs=outputs,
         batch=batch,
-        bounded=frozenset(_one_of(outputs, name) for name in data.get("bounded", ())),
+        bounded=bounded,
         copies=_parse_copies(data["copies"], ranks) if "copies" in data else None,
     )
 
@@ -165,12 +167,6 @@ def _parse_copies(data: Any, ranks: int) -> Copies:
     if max(used) >= ranks or not all(0 <= s < math.inf for s in seconds):
         raise ValueError(f"copies {data} are not on {ranks} ranks, or take no number of seconds")
     return Copies(devices, seconds)
-
-
-def _one_of(outputs: Mapping[str, TensorType], name: Any) -> str:
-    if name not in outputs:
-        raise ValueError(f"{name!r} is not an output")
-    return text(name)
 
 
 def _parse_batch(data: Any, types: Mapping[str, TensorType], ranks: int) -> Batch:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,7 +146,7 @@ def _worker(folder: Path, threads: int) -> Iterator[subprocess.Popen[bytes]]:
 
 def save_log(folder: Path, rank: int, log: RankLog) -> None:
     """Leave what a rank recorded in the folder of its job."""
-    log.save(folder / _LOG.format(rank))
+    (folder / _LOG.format(rank)).write_text(json.dumps(asdict(log)))
 
 
 def load_logs(folder: Path, ranks: int) -> tuple[RankLog, ...]:

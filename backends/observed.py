@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
@@ -73,13 +73,9 @@ class RankLog:
     #: Name of the GPU that it ran on, as the driver reports it; "" for the processor.
     gpu: str = ""
 
-    def save(self, path: Path) -> None:
-        """Write it as JSON."""
-        path.write_text(json.dumps(asdict(self)))
-
     @classmethod
     def load(cls, path: Path) -> RankLog:
-        """Read what `save` wrote."""
+        """Read the fields of one, written as JSON."""
         data = json.loads(path.read_text())
         steps = tuple(
             Step(step["begin_s"], step["end_s"], tuple(map(Event.of, step["events"])))

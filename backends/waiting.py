@@ -27,6 +27,7 @@ _STATES: Mapping[str, str] = {
     "D": "waiting for the disk, as if it were swapped out",
 }
 _COUNT_BYTES = 8
+_STEPS = "steps"  #: Name of the file with the number of each rank's step.
 
 
 def process_of(pid: int) -> tuple[str, str]:
@@ -49,7 +50,7 @@ class Steps:
 
     def keep_in(self, folder: Path, rank: int) -> None:
         """Keep the number in the folder of a job from now on, too: the first step begins."""
-        self._file = os.open(_file(folder), os.O_WRONLY | os.O_CREAT, 0o600)
+        self._file = os.open(folder / _STEPS, os.O_WRONLY | os.O_CREAT, 0o600)
         self._place = rank * _COUNT_BYTES
         self.begin()
 
@@ -64,13 +65,9 @@ class Steps:
         """The last step that a rank of a job has begun."""
         data = b""
         with suppress(OSError):
-            data = _file(folder).read_bytes()
+            data = (folder / _STEPS).read_bytes()
         parts = (data[at : at + _COUNT_BYTES] for at in range(0, len(data), _COUNT_BYTES))
         return max((int.from_bytes(part, "little") for part in parts), default=0)
-
-
-def _file(folder: Path) -> Path:
-    return folder / "steps"
 
 
 #: The step of this process.

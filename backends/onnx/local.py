@@ -13,13 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from partitioner.backends.arrays import (
-    assemble,
-    check_inputs,
-    load_arrays,
-    local_inputs,
-    save_arrays,
-)
+from partitioner.backends.arrays import assemble, check_inputs, load_arrays, local_inputs
 from partitioner.backends.errors import BackendError
 from partitioner.backends.launch import LocalRun, load_logs, run_job
 from partitioner.backends.onnx.files.load import read_directory
@@ -69,7 +63,7 @@ def run_local(
     with tempfile.TemporaryDirectory(prefix="partitioner-run-") as name:
         folder, parts = Path(name), {}
         for header in headers:
-            save_arrays(folder / f"inputs-{header.rank}.npz", local_inputs(header, inputs).values())
+            np.savez(folder / f"inputs-{header.rank}.npz", *local_inputs(header, inputs).values())
         run_job(folder, len(headers), job, timeout_s)
         for header in headers:
             # a value may be delivered several times: it is one array

@@ -14,7 +14,7 @@ import onnxruntime as ort
 import torch
 import torch.distributed as dist
 
-from partitioner.backends.arrays import load_arrays, save_arrays
+from partitioner.backends.arrays import load_arrays
 from partitioner.backends.launch import save_log
 from partitioner.backends.observed import RankLog
 from partitioner.backends.onnx.files.load import load_rank
@@ -119,6 +119,6 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     if steps:
         save_log(folder, rank, process.record(inputs, steps))
     outputs, seconds = process.run(inputs, job["requests"])
-    save_arrays(folder / f"outputs-{rank}.npz", outputs.values())
+    np.savez(folder / f"outputs-{rank}.npz", *outputs.values())
     if rank == 0:
         (folder / "seconds.json").write_text(json.dumps(seconds))

@@ -60,19 +60,16 @@ def expanded(table: npt.NDArray[T], nodes: Sequence[int], scope: Sequence[int]) 
     return table.reshape([sizes.get(node, 1) for node in scope])
 
 
-def _squeezed(factor: Factor, sizes: Sequence[int]) -> Factor:
-    """The factor without the nodes that have no choice to make."""
-    kept = [axis for axis, node in enumerate(factor.scope) if sizes[node] > 1]
-    shape = [factor.table.shape[axis] for axis in kept]
-    return Factor(tuple(factor.scope[axis] for axis in kept), factor.table.reshape(shape))
-
-
 def eliminate(factors: Sequence[Factor], sizes: Sequence[int], room: Room = SMALL) -> Answer:
     """The least sum of the factors, exactly, and its choices; None if a table exceeds the room.
 
     Infinite entries are forbidden. `sizes` is how many choices each node has.
     """
-    squeezed = [_squeezed(factor, sizes) for factor in factors]
+    squeezed = []
+    for factor in factors:  # without the nodes that have no choice to make
+        kept = [axis for axis, node in enumerate(factor.scope) if sizes[node] > 1]
+        table = factor.table.reshape([factor.table.shape[axis] for axis in kept])
+        squeezed.append(Factor(tuple(factor.scope[axis] for axis in kept), table))
     order = _order([factor.scope for factor in squeezed], sizes, room)
     if order is None:
         return None

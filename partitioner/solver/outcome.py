@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from itertools import groupby
 from typing import Literal
 
@@ -35,41 +35,25 @@ def relative_gap(cost: float, bound: float) -> float:
     return max(0.0, cost - bound) / cost if cost > 0 else 0.0
 
 
+@dataclass(eq=False, repr=False)
 class Infeasible(PartitionerError):  # noqa: N818 - a verdict, like the status
-    """No plan fits.
-
-    Attributes:
-        device: The device that is short of bytes; None if forbidden pairs alone rule all out.
-        position: Node at which it is.
-        name: The node's name.
-        bytes_short: Its peak less its limit in the nearest plan known.
-        proven: Whether it is certain that no plan fits; otherwise none was found in time.
-        closest: The plan that is short of `bytes_short`, one choice index a node.
-        relaxations: Changes that make the request feasible, in words; each was tried.
-    """
+    """No plan fits."""
 
     exit_code = 3
+    message: InitVar[str]
+    _: KW_ONLY
+    device: int | None = None  #: Short of bytes; None if forbidden pairs alone rule all out.
+    position: int | None = None  #: Node at which it is.
+    name: str | None = None  #: The node's name.
+    bytes_short: float = 0.0  #: Its peak less its limit in the nearest plan known.
+    proven: bool = True  #: Whether it is certain that none fits; otherwise none was found in time.
+    #: The plan that is short of `bytes_short`, one choice index a node.
+    closest: tuple[int, ...] | None = None
+    #: Changes that make the request feasible, in words; each was tried.
+    relaxations: tuple[str, ...] = ()
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        device: int | None = None,
-        position: int | None = None,
-        name: str | None = None,
-        bytes_short: float = 0.0,
-        proven: bool = True,
-        closest: tuple[int, ...] | None = None,
-        relaxations: tuple[str, ...] = (),
-    ) -> None:
+    def __post_init__(self, message: str) -> None:
         super().__init__(message)
-        self.device = device
-        self.position = position
-        self.name = name
-        self.bytes_short = bytes_short
-        self.proven = proven
-        self.closest = closest
-        self.relaxations = relaxations
 
     def saying(self, message: str, relaxations: tuple[str, ...] = ()) -> Infeasible:
         """The verdict in other words, with these changes that would make the request feasible."""

@@ -250,7 +250,15 @@ def symmetric_groups(problem: Problem) -> tuple[tuple[int, ...], ...]:
     for groups in problem.interchangeable:
         by_signature: dict[object, list[int]] = {}
         for group in groups:
-            by_signature.setdefault(_signature(problem, group), []).append(group)
+            devices = group_devices(problem, group)
+            signature = (
+                tuple(sorted(problem.limit_bytes[device] for device in devices)),
+                *(
+                    tuple(tuple(sorted(c.load_s)) for c in choices if c.group == group)
+                    for choices in problem.nodes
+                ),
+            )
+            by_signature.setdefault(signature, []).append(group)
         symmetric += [tuple(members) for members in by_signature.values() if len(members) > 1]
     return tuple(symmetric)
 
@@ -269,16 +277,6 @@ def group_devices(problem: Problem, group: int) -> frozenset[int]:
     return frozenset(d for load in loads for d, seconds in enumerate(load) if seconds > 0)
 
 
-def _signature(problem: Problem, group: int) -> tuple[object, ...]:
-    return (
-        tuple(sorted(problem.limit_bytes[device] for device in group_devices(problem, group))),
-        *(
-            tuple(tuple(sorted(choice.load_s)) for choice in choices if choice.group == group)
-            for choices in problem.nodes
-        ),
-    )
-
-
 def rank_nodes(problem: Problem) -> list[int]:
     """Nodes by falling least load: the order in which groups are opened."""
     weight = [min(sum(choice.load_s) for choice in choices) for choices in problem.nodes]
@@ -292,14 +290,12 @@ def canonical(problem: Problem, chosen: Sequence[int]) -> tuple[int, ...]:
         used = [problem.nodes[node][chosen[node]].group for node in rank_nodes(problem)]
         order = list(dict.fromkeys([*(g for g in used if g in groups), *groups]))
         rename.update(zip(order, groups, strict=True))
-    return tuple(_renamed(problem, node, choice, rename) for node, choice in enumerate(chosen))
-
-
-def _renamed(problem: Problem, node: int, choice: int, rename: dict[int, int]) -> int:
-    """The choice of the renamed group that stands for this one: the one of the same rank in it."""
-    group = problem.nodes[node][choice].group
-    of_group: dict[int, list[int]] = {}
-    for index, option in enumerate(problem.nodes[node]):
-        of_group.setdefault(option.group, []).append(index)
-    rank = of_group[group].index(choice)
-    return of_group[rename.get(group, group)][rank]
+    plan = []
+    for choices, pick in zip(problem.nodes, chosen, strict=True):
+        # the choice of the renamed group that stands for this one: the one of the same rank in it
+        group = choices[pick].group
+        of_group: dict[int, list[int]] = {}
+        for index, option in enumerate(choices):
+            of_group.setdefault(option.group, []).append(index)
+        plan.append(of_group[rename.get(group, group)][of_group[group].index(pick)])
+    return tuple(plan)

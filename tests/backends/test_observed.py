@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from partitioner.backends.launch import load_logs, save_log
 from partitioner.backends.observed import (
     Event,
     RankLog,
@@ -78,8 +79,8 @@ def test_events_of_one_task_are_added_and_stand_where_the_longest_is() -> None:
 def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     first, _ = collective(0.5, 10.0)
     written = log(first, peak_bytes=None)
-    written.save(tmp_path / "log.json")
-    assert RankLog.load(tmp_path / "log.json") == written
+    save_log(tmp_path, 0, written)
+    assert load_logs(tmp_path, 1) == (written,)
     assert written.shifted(10.0).steps[0].events[0].begin_s == 0.0
 
 

@@ -217,7 +217,7 @@ def load_rank(source: Path | ModelProto, keep: Collection[str] = ()) -> RankMode
     steps, types = _steps(proto, header), _types(proto.graph)
     model = RankModel(header, proto, folder, steps, types, tuple(keep))
     linked = tuple(_link(model))
-    values = {name for step in linked for name in _values(step)}
+    values = {name for step in linked for name in (*step.reads, *step.writes)}
     values.update(output.value for output in header.outputs)
     for name in sorted(values - set(types)):
         raise BackendError(f"rank {header.rank}: value {name!r} has no type in the file")
@@ -332,8 +332,8 @@ def _cut(node: NodeProto, rank: int) -> Cut:
             else None
             for key in ("source_shape", "target_shape")
         )
-        uniform = bool(attrs["uniform"])
         _check_bounds(comm.transfers, rank, source, target)
+        uniform = bool(attrs["uniform"])
         return Cut(rank, comm, tuple(attrs["active"]), uniform, source, target)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError, IRError) as error:
         where = f"rank {rank}: communication {node.name!r}"
@@ -390,8 +390,8 @@ def _link(model: RankModel) -> Iterator[Segment | Cut]:
         made.update(dict.fromkeys(writes, last))
         yield replace(
             step,
-            inputs=tuple(name for name in reads if name in made),
-            outputs=tuple(name for name in writes if last_read.get(name, -1) > index),
+            reads=tuple(name for name in reads if name in made),
+            writes=tuple(name for name in writes if last_read.get(name, -1) > index),
             constants=tuple(name for name in reads if name not in made),
         )
     for name in delivered:
@@ -414,13 +414,6 @@ def _runs_first(header: Header) -> Callable[[int, int], bool]:
     return lambda one, other: one == other or phases.is_once(other) or runs_first(one, other)
 
 
-def _values(step: Segment | Cut) -> tuple[str, ...]:
-    """Values that cross steps at this one, once it is linked."""
-    if isinstance(step, Cut):
-        return (*step.reads, *step.writes)
-    return (*step.inputs, *step.outputs)
-
-
 def _free(nodes: Iterable[NodeProto], known: set[str]) -> Iterator[str]:
     known = set(known)
     for node in nodes:
@@ -437,6 +430,7 @@ def _free(nodes: Iterable[NodeProto], known: set[str]) -> Iterator[str]:
 
 def constants_outside(model: RankModel) -> tuple[str, ...]:
     """Constants that are sent, delivered or kept: the runtime itself reads them."""
-    names = [name for step in model.steps if isinstance(step, Cut) for name in _values(step)]
+    cuts = [step for step in model.steps if isinstance(step, Cut)]
+    names = [name for cut in cuts for name in (*cut.reads, *cut.writes)]
     names += [output.value for output in model.header.outputs] + list(model.keep)
     return tuple(dict.fromkeys(name for name in names if name in model.constants))

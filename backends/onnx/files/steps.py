@@ -23,9 +23,9 @@ class Segment:
 
     phase: int  #: Pipeline phase of its nodes.
     nodes: tuple[NodeProto, ...]  #: In order.
-    inputs: tuple[str, ...] = ()  #: Values that come from elsewhere.
+    reads: tuple[str, ...] = ()  #: Values that come from elsewhere.
     #: Values that are used elsewhere; none if nothing is (it is not run then).
-    outputs: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()  #: Initializers that it reads.
     #: Block of its nodes: its session is open while it runs, and no longer. None for a session that
     #: stays open.

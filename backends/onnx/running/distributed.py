@@ -108,7 +108,14 @@ class DistributedCommunicator:
         if receives:
             self._sources[cut.comm.seq, number] = source
         if cut.pipelined:
-            self._post(cut, number, source)
+            due = self._turns.taken(self._rank, cut.comm, number)
+            self._reap(self._turns.turn(self._rank, cut.comm.phase, number))
+            for transfer in _moving(cut):
+                if transfer.source == self._rank != transfer.target:
+                    data = _bytes(_packed(source, transfer.read))
+                    group = self._groups.mail(self._rank, transfer.target)
+                    work = dist.isend(data, transfer.target, group=group)
+                    self._sent.append(_Sent(work, data, due))
         elif not receives:
             self._exchange(cut, number, source, None)
 
@@ -126,16 +133,6 @@ class DistributedCommunicator:
             self._sent.popleft().work.wait()
 
     # Data of a later turn --------------------------------------------------------------------
-
-    def _post(self, cut: Cut, number: int, source: torch.Tensor) -> None:
-        due = self._turns.taken(self._rank, cut.comm, number)
-        self._reap(self._turns.turn(self._rank, cut.comm.phase, number))
-        for transfer in _moving(cut):
-            if transfer.source == self._rank != transfer.target:
-                data = _bytes(_packed(source, transfer.read))
-                group = self._groups.mail(self._rank, transfer.target)
-                work = dist.isend(data, transfer.target, group=group)
-                self._sent.append(_Sent(work, data, due))
 
     def _reap(self, now: int) -> None:
         """Drop completed sends; wait for those that receivers have taken before turn `now`."""
@@ -187,23 +184,18 @@ class DistributedCommunicator:
 
     def _get_ready(self, message: _Message) -> None:
         """Post the receive of the next data from a rank: ranks match data in the order sent."""
-        source, region = message.transfer.source, message.transfer.write
-        place, apart = self._place(message), None
+        cut, source, region = message.cut, message.transfer.source, message.transfer.write
+        place = apart = None
+        if not cut.reduces:  # where the data belongs in the value, if it lies together there
+            assert cut.target is not None
+            key = cut.comm.seq, message.number
+            if key not in self._filling:
+                self._filling[key] = self._empty(cut, cut.target.shape)
+            place = _together(self._filling[key], region)
         if place is None:
-            place = apart = self._empty(message.cut, region_shape(region))
+            place = apart = self._empty(cut, region_shape(region))
         group = self._groups.mail(source, self._rank)
         self._arriving[message] = dist.irecv(_bytes(place), source, group=group), apart
-
-    def _place(self, message: _Message) -> torch.Tensor | None:
-        """Where data belongs in the value, if it is not reduced and lies together there."""
-        cut = message.cut
-        if cut.reduces:
-            return None
-        assert cut.target is not None
-        key = cut.comm.seq, message.number
-        if key not in self._filling:
-            self._filling[key] = self._empty(cut, cut.target.shape)
-        return _together(self._filling[key], message.transfer.write)
 
     def _empty(self, cut: Cut, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=torch_dtype(cut.comm.dtype), device=self._device)

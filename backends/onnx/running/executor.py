@@ -146,8 +146,9 @@ class Executor:
         Raises:
             BackendError: ONNX Runtime or a communication fails.
         """
-        turns = Turns.of(self.model.header.batch, len(feeds))
-        in_phases = turns.passes > 1 or self.model.header.batch is not None
+        batch = self.model.header.batch
+        turns = Turns.of(batch, len(feeds))
+        in_phases = turns.passes > 1 or batch is not None
         frees = _frees(self.actions, self._kept | self._once, in_phases=in_phases)
         flying: dict[int, Values] = {}
         results: dict[int, Values] = defaultdict(dict)  # of all micro-batches, by request
@@ -166,7 +167,12 @@ class Executor:
                 passes = [self._values(flying, number, feeds) for number in numbers]
                 for number in numbers:
                     del flying[number]
-                yield Done(turn.done, self._done(passes, results.pop(turn.done, {})))
+                # what is to be returned, some of which the passes have put together
+                made = results.pop(turn.done, {})
+                for name in self._kept - made.keys():
+                    parts = [values[name] for values in passes[: self._times[name]]]
+                    made[name] = parts[0] if batch is None else torch.stack(parts)
+                yield Done(turn.done, made)
         self.communicator.finish()
 
     def _values(
@@ -185,15 +191,6 @@ class Executor:
             once = {name: value for name, value in shared.items() if name in self._once}
             flying[number] = {**self._constants, **once, **feed}
         return flying[number]
-
-    def _done(self, passes: Sequence[Values], made: Values) -> Mapping[str, torch.Tensor]:
-        """The values of a request to return, of its passes, which have put some together."""
-        if self.model.header.batch is None:
-            return {name: passes[0][name] for name in self._kept}
-        return made | {
-            name: torch.stack([values[name] for values in passes[: self._times[name]]])
-            for name in self._kept - made.keys()
-        }
 
     def _put(self, action: Action, number: int, values: Values, results: dict[int, Values]) -> None:
         """Put the values to return that a micro-batch has made beside those of the others."""
@@ -241,7 +238,7 @@ class Executor:
             for one in self.sessions.sums.get(index, ())
         ]
         targets = {sums.target: place for sums, place in places}
-        for name in segment.outputs:
+        for name in segment.writes:
             if name in self.model.bounded:
                 continue  # its size is not known
             place = targets.get(name)
@@ -262,9 +259,9 @@ class Executor:
         places: Iterable[tuple[Sums, torch.Tensor]],
     ) -> None:
         types, device, io = self.model.types, self.config.device, binding.io
-        for name in segment.inputs:
+        for name in segment.reads:
             binding.place(io.bind_input, name, types[name], values[name])
-        for name in segment.outputs:
+        for name in segment.writes:
             if name in self.model.bounded:
                 io.bind_output(name, device.type, device.index or 0)
             else:
@@ -280,7 +277,7 @@ class Executor:
             raise BackendError(
                 f"rank {self.model.rank}: ONNX Runtime: {one_line(error)}"
             ) from error
-        for index, name in enumerate(segment.outputs):
+        for index, name in enumerate(segment.writes):
             if name in self.model.bounded:
                 array = io.get_outputs()[index].numpy()
                 values[name] = from_numpy(array, types[name].dtype).to(device)
@@ -309,15 +306,13 @@ class _Binding:
 def _actions(steps: Sequence[Segment | Cut]) -> Iterator[Action]:
     for index, step in enumerate(steps):
         if isinstance(step, Segment):
-            if step.outputs:
-                yield Action(index, Role.COMPUTE, step.phase, step.inputs, step.outputs)
+            if step.writes:
+                yield Action(index, Role.COMPUTE, step.phase, step.reads, step.writes)
             continue
-        comm = step.comm
         if step.source is not None:
-            yield Action(index, Role.SEND, comm.phase, (comm.source,), ())
+            yield Action(index, Role.SEND, step.comm.phase, step.reads, ())
         if step.target is not None:
-            reads = (comm.source,) if step.source is not None else ()
-            yield Action(index, Role.RECEIVE, comm.target_phase, reads, (comm.target,))
+            yield Action(index, Role.RECEIVE, step.comm.target_phase, step.reads, step.writes)
 
 
 def _frees(
@@ -334,12 +329,8 @@ def _frees(
 
 def _in_place(steps: Sequence[Segment | Cut], kept: frozenset[str]) -> Iterator[str]:
     """Targets of all-reduces that may overwrite their source: nothing else reads it."""
-    reads = Counter(
-        name
-        for step in steps
-        for name in (step.inputs if isinstance(step, Segment) else step.reads)
-    )
-    computed = {name for step in steps if isinstance(step, Segment) for name in step.outputs}
+    reads = Counter(name for step in steps for name in step.reads)
+    computed = {name for step in steps if isinstance(step, Segment) for name in step.writes}
     for step in steps:
         if isinstance(step, Cut) and step.comm.kind is CommKind.ALL_REDUCE:
             source = step.comm.source

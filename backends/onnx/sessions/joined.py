@@ -77,7 +77,7 @@ class Group:
             nodes = tuple(_renamed(segment.nodes, own))
             graph.node.extend(with_blocked_inputs(nodes, types, types, self.images))
             graph.input.extend(value_info(name, type_) for name, type_ in types.items())
-            graph.output.extend(map(self.model.output_info, segment.outputs))
+            graph.output.extend(map(self.model.output_info, segment.writes))
             constants |= dict.fromkeys(segment.constants)
         graph.initializer.extend(self.model.constants[name] for name in constants)
         return self.model.around(graph)
@@ -85,15 +85,15 @@ class Group:
     def is_last_reader(self, index: int, image: str) -> bool:
         """Test whether a segment reads an image, and no other does so later, in whatever order."""
         here = self.segments[index]
-        return image in here.inputs and all(
+        return image in here.reads and all(
             other <= index and segment.phase <= here.phase
             for other, segment in self.segments.items()
-            if image in segment.inputs
+            if image in segment.reads
         )
 
     def own_inputs(self, index: int) -> Mapping[str, str]:
         """Names in the joined graph of a segment's inputs that are no images."""
-        inputs = self.segments[index].inputs
+        inputs = self.segments[index].reads
         return {name: f"{DOMAIN}.{index}.{name}" for name in inputs if name not in self.images}
 
 
@@ -111,13 +111,13 @@ def groups_of(
     segments = {index: segment for index in steps if _may_join(segment := model.segment(index))}
     readers: dict[str, set[int]] = defaultdict(set)
     for index, step in enumerate(model.steps):
-        for name in step.inputs if isinstance(step, Segment) else step.reads:
+        for name in step.reads:
             readers[name].add(index)
     kept = {*plain, *model.keep, *(output.value for output in model.header.outputs)}
     links = {
         name: frozenset((index, *readers[name]))
         for index, segment in segments.items()
-        for name in segment.outputs
+        for name in segment.writes
         if name not in kept
         and readers[name] <= segments.keys()
         and _is_image(model.types[name], max(_BLOCKS))
@@ -196,10 +196,10 @@ class Optimized:
         """
         plain = self.group.images - self._blocked.keys()
         for index, segment in self.group.segments.items():
-            images = self.group.images.intersection(segment.inputs)
+            images = self.group.images.intersection(segment.reads)
             ends = {*self.group.own_inputs(index).values(), *images}
             ends |= {self._blocked[name] for name in images & self._blocked.keys()}
-            _, reached = self._behind(segment.outputs, ends)
+            _, reached = self._behind(segment.writes, ends)
             if not reached <= ends | self._constants.keys():
                 return self.group.images
             plain |= {name for name in images if self._blocked.get(name) not in reached}
@@ -213,16 +213,16 @@ class Optimized:
     def _piece(self, index: int) -> Piece:
         segment, types = self.group.segments[index], self.group.model.types
         own = self.group.own_inputs(index)
-        images = [n for n in (*segment.inputs, *segment.outputs) if n in self.group.images]
+        images = [n for n in (*segment.reads, *segment.writes) if n in self.group.images]
         blocked = {name: self._blocked[name] for name in images}
-        ends = {*own.values(), *(blocked[name] for name in segment.inputs if name in blocked)}
-        nodes, reached = self._behind([blocked.get(n, n) for n in segment.outputs], ends)
+        ends = {*own.values(), *(blocked[name] for name in segment.reads if name in blocked)}
+        nodes, reached = self._behind([blocked.get(n, n) for n in segment.writes], ends)
         names = {inner: name for name, inner in own.items()}
         for name, inner in blocked.items():
             names |= {inner: name, name: f"{DOMAIN}.plain.{name}"}
         graph = GraphProto(name=self.proto.graph.name, node=_renamed(nodes, names))
-        graph.input.extend(value_info(name, types[name]) for name in segment.inputs)
-        graph.output.extend(map(self.group.model.output_info, segment.outputs))
+        graph.input.extend(value_info(name, types[name]) for name in segment.reads)
+        graph.output.extend(map(self.group.model.output_info, segment.writes))
         graph.initializer.extend(self._constants[name] for name in sorted(reached - ends))
         last = frozenset(name for name in images if self.group.is_last_reader(index, name))
         sums = tuple(_sums(graph, self.group.images, last))

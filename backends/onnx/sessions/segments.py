@@ -183,7 +183,12 @@ def _open_group(
         try:
             folder = TemporaryDirectory(prefix="partitioner-", ignore_cleanup_errors=True)
             name = stack.enter_context(folder)
-            optimized = _optimized(group, replace(config, optimized=Path(name)))
+            written = replace(config, optimized=Path(name), shared_arena=False, profile=None)
+            options = session_options(written, group.model.folder)
+            options.add_session_config_entry("session.disable_prepacking", "1")  # it does not run
+            _opened(group.model, group.joined(), options, written)
+            proto = onnx.load(options.optimized_model_filepath, load_external_data=False)
+            optimized = Optimized(group, proto)
         except (BackendError, OSError) as error:
             warnings.warn(
                 f"rank {group.model.rank}: {len(group.segments)} segments open one by one and run "
@@ -211,11 +216,11 @@ def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> o
     """
     graph = GraphProto(name=f"rank{model.rank}")
     if _has_blocked_layouts(config) and not segment.plain:
-        graph.node.extend(with_blocked_inputs(segment.nodes, segment.inputs, model.types))
+        graph.node.extend(with_blocked_inputs(segment.nodes, segment.reads, model.types))
     else:
         graph.node.extend(segment.nodes)
-    graph.input.extend(value_info(name, model.types[name]) for name in segment.inputs)
-    graph.output.extend(map(model.output_info, segment.outputs))
+    graph.input.extend(value_info(name, model.types[name]) for name in segment.reads)
+    graph.output.extend(map(model.output_info, segment.writes))
     graph.initializer.extend(model.constants[name] for name in segment.constants)
     options = session_options(config, model.folder)
     return _opened(model, model.around(graph), options, config, plain=segment.plain)
@@ -223,16 +228,6 @@ def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> o
 
 def _has_blocked_layouts(config: SessionConfig) -> bool:
     return config.optimization == "all" and config.device.type == "cpu"
-
-
-def _optimized(group: Group, config: SessionConfig) -> Optimized:
-    """The joined graph as ONNX Runtime runs it; its weights lie in `config.optimized`."""
-    config = replace(config, shared_arena=False, profile=None)
-    options = session_options(config, group.model.folder)
-    options.add_session_config_entry("session.disable_prepacking", "1")  # it does not run
-    _opened(group.model, group.joined(), options, config)
-    proto = onnx.load(options.optimized_model_filepath, load_external_data=False)
-    return Optimized(group, proto)
 
 
 def _opened(

@@ -45,7 +45,12 @@ def run_whole(
         run, binding = bound_run(session, model, inputs)
         run()
         names = [output.name for output in session.get_outputs()]
-        return dict(zip(names, map(_array, binding.get_outputs()), strict=True))
+        arrays = []
+        for value in binding.get_outputs():
+            dtype = numpy_dtype(from_onnx_dtype(value.element_type()))
+            raw = ctypes.string_at(value.data_ptr(), math.prod(value.shape()) * dtype.itemsize)
+            arrays.append(np.frombuffer(raw, dtype).reshape(value.shape()))
+        return dict(zip(names, arrays, strict=True))
     except Exception as error:
         raise BackendError(f"the whole model: ONNX Runtime: {one_line(error)}") from error
 
@@ -104,12 +109,6 @@ def bound_run(
     return run, binding
 
 
-def _array(value: ort.OrtValue) -> np.ndarray:
-    dtype, shape = numpy_dtype(from_onnx_dtype(value.element_type())), tuple(value.shape())
-    raw = ctypes.string_at(value.data_ptr(), math.prod(shape) * dtype.itemsize)
-    return np.frombuffer(raw, dtype).reshape(shape)
-
-
 def check_loadable(folder: Path, ranks: int, whole: ModelProto) -> None:
     """Check that stock ONNX Runtime loads the rank files of a model that it loads whole.
 
@@ -154,15 +153,7 @@ def _refusal(model: ModelProto) -> str:
     """Why ONNX Runtime does not load a model, on one line; "" if it does."""
     options = session_options(SessionConfig(optimization="disable"), None)
     options.log_severity_level = 4
-    try:
-        opened(_without_weights(model), options)
-    except BackendError as error:
-        return str(error)
-    return ""
-
-
-def _without_weights(model: ModelProto) -> ModelProto:
-    light = ModelProto()
+    light = ModelProto()  # the model without weights
     light.CopyFrom(model)
     graph = light.graph
     present = {value.name for value in graph.input}
@@ -173,4 +164,8 @@ def _without_weights(model: ModelProto) -> ModelProto:
                 info = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
                 graph.input.append(info)
             graph.initializer.remove(tensor)
-    return light
+    try:
+        opened(light, options)
+    except BackendError as error:
+        return str(error)
+    return ""

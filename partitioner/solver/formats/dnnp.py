@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,12 @@ def parse(data: Any) -> Instance:
         {name: number(node, key, f"node {name}") for name, node in nodes.items()} for key in fields
     )
     accelerator_s |= {name: math.inf for name, node in nodes.items() if not node["supportedOnFpga"]}
+    place = {name: position[group_of[name]] for name in nodes}
+    values = []
+    for name, targets in sorted(readers.items(), key=lambda entry: (place[entry[0]], entry[0])):
+        away = sorted({place[target] for target in targets} - {place[name]})
+        if away and cost[name]:
+            values.append(Value(place[name], cost[name], tuple(away)))
     instance = Instance(
         accelerators,
         cpus,
@@ -111,7 +117,7 @@ def parse(data: Any) -> Instance:
         summed(accelerator_s),
         summed(cpu_s),
         summed(size_bytes),
-        tuple(_values(cost, readers, {name: position[group_of[name]] for name in nodes})),
+        tuple(values),
     )
     for group, seconds in zip(members, instance.accelerator_s, strict=True):
         if math.isinf(seconds) and not cpus:
@@ -153,15 +159,6 @@ def _edges(
             )
         readers[u].add(v)
     return cost, readers
-
-
-def _values(
-    cost: Mapping[int, float], readers: Mapping[int, set[int]], place: Mapping[int, int]
-) -> Iterable[Value]:
-    for name, targets in sorted(readers.items(), key=lambda entry: (place[entry[0]], entry[0])):
-        away = sorted({place[target] for target in targets} - {place[name]})
-        if away and cost[name]:
-            yield Value(place[name], cost[name], tuple(away))
 
 
 def _topological(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
@@ -229,7 +226,18 @@ def evaluate(instance: Instance, split: Split) -> SplitOutcome:
         for d, size in enumerate(held)
         if size > instance.limit_bytes
     )
-    return SplitOutcome(_cost_s(instance, home), max(held, default=0.0), next(over, ""))
+    # nodes, and on accelerators each value once for leaving and once for coming
+    terms: dict[Place, list[float]] = {place: [] for place in home}
+    for node, place in enumerate(home):
+        terms[place].append((instance.cpu_s if place[0] else instance.accelerator_s)[node])
+    for value in instance.values:
+        producer = home[value.producer]
+        away = {home[reader] for reader in value.readers} - {producer}
+        for place in (producer, *away) if away else ():
+            if place[0] == 0:
+                terms[place].append(value.cost_s)
+    largest_s = max(map(math.fsum, terms.values()))
+    return SplitOutcome(largest_s, max(held, default=0.0), next(over, ""))
 
 
 def _misplaced(instance: Instance, split: Split) -> Iterator[str]:
@@ -270,20 +278,6 @@ def _placed(split: Split) -> Iterator[tuple[Place, int]]:
         for device, nodes in enumerate(devices):
             for node in nodes:
                 yield (side, device), node
-
-
-def _cost_s(instance: Instance, home: Sequence[Place]) -> float:
-    """Largest load: nodes, and on accelerators each value once for leaving and once for coming."""
-    terms: dict[Place, list[float]] = {place: [] for place in home}
-    for node, place in enumerate(home):
-        terms[place].append((instance.cpu_s if place[0] else instance.accelerator_s)[node])
-    for value in instance.values:
-        producer = home[value.producer]
-        away = {home[reader] for reader in value.readers} - {producer}
-        for place in (producer, *away) if away else ():
-            if place[0] == 0:
-                terms[place].append(value.cost_s)
-    return max(map(math.fsum, terms.values()))
 
 
 def parse_split(data: Any) -> Split:

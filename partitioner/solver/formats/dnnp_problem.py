@@ -129,7 +129,11 @@ def to_file(problem: Problem) -> PlacementFile:
         return len(nodes) - 1
 
     values = _values_by_producer(problem)
-    sizes = [largest(sizes) for sizes in _held_bytes(problem)]
+    held = [[0.0] * len(choices) for choices in problem.nodes]
+    for hold in problem.holds:
+        for choice, items in enumerate(hold.items):
+            held[hold.node][choice] += math.fsum(max(problem.items[item].bytes) for item in items)
+    sizes = [largest(sizes) for sizes in held]
     homes = [{choice.group for choice in choices} for choices in problem.nodes]
     pins = [min(home) if len(home) == 1 and problem.devices > 1 else None for home in homes]
     colours = [  # after those of the devices, one for each node of several values
@@ -160,14 +164,6 @@ def to_file(problem: Problem) -> PlacementFile:
         "edges": edges,
     }
     return PlacementFile(data, sum(differs), len(differs), sum(pin is not None for pin in pins))
-
-
-def _held_bytes(problem: Problem) -> list[list[float]]:
-    held = [[0.0] * len(choices) for choices in problem.nodes]
-    for hold in problem.holds:
-        for choice, items in enumerate(hold.items):
-            held[hold.node][choice] += math.fsum(max(problem.items[item].bytes) for item in items)
-    return held
 
 
 def _values_by_producer(problem: Problem) -> list[list[list[Edge]]]:

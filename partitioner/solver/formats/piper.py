@@ -138,11 +138,14 @@ def evaluate_plan(graph: StageGraph, plan: Sequence[PlannedStage]) -> PlanOutcom
     """Price a plan and name every rule that it breaks; without a price if it is not its memory."""
     if faults := _plan_faults(graph, plan):
         return PlanOutcome((), (), tuple(faults))
-    many = flights([stage.data_degree for stage in plan])
-    held = tuple(_held_bytes(graph, stage, m) for stage, m in zip(plan, many, strict=True))
+    held = []
+    for stage, many in zip(plan, flights([stage.data_degree for stage in plan]), strict=True):
+        sharded = {node: graph.nodes[node][stage.tensor_degree] for node in stage.configs}
+        configs = [_config(sharded[node], name) for node, name in stage.configs.items()]
+        held.append(math.fsum(c.flying_bytes * many + c.resident_bytes for c in configs))
     return PlanOutcome(
         tuple(_time_s(graph, stage) for stage in plan),
-        held,
+        tuple(held),
         tuple(
             f"stage {index} holds {size:.0f} bytes of {graph.limit_bytes:.0f}"
             for index, size in enumerate(held)
@@ -191,14 +194,6 @@ def _time_s(graph: StageGraph, stage: PlannedStage) -> float:
     computed = math.fsum(_config(sharded[v], name).time_s for v, name in stage.configs.items())
     moved = 2 * cut / d + 4 * (d - 1) / d * parameters / graph.microbatches
     return moved / graph.bandwidth_bytes_per_s + computed / d
-
-
-def _held_bytes(graph: StageGraph, stage: PlannedStage, many: int) -> float:
-    configs = [
-        _config(graph.nodes[node][stage.tensor_degree], name)
-        for node, name in stage.configs.items()
-    ]
-    return math.fsum(config.flying_bytes * many + config.resident_bytes for config in configs)
 
 
 def _config(sharded: Sharded, name: str) -> Config:

@@ -177,7 +177,17 @@ class _Program:
             for v, choices in enumerate(problem.nodes)
         ]
         edges = [_edge(build, k, edge, s) for k, edge in enumerate(problem.edges)]
-        sites = [[_site(problem, site, s, edges) for site in at] for at in item_sites(problem)]
+
+        def terms(site: Site) -> Terms:
+            """The terms that are 1 where a site triggers its item."""
+            if site.edge is not None:
+                e = edges[site.edge].e
+                return [term for pair in site.pairs for term in e.get(pair, [])]
+            assert site.hold is not None
+            row = s[problem.holds[site.hold].node]
+            return [(row[choice], 1.0) for choice in site.choices]
+
+        sites = [list(map(terms, at)) for at in item_sites(problem)]
         z = [
             [(build.column(f"item_{i}", upper=1.0), 1.0)] if len(at) > 1 else at[0] if at else []
             for i, at in enumerate(sites)
@@ -191,12 +201,18 @@ class _Program:
 
         loaded = _distinct(problem, key)
         seconds = goal == "throughput"
-        unit = (known or _reference_s(problem)) if seconds else _reference_bytes(problem)
+        # seconds of order of a step: the nodes' least loads on one device
+        least = sum(min(max(choice.load_s) for choice in choices) for choices in problem.nodes)
+        dearest = max((max(item.load_s) for item in problem.items), default=0.0)
+        # bytes of order of a device: the largest finite limit, or the largest item
+        limits = [limit for limit in problem.limit_bytes if math.isfinite(limit) and limit > 0]
+        largest = max((max(item.bytes) for item in problem.items), default=0.0)
+        bytes_unit = max(limits, default=0.0) or largest or 1.0
         return cls(
             problem,
             goal,
-            unit,
-            _reference_bytes(problem),
+            (known or least or dearest or 1.0) if seconds else bytes_unit,
+            bytes_unit,
             s,
             edges,
             sites,
@@ -341,18 +357,6 @@ def _edge(build: MilpBuilder, k: int, edge: Edge, s: Sequence[Sequence[int]]) ->
     return _Edge(outs, ins, e)
 
 
-def _site(
-    problem: Problem, site: Site, s: Sequence[Sequence[int]], edges: Sequence[_Edge]
-) -> Terms:
-    """The terms that are 1 where a site triggers its item."""
-    if site.edge is not None:
-        e = edges[site.edge].e
-        return [term for pair in site.pairs for term in e.get(pair, [])]
-    assert site.hold is not None
-    row = s[problem.holds[site.hold].node]
-    return [(row[choice], 1.0) for choice in site.choices]
-
-
 def _members(classes: Sequence[int], row: Sequence[int]) -> dict[int, Terms]:
     members: dict[int, Terms] = {}
     for name, column in zip(classes, row, strict=True):
@@ -370,17 +374,3 @@ def _distinct(problem: Problem, key: Callable[[int], tuple[float, ...]]) -> list
     for device in range(problem.devices):
         first.setdefault(key(device), device)
     return sorted(first.values())
-
-
-def _reference_s(problem: Problem) -> float:
-    """Seconds of order of a step: the nodes' least loads on one device."""
-    least = sum(min(max(choice.load_s) for choice in choices) for choices in problem.nodes)
-    return least or max((max(item.load_s) for item in problem.items), default=0.0) or 1.0
-
-
-def _reference_bytes(problem: Problem) -> float:
-    """Bytes of order of a device: the largest finite limit, or the largest item."""
-    limits = [limit for limit in problem.limit_bytes if math.isfinite(limit) and limit > 0]
-    return (
-        max(limits, default=0.0) or max((max(i.bytes) for i in problem.items), default=0.0) or 1.0
-    )

@@ -30,7 +30,7 @@ import numpy as np
 from partitioner.solver.buckets import Answer, Factor, Room, eliminate
 from partitioner.solver.pairwise.problem import FORBIDDEN, Floats, Ints, Pairwise
 from partitioner.solver.presolve.simplify import simplify_edges
-from partitioner.solver.problem import Edge, Pair, Problem, Site, SolverError, item_sites
+from partitioner.solver.problem import Problem, Site, SolverError, item_sites
 from partitioner.solver.referee import triggered
 
 Span = tuple[int, int]  #: First and last position at which something is held, inclusive.
@@ -251,20 +251,15 @@ class _Builder:
 
     def add_edges(self, on_edge: Sequence[set[int]]) -> None:
         """Forbidden pairs, and costs that one edge alone brings about."""
+        items = self.problem.items
         for edge, alone in zip(self.problem.edges, on_edge, strict=True):
-            cells = {
-                pair: self._cell(edge, pair, alone)
-                for pair in product(set(edge.out_class), set(edge.in_class))
-            }
+            cells = {}
+            for pair in product(set(edge.out_class), set(edge.in_class)):
+                paid = [items[i].load_s for i in edge.items.get(pair, ()) if i in alone]
+                cells[pair] = FORBIDDEN if pair in edge.forbidden else self._load(paid, edge.v)
             if any(cells.values()):
                 table = [cells[pair] for pair in product(edge.out_class, edge.in_class)]
                 self.edges.append((edge.u, edge.v, table))
-
-    def _cell(self, edge: Edge, pair: Pair, alone: set[int]) -> int:
-        if pair in edge.forbidden:
-            return FORBIDDEN
-        paid = [self.problem.items[i].load_s for i in edge.items.get(pair, ()) if i in alone]
-        return self._load(paid, edge.v)
 
     def add_offer(self, offer: Offer) -> None:
         """Add an auxiliary node whose choices are: off, each set of items, free."""

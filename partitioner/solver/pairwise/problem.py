@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 import numpy.typing as npt
@@ -108,29 +108,22 @@ def evaluate(problem: Pairwise, chosen: Sequence[int]) -> PairwiseOutcome:
     pair_costs = problem.edge_costs[
         problem.edge_offsets[:-1] + index[u] * problem.sizes[v] + index[v]
     ]
-    peak, time = _peak(problem.intervals, problem.usages[picked])
+    change: dict[int, int] = {}
+    usages = problem.usages[picked].tolist()
+    for (low, high), usage in zip(problem.intervals.tolist(), usages, strict=True):
+        if high > low:
+            change[low] = change.get(low, 0) + usage
+            change[high] = change.get(high, 0) - usage
+    live = list(accumulate(change[time] for time in sorted(change)))
+    peak = max(live, default=0)
     return PairwiseOutcome(
         # Python integers: a few entries of 1e18 exceed 64 bits
         sum(node_costs.tolist()) + sum(pair_costs.tolist()),
         peak,
-        time,
+        sorted(change)[live.index(peak)] if live else None,
         problem.limit,
         _forbidden(problem, index, node_costs, pair_costs),
     )
-
-
-def _peak(intervals: Ints, usages: Ints) -> tuple[int, int | None]:
-    change: dict[int, int] = {}
-    for (low, high), usage in zip(intervals.tolist(), usages.tolist(), strict=True):
-        if high > low:
-            change[low] = change.get(low, 0) + usage
-            change[high] = change.get(high, 0) - usage
-    peak, at, now = 0, None, 0
-    for time in sorted(change):
-        now += change[time]
-        if now > peak or at is None:
-            peak, at = now, time
-    return peak, at
 
 
 def _forbidden(problem: Pairwise, index: Ints, node_costs: Ints, pair_costs: Ints) -> str:

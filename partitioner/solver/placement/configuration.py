@@ -21,8 +21,7 @@ all T at once, so any values prove the largest T that they refute, without toler
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -30,7 +29,6 @@ from partitioner.solver.milp.highs import new_highs
 from partitioner.solver.placement.fleet import Fleet, Knapsack, longest_runs
 from partitioner.solver.placement.sweep import Floats, StarTerm, Sweep, Swept, lay_out, sweep
 from partitioner.solver.progress import Progress
-from partitioner.solver.work import Work
 
 #: The name of the bound.
 SOURCE = "configuration LP"
@@ -84,19 +82,8 @@ def configure(progress: Progress, fleet: Fleet, *, final: bool = True) -> None:
     for index, sack in enumerate(sacks):
         for run in longest_runs(sack, fleet.order, progress.cost * (1 - LEAST_STEP)):
             master.add(index, *run)
-    _generate_columns(progress, _Pricing(master, kept, numbers, progress.work), values, final=final)
 
-
-@dataclass(frozen=True)
-class _Pricing:
-    """The program over the sets, and the sweeps that find the sets of most value."""
-
-    master: Covering
-    layouts: list[Sweep]  #: Of each class of devices.
-    numbers: list[int]  #: Devices of each class.
-    work: Work  #: Pays for it.
-
-    def price(self, values: Floats, levels: int, limit: float) -> tuple[float, bool]:
+    def price(values: Floats, levels: int, limit: float) -> tuple[float, bool]:
         """Sweep every class at these values: the bound that they prove, whether there is a new set.
 
         Args:
@@ -104,44 +91,51 @@ class _Pricing:
             levels: Mean value of a device after rounding to whole numbers.
             limit: T that is to be refuted: sets just within it are added, and some at the bound.
         """
-        mean = values.sum() / sum(self.numbers)
+        mean = values.sum() / sum(numbers)
         whole = np.rint(values * (levels / mean)).astype(np.int64)
         total = int(whole.sum())
         swept = []
-        for layout, number in zip(self.layouts, self.numbers, strict=True):
+        for layout, number in zip(kept, numbers, strict=True):
             most = -(-total // number)
-            self.work.spend(layout.work(most))
+            progress.work.spend(layout.work(most))
             swept.append(sweep(layout, whole, most))
-        bound = refuted(swept, self.numbers, total) * (1 - ROUNDING)
+        bound = refuted(swept, numbers, total) * (1 - ROUNDING)
         added = [
-            self.master.add(index, sets.inside(value), float(sets.seconds[value]))
+            master.add(index, sets.inside(value), float(sets.seconds[value]))
             for index, sets in enumerate(swept)
             for value in _worth(sets, limit, bound)
         ]
         return bound, any(added)
 
+    _generate_columns(progress, master, price, values, final=final)
+
 
 def _generate_columns(
-    progress: Progress, pricing: _Pricing, values: Floats, *, final: bool
+    progress: Progress,
+    master: Covering,
+    price: Callable[[Floats, int, float], tuple[float, bool]],
+    values: Floats,
+    *,
+    final: bool,
 ) -> None:
     """Price in rounds until the gap is met or there is no more to gain."""
     limit = progress.cost * (1 - max(progress.gap / 2, LEAST_STEP))
     best, levels = values, COARSE
-    most, _ = pricing.price(best, levels, limit)
+    most, _ = price(best, levels, limit)
     progress.prove(most, SOURCE)
     averaged, raised = True, 0
     for count in range(ROUNDS):
         leads = most >= progress.bound or progress.proved_by == SOURCE
         if count > raised + (PATIENCE if leads else IMPATIENCE) or progress.over:
             return
-        theta, prices = pricing.master.solve(limit)
+        theta, prices = master.solve(limit)
         if theta <= 1 + COVERED:
             if not final:
                 return
             limit = (limit + progress.bound) / 2
             continue
         values = SMOOTH * best + (1 - SMOOTH) * prices if averaged else prices
-        bound, new = pricing.price(values, levels, limit)
+        bound, new = price(values, levels, limit)
         if bound > most:
             best, most, raised = values, bound, count
             progress.prove(bound, SOURCE)

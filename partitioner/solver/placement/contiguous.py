@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from partitioner.solver.problem import Problem, group_classes, group_devices
 from partitioner.solver.referee import evaluate_choices
-from partitioner.solver.stages.least_cuts import LeastCuts, State, least_cuts
+from partitioner.solver.stages.least_cuts import State, least_cuts
 
 Classes = tuple[tuple[int, ...], ...]  #: Interchangeable groups together, any other by itself.
 
@@ -75,10 +75,17 @@ def contiguous_plans(
         count = sum(used)
         if count and best[-1] < by_count.get(count, (math.inf, used))[0]:
             by_count[count] = (float(best[-1]), used)
-    return [
-        Split(_chosen(cuts, classes, used, picks, blocks), value)
-        for _, (value, used) in sorted(by_count.items())
-    ]
+    splits, ends = [], (0, *blocks.ends)
+    for _, (value, used) in sorted(by_count.items()):
+        # of each class the last groups in use run the last intervals
+        plan, left = [0] * len(blocks.order), list(used)
+        for start, stop, index in reversed(cuts.stages(used)):
+            left[index] -= 1
+            group = classes[index][left[index]]
+            for node in blocks.order[ends[start] : ends[stop]]:
+                plan[node] = picks[group][node]
+        splits.append(Split(tuple(plan), value))
+    return splits
 
 
 def _steps(problem: Problem, classes: Classes) -> dict[State, list[tuple[State, int]]]:
@@ -95,19 +102,6 @@ def _steps(problem: Problem, classes: Classes) -> dict[State, list[tuple[State, 
                 for index in range(len(classes))
             ]
     return steps
-
-
-def _chosen(
-    cuts: LeastCuts, classes: Classes, used: State, picks: Picks, blocks: Blocks
-) -> tuple[int, ...]:
-    """The plan of a cut: of each class the last groups in use run the last intervals."""
-    chosen, left, ends = [0] * len(blocks.order), list(used), (0, *blocks.ends)
-    for start, stop, index in reversed(cuts.stages(used)):
-        left[index] -= 1
-        group = classes[index][left[index]]
-        for node in blocks.order[ends[start] : ends[stop]]:
-            chosen[node] = picks[group][node]
-    return tuple(chosen)
 
 
 def _blocks(problem: Problem, parts: Sequence[Sequence[int]]) -> Blocks:

@@ -114,9 +114,15 @@ class Fleet:
                         arcs.setdefault(item, set()).add((inside, outside))
         paid: dict[tuple[int, tuple[int, ...]], list[float]] = {}
         for item in sorted(arcs):
-            centre, leaves, is_inside = _star(arcs[item])
+            # Of the centre of most arcs, if there are several. To charge the item for some of its
+            # arcs only is less than it costs, so it is a bound too.
+            ends = Counter((end, side) for arc in arcs[item] for side, end in enumerate(arc))
+            centre, side = min(ends, key=lambda end: (-ends[end], end[1], end[0]))
+            leaves = tuple(sorted(arc[1 - side] for arc in arcs[item] if arc[side] == centre))
+            if len(leaves) == 1 and leaves[0] < centre:
+                centre, leaves, side = leaves[0], (centre,), 1 - side
             costs = paid.setdefault((centre, leaves), [0.0, 0.0])
-            costs[0 if is_inside else 1] += items[item].load_s[device]
+            costs[side] += items[item].load_s[device]
         work_s = tuple(
             choices[pick].load_s[device]
             for choices, pick in zip(self.problem.nodes, self.choice[group], strict=True)
@@ -160,19 +166,6 @@ def fleet(problem: Problem) -> Fleet | None:
     return Fleet(problem, device, {g: tuple(picks) for g, picks in choice.items()}, classes)
 
 
-def _star(arcs: Collection[tuple[int, int]]) -> tuple[int, tuple[int, ...], bool]:
-    """Centre, leaves, whether the centre is inside: those of most arcs, if there are several.
-
-    To charge the item for some of its arcs only is less than it costs, so it is a bound too.
-    """
-    ends = Counter((end, side) for arc in arcs for side, end in enumerate(arc))
-    centre, side = min(ends, key=lambda end: (-ends[end], end[1], end[0]))
-    leaves = tuple(sorted(arc[1 - side] for arc in arcs if arc[side] == centre))
-    if len(leaves) == 1 and leaves[0] < centre:
-        return leaves[0], (centre,), side == 1
-    return centre, leaves, side == 0
-
-
 def longest_runs(knapsack: Knapsack, order: Sequence[int], limit_s: float) -> list[Run]:
     """Find from each node the longest run of the order that takes at most `limit_s`, if any.
 
@@ -185,25 +178,18 @@ def longest_runs(knapsack: Knapsack, order: Sequence[int], limit_s: float) -> li
     runs: list[Run] = []
     reached = 0
     for start in range(len(order)):
-        run = _longest_run(knapsack, stars_of, order[start:], limit_s)
-        if run is not None and start + len(run[0]) > reached:
-            runs.append(run)
-            reached = start + len(run[0])
+        inside: set[int] = set()
+        stop, seconds, work, cut = start, 0.0, 0.0, 0.0
+        for place, node in enumerate(order[start:], start + 1):
+            cut -= sum(star.seconds(inside) for star in stars_of[node])
+            inside.add(node)
+            cut += sum(star.seconds(inside) for star in stars_of[node])
+            work += knapsack.work_s[node]
+            if work > limit_s:
+                break
+            if work + cut <= limit_s:
+                stop, seconds = place, work + cut
+        if stop > max(start, reached):
+            runs.append((frozenset(order[start:stop]), seconds))
+            reached = stop
     return runs
-
-
-def _longest_run(
-    knapsack: Knapsack, stars_of: Sequence[Sequence[Star]], order: Sequence[int], limit_s: float
-) -> Run | None:
-    inside: set[int] = set()
-    best, work, cut = None, 0.0, 0.0
-    for length, node in enumerate(order, start=1):
-        cut -= sum(star.seconds(inside) for star in stars_of[node])
-        inside.add(node)
-        cut += sum(star.seconds(inside) for star in stars_of[node])
-        work += knapsack.work_s[node]
-        if work > limit_s:
-            break
-        if work + cut <= limit_s:
-            best = length, work + cut
-    return None if best is None else (frozenset(order[: best[0]]), best[1])

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from partitioner.solver.presolve.simplify import restrict
-from partitioner.solver.problem import Choice, Edge, Hold, Problem
+from partitioner.solver.problem import Edge, Hold, Problem
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,30 @@ def merge_equal(problem: Problem) -> Merged:
     edges = []
     for edge in problem.edges:
         if leader[edge.u] != leader[edge.v]:
+            u, v = leader[edge.u], leader[edge.v]
             edge = restrict(edge, picks[edge.u], picks[edge.v])
-            edges.append(_between(edge, leader[edge.u], leader[edge.v]))
+            if u < v:
+                edges.append(replace(edge, u=u, v=v))
+                continue
+            # turned, as the leader of the first node is the later one
+            turned = {(i, o): items for (o, i), items in edge.items.items()}
+            forbidden = frozenset((i, o) for o, i in edge.forbidden)
+            edges.append(Edge(v, u, edge.in_class, edge.out_class, turned, forbidden))
         elif any(edge.items.values()):  # the leader's choice decides both ends
             both = zip(picks[edge.u], picks[edge.v], strict=True)
             pairs = ((edge.out_class[p], edge.in_class[q]) for p, q in both)
             holds.append(Hold(leader[edge.u], tuple(edge.items.get(pair, ()) for pair in pairs)))
     nothing = (0.0,) * problem.devices
-    nodes = tuple(
-        _together(problem, node, members[node], picks)
-        if node in members
-        else (replace(choices[0], load_s=nothing),)
-        for node, choices in enumerate(problem.nodes)
-    )
+    nodes = [tuple(replace(c, load_s=nothing) for c in choices[:1]) for choices in problem.nodes]
+    for node, followers in members.items():  # a leader has the loads of all that follow it
+        choices = []
+        for index, pick in enumerate(picks[node]):
+            loads = [problem.nodes[member][picks[member][index]].load_s for member in followers]
+            load_s = tuple(map(sum, zip(*loads, strict=True)))
+            choices.append(replace(problem.nodes[node][pick], load_s=load_s))
+        nodes[node] = tuple(choices)
     return Merged(
-        replace(problem, nodes=nodes, edges=tuple(edges), holds=tuple(holds)),
+        replace(problem, nodes=tuple(nodes), edges=tuple(edges), holds=tuple(holds)),
         tuple(leader),
         tuple(map(tuple, picks)),
     )
@@ -132,24 +141,3 @@ def _common_choices(
         [p for index, p in enumerate(choices) if p is not None and index not in dead[first]]
         for first, choices in zip(leader, stands, strict=True)
     ]
-
-
-def _together(
-    problem: Problem, node: int, members: Sequence[int], picks: Sequence[Sequence[int]]
-) -> tuple[Choice, ...]:
-    """The choices of a leader with the loads of all that follow it."""
-    choices = []
-    for index, pick in enumerate(picks[node]):
-        loads = [problem.nodes[member][picks[member][index]].load_s for member in members]
-        load_s = tuple(map(sum, zip(*loads, strict=True)))
-        choices.append(replace(problem.nodes[node][pick], load_s=load_s))
-    return tuple(choices)
-
-
-def _between(edge: Edge, u: int, v: int) -> Edge:
-    """The edge between two other nodes, turned if the first one is later."""
-    if u < v:
-        return replace(edge, u=u, v=v)
-    turned = {(i, o): items for (o, i), items in edge.items.items()}
-    forbidden = frozenset((i, o) for o, i in edge.forbidden)
-    return Edge(v, u, edge.in_class, edge.out_class, turned, forbidden)

@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import TypeVar
 
 import numpy as np
@@ -252,20 +253,12 @@ def _dominated(problem: Problem) -> list[set[int]]:
         rivals: dict[Hashable, list[int]] = {}
         for p, choice in enumerate(choices):
             rivals.setdefault((choice.group, *(c[p] for c in classes[node])), []).append(p)
-        for members in rivals.values():
-            drop[node] |= _beaten(profiles, members)
+        for p, q in (pair for members in rivals.values() for pair in permutations(members, 2)):
+            if not drop[node].isdisjoint((p, q)) or not profiles[q].beats(profiles[p]):
+                continue
+            if q < p or not profiles[p].beats(profiles[q]):  # of equals the first stays
+                drop[node].add(p)
     return drop
-
-
-def _beaten(profiles: Sequence[_Profile], members: Sequence[int]) -> set[int]:
-    beaten: set[int] = set()
-    for p in members:
-        for q in members:
-            ties = q > p and profiles[p].beats(profiles[q])  # of equals the first stays
-            if q != p and q not in beaten and not ties and profiles[q].beats(profiles[p]):
-                beaten.add(p)
-                break
-    return beaten
 
 
 def _profile(

@@ -17,7 +17,7 @@ import numpy as np
 from partitioner.foundations import units
 from partitioner.solver.outcome import Infeasible, relative_gap
 from partitioner.solver.stages.entries import join, lay_out, settle
-from partitioner.solver.stages.model import Cut, Floats, Pool, StageProblem, evaluate_cut
+from partitioner.solver.stages.model import Cut, Pool, StageProblem, evaluate_cut
 from partitioner.solver.stages.paths import (
     ROUNDING,
     fit,
@@ -63,7 +63,13 @@ def find_cut(problem: StageProblem, *, gap: float = 0.0) -> Cut | None:
     entries = entries.where(entries.load_s >= floor)
     step = 0
     while len(entries) and relative_gap(load, bound := float(entries.load_s.min())) > gap:
-        tried, step = _candidate(entries.load_s, bound, step)
+        # close above the bound at first, then in the middle of all
+        if step < len(STEPS):
+            tried = float(entries.load_s[entries.load_s <= bound * STEPS[step]].max())
+            step += 1
+        else:
+            sample = np.sort(entries.load_s[:: 1 + len(entries) // SAMPLE])
+            tried = float(sample[(len(sample) - 1) // 2])
         below = settle(space, join([known, entries.where(entries.load_s <= tried)]))
         picks, bounds = fit(space, below)
         if picks is None:
@@ -78,14 +84,6 @@ def find_cut(problem: StageProblem, *, gap: float = 0.0) -> Cut | None:
     return Cut(best, load, min(load, bound), "optimal")
 
 
-def _candidate(loads: Floats, bound: float, step: int) -> tuple[float, int]:
-    """The load to try next: close above the bound at first, then in the middle of all."""
-    if step < len(STEPS):
-        return float(loads[loads <= bound * STEPS[step]].max()), step + 1
-    sample = np.sort(loads[:: 1 + len(loads) // SAMPLE])
-    return float(sample[(len(sample) - 1) // 2]), step
-
-
 #: More than any cut takes of anything.
 PLENTY = 2**31
 #: Precision of the least memory that suffices: a share of the shortage, and bytes.
@@ -97,7 +95,7 @@ def refusal(problem: StageProblem) -> Infeasible:
     """The verdict on a problem that no cut solves, in one line."""
     free = _least_extra(problem, sys.float_info.max)
     if free is None:
-        return Infeasible(_without_memory(problem))
+        return Infeasible(f"no cut into stages: {_without_memory(problem)}")
     low, high = 0.0, free
     while high - low > max(BYTE, CLOSE * high):
         middle = (low + high) / 2
@@ -133,19 +131,15 @@ def _without_memory(problem: StageProblem) -> str:
     devices = least_of(space, entries, space.groups.devices[entries.group].astype(float))
     reached = int(np.flatnonzero(np.isfinite(head_lengths(devices)))[-1])
     if reached < space.positions:
-        return f"no cut into stages: no chain of stages leads past position {reached}"
+        return f"no chain of stages leads past position {reached}"
     degree = least_of(space, entries, space.groups.degree[entries.group].astype(float))
     degrees, there = int(tail_lengths(degree)[0][0]), problem.most_degrees
     if there is not None and degrees > there:
-        return f"no cut into stages: degrees sum to {degrees} at least, {there} are allowed"
-    return f"no cut into stages: {_short_devices(problem, devices)}"
-
-
-def _short_devices(problem: StageProblem, devices: Floats) -> str:
-    least, there = int(tail_lengths(devices)[0][0]), sum(pool.devices for pool in problem.pools)
-    if least > there:
-        return f"it takes {least} devices at least, there are {there}"
+        return f"degrees sum to {degrees} at least, {there} are allowed"
+    least, most = int(tail_lengths(devices)[0][0]), sum(pool.devices for pool in problem.pools)
+    if least > most:
+        return f"it takes {least} devices at least, there are {most}"
     names = " + ".join(str(pool.devices) for pool in problem.pools)
-    if problem.most_degrees is None:
+    if there is None:
         return f"none is within the {names} devices of the pools, though {least} are enough in all"
-    return f"none is within both {names} devices and a sum of degrees of {problem.most_degrees}"
+    return f"none is within both {names} devices and a sum of degrees of {there}"

@@ -12,7 +12,7 @@ to bytes saved are ever in doubt.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -58,16 +58,13 @@ def steps(ways: Ways) -> tuple[tuple[int, int], ...]:
     """
     hull: list[int] = []
     for index in frontier(ways):
-        while len(hull) > 1 and not _cheaper(ways, hull[-2], hull[-1], index):
+        while len(hull) > 1:
+            (s0, b0), (s1, b1), (s2, b2) = ways[hull[-2]], ways[hull[-1]], ways[index]
+            if (s1 - s0) * (b1 - b2) < (s2 - s1) * (b0 - b1):  # the first of both is cheaper a byte
+                break
             hull.pop()
         hull.append(index)
     return tuple(itertools.pairwise(hull))
-
-
-def _cheaper(ways: Ways, start: int, middle: int, end: int) -> bool:
-    """Test whether a byte costs less from `start` to `middle` than from there to `end`."""
-    (s0, b0), (s1, b1), (s2, b2) = ways[start], ways[middle], ways[end]
-    return (s1 - s0) * (b1 - b2) < (s2 - s1) * (b0 - b1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +122,7 @@ def pack(things: Sequence[Ways], limit_bytes: float) -> Packed | None:
     groups = _groups(things)
     if sum(float(group.saved.max()) for group in groups) < need:
         return None
-    rest = _Rest.of(things, groups)
+    saved_by, lost_by = _relaxations(things, groups)
     best = _rounded(things, fastest, need)
     best_s = _seconds(things, best) - base_s
     slack = ROUNDING * max(base_s + best_s, 1e-300)
@@ -135,7 +132,10 @@ def pack(things: Sequence[Ways], limit_bytes: float) -> Packed | None:
         many = len(group.seconds)
         tried_s = (seconds[:, None] + group.seconds).reshape(-1)
         tried = np.minimum((saved[:, None] + group.saved).reshape(-1), need)
-        bounds = tried_s + rest.lost_s(index + 1, need - tried)
+        # with the least seconds that the groups from the next one on lose to save the others
+        lack, most = need - tried, saved_by[index + 1]
+        lost_s = np.where(lack > most[-1], np.inf, np.interp(lack, most, lost_by[index + 1]))
+        bounds = tried_s + lost_s
         keep = np.flatnonzero(bounds < best_s - slack)
         keep = keep[_frontier(tried_s[keep], tried[keep])]
         if len(keep) > MOST_CHOICES:
@@ -217,33 +217,18 @@ def _rounded(things: Sequence[Ways], fastest: Sequence[int], need: float) -> lis
     return chosen if saved >= need else [frontier(ways)[-1] for ways in things]
 
 
-@dataclass(frozen=True, eq=False)
-class _Rest:
-    """The linear relaxation of the groups from each on: bytes saved and seconds lost by steps."""
+def _relaxations(things: Sequence[Ways], groups: Sequence[_Group]) -> Iterator[Floats]:
+    """Bytes saved by the first steps of the groups from each on, and seconds lost by the same.
 
-    saved: Floats  #: [group, step]: bytes saved by the first steps of the groups from this on.
-    lost: Floats  #: Seconds lost by the same.
-
-    @classmethod
-    def of(cls, things: Sequence[Ways], groups: Sequence[_Group]) -> _Rest:
-        """The relaxations of all tails of the groups."""
-        taken = sorted_steps(things)
-        at: Mapping[int, int] = {
-            v: index for index, group in enumerate(groups) for v in group.things
-        }
-        group = np.array([at[thing] for _, _, thing, _ in taken])
-        later = group >= np.arange(len(groups) + 1)[:, None]
-        columns = (np.array([step[column] for step in taken]) for column in (1, 0))
-        saved, lost = (
-            np.concatenate([np.zeros((len(later), 1)), np.cumsum(later * column, axis=1)], axis=1)
-            for column in columns
-        )
-        return cls(saved, lost)
-
-    def lost_s(self, group: int, need: Floats) -> Floats:
-        """Least seconds that the groups from this one on lose to save so many bytes."""
-        saved, lost = self.saved[group], self.lost[group]
-        return np.where(need > saved[-1], np.inf, np.interp(need, saved, lost))
+    [group, step] each: the linear relaxations of all tails of the groups.
+    """
+    taken = sorted_steps(things)
+    at = {v: index for index, group in enumerate(groups) for v in group.things}
+    group = np.array([at[thing] for _, _, thing, _ in taken])
+    later = group >= np.arange(len(groups) + 1)[:, None]
+    for column in (1, 0):
+        values = np.array([step[column] for step in taken])
+        yield np.pad(np.cumsum(later * values, axis=1), ((0, 0), (1, 0)))
 
 
 def _frontier(seconds: Floats, saved: Floats) -> Ints:

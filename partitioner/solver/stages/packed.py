@@ -65,13 +65,6 @@ class StageSeconds:
         """Seconds of communication of each pair, for each of the graph's degrees."""
         return tuple(self.layout.moved_s(data, tensor) for data, tensor in self.graph.degrees)
 
-    @cached_property
-    def pair_of(self) -> dict[tuple[int, int], int]:
-        """Index of each pair of downsets."""
-        starts, stops = self.layout.pairs
-        pairs = zip(starts.tolist(), stops.tolist(), strict=True)
-        return {pair: index for index, pair in enumerate(pairs)}
-
     @property
     def precision(self) -> tuple[int, int]:
         """Numbers of ranges and of packed stages, which only grow."""
@@ -85,15 +78,19 @@ class StageSeconds:
         rooms = 1 / (np.array(self.lasts) + 0.5)[:, None, None]
         options = []
         for (data, tensor), moved_s in zip(self.graph.degrees, self.moved_s, strict=True):
-            load = self._by_range(tensor, side) / data + moved_s
+            flying = self.lasts if side == "upper" else [1, *(last + 1 for last in self.lasts[:-1])]
+            seconds = np.array([self._bounds(tensor, many)[side] for many in flying])
+            if side == "lower":  # more flights never take less
+                seconds = np.maximum.accumulate(seconds, axis=0)
+            load = seconds / data + moved_s
             load[load >= below_s] = np.inf
             load[:-1][load[:-1] >= load[1:]] = np.inf  # a way that has more room is as fast
             used = np.asarray(np.isfinite(load).any(axis=1))
             used[-1] = True
             load_s = self._between(load[used])
-            flying = np.broadcast_to(rooms[used], load_s.shape)
+            shares = np.broadcast_to(rooms[used], load_s.shape)
             nothing = np.broadcast_to(0.0, load_s.shape)
-            options.append(_option(data, tensor, load_s, nothing, flying))
+            options.append(_option(data, tensor, load_s, nothing, shares))
         return self._stated(options, 1.0)
 
     def smallest(self) -> StageProblem:
@@ -129,14 +126,6 @@ class StageSeconds:
         pools = (Pool(self.graph.devices, limit),)
         return StageProblem(tuple(options), pools, most_degrees=self.graph.microbatches)
 
-    def _by_range(self, tensor: int, side: Side) -> Floats:
-        """[range, pair]: one bound of each stage's seconds; more flights never take less."""
-        if side == "upper":
-            return np.array([self._bounds(tensor, many)[side] for many in self.lasts])
-        first = [1, *(last + 1 for last in self.lasts[:-1])]
-        lower = np.array([self._bounds(tensor, many)[side] for many in first])
-        return np.asarray(np.maximum.accumulate(lower, axis=0))
-
     def _bounds(self, tensor: int, many: int) -> dict[Side, Floats]:
         if (tensor, many) not in self.seconds:
             lower, upper = relax(self.layout, tensor, many)
@@ -167,7 +156,8 @@ class StageSeconds:
         for stage, many in zip(cut.stages, many_of, strict=True):
             self.lasts = sorted({*self.lasts, many, *([many - 1] if many > 1 else [])})
             data, tensor = self.graph.degrees[stage.option]
-            pair = self.pair_of[stage.start, stage.stop]
+            starts, stops = self.layout.pairs
+            pair = int(np.flatnonzero((starts == stage.start) & (stops == stage.stop))[0])
             packed = self.refine(tensor, pair, many)
             if packed is None:
                 load_s = math.inf

@@ -75,7 +75,15 @@ def bound(space: Space, entries: Entries) -> Bounds:
             position = int(space.stop[entries.cell[path[-1]]])
         picks = picks_of(space, entries, path)
         entries = entries.where(_has_room(space, entries, tails))
-    devices, entry = _fewest_devices(space, entries)
+    # fewest devices of each pool on each interval, and the entry; (pools, n + 1, n + 1)
+    pool_of = space.groups.pool[entries.group]
+    first = np.ones(len(entries), dtype=bool)  # of a pool: entries are sorted by interval and group
+    first[1:] = (entries.cell[1:] != entries.cell[:-1]) | (pool_of[1:] != pool_of[:-1])
+    least = np.flatnonzero(first)
+    at = pool_of[least], space.start[entries.cell[least]], space.stop[entries.cell[least]]
+    shape = (len(space.pools), space.positions + 1, space.positions + 1)
+    devices, entry = np.full(shape, np.inf), np.full(shape, -1)
+    devices[at], entry[at] = space.groups.devices[entries.group[least]], least
     weights = 1.0 / np.maximum(space.pools, 1)
     lengths: list[Lengths] = []
     for trial in range(1 if len(space.pools) == 1 else TRIALS):
@@ -89,8 +97,8 @@ def bound(space: Space, entries: Entries) -> Bounds:
         pool = weighted.argmin(axis=0)
         path, position = [], 0
         while position < space.positions:
-            at, position = position, int(follow[position])
-            path.append(int(entry[pool[at, position], at, position]))
+            start, position = position, int(follow[position])
+            path.append(int(entry[pool[start, position], start, position]))
         picks = picks or picks_of(space, entries, path)
         if picks is not None:
             break
@@ -127,23 +135,6 @@ def _has_room(space: Space, entries: Entries, tails: Ints) -> Bools:
     """Test whether each entry has room for the least tail after it."""
     tail = tails[space.stop[entries.cell]]
     return np.asarray((tail >= 0) & (tail + space.groups.degree[entries.group] <= entries.room))
-
-
-def _fewest_devices(space: Space, entries: Entries) -> tuple[Floats, Ints]:
-    """Fewest devices of each pool on each interval, and the entry; (pools, n + 1, n + 1).
-
-    Entries are sorted by interval, then group: the first of a pool takes the fewest.
-    """
-    pool = space.groups.pool[entries.group]
-    first = np.ones(len(entries), dtype=bool)
-    first[1:] = (entries.cell[1:] != entries.cell[:-1]) | (pool[1:] != pool[:-1])
-    entry = np.flatnonzero(first)
-    at = pool[entry], space.start[entries.cell[entry]], space.stop[entries.cell[entry]]
-    shape = (len(space.pools), space.positions + 1, space.positions + 1)
-    devices, index = np.full(shape, np.inf), np.full(shape, -1)
-    devices[at] = space.groups.devices[entries.group[entry]]
-    index[at] = entry
-    return devices, index
 
 
 def least_of(space: Space, entries: Entries, values: Floats) -> Floats:
@@ -198,26 +189,21 @@ def stages_of(problem: StageProblem, space: Space, picks: Picks) -> tuple[Stage,
     """The stages of a path, each on the option of its group and in the way of the least load."""
     degrees = [int(space.groups.degree[group]) for _, group, _ in picks]
     flying = flights(degrees, in_flight=problem.in_flight)
-    return tuple(
-        _fastest(problem, space, cell, group, many)
-        for (cell, group, _), many in zip(picks, flying, strict=True)
-    )
-
-
-def _fastest(problem: StageProblem, space: Space, cell: int, group: int, many: int) -> Stage:
-    """The fastest stage on an interval that fits with so many micro-batches in flight."""
-    i, j = int(space.start[cell]), int(space.stop[cell])
-    best, least = Stage(i, j, -1, -1), np.inf
-    for index, option in enumerate(problem.options):
-        if space.groups.of[index] != group:
-            continue
-        held = option.resident_bytes[:, i, j] + option.flying_bytes[:, i, j] * many
-        fits = held <= problem.pools[option.pool].limit_bytes
-        loads = np.where(fits, option.load_s[:, i, j], np.inf)
-        way = int(loads.argmin())
-        if loads[way] < least:
-            least, best = float(loads[way]), Stage(i, j, index, way)
-    return best
+    stages = []
+    for (cell, group, _), many in zip(picks, flying, strict=True):
+        i, j = int(space.start[cell]), int(space.stop[cell])
+        best, least = Stage(i, j, -1, -1), np.inf
+        for index, option in enumerate(problem.options):
+            if space.groups.of[index] != group:
+                continue
+            held = option.resident_bytes[:, i, j] + option.flying_bytes[:, i, j] * many
+            fits = held <= problem.pools[option.pool].limit_bytes
+            loads = np.where(fits, option.load_s[:, i, j], np.inf)
+            way = int(loads.argmin())
+            if loads[way] < least:
+                least, best = float(loads[way]), Stage(i, j, index, way)
+        stages.append(best)
+    return tuple(stages)
 
 
 #: Labels of a position that a search keeps, spread over all; None for all, the only one that

@@ -8,7 +8,7 @@ import numpy as np
 
 from partitioner.solver.pairwise.model import Model, build
 from partitioner.solver.pairwise.problem import FORBIDDEN, Pairwise
-from partitioner.solver.pairwise.reducing.relax import prune
+from partitioner.solver.pairwise.relax import prune
 
 
 def whole(values: list[int]) -> np.ndarray:

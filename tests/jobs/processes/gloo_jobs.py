@@ -10,7 +10,7 @@ from helpers.plans import rank_programs as hand
 from helpers.plans.rank_cases import CASES, check
 from jobs.processes.torch_ranks import serve
 from partitioner.backends import worker
-from partitioner.backends.arrays import assemble, load_arrays, local_inputs, save_arrays
+from partitioner.backends.arrays import assemble, load_arrays, local_inputs
 from partitioner.backends.onnx.files.emit import emit
 from partitioner.backends.onnx.files.load import read_directory
 
@@ -29,7 +29,7 @@ def run(case: hand.Case, requests: int, folder: Path) -> dict[str, np.ndarray]:
     (folder / "job.json").write_text(json.dumps(job))
     for header in headers:
         inputs = local_inputs(header, case.inputs)
-        save_arrays(folder / f"inputs-{header.rank}.npz", inputs.values())
+        np.savez(folder / f"inputs-{header.rank}.npz", *inputs.values())
     if worker.main(folder):
         raise RuntimeError((folder / "failure.txt").read_text())
     parts = {}

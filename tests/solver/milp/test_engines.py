@@ -30,7 +30,7 @@ from partitioner.solver.milp.program import MilpBuilder
 from partitioner.solver.milp.pulp_program import load_pulp
 from partitioner.solver.pairwise.model import build
 from partitioner.solver.pairwise.problem import evaluate
-from partitioner.solver.pairwise.reducing.relax import prune
+from partitioner.solver.pairwise.relax import prune
 from partitioner.solver.pairwise.solve import solve_exactly
 from partitioner.solver.work import Work
 

@@ -18,7 +18,7 @@ from partitioner.solver.milp.formulation import Goal, formulate
 from partitioner.solver.milp.highs import new_highs, solve_with_highs
 from partitioner.solver.milp.program import Milp, MilpResult
 from partitioner.solver.pairwise.model import build
-from partitioner.solver.pairwise.reducing.relax import prune
+from partitioner.solver.pairwise.relax import prune
 from partitioner.solver.pairwise.solve import solve_exactly
 from partitioner.solver.placement.configuration import Covering
 

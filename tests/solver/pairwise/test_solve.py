@@ -18,14 +18,12 @@ from helpers.problems.pairwise_cases import (
     pruned,
     second_opinion,
 )
-from partitioner.solver.pairwise.bounding.dual import Dual
-from partitioner.solver.pairwise.bounding.messages import Messages, decode
+from partitioner.solver.pairwise.dual import Dual, Messages, decode
 from partitioner.solver.pairwise.model import CONFLICT, build
-from partitioner.solver.pairwise.moving.moves import Mover, add, ledger
+from partitioner.solver.pairwise.moves import Mover, add, ledger
 from partitioner.solver.pairwise.problem import FORBIDDEN, evaluate
-from partitioner.solver.pairwise.progress import PairwiseSolution, Progress
-from partitioner.solver.pairwise.reducing.relax import reduce
-from partitioner.solver.pairwise.solve import solve, solve_exactly
+from partitioner.solver.pairwise.relax import reduce
+from partitioner.solver.pairwise.solve import PairwiseSolution, Progress, solve, solve_exactly
 from partitioner.solver.problem import SolverError
 
 #: Starts of twenty seeds; every one is the same property, so that most are for the slow run.

@@ -17,11 +17,10 @@ from helpers.problems.pairwise_cases import (
     pruned,
     second_opinion,
 )
-from partitioner.solver.pairwise.bounding.dual import Dual
-from partitioner.solver.pairwise.bounding.messages import Messages
+from partitioner.solver.pairwise.dual import Dual, Messages
 from partitioner.solver.pairwise.model import CONFLICT, Model, build, peaks
-from partitioner.solver.pairwise.moving.moves import Mover
-from partitioner.solver.pairwise.reducing.relax import fold, reduce, relax
+from partitioner.solver.pairwise.moves import Mover
+from partitioner.solver.pairwise.relax import fold, reduce, relax
 from partitioner.solver.pairwise.solve import solve
 
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from helpers.problems.pairwise_cases import FEASIBLE, choices, instance, make, optimum, presolved
-from partitioner.solver.pairwise.bounding.dual import Dual, dive
+from partitioner.solver.pairwise import wide
+from partitioner.solver.pairwise.dual import Dual, dive
 from partitioner.solver.pairwise.jit import seeded
 from partitioner.solver.pairwise.model import Model, build
-from partitioner.solver.pairwise.moving import wide
-from partitioner.solver.pairwise.moving.moves import Mover
-from partitioner.solver.pairwise.moving.wide import eliminated_order
+from partitioner.solver.pairwise.moves import Mover
 from partitioner.solver.pairwise.problem import FORBIDDEN
+from partitioner.solver.pairwise.wide import eliminated_order
 
 
 @pytest.mark.one_in(4)

@@ -23,8 +23,7 @@ from partitioner.solver.stages.graph import (
     between,
     enumerate_downsets,
 )
-from partitioner.solver.stages.graph_bound import bound_plans, least_cut
-from partitioner.solver.stages.graph_search import StagePlan, plan_stages
+from partitioner.solver.stages.graph_search import StagePlan, bound_plans, least_cut, plan_stages
 from partitioner.solver.stages.knapsack import pack
 from partitioner.solver.stages.packed import StageSeconds, first_ranges, relax
 from partitioner.solver.work import Work

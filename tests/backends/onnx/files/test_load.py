@@ -43,10 +43,10 @@ def test_segments_lie_between_communications() -> None:
     assert isinstance(cut, Cut)
     assert isinstance(second, Segment)
     assert [node.op_type for node in first.nodes] == ["MatMul", "Relu", "MatMul"]
-    assert (first.inputs, first.outputs, first.constants) == (("x",), ("part",), ("a", "b"))
+    assert (first.reads, first.writes, first.constants) == (("x",), ("part",), ("a", "b"))
     assert (cut.comm.source, cut.comm.target, str(cut)) == ("part", "y", "all_reduce 0 for mm")
     assert [node.op_type for node in second.nodes] == ["Slice"]
-    assert (second.inputs, second.outputs) == (("y",), ("own",))
+    assert (second.reads, second.writes) == (("y",), ("own",))
 
 
 def test_phases_cut_segments_too() -> None:
@@ -61,7 +61,7 @@ def test_phases_cut_segments_too() -> None:
     )
     model = load_rank(emit_models(one_rank(program, ("c", type_)), hand.graph())[0])
     segments = [
-        (step.phase, step.inputs, step.outputs) for step in model.steps if isinstance(step, Segment)
+        (step.phase, step.reads, step.writes) for step in model.steps if isinstance(step, Segment)
     ]
     assert segments == [(0, ("x",), ("b",)), (1, ("b",), ("c",))]
     origins = {
@@ -157,7 +157,7 @@ def test_bodies_read_outer_values_by_their_local_names() -> None:
     onnx.checker.check_model(models[0], full_check=True)
     second = load_rank(models[0]).steps[1]
     assert isinstance(second, Segment)
-    assert second.inputs == ("c", "v@0")
+    assert second.reads == ("c", "v@0")
     x = hand.random(2)
     np.testing.assert_array_equal(run_lockstep(models, {"c": np.array(True), "x": x})["y"], -x)
 

@@ -476,7 +476,7 @@ def test_a_graph_that_computes_across_a_border_is_not_cut() -> None:
     (group,) = groups(graph, [2])
     (border,) = group.images
     make, domain = helper.make_node, "com.microsoft.nchwc"
-    (result,) = group.segments[max(group.segments)].outputs
+    (result,) = group.segments[max(group.segments)].writes
     own = group.own_inputs(min(group.segments))["x"]
     kernels = [
         make("ReorderInput", [own], ["t0"], domain=domain),

@@ -194,8 +194,15 @@ class _Work:
     def eliminate(self, v: int) -> tuple[int, ...]:
         """Take a node out; its former neighbours that may follow, none if it has to stay."""
         ends = tuple(self.near[v].items())
-        if len(ends) == 2 and not self._bridge(v, *ends):
-            return ()
+        if len(ends) == 2:  # they are joined, unless that takes more entries than it saves
+            (a, left), (b, right) = ends
+            known = self.near[a].get(b)
+            if known is None and left.shape[1] * right.shape[1] > left.size + right.size:
+                return ()
+            costs = np.full((left.shape[1], right.shape[1]), np.inf)
+            for cost, first, second in zip(self.unary[v], left, right, strict=True):
+                np.minimum(costs, (cost + first)[:, None] + second, out=costs)
+            self._join(a, b, costs if known is None else known + costs)
         if len(ends) == 1:
             ((w, table),) = ends
             self.unary[w] = self.unary[w] + (self.unary[v][:, None] + table).min(axis=0)
@@ -206,20 +213,6 @@ class _Work:
         self.steps.append(Step(v, self.unary[v], ends))
         self.near[v], self.free[v] = {}, False
         return tuple(w for w, _ in ends if self.free[w])
-
-    def _bridge(
-        self, v: int, first_end: tuple[int, Floats], second_end: tuple[int, Floats]
-    ) -> bool:
-        """Join the two neighbours of a node, unless that takes more entries than it saves."""
-        (a, left), (b, right) = first_end, second_end
-        known = self.near[a].get(b)
-        if known is None and left.shape[1] * right.shape[1] > left.size + right.size:
-            return False
-        costs = np.full((left.shape[1], right.shape[1]), np.inf)
-        for cost, first, second in zip(self.unary[v], left, right, strict=True):
-            np.minimum(costs, (cost + first)[:, None] + second, out=costs)
-        self._join(a, b, costs if known is None else known + costs)
-        return True
 
     def model(self) -> Model:
         """The model of the remaining nodes."""

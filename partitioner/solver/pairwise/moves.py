@@ -18,8 +18,8 @@ import numpy as np
 
 from partitioner.solver.pairwise.jit import State, draw, jit, seeded
 from partitioner.solver.pairwise.model import CONFLICT, Graph, Model
-from partitioner.solver.pairwise.moving.wide import best_given_cutset
 from partitioner.solver.pairwise.problem import Floats, Ints
+from partitioner.solver.pairwise.wide import best_given_cutset
 
 #: Arcs of one node that the search for a ball follows.
 FANOUT = 40

@@ -1,1 +1,0 @@
-"""Lower bounds, and the choices that are read off them."""

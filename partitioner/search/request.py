@@ -11,6 +11,7 @@ from typing import Literal
 from partitioner.ir.checks import is_number, is_whole
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import COPIES
 from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import OBJECTIVES
 from partitioner.solver import Objective
@@ -142,7 +143,8 @@ class Request:
     @property
     def keeps_copies(self) -> bool:
         """Tell whether a plan of whole copies is kept."""
-        return self.constraints.plan is not None and self.constraints.plan.kind == "copies"
+        kept = self.constraints.plan
+        return kept is not None and any(COPIES in group.names for group in kept.groups)
 
     def _check_pipeline(self) -> None:
         if isinstance(self.schedule, str) and self.schedule not in SCHEDULES:

@@ -44,7 +44,7 @@ class ModuleGraphs:
     cluster: Cluster
     request: Request
     clock: StageClock  #: Times the traces.
-    _traced: dict[int | None, TracedModule] = field(default_factory=dict)
+    _traced: dict[int, TracedModule] = field(default_factory=dict)
     #: Traces of micro-batches that were guessed from others, and the numbers that were so wrongly.
     _guessed: dict[int, TracedModule] = field(default_factory=dict)
     _wrong: set[int] = field(default_factory=set)
@@ -191,7 +191,7 @@ class ModuleGraphs:
             return None
         if count not in self._guessed:
             whole = self._whole_if_any
-            parts = (part for number, part in self._traced.items() if number and number > 1)
+            parts = (part for number, part in self._traced.items() if number > 1)
             if isinstance(whole, str):
                 return None
             guesses = (guessed_micro_batch(whole, part, count) for part in parts)
@@ -201,7 +201,7 @@ class ModuleGraphs:
             self._guessed[count] = guess
         return self._guessed[count]
 
-    def _part(self, count: int | None) -> TracedModule:
+    def _part(self, count: int) -> TracedModule:
         if count not in self._traced:
             with self.clock("tracing the module"):
                 self._traced[count] = self.opened.in_micro_batches(count)
@@ -274,6 +274,8 @@ class ModuleGraphs:
     def _trace_of(self, plan: Plan) -> TracedModule:
         if plan.blocks:
             return self.traced.on(block_graph(self.traced.traced.uncut, plan.blocks))
+        if plan.micro_batches is None:
+            return self.traced.of(plan.nodes)
         return self._part(plan.micro_batches).of(plan.nodes)
 
 

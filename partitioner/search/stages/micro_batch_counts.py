@@ -210,8 +210,9 @@ class CountSearch:
         With more micro-batches less is held at once, down to one sample on each device. The first
         number is tried that fits if all devices share what the whole batch takes; then those that
         make up for the bytes that the last one is short of, and the least one that fits is
-        bisected. A larger one is faster where it computes less again or communicates less. The
-        numbers ascend, to one sample in each micro-batch.
+        bisected; fewer than the first, if that fits, as long as they are faster. A larger one is
+        faster where it computes less again or communicates less. The numbers ascend, to one sample
+        in each micro-batch.
         """
         if not counts:
             return None
@@ -220,13 +221,16 @@ class CountSearch:
         if fits is None:
             return None
         refused = [order[count] for count in self.refused if count < fits and count in order]
-        low, high = max([self._first(counts) - 1, *refused]), order[fits]
+        low, high = max([-1, *refused]), order[fits]
         while high - low > 1:
-            middle = (low + high) // 2
-            if self._plan(counts[middle]):
-                high = middle
-            else:
+            # where none was refused, the number beside is the likeliest
+            middle = (low + high) // 2 if refused else high - 1
+            if not self._plan(counts[middle]):
                 low = middle
+            elif not refused and self._cost(counts[middle]) > self._cost(counts[high]):
+                break
+            else:
+                high = middle
         best_s = self._cost(counts[high])
         for count in counts[high + 1 :]:
             if not self._plan(count) or self._cost(count) >= best_s:

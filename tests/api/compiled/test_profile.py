@@ -14,7 +14,7 @@ from helpers.modules.small_gpt import small_gpt
 from helpers.pages import schema_check
 from helpers.plans.profiled import write_profile
 from partitioner import examples
-from partitioner.api.compiled import base
+from partitioner.api.compiled import base, reload
 from partitioner.api.compiled.base import Compiled
 from partitioner.api.compiled.folder import rank_files
 from partitioner.api.compiled.module import ModuleProgram
@@ -310,7 +310,8 @@ def test_ranks_of_modules_are_recorded_on_the_devices_of_the_plan(
 
     monkeypatch.setattr(base, "device_type", lambda _: here)
     monkeypatch.setattr(torch_local, "run_steps", run_steps)
-    monkeypatch.setattr(local, "_program", lambda *_: program)
+    for loader in ("look", "load_named"):
+        monkeypatch.setattr(reload, loader, lambda *_: program)
     for steps in (2, 0):
         with pytest.raises(BackendError, match="not run"):
             local.run_directory(folder, None, None, steps=steps)

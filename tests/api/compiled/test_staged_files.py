@@ -117,7 +117,7 @@ def test_every_task_and_message_of_a_step_in_stages_is_recorded(
     run_once = {name for rank in run.measured.ranks for task in rank.tasks for name in task.nodes}
     assert {node.name for node in program.graph.nodes if "mm" in node.op} <= run_once
     assert "measured by torch" in str(run)
-    tasks = {task.name: task for task in run.schedule.tasks}
+    tasks = {task.name: task for task in run.result.run_schedule.tasks}
     row = next(row for row in run.rows if "mm" in row.measured.label)
     assert row.predicted_s == sum(4 * tasks[name].devices[row.rank] for name in row.nodes)
     page = run.result.report(tmp_path / "plan.html")

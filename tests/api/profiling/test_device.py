@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import partitioner
+from partitioner.api.compiled import reload
 from partitioner.api.compiled.base import Compiled
 from partitioner.api.profiling.candidates import candidates
 from partitioner.api.profiling.profile import profile
@@ -257,7 +258,8 @@ def test_a_saved_run_is_recorded_on_devices_that_are_there(
     saved = program.save(tmp_path / "linear.partition")
     gpus(monkeypatch, 1)
     monkeypatch.setattr(Compiled, "measuring_device", "cuda")
-    monkeypatch.setattr(local, "_program", lambda *_: program)
+    for loader in ("look", "load_named"):
+        monkeypatch.setattr(reload, loader, lambda *_: program)
     (name,) = program.graph.inputs[:1]
     monkeypatch.setattr(local, "draw_inputs", lambda *_: {name: batch[0].numpy()})
     with pytest.raises(BackendError, match="the plan has 2 ranks, one GPU each; this machine has"):

@@ -46,7 +46,7 @@ from partitioner.search.spaces.one_device import (
 from partitioner.solver import Infeasible
 from partitioner.solver.joint.shortage import shortage_message
 from partitioner.solver.work import now_s
-from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.constraints import ConstraintError, possible
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.kinds.parallel import meshes as kind_meshes
 from partitioner.strategies.spaces import Family, SearchError, check_space, families
@@ -118,31 +118,11 @@ def find_plan(
     is_alike = len(device_pools(cluster)) == 1 or not requests[0].constraints.bound
     by_levels = is_alike or devices > MOST_EXPLICIT
     if by_levels and goes_by_levels(graph, devices, requests[0]):
-        stages = _by_levels(graph, rules, cluster, requests)
+        stages = possible(requests, lambda one: StagesSpace.of(graph, rules, cluster, one))
         results = _searched(stages, request, cluster, budget)
         results += _alone(results, graph, request, cluster)
         return _of_request(_winner(results, request, cluster, budget), graph, requests)
     return _explicit(graph, cluster, requests, budget, rules)
-
-
-def _by_levels(
-    graph: Graph, rules: Rules, cluster: Cluster, requests: Sequence[Request]
-) -> list[StagesSpace]:
-    """The space of each request whose constraints can be had there.
-
-    Raises:
-        ConstraintError: None can.
-    """
-    spaces: list[StagesSpace] = []
-    errors: list[ConstraintError] = []
-    for one in requests:
-        try:
-            spaces.append(StagesSpace.of(graph, rules, cluster, one))
-        except ConstraintError as error:
-            errors.append(error)
-    if not spaces:
-        raise errors[0]
-    return spaces
 
 
 def _of_request(outcome: Outcome, graph: Graph, requests: Sequence[Request]) -> Outcome:
@@ -163,15 +143,9 @@ def _on_meshes(graph: Graph, devices: int, request: Request) -> tuple[Request, .
     on_meshes = request.on_meshes(devices)
     if len(on_meshes) == 1 and on_meshes[0] is request:
         return on_meshes
-    requests: list[Request] = []
-    errors: list[ConstraintError] = []
-    for one in on_meshes:
-        try:
-            requests.append(one.on(graph))
-        except ConstraintError as error:
-            errors.append(error)
+    requests = possible(on_meshes, lambda one: one.on(graph))
     if not requests:
-        raise errors[0] if errors else SearchError(f"{devices} devices have no mesh of the kinds")
+        raise SearchError(f"{devices} devices have no mesh of the kinds")
     return tuple(requests)
 
 
@@ -240,7 +214,10 @@ def _explicit(
 ) -> Outcome:
     request, *_ = requests
     most = tuple(most_joined(graph).items())
-    resharder = _resharder(_counted(graph, cluster, request), most)
+    counted, kept = cluster, request.constraints.plan
+    if kept is not None and kept.blocks:  # the referee alone knows what is loaded in turn
+        counted = cluster.with_memory(4 * sum(type_.nbytes for type_ in graph.types.values()))
+    resharder = _resharder(counted, most)
     search = JointSearch(graph, cluster, request, rules, DeviceColumns(graph, resharder))
     meshes = axes_meshes(cluster, request)
     spaces: list[Space] = [
@@ -334,17 +311,6 @@ def _families(graph: Graph, cluster: Cluster, request: Request) -> Sequence[Fami
     axes = {axis for family in joint for group in family.groups for axis in group.names}
     request.constraints.check_axes(sorted(axes))
     return joint[:1] if is_decided else joint  # all have the plan that is decided
-
-
-def _counted(graph: Graph, cluster: Cluster, request: Request) -> Cluster:
-    """The devices with the memory that joint problems count within.
-
-    Of a plan in blocks that is kept the referee alone knows what is loaded in turn.
-    """
-    kept = request.constraints.plan
-    if kept is None or not kept.blocks:
-        return cluster
-    return cluster.with_memory(4 * sum(type_.nbytes for type_ in graph.types.values()))
 
 
 def _alone(

@@ -165,8 +165,14 @@ class StageSearch:
         self._shard_all()
         if self.best is None and self.impossible and not self.refusals:
             raise self.impossible[-1]
+        near = [(e, layout) for e, layout in self.refusals if e.bytes_short and e.device is None]
+        if self.best is None and near:  # bytes of the solver are of all stages, not of a device
+            error, layout = min(near, key=lambda refusal: refusal[0].bytes_short)
+            first, short = self.pools[layout.pool].first, error.bytes_short
+            raise Infeasible(str(error), device=first, bytes_short=short, proven=False)
         if self.best is None:
-            raise self._refusal()
+            errors = [error for error, _ in self.refusals]
+            raise errors[0] if errors else Infeasible("no layout was searched", proven=False)
         if len(self.pools) == 1 and len(self.options) > 1 and not self._met():
             self._cut(self.options)
         ranked: list[tuple[Cut, tuple[Option, ...]]] = []
@@ -256,7 +262,12 @@ class StageSearch:
                 sharded = self._sharded(layout, stages, work, limited=limited)
                 self.sharded.append(layout)
                 if not self._is_beaten(sharded, stages):
-                    self._offer(layout, sharded, stages)
+                    pair = stage_options(sharded, self.ends, stages, layout.pool, str(layout))
+                    self.options.append(Option(layout, sharded, *pair))
+                    if len(self.pools) == 1:
+                        self._cut(self.options[-1:])
+                    elif len({option.layout.pool for option in self.options}) == len(self.pools):
+                        self._cut(self.options)
             except ConstraintError as error:
                 self.impossible.append(error)
                 self.failed[layout] = str(error)
@@ -269,36 +280,10 @@ class StageSearch:
         if len(errors) == 1 + limited:
             self.failed[layout] = str(errors[-1])
 
-    def _refusal(self) -> Infeasible:
-        """The refusal of the cut that is short of the fewest bytes a device.
-
-        Those of the solver are of all stages together, not of a device.
-        """
-        near = [(e, layout) for e, layout in self.refusals if e.bytes_short and e.device is None]
-        if not near:
-            errors = [error for error, _ in self.refusals]
-            return errors[0] if errors else Infeasible("no layout was searched", proven=False)
-        error, layout = min(near, key=lambda refusal: refusal[0].bytes_short)
-        first = self.pools[layout.pool].first
-        return Infeasible(str(error), device=first, bytes_short=error.bytes_short, proven=False)
-
     def _is_beaten(self, sharded: Sharded, stages: int) -> bool:
         """Tell whether no plan with a sharding costs less than a cut that surely fits."""
         alone, parts = len(self.pools) == 1, 1 if self.waits else stages
         return alone and sharded.solution.bound / parts >= self._least_safe_s
-
-    def _offer(self, layout: Layout, sharded: Sharded, stages: int) -> None:
-        """Cut stages of a layout, once every pool of devices has one.
-
-        Raises:
-            Infeasible: No cut fits the memory.
-        """
-        pair = stage_options(sharded, self.ends, stages, layout.pool, str(layout))
-        self.options.append(Option(layout, sharded, *pair))
-        if len(self.pools) == 1:
-            self._cut(self.options[-1:])
-        elif {option.layout.pool for option in self.options} == set(range(len(self.pools))):
-            self._cut(self.options)
 
     def _sharded(self, layout: Layout, stages: int, work: Work, *, limited: bool) -> Sharded:
         """The best sharding over all axes at once; over more than two, axis by axis."""

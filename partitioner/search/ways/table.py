@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import chain
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import best_single
@@ -24,7 +25,7 @@ from partitioner.search.ways.way import FIRST_SHARE, LEAST_SHARE, Way, Weighing,
 from partitioner.search.ways.whole import InBlocks, WholeBatch
 from partitioner.search.what_would_fit import Change, what_would_fit
 from partitioner.solver import Infeasible
-from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.constraints import possible
 from partitioner.strategies.kinds.parallel import depends_on_mesh, forms
 
 #: Share of a device's memory within which the whole model must fit one, so that nothing is short.
@@ -112,18 +113,11 @@ class Table:
         if depends_on_mesh(self.request.parallel):
             requests = self._spaces.on_meshes(len(self.cluster))
         free = self.model.pins_reach_forms
-        found: list[tuple[Graph, Request]] = []
-        refused: list[ConstraintError] = []
-        for one in requests:
-            try:
-                graphs = forms(one.parallel, known, one.mesh, free=free)
-            except ConstraintError as error:
-                refused.append(error)
-            else:
-                found += [(graph, one) for graph in graphs]
-        if not found:
-            raise refused[0]
-        return tuple(found)
+
+        def of(one: Request) -> Sequence[tuple[Graph, Request]]:
+            return [(graph, one) for graph in forms(one.parallel, known, one.mesh, free=free)]
+
+        return tuple(chain(*possible(requests, of)))
 
     @cached_property
     def _is_short(self) -> bool:
@@ -158,22 +152,20 @@ class Table:
         whole = WholeBatch(graph, self.cluster, spaces, self.clock, offers, at_once)
         name = "the whole batch" if is_first else "the whole batch in another form"
         is_first_way = (graph, spaces) == self._forms[0]
-        would_fit = partial(self._whole_would_fit, graph) if is_first_way else nothing
-        return Way(name, whole.search, would_fit=would_fit)
+
+        def would_fit(budget: Budget, refusal: Infeasible) -> tuple[Change, ...]:
+            left_s, of = budget.work.left_s, graph
+            if is_first and self.training:
+                of = self.model.offered or graph
+            return what_would_fit(refusal, of, self.cluster, self._spaces.on(of), left_s)
+
+        return Way(name, whole.search, would_fit=would_fit if is_first_way else nothing)
 
     @property
     def _keeps_blocks(self) -> bool:
         """Whether a plan in blocks is kept, so that the graph of all blocks is the first."""
         kept = self.request.constraints.plan
         return kept is not None and bool(kept.blocks)
-
-    def _whole_would_fit(
-        self, graph: Graph, budget: Budget, refusal: Infeasible
-    ) -> tuple[Change, ...]:
-        if graph is self._first and self.training:
-            graph = self.model.offered or graph
-        request = self._spaces.on(graph)
-        return what_would_fit(refusal, graph, self.cluster, request, budget.work.left_s)
 
     def _in_stages(self) -> Iterator[Way]:
         """Micro-batches, as far as they may be faster than the whole batch at once.

@@ -7,6 +7,12 @@ are priced by them.
 """
 
 from partitioner.strategies.constraints.constraints import Constraints
-from partitioner.strategies.constraints.values import Along, ConstraintError, NamedDims, Pin
+from partitioner.strategies.constraints.values import (
+    Along,
+    ConstraintError,
+    NamedDims,
+    Pin,
+    possible,
+)
 
-__all__ = ["Along", "ConstraintError", "Constraints", "NamedDims", "Pin"]
+__all__ = ["Along", "ConstraintError", "Constraints", "NamedDims", "Pin", "possible"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import escape
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 from partitioner.ir.errors import PartitionerError, did_you_mean
 from partitioner.ir.graph import Node
@@ -17,6 +17,8 @@ from partitioner.ir.layout import Sharding
 from partitioner.ir.nodes.loads import Loads
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
+
+Value, Made = TypeVar("Value"), TypeVar("Made")
 
 
 class ConstraintError(PartitionerError, ValueError):
@@ -28,6 +30,24 @@ class ConstraintError(PartitionerError, ValueError):
     def __init__(self, message: str, position: int = -1) -> None:
         super().__init__(message)
         self.position = position
+
+
+def possible(values: Iterable[Value], make: Callable[[Value], Made]) -> list[Made]:
+    """What is made of each of the values whose constraints can be had.
+
+    Raises:
+        ConstraintError: None of them can; that of the first.
+    """
+    made: list[Made] = []
+    errors: list[ConstraintError] = []
+    for value in values:
+        try:
+            made.append(make(value))
+        except ConstraintError as error:
+            errors.append(error)
+    if errors and not made:
+        raise errors[0]
+    return made
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from partitioner.cost_model.cluster.topology import Cluster
     from partitioner.ir.errors import OptionError, PartitionerError
     from partitioner.ir.plan import Plan
-    from partitioner.solver import Infeasible
+    from partitioner.solver.outcome import Infeasible
     from partitioner.strategies.constraints import Constraints
 
 __all__ = [
@@ -58,7 +58,7 @@ _HOME = {
     "Cluster": "partitioner.cost_model.cluster.topology",
     "Compiled": "partitioner.api.compiled.base",
     "Constraints": "partitioner.strategies.constraints",
-    "Infeasible": "partitioner.solver",
+    "Infeasible": "partitioner.solver.outcome",
     "ModuleProgram": "partitioner.api.compiled.module",
     "OptionError": "partitioner.ir.errors",
     "PartitionerError": "partitioner.ir.errors",

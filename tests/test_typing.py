@@ -15,8 +15,8 @@ from partitioner.api.option_table import GoalOptions
 from partitioner.frontends.torch.options import OPTIMIZERS, Optimizer
 from partitioner.ir.pipeline.generate import SCHEDULES, ScheduleName, pipeline_schedule
 from partitioner.ir.plan import OBJECTIVES
-from partitioner.solver import Objective
 from partitioner.solver.milp.engines import _PULP, HIGHS, SolverName
+from partitioner.solver.referee import Objective
 from partitioner.strategies.spaces import Strategy
 
 ROOT = Path(__file__).parents[1]

@@ -27,7 +27,7 @@ from partitioner.report.schema import VERSION, Point, Sweep
 from partitioner.report.text.tables import table
 from partitioner.search.find_plan import find_plan
 from partitioner.search.request import Budget, Request, silent
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import check_mesh, check_space

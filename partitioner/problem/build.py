@@ -26,7 +26,7 @@ from partitioner.ir.ops import row_of
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place
 from partitioner.ir.rule import Cut
 from partitioner.rewrites.graph_writer import chosen
-from partitioner.solver import Solution
+from partitioner.solver.outcome import Solution
 from partitioner.solver.problem import Choice, Edge, Hold, Item, Pair, Problem
 from partitioner.strategies.derive import Rules
 

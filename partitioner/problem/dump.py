@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from partitioner.solver import Problem, SolverError
 from partitioner.solver.formats.json_files import write_json
 from partitioner.solver.milp.formulation import MOST_ENTRIES, formulate
 from partitioner.solver.milp.pulp_program import program_format, write_program
+from partitioner.solver.problem import Problem, SolverError
 
 
 @dataclass(frozen=True)

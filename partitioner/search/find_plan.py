@@ -43,8 +43,8 @@ from partitioner.search.spaces.one_device import (
     is_to_run,
     least_alone,
 )
-from partitioner.solver import Infeasible
 from partitioner.solver.joint.shortage import shortage_message
+from partitioner.solver.outcome import Infeasible
 from partitioner.solver.work import now_s
 from partitioner.strategies.constraints import ConstraintError, possible
 from partitioner.strategies.derive import Rules

@@ -15,9 +15,9 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Certificate, Plan
 from partitioner.problem.build import Built
 from partitioner.search.request import Budget, Request
-from partitioner.solver import Infeasible, Objective, Solution
-from partitioner.solver.outcome import returns
+from partitioner.solver.outcome import Infeasible, Solution, returns
 from partitioner.solver.progress import ROUNDING
+from partitioner.solver.referee import Objective
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.spaces import Family

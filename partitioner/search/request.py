@@ -14,8 +14,8 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import COPIES
 from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import OBJECTIVES
-from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
+from partitioner.solver.referee import Objective
 from partitioner.solver.work import STEPS_PER_S, Work, now_s
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.kinds.parallel import (

@@ -13,7 +13,7 @@ from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.search.find_plan import find_plan
 from partitioner.search.request import Budget, Request
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 from partitioner.solver.work import now_s
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules

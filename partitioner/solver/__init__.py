@@ -1,6 +1,7 @@
 """Solve abstract placement and sharding problems, with a bound on every answer.
 
->>> from partitioner.solver import Choice, Edge, Item, Problem, solve
+>>> from partitioner.solver.joint.solve import solve
+>>> from partitioner.solver.problem import Choice, Edge, Item, Problem
 >>> on = tuple(Choice(load_s=(3.0 * (d == 0), 3.0 * (d == 1)), group=d, label="") for d in (0, 1))
 >>> send = Item(load_s=(1.0, 1.0), bytes=(0.0, 0.0), first=0, last=1)
 >>> edge = Edge(0, 1, (0, 1), (0, 1), {(0, 1): (0,), (1, 0): (0,)})
@@ -9,28 +10,3 @@
 >>> solution.cost, solution.status
 (4.0, 'optimal')
 """
-
-from partitioner.solver.joint.shortage import least_shortage
-from partitioner.solver.joint.solve import solve
-from partitioner.solver.outcome import Infeasible, Solution, Status
-from partitioner.solver.problem import Choice, Edge, Hold, Item, Problem, SolverError, validate
-from partitioner.solver.referee import Objective, Outcome, brute_force, evaluate_choices
-
-__all__ = [
-    "Choice",
-    "Edge",
-    "Hold",
-    "Infeasible",
-    "Item",
-    "Objective",
-    "Outcome",
-    "Problem",
-    "Solution",
-    "SolverError",
-    "Status",
-    "brute_force",
-    "evaluate_choices",
-    "least_shortage",
-    "solve",
-    "validate",
-]

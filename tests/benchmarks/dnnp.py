@@ -12,11 +12,11 @@ import math
 import time
 from pathlib import Path
 
-from partitioner.solver import evaluate_choices, solve
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
 from partitioner.solver.formats.json_files import read, write_solution
-from partitioner.solver.joint.solve import THOROUGH
+from partitioner.solver.joint.solve import THOROUGH, solve
+from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.work import Work
 
 #: Contiguous optimum, best value known, and whether that is proven.

@@ -21,9 +21,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helpers.problems.wide_pipelines import WIDE
-from partitioner.solver import Infeasible
 from partitioner.solver.formats.json_files import read, write_solution
 from partitioner.solver.formats.piper import evaluate_plan, parse, to_solution
+from partitioner.solver.outcome import Infeasible
 from partitioner.solver.stages.graph import StageGraph
 from partitioner.solver.stages.graph_search import plan_stages
 from partitioner.solver.work import Work

@@ -12,7 +12,7 @@ from helpers.pages.command_line import one_line
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cli.main import main
 from partitioner.ir.errors import PartitionerError
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 
 SAMPLES = 256
 #: Holds the weights and some samples of the models below.

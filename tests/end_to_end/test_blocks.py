@@ -24,7 +24,7 @@ from partitioner.frontends.inputs import random_inputs
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.report.page.memory import memory
 from partitioner.report.planned import lanes
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 
 MIB = 2**20
 

@@ -31,7 +31,7 @@ from partitioner.rewrites.block_graph import block_graph
 from partitioner.search.blocks.shared import Shared
 from partitioner.search.blocks.training import Parts
 from partitioner.search.request import Budget, Request
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 
 
 class Twice(nn.Module):

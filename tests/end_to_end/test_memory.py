@@ -12,7 +12,7 @@ from helpers.plans.measured import measured_bytes
 from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.frontends.inputs import random_inputs
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 
 MIB = 2**20
 

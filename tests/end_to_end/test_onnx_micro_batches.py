@@ -31,7 +31,7 @@ from partitioner.ir.pipeline.generate import pipeline_schedule
 from partitioner.ir.pipeline.text import from_csv, to_csv
 from partitioner.ir.plan import Pipeline
 from partitioner.search.request import Request
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.spaces import SearchError
 
 BATCH = 6

@@ -23,7 +23,8 @@ from partitioner.report.text.show import show
 from partitioner.rewrites.graph_writer import chosen
 from partitioner.search.request import Request
 from partitioner.search.spaces.explicit import first_problem
-from partitioner.solver import Infeasible, evaluate_choices
+from partitioner.solver.outcome import Infeasible
+from partitioner.solver.referee import evaluate_choices
 
 
 class Chain(nn.Module):

@@ -19,7 +19,7 @@ from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.trace import trace_micro_batch, trace_module
 from partitioner.ir.errors import PartitionerError
 from partitioner.rewrites.same_in_parts import difference
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 
 #: The cut of a batch into three, and into samples.

@@ -16,7 +16,7 @@ from partitioner.ir.graph import Constant, Graph, Node
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.types import TensorType
 from partitioner.search.request import Request
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 
 GB = 10**9
 LIMIT = 10 * GB

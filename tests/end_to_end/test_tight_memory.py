@@ -25,7 +25,7 @@ from partitioner.ir.plan import Plan, resolve
 from partitioner.rewrites.graph_writer import chosen
 from partitioner.rewrites.staging import changing_nodes
 from partitioner.search.stages import cut_search
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 
 WIDTH, ROWS = 16, 8

@@ -23,7 +23,7 @@ from partitioner.cli.main import main
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.mesh import copies_on
 from partitioner.ir.plan import Plan
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,8 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
 from partitioner.problem.build import Built, build
-from partitioner.solver import evaluate_choices, validate
+from partitioner.solver.problem import validate
+from partitioner.solver.referee import evaluate_choices
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.spaces import families
 

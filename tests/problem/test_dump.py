@@ -13,14 +13,16 @@ from helpers.problems.solver_instances import placement, spmd
 from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.problem.dump import write_problem
-from partitioner.solver import SolverError, brute_force, evaluate_choices, solve
 from partitioner.solver.formats import iopddl
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
 from partitioner.solver.formats.json_files import read
+from partitioner.solver.joint.solve import solve
 from partitioner.solver.milp import formulation
 from partitioner.solver.milp.highs import new_highs
 from partitioner.solver.pairwise.solve import solve as solve_pairwise
+from partitioner.solver.problem import SolverError
+from partitioner.solver.referee import brute_force, evaluate_choices
 from partitioner.solver.work import Work
 from partitioner.strategies.spaces import SearchError
 

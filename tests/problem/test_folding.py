@@ -16,7 +16,8 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.problem.build import Built, build
 from partitioner.problem.folding import Folded, fold
-from partitioner.solver import SolverError, evaluate_choices
+from partitioner.solver.problem import SolverError
+from partitioner.solver.referee import evaluate_choices
 from partitioner.strategies.derive import Rules, strategies
 
 CLUSTER = resolve_cluster("1x4xh100")

@@ -34,8 +34,7 @@ from partitioner.search.outcome import (
     stopped_refusal,
 )
 from partitioner.search.request import Request
-from partitioner.solver import Infeasible, Solution
-from partitioner.solver.outcome import returns
+from partitioner.solver.outcome import Infeasible, Solution, returns
 from partitioner.solver.progress import Progress
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import Constraints

@@ -11,8 +11,8 @@ from partitioner.examples import build
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import LEAST_CLOCK, PART, SHORT_S, Budget, Request, silent
 from partitioner.search.ways.way import Weighing
-from partitioner.solver import Infeasible
 from partitioner.solver import work as work_module
+from partitioner.solver.outcome import Infeasible
 from partitioner.solver.work import STEPS_PER_S
 
 NOW_S = 100.0

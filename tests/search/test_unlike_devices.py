@@ -16,7 +16,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
 from partitioner.report.findings.alternatives import Neighbourhood
 from partitioner.search.request import Request
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.shares import device_shares, device_speeds
 

@@ -13,7 +13,7 @@ from helpers.modules.small_gpt import small_gpt
 from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.search.what_would_fit import MOST_TIMES, _least_count
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 5])

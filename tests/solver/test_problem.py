@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from helpers.problems.solver_instances import placement
-from partitioner.solver import evaluate_choices
 from partitioner.solver.problem import canonical, symmetric_groups
+from partitioner.solver.referee import evaluate_choices
 
 
 def test_canonical_plans_cost_the_same_and_open_groups_in_order() -> None:

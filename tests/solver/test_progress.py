@@ -5,8 +5,8 @@ import math
 import pytest
 
 from helpers.problems.solver_instances import spmd
-from partitioner.solver import brute_force, evaluate_choices
 from partitioner.solver.progress import Progress
+from partitioner.solver.referee import brute_force, evaluate_choices
 from partitioner.solver.work import Work
 
 

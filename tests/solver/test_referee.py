@@ -5,17 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from partitioner.solver import (
-    Choice,
-    Edge,
-    Hold,
-    Item,
-    Problem,
-    SolverError,
-    brute_force,
-    evaluate_choices,
-    validate,
-)
+from partitioner.solver.problem import Choice, Edge, Hold, Item, Problem, SolverError, validate
+from partitioner.solver.referee import brute_force, evaluate_choices
 
 INF = math.inf
 

@@ -29,7 +29,8 @@ from partitioner.search.blocks.training import training_blocks
 from partitioner.search.levels.asked_nodes import AskedNodes
 from partitioner.search.outcome import Candidate, Outcome, SpaceResult, winner
 from partitioner.search.request import Budget, Request
-from partitioner.solver import Objective, Solution
+from partitioner.solver.outcome import Solution
+from partitioner.solver.referee import Objective
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.spaces import Family, SearchError
 

@@ -34,8 +34,9 @@ from partitioner.problem.build import Built, build
 from partitioner.search.levels.mesh_sharder import Sharded, Sharder, minimised, refused
 from partitioner.search.levels.meshes import split_from
 from partitioner.search.outcome import OutOfTime
-from partitioner.solver import Infeasible, Solution, evaluate_choices
+from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.problem import Problem
+from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import strategies

@@ -20,12 +20,13 @@ from partitioner.problem.folding import Folded, fold
 from partitioner.problem.memory_kinds import parts_text, planned_parts
 from partitioner.search.levels.meshes import device_pools
 from partitioner.search.request import Budget
-from partitioner.solver import Infeasible, Solution, evaluate_choices, solve
 from partitioner.solver.joint.shortage import shortage_message
+from partitioner.solver.joint.solve import solve
 from partitioner.solver.milp.engines import HIGHS, Engine
-from partitioner.solver.outcome import relative_gap
+from partitioner.solver.outcome import Infeasible, Solution, relative_gap
 from partitioner.solver.presolve.merge_equal import merge_equal
 from partitioner.solver.problem import Problem
+from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules, strategies

@@ -19,7 +19,7 @@ from partitioner.search.levels.mesh_sharder import Sharded, Sharder
 from partitioner.search.levels.meshes import Layout, split_from
 from partitioner.search.levels.stages import JOINT_AXES, Option, Staged, unsearched
 from partitioner.search.request import Budget
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 from partitioner.solver.stages.model import Cut, Stage
 from partitioner.strategies.constraints import ConstraintError
 

@@ -24,7 +24,8 @@ from partitioner.search.levels.stages import JOINT_AXES, Staged, StageSearch
 from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
-from partitioner.solver import Infeasible, Objective, Solution
+from partitioner.solver.outcome import Infeasible, Solution
+from partitioner.solver.referee import Objective
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.kinds.parallel import check_even

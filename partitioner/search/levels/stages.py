@@ -19,7 +19,7 @@ from partitioner.search.levels.mesh_sharder import Sharded, Sharder
 from partitioner.search.levels.meshes import DevicePool, Layout, device_pools, split_from
 from partitioner.search.levels.stretches import block_ends, stage_options
 from partitioner.search.request import Budget
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 from partitioner.solver.stages.cut import cut_stages, find_cut
 from partitioner.solver.stages.model import Cut, Pool, StageOption, StageProblem, evaluate_cut
 from partitioner.solver.work import Work

@@ -19,7 +19,7 @@ from partitioner.ir.plan import Certificate, Plan
 from partitioner.search.outcome import Candidate, Outcome
 from partitioner.search.request import Budget, Request
 from partitioner.search.spaces.one_device import shortage
-from partitioner.solver import Infeasible, Solution
+from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.strategies.spaces import Family, SearchError
 
 #: Finds the best plan of a group of devices.

@@ -11,16 +11,11 @@ from partitioner.foundations import units
 from partitioner.problem.build import Built
 from partitioner.search.outcome import Candidate, Refused, in_executor
 from partitioner.search.request import Budget
-from partitioner.solver import (
-    Infeasible,
-    Objective,
-    Problem,
-    Solution,
-    SolverError,
-    evaluate_choices,
-    least_shortage,
-    solve,
-)
+from partitioner.solver.joint.shortage import least_shortage
+from partitioner.solver.joint.solve import solve
+from partitioner.solver.outcome import Infeasible, Solution
+from partitioner.solver.problem import Problem, SolverError
+from partitioner.solver.referee import Objective, evaluate_choices
 from partitioner.strategies.spaces import Family
 
 #: Memory limits to search under, over the least peak by the safe formula. The first plan that

@@ -25,9 +25,11 @@ from partitioner.rewrites.staging import layers
 from partitioner.search.outcome import Candidate, OutOfTime, Refused, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.search.spaces.one_kernel import beside_producers
-from partitioner.solver import Infeasible, Objective, Problem, Solution, solve
 from partitioner.solver.joint.local_search import State, tables
-from partitioner.solver.joint.solve import LEAST_GAP
+from partitioner.solver.joint.solve import LEAST_GAP, solve
+from partitioner.solver.outcome import Infeasible, Solution
+from partitioner.solver.problem import Problem
+from partitioner.solver.referee import Objective
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.shares import device_shares

@@ -19,7 +19,7 @@ from partitioner.problem.build import planned_on
 from partitioner.rewrites.graph_writer import chosen
 from partitioner.search.outcome import Candidate, SpaceResult
 from partitioner.search.request import Budget, Request
-from partitioner.solver import Solution
+from partitioner.solver.outcome import Solution
 from partitioner.strategies.spaces import Family
 
 

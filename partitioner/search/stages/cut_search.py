@@ -40,7 +40,8 @@ from partitioner.search.stages.staged_plan import (
     step_cost,
     too_large,
 )
-from partitioner.solver import Infeasible, Objective, Solution
+from partitioner.solver.outcome import Infeasible, Solution
+from partitioner.solver.referee import Objective
 from partitioner.strategies.spaces import Family
 
 #: Nodes by which an end of a stage is moved, the farthest first.

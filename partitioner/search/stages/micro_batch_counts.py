@@ -23,7 +23,7 @@ from partitioner.search.spaces.one_device import shortage
 from partitioner.search.stages.cut_search import NOT_SEARCHED, to_beat
 from partitioner.search.stages.pipelines import find_pipeline
 from partitioner.search.stages.staged_plan import step_cost
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 
 #: Gives the graphs of a micro-batch for a number of them, the second to be planned if no plan of

@@ -44,8 +44,8 @@ from partitioner.search.stages.cut_search import (
 )
 from partitioner.search.stages.figures import Sharding, StageFigures
 from partitioner.search.stages.staged_plan import Table, step_cost
-from partitioner.solver import Infeasible
 from partitioner.solver.joint.shortage import shortage_message
+from partitioner.solver.outcome import Infeasible
 from partitioner.solver.stages.least_cuts import State, least_cuts
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.spaces import Family, SearchError

@@ -12,8 +12,9 @@ from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.search.outcome import Candidate
 from partitioner.search.stages.figures import Sharding
-from partitioner.solver import Infeasible, Objective
 from partitioner.solver.joint.shortage import shortage_message
+from partitioner.solver.outcome import Infeasible
+from partitioner.solver.referee import Objective
 
 #: A schedule by name, or the rows of its table.
 Table = str | tuple[str, ...]

@@ -27,7 +27,7 @@ from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.stage_clock import StageClock
 from partitioner.search.ways.way import Nearly
 from partitioner.search.what_would_fit import Change
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 
 

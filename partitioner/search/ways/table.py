@@ -24,7 +24,7 @@ from partitioner.search.ways.stage_clock import StageClock
 from partitioner.search.ways.way import FIRST_SHARE, LEAST_SHARE, Way, Weighing, nothing
 from partitioner.search.ways.whole import InBlocks, WholeBatch
 from partitioner.search.what_would_fit import Change, what_would_fit
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import possible
 from partitioner.strategies.kinds.parallel import depends_on_mesh, forms
 

@@ -15,7 +15,7 @@ from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
 from partitioner.search.what_would_fit import Change
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError
 

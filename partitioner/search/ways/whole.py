@@ -18,7 +18,7 @@ from partitioner.search.request import Budget, Request
 from partitioner.search.spaces.one_device import shortage
 from partitioner.search.ways.stage_clock import StageClock
 from partitioner.search.what_would_fit import Change
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.derive import Rules
 
 #: With offers, the search of the graph without them may take one such part of the steps, and that

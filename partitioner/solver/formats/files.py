@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from partitioner.solver import Infeasible, Status
-from partitioner.solver import solve as solve_placement
 from partitioner.solver.formats import dnnp, iopddl, json_files, piper
 from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
 from partitioner.solver.formats.json_files import FormatError
 from partitioner.solver.joint.solve import THOROUGH
+from partitioner.solver.joint.solve import solve as solve_placement
 from partitioner.solver.milp.engines import Engine
-from partitioner.solver.outcome import relative_gap
+from partitioner.solver.outcome import Infeasible, Status, relative_gap
 from partitioner.solver.pairwise.problem import Pairwise
 from partitioner.solver.pairwise.problem import evaluate as evaluate_pairwise
 from partitioner.solver.pairwise.solve import solve as solve_pairwise

@@ -21,7 +21,7 @@ from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.types import TensorType
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 
 SIZE = 24
 

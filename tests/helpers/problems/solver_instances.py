@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from partitioner.solver import Choice, Edge, Hold, Item, Problem
 from partitioner.solver.milp.program import Milp, MilpBuilder
+from partitioner.solver.problem import Choice, Edge, Hold, Item, Problem
 
 Json = dict[str, Any]
 

@@ -29,7 +29,8 @@ from partitioner.search.levels.meshes import DevicePool, device_pools, layouts, 
 from partitioner.search.levels.staged import SplitAxesSpace, StagesSpace, axes_meshes
 from partitioner.search.levels.stages import Staged, StageSearch
 from partitioner.search.request import Budget, Request
-from partitioner.solver import Infeasible, evaluate_choices
+from partitioner.solver.outcome import Infeasible
+from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.stages.model import Pool, StageOption, StageProblem, evaluate_cut
 from partitioner.solver.work import Work
 from partitioner.strategies.derive import Rules

@@ -37,9 +37,10 @@ from partitioner.search.levels.meshes import layouts
 from partitioner.search.levels.one_mesh import MeshSearch, ranked
 from partitioner.search.levels.stages import Staged
 from partitioner.search.request import Budget, Request
-from partitioner.solver import Infeasible, evaluate_choices
 from partitioner.solver.milp.engines import HIGHS
+from partitioner.solver.outcome import Infeasible
 from partitioner.solver.problem import Problem
+from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.work import Work
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.spaces import SearchError

@@ -18,7 +18,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import one_device
 from partitioner.ir.errors import OptionError, PartitionerError
 from partitioner.ir.mesh import copies_on
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.spaces import SearchError
 
 

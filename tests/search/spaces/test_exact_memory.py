@@ -18,7 +18,8 @@ from partitioner.ir.types import TensorType
 from partitioner.report.findings.alternatives import Neighbourhood
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Request
-from partitioner.solver import Infeasible, Objective
+from partitioner.solver.outcome import Infeasible
+from partitioner.solver.referee import Objective
 from partitioner.strategies.constraints import Constraints, Pin
 
 SIZE = 1 << 20

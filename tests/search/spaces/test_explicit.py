@@ -38,10 +38,11 @@ from partitioner.search.spaces.explicit import (
     cover,
     side_by_side,
 )
-from partitioner.solver import Infeasible, Objective, Problem, Solution
 from partitioner.solver import work as work_module
 from partitioner.solver.joint.solve import solve
-from partitioner.solver.problem import Choice, Edge, Hold, Item
+from partitioner.solver.outcome import Infeasible, Solution
+from partitioner.solver.problem import Choice, Edge, Hold, Item, Problem
+from partitioner.solver.referee import Objective
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
 from partitioner.strategies.spaces import SearchError, families

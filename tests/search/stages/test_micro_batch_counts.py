@@ -31,7 +31,7 @@ from partitioner.search.stages.pipelines import find_pipeline
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import InStages, Parts
 from partitioner.search.ways.stage_clock import StageClock
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.spaces import SearchError
 

@@ -34,7 +34,7 @@ from partitioner.search.stages.cut_search import Pipelines, PipelineSearch
 from partitioner.search.stages.figures import Floats, Ints, Sharding, StageFigures, StepEstimate
 from partitioner.search.stages.pipelines import GUESSES, first_sharding, uneven_cuts
 from partitioner.search.stages.staged_plan import staged_plan
-from partitioner.solver import Infeasible
+from partitioner.solver.outcome import Infeasible
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import Constraints
 

@@ -16,7 +16,8 @@ from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
 from partitioner.search.ways.way import Nearly, Way, Weighing
 from partitioner.search.what_would_fit import Change
-from partitioner.solver import Infeasible, work
+from partitioner.solver import work
+from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 
 GRAPH = load_onnx(build("tiny")).graph

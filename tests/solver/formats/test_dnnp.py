@@ -11,10 +11,12 @@ import pytest
 
 from helpers.problems.solver_instances import Json, dnnp
 from partitioner.cli.main import main
-from partitioner.solver import SolverError, brute_force, evaluate_choices, solve
 from partitioner.solver.formats.dnnp import Split, evaluate, parse, parse_split
 from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
 from partitioner.solver.formats.json_files import FormatError, read
+from partitioner.solver.joint.solve import solve
+from partitioner.solver.problem import SolverError
+from partitioner.solver.referee import brute_force, evaluate_choices
 
 
 def load(data: Json, solution: dict[str, list[dict[str, list[int]]]]) -> float:

@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from helpers.problems.solver_instances import placement
-from partitioner.solver import Item, Problem, brute_force, evaluate_choices, solve
 from partitioner.solver.formats.dnnp import Instance, parse
 from partitioner.solver.formats.dnnp_problem import to_file, to_problem
+from partitioner.solver.joint.solve import solve
+from partitioner.solver.problem import Item, Problem
+from partitioner.solver.referee import brute_force, evaluate_choices
 
 
 def two_values(seed: int) -> Problem:

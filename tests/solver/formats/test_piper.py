@@ -13,8 +13,9 @@ import pytest
 
 from helpers.problems.piper_files import Json, all_plans, piper, price
 from partitioner.cli.main import main
-from partitioner.solver import Infeasible, SolverError
 from partitioner.solver.formats.piper import evaluate_plan, parse, parse_plan, to_solution
+from partitioner.solver.outcome import Infeasible
+from partitioner.solver.problem import SolverError
 from partitioner.solver.stages.graph import PlannedStage, enumerate_downsets
 from partitioner.solver.stages.graph_search import plan_stages
 from partitioner.solver.work import Work

@@ -11,12 +11,14 @@ from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.search.request import Request
 from partitioner.search.spaces.explicit import first_problem
-from partitioner.solver import Problem, brute_force, evaluate_choices, solve
 from partitioner.solver.joint.incumbents import Search, relax, seek
 from partitioner.solver.joint.programs import round_relaxation, run_milp
+from partitioner.solver.joint.solve import solve
 from partitioner.solver.milp.engines import HIGHS, node_steps_of
 from partitioner.solver.milp.formulation import formulate
 from partitioner.solver.presolve.simplify import presolve
+from partitioner.solver.problem import Problem
+from partitioner.solver.referee import brute_force, evaluate_choices
 from partitioner.solver.work import Work
 
 

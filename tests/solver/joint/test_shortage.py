@@ -7,10 +7,12 @@ from importlib import import_module
 import pytest
 
 from helpers.problems.solver_instances import spmd
-from partitioner.solver import Infeasible, Problem, brute_force
 from partitioner.solver.joint.shortage import seek_least, shortage_message
 from partitioner.solver.milp.program import MilpResult
+from partitioner.solver.outcome import Infeasible
+from partitioner.solver.problem import Problem
 from partitioner.solver.progress import Progress
+from partitioner.solver.referee import brute_force
 from partitioner.solver.work import Work
 
 

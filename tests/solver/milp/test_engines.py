@@ -15,9 +15,9 @@ from helpers.problems.pairwise_cases import instance, optimum
 from helpers.problems.solver_instances import dnnp, knapsack, placement, spmd
 from partitioner import examples
 from partitioner.cli.main import main
-from partitioner.solver import Infeasible, SolverError, brute_force, solve
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
+from partitioner.solver.joint.solve import solve
 from partitioner.solver.milp.engines import (
     HIGHS,
     Engine,
@@ -28,10 +28,13 @@ from partitioner.solver.milp.engines import (
 )
 from partitioner.solver.milp.program import MilpBuilder
 from partitioner.solver.milp.pulp_program import load_pulp
+from partitioner.solver.outcome import Infeasible
 from partitioner.solver.pairwise.model import build
 from partitioner.solver.pairwise.problem import evaluate
 from partitioner.solver.pairwise.relax import prune
 from partitioner.solver.pairwise.solve import solve_exactly
+from partitioner.solver.problem import SolverError
+from partitioner.solver.referee import brute_force
 from partitioner.solver.work import Work
 
 CBC = Engine("CBC", "PULP_CBC_CMD")

@@ -6,18 +6,11 @@ import random
 import pytest
 
 from helpers.problems.solver_instances import hops, placement, shared_holds, spmd
-from partitioner.solver import (
-    Choice,
-    Edge,
-    Item,
-    Problem,
-    SolverError,
-    brute_force,
-    evaluate_choices,
-)
 from partitioner.solver.pairwise.convert import PER_SECOND, convert
 from partitioner.solver.pairwise.problem import evaluate
 from partitioner.solver.pairwise.solve import solve
+from partitioner.solver.problem import Choice, Edge, Item, Problem, SolverError
+from partitioner.solver.referee import brute_force, evaluate_choices
 
 #: Costs are rounded one by one, each to within half a picosecond.
 ROUNDING = 100

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from helpers.problems.solver_instances import dnnp, placement, spmd, uneven
-from partitioner.solver import Choice, Problem, brute_force, evaluate_choices
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
 from partitioner.solver.joint.incumbents import Search, relax
 from partitioner.solver.placement.configuration import configure, laid_out, refuted
 from partitioner.solver.placement.fleet import fleet
 from partitioner.solver.placement.sweep import sweep
+from partitioner.solver.problem import Choice, Problem
+from partitioner.solver.referee import brute_force, evaluate_choices
 from partitioner.solver.work import Work
 
 

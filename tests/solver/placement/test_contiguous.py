@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 
 from helpers.problems.solver_instances import dnnp, placement
-from partitioner.solver import Edge, Hold, Item, Problem, evaluate_choices
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
 from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.incumbents import alone
 from partitioner.solver.placement.contiguous import contiguous_plans
+from partitioner.solver.problem import Edge, Hold, Item, Problem
+from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.stages.cut_orders import narrow_orders
 
 

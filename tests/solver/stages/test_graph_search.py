@@ -12,8 +12,8 @@ import pytest
 from helpers.problems.piper_files import Json, Planned, all_plans, piper, price
 from helpers.problems.wide_pipelines import WIDE, convolutional, one_device_a_stage, recurrent
 from partitioner.cli.main import main
-from partitioner.solver import Infeasible
 from partitioner.solver.formats.piper import _time_s, evaluate_plan, parse
+from partitioner.solver.outcome import Infeasible
 from partitioner.solver.stages.cut_orders import first_orders, random_order
 from partitioner.solver.stages.graph import (
     Layout,

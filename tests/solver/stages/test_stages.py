@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from helpers.problems.stage_problems import Spec, all_cuts, brute_force, draw_problem
-from partitioner.solver import Infeasible, SolverError
+from partitioner.solver.outcome import Infeasible
+from partitioner.solver.problem import SolverError
 from partitioner.solver.stages import paths
 from partitioner.solver.stages.cut import cut_stages
 from partitioner.solver.stages.entries import lay_out, most_in_flight, settle

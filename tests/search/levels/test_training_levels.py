@@ -43,7 +43,6 @@ from partitioner.solver.problem import Problem
 from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.work import Work
 from partitioner.strategies.derive import Rules, strategies
-from partitioner.strategies.spaces import SearchError
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -422,12 +421,6 @@ def test_a_module_is_planned_for_more_devices_than_have_programs() -> None:
     assert certificate.folded.endswith("blocks of 32 nodes alike")
     assert certificate.bound <= certificate.cost
     assert [mesh.size() for mesh in result.plan.groups] == [128]
-
-
-def test_training_is_not_placed_operator_by_operator() -> None:
-    module, x = Stack(6, 256), torch.zeros(1024, 256)
-    with pytest.raises(SearchError, match="one group of all devices"):
-        partitioner.compile(module, x, cluster="4x8xh100", training=True, strategy="inter")
 
 
 def test_one_axis_comes_first() -> None:

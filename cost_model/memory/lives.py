@@ -97,25 +97,19 @@ class Uses:
 
 @dataclass(frozen=True, eq=False)
 class Lives:
-    """The tensors of devices, one row each.
+    """The tensors of devices, one row each."""
 
-    Attributes:
-        device: Its device.
-        nbytes: Bytes.
-        first, last: Positions of tasks at which it is held within the phase that makes it; the last
-            is before the first if it is not counted so.
-        made, read: The phases that make it and that read it last: it is held from one to the other
-            for each micro-batch. Equal if it is not held across phases.
-        always: Whether it is held throughout, as many bytes.
-    """
-
-    device: Numbers
-    nbytes: Numbers
+    device: Numbers  #: Its device.
+    nbytes: Numbers  #: Bytes.
+    #: Positions of tasks at which it is held within the phase that makes it; the last is
+    #: before the first if it is not counted so.
     first: Numbers
     last: Numbers
+    #: The phases that make it and that read it last: it is held from one to the other for
+    #: each micro-batch. Equal if it is not held across phases.
     made: Numbers
     read: Numbers
-    always: npt.NDArray[np.bool_]
+    always: npt.NDArray[np.bool_]  #: Whether it is held throughout, as many bytes.
 
     @property
     def kept(self) -> npt.NDArray[np.bool_]:

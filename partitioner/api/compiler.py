@@ -21,11 +21,9 @@ from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.ir.errors import OptionError
 from partitioner.problem.dump import Dump, write_problem
 from partitioner.report.summarise import summarise
-from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.search.outcome import Outcome
-from partitioner.search.request import Request, silent
+from partitioner.search.request import MOST_EXPLICIT, Request, StageClock, silent
 from partitioner.search.spaces.explicit import first_problem
-from partitioner.search.ways.stage_clock import StageClock
 from partitioner.search.ways.table import Table
 from partitioner.strategies.spaces import SearchError, check_space, families
 

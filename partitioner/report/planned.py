@@ -23,7 +23,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.plan import PlacedNode, Plan, resolve
 from partitioner.report.one_device import OneDevice
 from partitioner.report.summary import certificate_line, text
-from partitioner.search.limits import MOST_EXPLICIT
+from partitioner.search.request import MOST_EXPLICIT
 
 #: Significant digits to which the seconds of devices in one lane agree.
 DIGITS = 3

@@ -23,9 +23,8 @@ from partitioner.report.schema import Changes, Moved, Space, ranges
 from partitioner.report.stages import step_facts
 from partitioner.report.summary import kept_whole, split_facts, stretch_rows
 from partitioner.report.text.diff import diff
-from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.search.outcome import Candidate, Outcome
-from partitioner.search.request import Request
+from partitioner.search.request import MOST_EXPLICIT, Request
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.kinds.parallel import parallel_notes
 

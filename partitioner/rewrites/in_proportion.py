@@ -44,29 +44,25 @@ class _Proportion:
     def graph(self, whole: Graph, part: Graph) -> Graph:
         """The graph between two, which have the same nodes."""
         same = ("inputs", "outputs", "opsets", "backward", "optional", "blocks", "bounded")
-        if any(getattr(whole, name) != getattr(part, name) for name in same):
-            raise _Unlike
-        if whole.constants != part.constants or whole.types.keys() != part.types.keys():
+        is_alike = whole.constants == part.constants and whole.types.keys() == part.types.keys()
+        if not is_alike or any(getattr(whole, name) != getattr(part, name) for name in same):
             raise _Unlike
         nodes = tuple(starmap(self._node, _pairs(whole.nodes, part.nodes)))
         types = {name: self._type(type_, part.types[name]) for name, type_ in whole.types.items()}
         return replace(part, nodes=nodes, types=types)
 
     def _node(self, whole: Node, part: Node) -> Node:
-        if replace(whole, attrs={}) != replace(part, attrs={}):
-            raise _Unlike
-        if whole.attrs.keys() != part.attrs.keys():
+        is_alike = whole.attrs.keys() == part.attrs.keys()
+        if not is_alike or replace(whole, attrs={}) != replace(part, attrs={}):
             raise _Unlike
         attrs = {key: self._attr(value, part.attrs[key]) for key, value in whole.attrs.items()}
         return replace(part, attrs=attrs)
 
     def _type(self, whole: TensorType, part: TensorType) -> TensorType:
-        if whole == part:
-            return part
         if whole.dtype != part.dtype:
             raise _Unlike
         dims = (
-            other if one == other else Dim(self._whole_number(one.size, other.size), other.symbol)
+            other if one == other else Dim(self._number(one.size, other.size), other.symbol)
             for one, other in _pairs(whole.dims, part.dims)
         )
         return TensorType(part.dtype, tuple(dims))
@@ -84,21 +80,18 @@ class _Proportion:
             return part
         if isinstance(whole, tuple) and isinstance(part, tuple):
             return tuple(starmap(self._attr, _pairs(whole, part)))
-        if isinstance(whole, float) and isinstance(part, float):
+        if isinstance(whole, int | float) and isinstance(part, int | float):
             return self._number(whole, part)
-        if isinstance(whole, int) and isinstance(part, int):
-            return self._whole_number(whole, part)
         raise _Unlike
 
-    def _whole_number(self, whole: int, part: int) -> int:
-        if whole != part * self.count or whole % self.wanted:
-            raise _Unlike
-        return whole // self.wanted
-
-    def _number(self, whole: float, part: float) -> float:
+    def _number(self, whole: float, part: float) -> Any:
+        if isinstance(whole, int):
+            if whole != part * self.count or whole % self.wanted:
+                raise _Unlike
+            return whole // self.wanted
         if np.isclose(whole, part * self.count, rtol=1e-12):
             return whole / self.wanted
-        if np.isclose(whole * self.count, part, rtol=1e-12):
+        if np.isclose(whole * self.count, part, rtol=1e-12):  # as the weight of a mean
             return whole * self.wanted
         raise _Unlike
 

@@ -24,7 +24,6 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.program import CommKind
 from partitioner.search.levels.meshes import device_pools
 from partitioner.search.levels.staged import SplitAxesSpace, StagesSpace, axes_meshes
-from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
 from partitioner.search.outcome import (
     NoCheaper,
     Outcome,
@@ -32,7 +31,7 @@ from partitioner.search.outcome import (
     best_of,
     winner,
 )
-from partitioner.search.request import Budget, Request
+from partitioner.search.request import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT, Budget, Request
 from partitioner.search.spaces.copies import CopiesSearch
 from partitioner.search.spaces.exact_memory import exact_plan, second_look
 from partitioner.search.spaces.explicit import JointSearch, JointSpace, KindSpace
@@ -112,7 +111,11 @@ def find_plan(
             graph, cluster, request, lambda one, of, share: find_plan(graph, one, of, share, rules)
         )
         return copies.best(budget)
-    requests = _on_meshes(graph, devices, request)
+    requests = request.on_meshes(devices)
+    if requests != (request,):  # kinds are constraints on each mesh that the request leaves open
+        requests = tuple(possible(requests, lambda one: one.on(graph)))
+    if not requests:
+        raise SearchError(f"{devices} devices have no mesh of the kinds")
     for one in requests:
         one.constraints.check(graph, devices)
     is_alike = len(device_pools(cluster)) == 1 or not requests[0].constraints.bound
@@ -132,21 +135,6 @@ def _of_request(outcome: Outcome, graph: Graph, requests: Sequence[Request]) -> 
         own = (one for one in requests if one.mesh in axes)
         outcome = replace(outcome, request=next(own, requests[0]))
     return replace(outcome, of=graph)
-
-
-def _on_meshes(graph: Graph, devices: int, request: Request) -> tuple[Request, ...]:
-    """The request on each mesh that it leaves open to kinds, with the kinds as constraints.
-
-    Raises:
-        ConstraintError: The graph cannot have the kinds on any of these meshes.
-    """
-    on_meshes = request.on_meshes(devices)
-    if len(on_meshes) == 1 and on_meshes[0] is request:
-        return on_meshes
-    requests = possible(on_meshes, lambda one: one.on(graph))
-    if not requests:
-        raise SearchError(f"{devices} devices have no mesh of the kinds")
-    return tuple(requests)
 
 
 def _winner(

@@ -1,9 +1,11 @@
-"""The request of a search, and its budget."""
+"""The request of a search, its budget, and the clock of the stages of a compilation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -16,7 +18,7 @@ from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import OBJECTIVES
 from partitioner.solver.milp.engines import HIGHS, Engine, find
 from partitioner.solver.referee import Objective
-from partitioner.solver.work import STEPS_PER_S, Work, now_s
+from partitioner.solver.work import COMPILATION, STEPS_PER_S, Work, now_s
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.kinds.parallel import (
     PIPELINE,
@@ -41,6 +43,12 @@ MicroBatchCount = int | Literal["auto"] | None
 PART, SHORT_S = 0.4, 20.0
 #: The least share of the time limit that a search has, however long reading and tracing take.
 LEAST_CLOCK = 0.5
+#: Most devices with a column each in the joint problem, where levels could be searched instead.
+EXPLICIT = 16
+#: Most nodes times devices of such a problem.
+EXPLICIT_NODES = 10_000
+#: Most devices with a column each where a request needs that, and with programs and timelines.
+MOST_EXPLICIT = 64
 #: Receives a line of text at each stage of a compilation.
 Say = Callable[[str], None]
 
@@ -407,6 +415,34 @@ class Request:
             mesh = self._rest(self.mesh)
             constraints = constraints.joined(parallel_constraints(self.parallel, graph, mesh))
         return replace(self, constraints=constraints)
+
+
+@dataclass(frozen=True)
+class StageClock:
+    """Announces the stages of a compilation and keeps their seconds."""
+
+    say: Say  #: Receives the name of each stage as it begins.
+    #: Seconds of each finished stage, without those of stages inside of it.
+    seconds: dict[str, float] = field(default_factory=dict)
+    #: Second of the solver's clock at which the first began.
+    begun_s: float = field(default_factory=now_s)
+    _inside: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        """Time a block as a stage, or as one more part of it."""
+        self.say(stage)
+        start = time.perf_counter()
+        self._inside.append(0.0)
+        try:
+            with COMPILATION.told_to(self.say):
+                yield
+        finally:
+            spent = time.perf_counter() - start
+            own = spent - self._inside.pop()
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + own
+            if self._inside:
+                self._inside[-1] += spent
 
 
 @dataclass(frozen=True)

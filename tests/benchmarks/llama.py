@@ -23,7 +23,7 @@ from partitioner.api.compiled.module import ModuleProgram
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import resolve
 from partitioner.report.stages import step_facts, step_sentence
-from partitioner.search.limits import MOST_EXPLICIT
+from partitioner.search.request import MOST_EXPLICIT
 
 #: Hidden size, layers, heads, key-value heads, intermediate size.
 SIZES = {"8b": (4096, 32, 32, 8, 14_336), "70b": (8192, 80, 64, 8, 28_672)}

@@ -11,7 +11,7 @@ from partitioner.report.planned import Lanes, lanes
 from partitioner.report.text.diff import diff
 from partitioner.report.text.explain import explain
 from partitioner.report.text.show import show
-from partitioner.search.limits import MOST_EXPLICIT
+from partitioner.search.request import MOST_EXPLICIT
 
 DEVICES = 96
 

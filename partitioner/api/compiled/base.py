@@ -44,7 +44,7 @@ from partitioner.report.measured import FILE, Comparison, Measured, PlannedT_co
 from partitioner.report.planned import Planned, check_explicit
 from partitioner.report.steps import Step, attributed, steps
 from partitioner.report.text.tables import safe
-from partitioner.search.limits import MOST_EXPLICIT
+from partitioner.search.request import MOST_EXPLICIT
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -117,15 +117,10 @@ class Ranks(ABC):
 
 
 class Model(ABC):
-    """A model that is planned: its graph, and the ways to emit ranks of it and to read them back.
+    """A planned model: its graph, and the ways to emit ranks of it and to read them back."""
 
-    Attributes:
-        files: Reader of its rank files.
-        delivers_all: Whether every rank delivers all results whole.
-    """
-
-    files: type[RankFiles]
-    delivers_all: bool
+    files: type[RankFiles]  #: Reader of its rank files.
+    delivers_all: bool  #: Whether every rank delivers all results whole.
 
     @property
     @abstractmethod

@@ -32,8 +32,7 @@ from partitioner.rewrites.block_graph import block_graph
 from partitioner.rewrites.graph_writer import GraphWriter
 from partitioner.rewrites.same_in_parts import Difference, difference
 from partitioner.search.outcome import Candidate, Outcome
-from partitioner.search.request import Request
-from partitioner.search.ways.stage_clock import StageClock
+from partitioner.search.request import Request, StageClock
 
 
 @dataclass(frozen=True)
@@ -191,15 +190,12 @@ class ModuleGraphs:
             return None
         if count not in self._guessed:
             whole = self._whole_if_any
-            parts = (part for number, part in self._traced.items() if number > 1)
             if isinstance(whole, str):
                 return None
-            guesses = (guessed_micro_batch(whole, part, count) for part in parts)
-            guess = next(filter(None, guesses), None)
-            if guess is None:
-                return None
-            self._guessed[count] = guess
-        return self._guessed[count]
+            for part in [part for number, part in self._traced.items() if number > 1]:
+                if guess := guessed_micro_batch(whole, part, count):
+                    self._guessed[count] = guess
+        return self._guessed.get(count)
 
     def _part(self, count: int) -> TracedModule:
         if count not in self._traced:

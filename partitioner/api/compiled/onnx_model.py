@@ -44,8 +44,7 @@ from partitioner.rewrites.micro_batch_graph import (
 )
 from partitioner.rewrites.same_in_parts import Difference
 from partitioner.search.outcome import Candidate, Outcome
-from partitioner.search.request import Request
-from partitioner.search.ways.stage_clock import StageClock
+from partitioner.search.request import Request, StageClock
 
 if TYPE_CHECKING:
     import onnx

@@ -40,7 +40,7 @@ from partitioner.ir.plan import Plan
 from partitioner.report.measured import FILE, Measured
 from partitioner.rewrites.block_graph import block_graph
 from partitioner.rewrites.stretch_layout import BlockError
-from partitioner.search.limits import MOST_EXPLICIT
+from partitioner.search.request import MOST_EXPLICIT
 
 if TYPE_CHECKING:
     from torch import nn

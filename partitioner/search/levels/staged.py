@@ -21,9 +21,8 @@ from partitioner.search.levels.mesh_sharder import Sharder
 from partitioner.search.levels.meshes import Layout, layouts
 from partitioner.search.levels.one_mesh import MeshSearch
 from partitioner.search.levels.stages import JOINT_AXES, Staged, StageSearch
-from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
-from partitioner.search.request import Budget, Request
+from partitioner.search.request import EXPLICIT, Budget, Request
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.referee import Objective
 from partitioner.strategies.constraints import ConstraintError, Constraints
@@ -177,6 +176,10 @@ class StagesSpace:
 
         The limit is bisected between what is kept at least and what the best plan takes.
         """
+
+        def rank(plan: StagedPlan) -> tuple[bool, float]:
+            return not plan.evaluation.fits, plan.evaluation.cost("memory")
+
         resharder, most = Resharder(self.cluster), min(d.memory_bytes for d in self.cluster.devices)
         low, high = max(1.0, self._least_bytes), min(most, _fullest_bytes(best))
         for turn in range(LIMITS):
@@ -194,7 +197,7 @@ class StagesSpace:
             _, plan = planned_on(found.graph, self.cluster, found.plan.groups, found.plan.nodes)
             evaluation = evaluate(found.graph, plan, self.cluster, resharder=resharder)
             less = replace(found, plan=plan, evaluation=evaluation)
-            best = min(best, less, key=_bytes_if_it_fits)
+            best = min(best, less, key=rank)
             low, high = (low, _fullest_bytes(less)) if found.evaluation.fits else (limit, high)
         return best
 
@@ -264,11 +267,6 @@ def _check_devices(
 def _most_short_bytes(plan: StagedPlan) -> int:
     """Bytes that the fullest device of a plan is short of."""
     return max(plan.evaluation.short_bytes.values())
-
-
-def _bytes_if_it_fits(plan: StagedPlan) -> tuple[bool, float]:
-    """Rank a plan where bytes are to be few."""
-    return not plan.evaluation.fits, plan.evaluation.cost("memory")
 
 
 def _fullest_bytes(plan: StagedPlan) -> int:

@@ -22,9 +22,6 @@ from partitioner.search.spaces.one_device import shortage
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.strategies.spaces import Family, SearchError
 
-#: Finds the best plan of a group of devices.
-Find = Callable[[Cluster, Request, Budget], Outcome]
-
 
 @dataclass(frozen=True)
 class CopiesSearch:
@@ -33,7 +30,7 @@ class CopiesSearch:
     graph: Graph
     cluster: Cluster
     request: Request
-    find: Find
+    find: Callable[[Cluster, Request, Budget], Outcome]  #: Finds the best plan of a group.
 
     def best(self, budget: Budget) -> Outcome:
         """The best copies.

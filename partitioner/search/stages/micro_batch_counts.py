@@ -16,9 +16,8 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rules_of
 from partitioner.ir.plan import place
 from partitioner.ir.rule import Rule
-from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import NoCheaper, Outcome
-from partitioner.search.request import Budget, Request
+from partitioner.search.request import EXPLICIT, Budget, Request
 from partitioner.search.spaces.one_device import shortage
 from partitioner.search.stages.cut_search import NOT_SEARCHED, to_beat
 from partitioner.search.stages.pipelines import find_pipeline
@@ -238,15 +237,6 @@ class CountSearch:
             best_s = self._cost(count)
         return self.best
 
-    def _first(self, counts: Sequence[int]) -> int:
-        """The place of the first number that fits if the devices share all bytes evenly."""
-        kept, moving = self.held()
-        limit = sum(device.memory_bytes for device in self.cluster.devices) - kept
-        least = moving * len(self.cluster) / self._sharing
-        return next(
-            (n for n, count in enumerate(counts) if least <= limit * count), len(counts) - 1
-        )
-
     @property
     def _sharing(self) -> int:
         """Devices that share what is held of a micro-batch: in stages as many of them are held."""
@@ -256,18 +246,23 @@ class CountSearch:
     def _likely(self, counts: Sequence[int]) -> Iterator[int]:
         """The numbers one of which fits if any does, in the order of trial.
 
-        Then those that leave each device one sample, or two. Where too many are impossible, fewer
-        are tried, and at last those beside the number that was short of the fewest bytes.
+        First that for which the devices would share all bytes evenly, then those that leave each
+        device one sample, or two. Where too many are impossible, fewer are tried, and at last those
+        beside the number that was short of the fewest bytes.
         """
-        place = self._first(counts)
+        kept, moving = self.held()
+        limit = sum(device.memory_bytes for device in self.cluster.devices) - kept
+        least = moving * len(self.cluster) / self._sharing
+        fits = (place for place, count in enumerate(counts) if least <= limit * count)
+        place = next(fits, len(counts) - 1)
         while place < len(counts):
             count = counts[place]
             yield count
             if count not in self.refused:
                 break
             short = self.refused[count].bytes_short * self._sharing
-            least = 1 / count - short / max(1, self.held().moving)
-            enough = (n for n in range(place + 1, len(counts)) if 1 / counts[n] <= least)
+            most = 1 / count - short / max(1, moving)
+            enough = (n for n in range(place + 1, len(counts)) if 1 / counts[n] <= most)
             place = next(enough, max(place + 1, len(counts) - 1))
         for samples in (1, 2):
             least = counts[-1] // (samples * len(self.cluster))
@@ -303,16 +298,6 @@ class CountSearch:
         candidates = tuple(plan for one in every for plan in one.candidates)
         best = replace(best, plan=replace(best.plan, certificate=joined), candidates=candidates)
         return best.stopped() if self.budget.work.stopped else best
-
-    def _share(self, parts: int, sizes: tuple[int, ...] | None) -> Budget:
-        """One of so many equal shares of the steps and, on few devices, half of the clock at most.
-
-        Whatever the numbers before it took, it has the steps of one of `COUNTS`. On many devices
-        the first numbers may take all of the clock: each takes long, and may be the last.
-        """
-        is_large = sizes is not None and len(self.cluster) > EXPLICIT
-        share = self.budget.share(parts, clock=1 if is_large else min(parts, 2))
-        return share.with_steps(self.budget.work.steps / COUNTS)
 
     def _sizes(self, count: int) -> tuple[int, ...] | None:
         """Numbers of devices of a stage: on one mesh of all, one micro-batch is the whole batch."""
@@ -359,8 +344,13 @@ class CountSearch:
     def _search(
         self, count: int, parts: int, sizes: tuple[int, ...] | None, known_s: float
     ) -> None:
-        """Plan the graphs of a number in turn, until a plan of one fits or is not worth it."""
-        graphs = self._open_graphs(count, sizes)
+        """Plan the graphs of a number in turn, until a plan of one fits or is not worth it.
+
+        Whatever the numbers before it took, it has the steps of one of `COUNTS`, and half of the
+        clock at most, on many devices all: each takes long there, and may be the last.
+        """
+        graphs, is_large = self._open_graphs(count, sizes), len(self.cluster) > EXPLICIT
+        clock = 1 if is_large and sizes is not None else min(parts, 2)
         while count not in {**self.outcomes, **self.slower}:
             try:
                 graph = next(graphs)
@@ -371,9 +361,9 @@ class CountSearch:
                     break
                 if graph.optional:
                     self.budget.say("allowing values to be computed again")
-                share = replace(self._share(parts, sizes), best_s=known_s)
+                share = self.budget.share(parts, clock).with_steps(self.budget.work.steps / COUNTS)
                 self.outcomes[count] = find_pipeline(
-                    graph, self.cluster, self.request, share, count, sizes
+                    graph, self.cluster, self.request, replace(share, best_s=known_s), count, sizes
                 )
             except StopIteration:
                 break

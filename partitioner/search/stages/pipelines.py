@@ -30,9 +30,8 @@ from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import Plan
 from partitioner.rewrites.staging import changing_nodes, layers
 from partitioner.search.find_plan import find_plan, goes_by_levels
-from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import NoCheaper, Outcome, OutOfTime, SpaceResult, winner
-from partitioner.search.request import Budget, Request
+from partitioner.search.request import EXPLICIT, Budget, Request
 from partitioner.search.stages.computed_again import ComputedAgain, Offering
 from partitioner.search.stages.cut_search import (
     NOT_SEARCHED,

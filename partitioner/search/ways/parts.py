@@ -14,17 +14,17 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.rewrites.same_in_parts import Difference
 from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
-from partitioner.search.request import Budget, Request
+from partitioner.search.request import Budget, Request, StageClock
 from partitioner.search.stages.micro_batch_counts import (
     COUNTS,
     CountSearch,
+    Graphs,
     Held,
     Traces,
     Trial,
     usual_trials,
 )
 from partitioner.search.ways.model_graphs import ModelGraphs
-from partitioner.search.ways.stage_clock import StageClock
 from partitioner.search.ways.way import Nearly
 from partitioner.search.what_would_fit import Change
 from partitioner.solver.outcome import Infeasible
@@ -75,10 +75,18 @@ class Parts:
         if offered is not None:
             yield offered
 
-    @property
-    def traces(self) -> Traces:
-        """What graphs of micro-batches take."""
-        return Traces(self.trace_s, self.model.is_there, self.model.is_guessed)
+    def search(
+        self,
+        graphs: Graphs,
+        cluster: Cluster,
+        request: Request,
+        budget: Budget,
+        sizes: tuple[int, ...] | None,
+        bound: Callable[[int], float] | None = None,
+    ) -> CountSearch:
+        """The search over numbers of micro-batches, through stages of these sizes."""
+        traces = Traces(self.trace_s, self.model.is_there, self.model.is_guessed)
+        return CountSearch(graphs, cluster, request, budget, sizes, bound, self.held, traces)
 
     def why_not(self, count: int) -> str:
         """Why a step in so many micro-batches is not taken without being asked for; "" if it is.
@@ -280,27 +288,19 @@ class InStages:
         if sizes and self.bound is not None and budget.best_s == math.inf:
             # where nothing fits, micro-batches on one mesh of all are a way of their own
             sizes = tuple(size for size in sizes if size < len(cluster)) or sizes
-        parts = self.parts
-        return CountSearch(
-            graphs, cluster, request, budget, sizes, self.bound, parts.held, parts.traces
-        )
+        return self.parts.search(graphs, cluster, request, budget, sizes, self.bound)
 
 
 @dataclass
 class FewestParts:
-    """The plans in as few micro-batches as fit, where the whole batch does not.
+    """The plans in as few micro-batches as fit, where the whole batch does not."""
 
-    Attributes:
-        parts, cluster, request, clock: As of `InStages`.
-        sizes: Numbers of devices of a stage.
-        nearest: The number of micro-batches that is short of the fewest bytes, and these.
-    """
-
-    parts: Parts
+    parts: Parts  #: As of `InStages`.
     cluster: Cluster
     request: Request
     clock: StageClock
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  #: Numbers of devices of a stage.
+    #: The number of micro-batches that is short of the fewest bytes, and these.
     nearest: tuple[int, float] | None = None
 
     def search(self, budget: Budget) -> Outcome:
@@ -309,12 +309,12 @@ class FewestParts:
         Raises:
             Infeasible: None was found that fits, or results would be others.
         """
-        model = self.parts.model
+        parts, model = self.parts, self.parts.model
         counts = model.even_counts()
         if self.sizes == (len(self.cluster),):  # else each stage holds its weights alone: 1 may fit
             counts = counts[1:]
         with self.clock("searching micro-batches"):
-            search = self._counts(self.cluster, budget)
+            search = parts.search(parts.if_any, self.cluster, self.request, budget, self.sizes)
             outcome = search.fewest(counts)
         if outcome is None:
             raise self._refusal(search, budget)
@@ -343,26 +343,14 @@ class FewestParts:
             text += f"; the batch runs in {count} micro-batches there"
         return refusal.saying(text)
 
-    def _counts(self, cluster: Cluster, budget: Budget) -> CountSearch:
-        parts = self.parts
-        return CountSearch(
-            parts.if_any,
-            cluster,
-            self.request,
-            budget,
-            self.sizes,
-            held=parts.held,
-            traces=parts.traces,
-        )
-
     def would_fit(self, budget: Budget, _refusal: Infeasible) -> tuple[Change, ...]:
         """A larger limit of memory, within which micro-batches fit that are proven."""
         if self.nearest is None or budget.work.late or self.parts.why_not(self.nearest[0]):
             return ()
-        count, short = self.nearest
+        parts, (count, short) = self.parts, self.nearest
         limit = min(device.memory_bytes for device in self.cluster.devices) + math.ceil(short)
         larger = self.cluster.with_memory(limit)
-        search = self._counts(larger, budget)
+        search = parts.search(parts.if_any, larger, self.request, budget, self.sizes)
         if search.fewest([count]) is None:
             return ()
         return (Change(f"with --memory {limit} ({units.size(limit)})", memory_bytes=limit),)

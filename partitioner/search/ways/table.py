@@ -14,13 +14,11 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.search.blocks.find_blocks import why_not_in_blocks
 from partitioner.search.levels.meshes import device_pools
-from partitioner.search.limits import EXPLICIT
 from partitioner.search.outcome import Outcome
-from partitioner.search.request import Budget, Request
+from partitioner.search.request import EXPLICIT, Budget, Request, StageClock
 from partitioner.search.stages.micro_batch_counts import Held, LeastStep
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
-from partitioner.search.ways.stage_clock import StageClock
 from partitioner.search.ways.way import FIRST_SHARE, LEAST_SHARE, Way, Weighing, nothing
 from partitioner.search.ways.whole import InBlocks, WholeBatch
 from partitioner.search.what_would_fit import Change, what_would_fit
@@ -51,7 +49,8 @@ class Table:
         budget = Budget.of(self.request, self.clock.say, self.clock.begun_s)
         is_short, share = self._is_short, FIRST_SHARE
         if is_short:  # less, the less memory there is for what one device holds
-            share = max(LEAST_SHARE, FIRST_SHARE * min(1.0, self._room / 2))
+            room = sum(device.memory_bytes for device in self.cluster.devices) / sum(self._held)
+            share = max(LEAST_SHARE, FIRST_SHARE * min(1.0, room / 2))
         return Weighing(
             ways,
             self.request,
@@ -83,8 +82,7 @@ class Table:
 
     @cached_property
     def _parts(self) -> Parts:
-        asked = self.request.micro_batches
-        return Parts(self.model, asked, lambda: self._held, self._trace_s)
+        return Parts(self.model, self.request.micro_batches, lambda: self._held, self._trace_s)
 
     @cached_property
     def _first(self) -> Graph:
@@ -135,12 +133,6 @@ class Table:
         gradients = (n for n in graph.nodes if n.attrs.get("role") == "gradient")
         kept = kept_bytes(graph) + sum(graph.types[n.outputs[0]].nbytes for n in gradients)
         return Held(kept, max(0, alone.needed_bytes[device] - kept))
-
-    @property
-    def _room(self) -> float:
-        """Memory of all devices, as a multiple of what one needs for the whole model."""
-        together = sum(device.memory_bytes for device in self.cluster.devices)
-        return together / max(1, sum(self._held))
 
     def _whole(self, graph: Graph, spaces: Request) -> Way:
         is_first = graph is self._first

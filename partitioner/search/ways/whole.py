@@ -14,9 +14,8 @@ from partitioner.ir.graph import Graph
 from partitioner.search.blocks.find_blocks import BlockSearch
 from partitioner.search.find_plan import find_plan
 from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
-from partitioner.search.request import Budget, Request
+from partitioner.search.request import Budget, Request, StageClock
 from partitioner.search.spaces.one_device import shortage
-from partitioner.search.ways.stage_clock import StageClock
 from partitioner.search.what_would_fit import Change
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.derive import Rules

@@ -87,18 +87,14 @@ def seek_least(progress: Progress) -> bool:
         raise forbidden()
     if result.values:
         progress.offer(form.decode(result.values), engine.integer_program)
-    return result.status == "optimal" and _is_least(progress, form.bound(result.bound))
-
-
-def _is_least(progress: Progress, proven_bytes: float) -> bool:
-    """Test whether the nearest plan bears out that all plans are short of so many bytes.
-
-    A MILP solver's rows hold within a share of the bytes held, however few of them are short: less
-    than that share proves nothing, and a plan that is short of less by more than it refutes it.
-    """
-    if progress.closest is None:
+    if result.status != "optimal" or progress.closest is None:
         return False
-    outcome = evaluate_choices(progress.problem, progress.closest)
+    # Rows hold within a share of the bytes held, however few of them are short: less than that
+    # proves nothing, and a plan that is short of less by more than it refutes it.
+    outcome, proven_bytes = (
+        evaluate_choices(progress.problem, progress.closest),
+        form.bound(result.bound),
+    )
     tolerance = ROW_TOLERANCE * max(outcome.peak_bytes)
     return tolerance < proven_bytes <= outcome.excess_bytes + tolerance
 

@@ -48,18 +48,14 @@ from partitioner.solver.work import now_s
 
 
 class Messages:
-    """The messages of a graph, and sweeps over them.
-
-    Attributes:
-        places: First entry of each arc's message; (arcs + 1,).
-        inbox: All messages.
-        chosen: One strategy a node, decided in the order of the last forward sweep.
-    """
+    """The messages of a graph, and sweeps over them."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        #: First entry of each arc's message; (arcs + 1,).
         self.places = offsets_of(graph.sizes[graph.tails])
-        self.inbox = np.zeros(self.places[-1])
+        self.inbox = np.zeros(self.places[-1])  #: All messages.
+        #: One strategy a node, decided in the order of the last forward sweep.
         self.chosen = np.zeros(graph.nodes, dtype=np.int64)
 
     def inherit(self, former: Messages, labels: Ints, former_labels: Ints) -> None:
@@ -317,21 +313,17 @@ SETTLE = 40
 
 
 class Dual:
-    """Prices and messages of a model.
-
-    Attributes:
-        messages: Their state; `messages.chosen` is the choice of the last sweep.
-        bound: The best bound so far.
-        price: Price of each memory row at the best bound; (rows,).
-        met: Rows that were the worst of a run of short ones at some sweep: only these have prices;
-            (rows,).
-    """
+    """Prices and messages of a model."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        #: Their state; `messages.chosen` is the choice of the last sweep.
         self.messages = Messages(model.graph)
-        self.bound = -math.inf
+        self.bound = -math.inf  #: The best bound so far.
+        #: Price of each memory row at the best bound; (rows,).
         self.price = np.zeros(len(model.rows.capacity))
+        #: Rows that were the worst of a run of short ones at some sweep: only these have
+        #: prices; (rows,).
         self.met = np.zeros(len(self.price), dtype=np.bool_)
         self._now = self.price
         self._step = self._good = 1.0

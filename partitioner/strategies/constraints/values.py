@@ -18,7 +18,8 @@ from partitioner.ir.nodes.loads import Loads
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 
-Value, Made = TypeVar("Value"), TypeVar("Made")
+Value = TypeVar("Value")
+Made = TypeVar("Made")
 
 
 class ConstraintError(PartitionerError, ValueError):

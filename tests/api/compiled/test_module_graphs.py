@@ -10,8 +10,7 @@ import partitioner
 from partitioner.api.compiled.module_graphs import ModuleGraphs
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.frontends.model import ModuleInput, open_model
-from partitioner.search.request import Request
-from partitioner.search.ways.stage_clock import StageClock
+from partitioner.search.request import Request, StageClock
 
 
 class Branching(nn.Module):

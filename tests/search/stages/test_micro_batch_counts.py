@@ -15,9 +15,12 @@ import partitioner
 from helpers.modules.small_gpt import small_gpt
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster.resolve import resolve_cluster
-from partitioner.examples import llama
+from partitioner.examples import build, llama
+from partitioner.frontends.onnx.load import load_onnx
+from partitioner.ir.graph import Graph
 from partitioner.search.outcome import NoCheaper
-from partitioner.search.request import Budget, Request
+from partitioner.search.request import Budget, Request, StageClock
+from partitioner.search.stages import micro_batch_counts
 from partitioner.search.stages.micro_batch_counts import (
     COUNTS,
     CountSearch,
@@ -30,7 +33,6 @@ from partitioner.search.stages.micro_batch_counts import (
 from partitioner.search.stages.pipelines import find_pipeline
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import InStages, Parts
-from partitioner.search.ways.stage_clock import StageClock
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.spaces import SearchError
@@ -247,12 +249,23 @@ def test_numbers_end_where_steps_get_far_longer(
     }
 
 
-def test_each_number_has_steps_whatever_those_before_it_took() -> None:
+def test_each_number_has_steps_whatever_those_before_it_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budgets: list[Budget] = []
+
+    def find(_graph: Graph, _cluster: object, _request: object, budget: Budget, *_: object) -> None:
+        budgets.append(budget)
+        raise Infeasible("short")
+
+    monkeypatch.setattr(micro_batch_counts, "find_pipeline", find)
     request, cluster = Request(), resolve_cluster("4xh100")
-    budget = Budget.of(request)
-    search = CountSearch(lambda _: (), cluster, request, budget)
-    budget.work.spend(budget.work.steps)
-    assert search._share(2, None).work.left == budget.work.steps / COUNTS
+    graph = load_onnx(build("tiny")).graph
+    search = CountSearch(lambda _: (graph,), cluster, request, Budget.of(request))
+    search.budget.work.spend(search.budget.work.steps)
+    assert not search._plan(2)
+    assert [budget.work.left for budget in budgets] == [search.budget.work.steps / COUNTS]
+    assert budgets[0].work.left_s == pytest.approx(search.budget.work.left_s / 2, rel=0.01)
 
 
 def test_the_whole_batch_on_one_mesh_is_no_number_of_micro_batches() -> None:

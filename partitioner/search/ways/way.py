@@ -265,7 +265,11 @@ class Weighing:
             bounds.append(self._bound(other))
         if refused:
             bounds.append(self.least())
-        bound, spaces = min(cost, *bounds), [*spaces, *self._not_searched(), *refused]
+        for other, least in self.bounds.items():  # of ways without a plan, which the bound covers
+            shown = units.cost(self.request.objective, least)
+            why = "not reached" if other in self.late else f"no plan below {shown}"
+            spaces.append(f"{self.ways[other].name} ({why})")
+        bound, spaces = min(cost, *bounds), [*spaces, *refused]
         status, is_open = certificate.status, cost - bound > self.request.gap * cost
         if status == "optimal" and (is_open or refused):
             status = "feasible"
@@ -312,16 +316,6 @@ class Weighing:
             for number, way in enumerate(self.ways)
             if number in why and number != best and way.is_rival
         ]
-
-    def _not_searched(self) -> list[str]:
-        """The ways without a plan that the bound covers, in words."""
-        texts = []
-        for number, bound in self.bounds.items():
-            name = self.ways[number].name
-            shown = units.cost(self.request.objective, bound)
-            why = "not reached" if number in self.late else f"no plan below {shown}"
-            texts.append(f"{name} ({why})")
-        return texts
 
     def _refusal(self) -> Infeasible | Impossible:
         """The refusal of all ways, with the changes under which one of them fits."""

@@ -230,14 +230,20 @@ def minimise_latency(search: Search) -> None:
         minimise_load(inner)
     else:
         relax(inner)
-        offer_all(inner, starts(inner), "dynamic programming")
-        if inner.best is None:  # else the search for short latency has moves of its own
+        if not _is_idle(search):
+            offer_all(inner, starts(inner), "dynamic programming")
+        if inner.best is None and not _is_idle(search):  # else propose has moves of its own
             seek(inner)
     search.prove(inner.bound, inner.proved_by)
     if inner.best is not None:
         search.offer(inner.best, inner.found_by)
-    if not search.done:
+    if not (search.done or _is_idle(search)):
         propose(search)
+
+
+def _is_idle(search: Search) -> bool:
+    """Tell whether the clock has stopped a search beside a plan that is known elsewhere."""
+    return math.isfinite(search.cutoff) and search.work.late
 
 
 _METHODS: dict[Objective, Callable[[Search], None]] = {

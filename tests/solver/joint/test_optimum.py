@@ -203,3 +203,11 @@ def test_a_problem_without_a_choice_is_proven_without_a_search(objective: Object
         objective
     )
     assert work.spent == 0
+
+
+def test_a_short_latency_is_not_looked_for_behind_the_limit_beside_a_known_plan() -> None:
+    problem = placement(1, 6, 2, per_group=2)
+    plan = solve(problem, "latency", Work.within(0.0))
+    assert evaluate_choices(problem, plan.chosen).value("latency") == plan.cost
+    with pytest.raises(Infeasible, match="with the work that the time limit allows"):
+        solve(problem, "latency", Work.within(0.0), cutoff=1e6, reason_s=0.0)

@@ -237,7 +237,9 @@ def minimise_latency(search: Search) -> None:
     search.prove(inner.bound, inner.proved_by)
     if inner.best is not None:
         search.offer(inner.best, inner.found_by)
-    if not (search.done or _is_idle(search)):
+    if _is_idle(search):
+        return
+    if not search.done:
         propose(search)
 
 

@@ -9,7 +9,7 @@ more. Such memory is held from its first to its last tensor, in between, too.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -179,8 +179,14 @@ class _Memory:
 
 def sessions_of(graph: Graph, schedule: Schedule) -> Mapping[int, Sessions]:
     """The sessions of each device that has tasks, for one request."""
-    devices = sorted({key[0] for task in schedule.tasks for key in _touched(task)})
-    return {device: _Device(graph, schedule, device).sessions() for device in devices}
+    tasks: dict[int, list[tuple[int, Task]]] = defaultdict(list)
+    for position, task in enumerate(schedule.tasks):
+        for device in {device for device, _ in _touched(task)}:
+            tasks[device].append((position, task))
+    return {
+        device: _Device(graph, schedule, device, tasks[device]).sessions()
+        for device in sorted(tasks)
+    }
 
 
 def _touched(task: Task) -> Iterator[LocalKey]:
@@ -201,15 +207,7 @@ class _Device:
     graph: Graph
     schedule: Schedule
     device: int
-
-    @cached_property
-    def tasks(self) -> Sequence[tuple[int, Task]]:
-        """List the device's tasks, with their positions."""
-        return [
-            (position, task)
-            for position, task in enumerate(self.schedule.tasks)
-            if any(key[0] == self.device for key in _touched(task))
-        ]
+    tasks: Sequence[tuple[int, Task]]  #: Those of the device, with their positions.
 
     @cached_property
     def roots(self) -> Mapping[Key, Key]:

@@ -209,7 +209,8 @@ class Weighing:
             self.found[number] = replace(before, more=None)
             self._went_on.add(number)
             self._tried(number, before.more, 1 if idle[number] else len(stopped))
-            same = self.found[number].plan.certificate == before.plan.certificate
+            after = self.found.get(number)  # none if its graph was a wrong guess
+            same = after is None or after.plan.certificate == before.plan.certificate
             idle[number] = idle[number] + 1 if same else 0
         if not self.found:
             self._begin_anew(1)

@@ -116,6 +116,29 @@ def test_a_wrong_guess_leaves_the_plans_of_other_ways() -> None:
     assert (best.evaluation.step_s, ends) == (3.0, [])
 
 
+def test_a_wrong_guess_that_going_on_found_leaves_the_plans_of_other_ways() -> None:
+    ends: list[Outcome | Exception] = [
+        replace(in_parts(4.0, 4).stopped(), more=lambda _: in_parts(1.0, 4)),
+        NoCheaper("none", 2.0),
+    ]
+    first = ends[0]
+    assert isinstance(first, Outcome)
+    certificate = first.plan.certificate
+    assert certificate is not None
+    ends[0] = replace(first, plan=replace(first.plan, certificate=replace(certificate, bound=0.5)))
+
+    def search(_: Budget) -> Outcome:
+        end = ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    ways = (Way("whole", lambda _: outcome(3.0)), Way("stages", search))
+    budget = Budget.of(REQUEST)
+    best = Weighing(ways, REQUEST, budget, confirms=lambda _: False).best()
+    assert (best.evaluation.step_s, ends) == (3.0, [])
+
+
 def test_ways_are_searched_in_the_order_of_their_bounds() -> None:
     searches = Searches()
     best = weighed(

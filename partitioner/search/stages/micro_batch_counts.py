@@ -91,7 +91,7 @@ def usual_counts(batch: int, devices: int) -> tuple[int, ...]:
     return tuple(sorted({_nearest(batch, count) for count in wanted}))
 
 
-class Held(NamedTuple):
+class BatchBytes(NamedTuple):
     """Bytes of a whole batch on one device."""
 
     kept: int  #: Those that stay from step to step.
@@ -122,7 +122,7 @@ class CountSearch:
     #: Gives the least seconds of a step by the number of its micro-batches.
     least: Callable[[int], float] | None = None
     #: Gives what one device would hold of a whole batch.
-    held: Callable[[], Held] = lambda: Held(0, 0)
+    held: Callable[[], BatchBytes] = lambda: BatchBytes(0, 0)
     traces: Traces = field(default_factory=Traces)  #: What graphs of micro-batches take.
     #: The best plan of each number that has one.
     outcomes: dict[int, Outcome] = field(default_factory=dict)

@@ -17,9 +17,9 @@ from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
 from partitioner.search.request import Budget, Request, StageClock
 from partitioner.search.stages.micro_batch_counts import (
     COUNTS,
+    BatchBytes,
     CountSearch,
     Graphs,
-    Held,
     Traces,
     Trial,
     usual_trials,
@@ -38,7 +38,7 @@ class Parts:
     model: ModelGraphs
     #: The number that the request names, "auto" for any, None for those that are proven.
     asked: int | str | None
-    held: Callable[[], Held]  #: Gives what one device would hold of the whole batch.
+    held: Callable[[], BatchBytes]  #: Gives what one device would hold of the whole batch.
     trace_s: float  #: About the seconds of a trace.
     _refused: dict[int, str] = field(default_factory=dict)
 

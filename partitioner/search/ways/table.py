@@ -16,7 +16,7 @@ from partitioner.search.blocks.find_blocks import why_not_in_blocks
 from partitioner.search.levels.meshes import device_pools
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import EXPLICIT, Budget, Request, StageClock
-from partitioner.search.stages.micro_batch_counts import Held, LeastStep
+from partitioner.search.stages.micro_batch_counts import BatchBytes, LeastStep
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
 from partitioner.search.ways.way import FIRST_SHARE, LEAST_SHARE, Way, Weighing, nothing
@@ -126,13 +126,13 @@ class Table:
         return sum(self._held) > AMPLE * least
 
     @cached_property
-    def _held(self) -> Held:
+    def _held(self) -> BatchBytes:
         """Bytes that one device needs for the whole model."""
         graph = self.model.uncut if self.request.is_pipelined else self._first
         device, alone = best_single(graph, self.cluster, "memory")
         gradients = (n for n in graph.nodes if n.attrs.get("role") == "gradient")
         kept = kept_bytes(graph) + sum(graph.types[n.outputs[0]].nbytes for n in gradients)
-        return Held(kept, max(0, alone.needed_bytes[device] - kept))
+        return BatchBytes(kept, max(0, alone.needed_bytes[device] - kept))
 
     def _whole(self, graph: Graph, spaces: Request) -> Way:
         is_first = graph is self._first

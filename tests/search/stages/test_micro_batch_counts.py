@@ -23,8 +23,8 @@ from partitioner.search.request import Budget, Request, StageClock
 from partitioner.search.stages import micro_batch_counts
 from partitioner.search.stages.micro_batch_counts import (
     COUNTS,
+    BatchBytes,
     CountSearch,
-    Held,
     LeastStep,
     Traces,
     Trial,
@@ -136,7 +136,7 @@ MIB = 2**20
 
 def tried(
     monkeypatch: pytest.MonkeyPatch,
-    held: Held,
+    held: BatchBytes,
     memory: int,
     devices: int,
     short: int,
@@ -177,7 +177,7 @@ def test_fewest_begins_with_the_number_whose_bytes_the_devices_have(
     sizes: tuple[int, ...] | None, moving: int, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of devices of 150 MiB, which keep 25 MiB each."""
-    held = Held(100 * MIB, moving * MIB)
+    held = BatchBytes(100 * MIB, moving * MIB)
     assert tried(monkeypatch, held, 150, 4, 0, first, sizes)[0] == first
 
 
@@ -185,7 +185,7 @@ def test_fewest_begins_with_the_number_whose_bytes_the_devices_have(
 def test_fewest_goes_on_with_what_makes_up_for_the_bytes_that_are_short(
     short: int, then: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = Held(100 * MIB, 400 * MIB)
+    held = BatchBytes(100 * MIB, 400 * MIB)
     assert tried(monkeypatch, held, 200, 1, short, then)[:2] == [4, then]
 
 
@@ -281,7 +281,7 @@ def test_the_whole_batch_on_one_mesh_is_no_number_of_micro_batches() -> None:
 def _in_stages(bound: Callable[[int], float] | None) -> InStages:
     request, cluster, silent = Request(), resolve_cluster("4xh100"), StageClock(lambda _: None)
     graphs = SimpleNamespace(is_there=lambda _count: True, is_guessed=lambda _count: False)
-    parts = Parts(cast("ModelGraphs", graphs), None, lambda: Held(0, 0), 0.0)
+    parts = Parts(cast("ModelGraphs", graphs), None, lambda: BatchBytes(0, 0), 0.0)
     return InStages(parts, cluster, request, silent, (1, 2, 4), bound=bound)
 
 

@@ -79,9 +79,21 @@ def short(nbytes: float, **options: object) -> Infeasible:
     return Infeasible(f"{nbytes:g} short", device=0, bytes_short=nbytes, **options)  # type: ignore[arg-type]
 
 
-def in_parts(cost_s: float, count: int) -> Outcome:
-    found = outcome(cost_s)
+def in_parts(cost_s: float, count: int, bound_s: float | None = None) -> Outcome:
+    found = outcome(cost_s, bound_s)
     return replace(found, plan=replace(found.plan, pipeline=Pipeline("forward", count, (0,))))
+
+
+def in_turn(ends: list[Outcome | Exception]) -> Search:
+    """A search that ends otherwise each time; `ends` keeps those that are left."""
+
+    def search(_: Budget) -> Outcome:
+        end = ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    return search
 
 
 def test_a_plan_of_a_guessed_graph_is_searched_anew_where_the_guess_was_wrong() -> None:
@@ -104,13 +116,7 @@ def test_a_plan_of_a_guessed_graph_is_searched_anew_where_the_guess_was_wrong() 
 def test_a_wrong_guess_leaves_the_plans_of_other_ways() -> None:
     ends: list[Outcome | Exception] = [in_parts(1.0, 4), short(5)]
 
-    def search(_: Budget) -> Outcome:
-        end = ends.pop(0)
-        if isinstance(end, Exception):
-            raise end
-        return end
-
-    ways = (Way("whole", lambda _: outcome(3.0)), Way("stages", search))
+    ways = (Way("whole", lambda _: outcome(3.0)), Way("stages", in_turn(ends)))
     budget = Budget.of(REQUEST)
     best = Weighing(ways, REQUEST, budget, confirms=lambda _: False, least=lambda: 0.5).best()
     assert (best.evaluation.step_s, ends) == (3.0, [])
@@ -118,22 +124,11 @@ def test_a_wrong_guess_leaves_the_plans_of_other_ways() -> None:
 
 def test_a_wrong_guess_that_going_on_found_leaves_the_plans_of_other_ways() -> None:
     ends: list[Outcome | Exception] = [
-        replace(in_parts(4.0, 4).stopped(), more=lambda _: in_parts(1.0, 4)),
+        replace(in_parts(4.0, 4, 0.5).stopped(), more=lambda _: in_parts(1.0, 4)),
         NoCheaper("none", 2.0),
     ]
-    first = ends[0]
-    assert isinstance(first, Outcome)
-    certificate = first.plan.certificate
-    assert certificate is not None
-    ends[0] = replace(first, plan=replace(first.plan, certificate=replace(certificate, bound=0.5)))
 
-    def search(_: Budget) -> Outcome:
-        end = ends.pop(0)
-        if isinstance(end, Exception):
-            raise end
-        return end
-
-    ways = (Way("whole", lambda _: outcome(3.0)), Way("stages", search))
+    ways = (Way("whole", lambda _: outcome(3.0)), Way("stages", in_turn(ends)))
     budget = Budget.of(REQUEST)
     best = Weighing(ways, REQUEST, budget, confirms=lambda _: False).best()
     assert (best.evaluation.step_s, ends) == (3.0, [])

@@ -123,6 +123,7 @@ class MeshSearch:
             Cut((Stage(0, 1, 0, 0),), sharded.cost_s, self.whole.bound_s, sharded.solution.status),
             (len(folded.whole.nodes),),
             (Option(layout, sharded),),
+            sharded.cost_s,
             self.whole.bound_s,
             tuple(self.best),
             self.failed,

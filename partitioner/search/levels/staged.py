@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import Evaluation, evaluate
@@ -137,7 +138,7 @@ class StagesSpace:
         """
         best = self.cheapest(budget)
         staged = best.staged
-        if self.objective == "memory":
+        if self._is_of_bytes:
             best = self._with_less(best, budget)
             staged = replace(best.staged, tight=True)  # what is computed again may hold less
         family = Family(best.plan.kind, best.meshes, best.meshes[:1], symmetric=False)
@@ -161,10 +162,17 @@ class StagesSpace:
         """A plan of the space, with its bound."""
         evaluation, cost = best.evaluation, best.evaluation.cost(self.objective)
         least = best.staged.bound_s
-        if self.objective == "memory":
+        if self._is_of_bytes:
             least, solver = self._least_bytes, BYTES_SOLVER
         solution = Solution((), cost, min(least, cost), "feasible", None, solver)
         return Candidate(family, best.graph, best.plan, evaluation, solution)
+
+    @property
+    def _is_of_bytes(self) -> bool:
+        return self.objective == "memory"
+
+    def _cost(self, plan: StagedPlan) -> float:
+        return plan.evaluation.cost(self.objective)
 
     @property
     def _least_bytes(self) -> float:
@@ -211,8 +219,8 @@ class StagesSpace:
         within, steps, resharder = self.cluster, budget.work.left, Resharder(self.cluster)
         graph, rules, constraints = self.graph, self.rules, on_axes(self.constraints)
         waits = self.objective == "latency"
-        if self.objective == "memory":
-            budget = replace(budget, best_s=math.inf)  # of bytes
+        if self._is_of_bytes:
+            budget = replace(budget, best_s=math.inf)
         for again in range(1 + _REPEATS):
             try:
                 if self.one_stage:
@@ -228,14 +236,16 @@ class StagesSpace:
                 break
             if self.micro_batches > 1:  # counted anew, what runs once a step would count fully
                 rivals = rivals[:1]
-            priced = [
-                plan
-                for rival in rivals
-                for plan in StagedPlan.some(rival, graph, self.constraints, resharder)
-            ]
-            fitting = [plan for plan in priced if plan.evaluation.fits_exactly]
-            if fitting:
-                best = min(fitting, key=lambda plan: plan.evaluation.cost(self.objective))
+            priced: list[StagedPlan] = []
+            best: StagedPlan | None = None
+            for rival in sorted(rivals, key=attrgetter("seconds")):
+                if best is not None and rival.seconds >= self._cost(best) and not self._is_of_bytes:
+                    break
+                for plan in StagedPlan.some(rival, graph, self.constraints, resharder):
+                    priced.append(plan)
+                    if plan.evaluation.fits_exactly:
+                        best = min(best or plan, plan, key=self._cost)
+            if best is not None:
                 return replace(best, staged=replace(best.staged, tight=True)) if again else best
             plans += priced
             if budget.work.late:

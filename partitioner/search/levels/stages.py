@@ -55,6 +55,8 @@ class Staged:
     cut: Cut  #: The stages: stretches of blocks.
     block_ends: tuple[int, ...]  #: Positions at which blocks end, exclusive.
     options: tuple[Option, ...]  #: The layout of each stage.
+    #: What the search takes its cost for, of a request: the referee may count a little more.
+    seconds: float
     bound_s: float  #: No plan of stages on these devices has a lower largest load.
     searched: tuple[Layout, ...]  #: Layouts that the model was sharded over.
     failed: dict[Layout, str]  #: The others, and why not.
@@ -185,6 +187,7 @@ class StageSearch:
                 cut,
                 self.ends,
                 options,
+                self._seconds((cut, options)),
                 self.sharder.bound_s,
                 tuple(dict.fromkeys(self.sharded)),
                 self.failed,

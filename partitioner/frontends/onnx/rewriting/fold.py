@@ -65,6 +65,8 @@ _NUM_OUTPUTS = 18
 _PLAIN_CONSTANTS = 12
 #: An operator that folding does not know.
 _HIDDEN = "ReshapeToMatrix"
+#: Attribute that keeps equal nodes apart for a moment.
+_APART = "partitioner.apart"
 _PLAIN = {"value_int", "value_ints", "value_float", "value_floats"}
 
 
@@ -113,10 +115,28 @@ def _refuse_unknown_splits(graph: onnx_ir.Graph) -> None:
 
 
 def merge_equal(model: onnx_ir.Model) -> None:
-    """Compute equal subexpressions once."""
+    """Compute equal subexpressions once, but for scalars made of constants.
+
+    A device that reads such a scalar makes it sooner than it gets it from another one. There are
+    some in float16, in which constants are not computed beforehand (see `evaluate`).
+    """
     if not any(node.op_type in RANDOM for node in model.graph):
+        scalars = [node for node in model.graph if _is_scalar_of_constants(node)]
+        for index, node in enumerate(scalars):  # equal no more
+            node.attributes.add(onnx_ir.AttrInt64(_APART, index))
         CommonSubexpressionEliminationPass()(model)
+        for node in scalars:
+            del node.attributes[_APART]
         _remove_unused(model)
+
+
+def _is_scalar_of_constants(node: onnx_ir.Node) -> bool:
+    operands = [value for value in node.inputs if value is not None]
+    return (
+        bool(operands)
+        and all(convenience.get_const_tensor(value) is not None for value in operands)
+        and all(_numel(value) == 1 for value in node.outputs)
+    )
 
 
 def remove_identities(model: onnx_ir.Model) -> None:

@@ -236,15 +236,7 @@ class StagesSpace:
                 break
             if self.micro_batches > 1:  # counted anew, what runs once a step would count fully
                 rivals = rivals[:1]
-            priced: list[StagedPlan] = []
-            best: StagedPlan | None = None
-            for rival in sorted(rivals, key=attrgetter("seconds")):
-                if best is not None and rival.seconds >= self._cost(best) and not self._is_of_bytes:
-                    break
-                for plan in StagedPlan.some(rival, graph, self.constraints, resharder):
-                    priced.append(plan)
-                    if plan.evaluation.fits_exactly:
-                        best = min(best or plan, plan, key=self._cost)
+            priced, best = self._priced(rivals, resharder)
             if best is not None:
                 return replace(best, staged=replace(best.staged, tight=True)) if again else best
             plans += priced
@@ -253,6 +245,24 @@ class StagesSpace:
             budget = replace(budget, work=budget.work.beyond(steps))
             within = _narrowed(within, min(priced, key=_most_short_bytes))
         return min(plans, key=_most_short_bytes)
+
+    def _priced(
+        self, rivals: Sequence[Staged], resharder: Resharder
+    ) -> tuple[list[StagedPlan], StagedPlan | None]:
+        """Plans as the referee prices them, and the best of those that fit.
+
+        Rivals that the search takes for dearer than the best plan are not priced.
+        """
+        priced: list[StagedPlan] = []
+        best: StagedPlan | None = None
+        for rival in sorted(rivals, key=attrgetter("seconds")):
+            if best is not None and rival.seconds >= self._cost(best) and not self._is_of_bytes:
+                break
+            for plan in StagedPlan.some(rival, self.graph, self.constraints, resharder):
+                priced.append(plan)
+                if plan.evaluation.fits_exactly:
+                    best = min(best or plan, plan, key=self._cost)
+        return priced, best
 
 
 def _check_devices(

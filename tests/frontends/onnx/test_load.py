@@ -14,7 +14,7 @@ from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.types import Dim
 
 RNG = np.random.default_rng(0)
-F32 = "float32"
+F16, F32 = "float16", "float32"
 
 
 def floats(*shape: int) -> om.Array:
@@ -158,6 +158,30 @@ def test_equal_subexpressions_are_computed_once_and_random_ones_are_not() -> Non
     drawn = [node("RandomNormalLike", "x", "a"), node("RandomNormalLike", "x", "b"), twice[2]]
     proto = om.model(drawn, {"x": (F32, [2])}, {"y": (F32, [2])})
     assert len(load_onnx(proto).graph.nodes) == 3
+
+
+def test_scalars_made_of_constants_stay_apart() -> None:
+    half = onnx.TensorProto.FLOAT16
+    nodes = []
+    for layer, (x, y) in enumerate((("x", "h"), ("h", "y"))):
+        nodes += [
+            node("Cast", "two", f"half{layer}", to=half),
+            node("Sqrt", f"half{layer}", f"root{layer}"),
+            node("Mul", f"{x} root{layer}", y),
+        ]
+    proto = om.model(nodes, {"x": (F16, [3])}, {"y": (F16, [3])}, {"two": np.array(2, np.float32)})
+    traced = load_onnx(proto)
+    assert [n.op for n in traced.graph.nodes] == ["Cast", "Sqrt", "Mul"] * 2
+    assert all(not set(n.attrs) - {"to"} for n in traced.graph.nodes)
+    om.assert_same(traced, {"x": floats(3).astype(np.float16)})
+    rows = [node("Cast", "two", f"half{layer}", to=half) for layer in (0, 1)]
+    proto = om.model(  # vectors are made once
+        [*rows, node("Mul", "x half0", "h"), node("Mul", "h half1", "y")],
+        {"x": (F16, [3])},
+        {"y": (F16, [3])},
+        {"two": floats(3)},
+    )
+    assert [n.op for n in load_onnx(proto).graph.nodes] == ["Cast", "Mul", "Mul"]
 
 
 def test_reshapes_computed_from_shapes_are_folded() -> None:

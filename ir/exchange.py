@@ -182,9 +182,6 @@ def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
     A target device takes each part from itself if it holds it, else from the holder that shares
     most mesh coordinates with it (across meshes: the holders of each part take turns, so that on
     meshes of one shape devices at equal coordinates exchange). Whole copies exchange nothing.
-
-    Raises:
-        IRError: A placement is partial; reduce first.
     """
     if source.sharding.partial or target.sharding.partial:
         raise IRError(f"exchange of partial tensors: {source} -> {target}")

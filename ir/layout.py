@@ -235,9 +235,6 @@ class DimLayout:
 
         Intervals that follow each other without overlap are a plain cut. If every coordinate holds
         the whole dim, it is not cut.
-
-        Raises:
-            LayoutError: An interval is not within the dim.
         """
         held = tuple(windows)
         for start, length in held:

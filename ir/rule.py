@@ -123,10 +123,6 @@ class Rule:
         on, may be. Factors in `summed` are loops of some results, and those that lack them are sums
         over them, also where no result that has them is read. For `rising`, `dispatch` and
         `windows`, see `Rule`; factors of windows have the size of another dim.
-
-        Raises:
-            IRError: A size does not fit, a factor has no size, or a factor in no result has no
-                reduction and is neither `whole` nor `dropped`.
         """
         sides = listed(operands, operand_shapes), listed(results, result_shapes)
         assert None not in sides[1] or None in result_shapes, f"a result without dims: {results}"

@@ -27,12 +27,7 @@ class LoadsError(IRError):
 
 
 def with_loads(graph: Graph, loads: Loads) -> Graph:
-    """The graph whose layers of experts have these loads; of several that match, the last.
-
-    Raises:
-        LoadsError: A pattern matches no layer of experts, or one of another number of experts; or
-            an expert has more than its share of the choices can be.
-    """
+    """The graph whose layers of experts have these loads; of several that match, the last."""
     found: dict[str, tuple[float, ...]] = {}
     layers = _layers(graph) if loads else {}
     for pattern, numbers in loads:

@@ -53,9 +53,6 @@ def localized(
     `operands` are names of the node's inputs and captures, which may differ where one value is read
     twice; `results` names of its results, by value; `named` gives names to constants and
     temporaries.
-
-    Raises:
-        ProgramError: The row of the operator fails, or its names are values of the model.
     """
     local, node = local_op(graph, placed, point), placed.node
     reads, new = (*node.inputs, *node.captures), (*local.constants, *local.types)

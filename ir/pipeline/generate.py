@@ -50,9 +50,6 @@ def pipeline_schedule(
         lane_of: Lane of each stage; all of 0, 1, ... up to the largest occur.
         micro_batches: At least 1.
         edges: Pairs of stages between which data flows forward; None: the chain.
-
-    Raises:
-        PipelineScheduleError: The schedule does not serve these lanes or micro-batches.
     """
     if name not in SCHEDULES:
         raise PipelineScheduleError(f"unknown schedule {name!r}: there are {', '.join(SCHEDULES)}")
@@ -72,9 +69,6 @@ def textbook_lanes(name: str, stages: int) -> tuple[int, ...]:
 
     One lane a stage, but two stages a lane for interleaved (stage s on lane s mod L of L lanes),
     and for zbv and dualpipev (down to the last lane and back up).
-
-    Raises:
-        PipelineScheduleError: Two stages a lane, and an odd number of stages.
     """
     if name not in _LOOPED and name not in _VEE:
         return tuple(range(stages))

@@ -47,10 +47,6 @@ def from_csv(text: str, name: str = "csv") -> PipelineSchedule:
 
     Args:
         name: Of the schedule, if the table says none.
-
-    Raises:
-        PipelineScheduleError: A cell is no action, a stage stands in no row or in two, or a
-            communication does not fit the computations. The row and the cell are named.
     """
     header, rows = _split(text)
     words = [list(_words(lane, row)) for lane, row in enumerate(rows)]

@@ -49,9 +49,6 @@ def start_times(
     """Find when each action of each lane starts, in `UNIT_DURATIONS`; communication takes no time.
 
     Data flows forward along the edges; None: the chain.
-
-    Raises:
-        PipelineScheduleError: The lanes wait for each other, or for an action that no lane runs.
     """
     flow = dataflow(schedule.stages, edges)
     ends: dict[Action, int] = {}

@@ -94,11 +94,7 @@ class Planned:
         return self.one_device.gain(self.evaluation, "throughput")
 
     def node(self, name: str) -> PlacedNode:
-        """A node, or the node that makes a tensor, with its placements.
-
-        Raises:
-            UnknownNodeError: The graph has no such node or tensor, or no node makes the tensor.
-        """
+        """A node, or the node that makes a tensor, with its placements."""
         graph = self.graph
         if not is_a(name, str):
             raise UnknownNodeError(f"{name!r} is not the name of a node or tensor")

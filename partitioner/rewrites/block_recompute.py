@@ -31,10 +31,6 @@ def computing_again(graph: Graph, blocks: Blocks) -> tuple[Graph, Blocks]:
 
     Stretches begin with the copies. The graph is as it was if it has no backward pass, and each
     stretch has one round.
-
-    Raises:
-        BlockError: A stretch is none of the graph's or cannot run so, two overlap, or one is in
-            both passes.
     """
     copier = _Copier(graph, blocks, GraphWriter(source=graph))
     if not graph.backward and all(len(rounds) == 1 for rounds in copier.rounds.values()):

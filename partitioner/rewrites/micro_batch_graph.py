@@ -76,12 +76,7 @@ def even_parts(batch: int) -> tuple[int, ...]:
 
 
 def micro_batch_graph(graph: Graph, count: int) -> MicroBatch:
-    """The graph of one of `count` equal micro-batches of the batch of a graph of inference.
-
-    Raises:
-        OptionError: The batch cannot be cut into so many equal ones, or the results of the
-            micro-batches are not proven to be those of the whole batch; names the node.
-    """
+    """The graph of one of `count` equal micro-batches of the batch of a graph of inference."""
     batch = batch_size(graph)
     counts = even_parts(batch)
     if count not in counts:

@@ -98,11 +98,7 @@ class Problem:
 
 
 def validate(problem: Problem) -> None:
-    """Check shapes and references.
-
-    Raises:
-        SolverError: The first fault found, with its values.
-    """
+    """Check shapes and references."""
     for fault in _faults(problem):
         raise SolverError(fault)
 

@@ -43,11 +43,7 @@ class Outcome:
 
 
 def evaluate_choices(problem: Problem, chosen: Sequence[int]) -> Outcome:
-    """The cost of a plan, one choice index a node.
-
-    Raises:
-        SolverError: The plan has the wrong length or takes a forbidden pair.
-    """
+    """The cost of a plan, one choice index a node."""
     if len(chosen) != len(problem.nodes):
         raise SolverError(f"{len(chosen)} choices for {len(problem.nodes)} nodes")
     for edge in problem.edges:

@@ -39,10 +39,6 @@ def bound(named: NamedDims, graph: Graph, mesh: Mapping[str, int]) -> tuple[Alon
     """The demands on the operators of a graph that a layout of named dims makes.
 
     `mesh` has the sizes of the axes.
-
-    Raises:
-        ConstraintError: A pattern matches nothing, a dim cannot be cut or is too small, or two
-            names contradict each other.
     """
     demands = tuple(
         _demand(named, name, axes, graph) for name, axes in sorted(named.layout.items())

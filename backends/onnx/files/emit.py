@@ -345,11 +345,7 @@ class _Builder:
 def _slice_nodes(
     comm: Comm, program: RankProgram, opset: int
 ) -> tuple[list[NodeProto], list[TensorProto]]:
-    """Nodes and literals that make `comm.target` from `comm.source` on one rank.
-
-    Raises:
-        BackendError: The slice reads a part of another rank, or not one part that fills the target.
-    """
+    """Nodes and literals that make `comm.target` from `comm.source` on one rank."""
     local = [t for t in comm.transfers if program.rank in (t.source, t.target)]
     what, target = f"slice {comm.seq} on rank {program.rank}", program.types[comm.target]
     if len(local) != 1 or local[0].source != local[0].target:

@@ -55,11 +55,7 @@ def read_directory(directory: Path) -> tuple[Header, ...]:
 
 
 def read_rank(directory: Path, rank: int) -> RankFile:
-    """Header and steps of a rank's file; the parts that it is fed and delivers fit its values.
-
-    Raises:
-        BackendError: The file is missing or wrong.
-    """
+    """Header and steps of a rank's file; the parts that it is fed and delivers fit its values."""
     _, proto, header = _read_file(directory / f"rank{rank}.onnx")
     steps, types = _steps(proto, header), _types(proto.graph)
     parts = [(n, header.run_type(part.whole), part.region) for n, part in header.inputs.items()]
@@ -76,11 +72,7 @@ def read_rank(directory: Path, rank: int) -> RankFile:
 
 
 def check_ranks(files: Sequence[RankFile], where: str) -> tuple[Header, ...]:
-    """The headers of the files of all ranks, in order of rank; errors call their place `where`.
-
-    Raises:
-        BackendError: They are of different plans, or disagree about a communication.
-    """
+    """The headers of the files of all ranks, in order of rank; errors call their place `where`."""
     headers = tuple(header for header, _ in files)
     for rank, header in enumerate(headers):
         if _shared(header) != _shared(headers[0]):
@@ -206,9 +198,6 @@ def load_rank(source: Path | ModelProto, keep: Collection[str] = ()) -> RankMode
     """A rank file, or its message with all constants inside, as steps.
 
     The local values in `keep` are there after a run, beside the outputs.
-
-    Raises:
-        BackendError: It is no rank file, or its communications are incomplete or out of order.
     """
     if isinstance(source, ModelProto):
         data, proto, header, folder = b"", source, read_header(source, "the message"), None

@@ -69,11 +69,7 @@ def node_proto(node: Node, rename: Mapping[str, str] = _NO_RENAMES) -> NodeProto
 
 
 def tensor_proto(name: str, array: np.ndarray, dtype: str) -> TensorProto:
-    """A constant with its elements inlined as raw little-endian bytes.
-
-    Raises:
-        IRError: The elements (ml_dtypes for the types that NumPy lacks) are not of type `dtype`.
-    """
+    """A constant with its elements inlined as raw little-endian bytes."""
     if array.dtype != numpy_dtype(dtype):
         raise IRError(f"tensor {name!r} holds {array.dtype.name} elements, not {dtype}")
     proto = numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
@@ -126,11 +122,7 @@ def _attribute(key: str, value: Attr, empty_type: int, rename: Mapping[str, str]
 
 
 def read_header(model: ModelProto, where: str) -> Header:
-    """The description in a rank file, which errors call `where`.
-
-    Raises:
-        BackendError: It is no rank file, or one of another version.
-    """
+    """The description in a rank file, which errors call `where`."""
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     if PROGRAM_KEY not in metadata:
         raise BackendError(f"{where} is not a rank file: its metadata lacks {PROGRAM_KEY!r}")

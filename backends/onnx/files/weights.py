@@ -110,9 +110,6 @@ def check_digest(path: Path, data: bytes, model: ModelProto) -> None:
     """Refuse a rank file that is not as it was written: `data`, or `model`; all constants are read.
 
     Files of earlier versions have no digest: their constants lie in the file of weights, at least.
-
-    Raises:
-        BackendError: The file of weights is missing, cut off or no file, or a bit has changed.
     """
     weights = path.with_suffix(".weights")
     outside = (t for t in _tensors(model.graph) if t.data_location == TensorProto.EXTERNAL)

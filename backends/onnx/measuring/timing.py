@@ -53,9 +53,6 @@ def prepared(
 
     Its seconds are those of the kernels: a session's start is paid once a segment, not once a node,
     and operands come in the layout that the kernel wants.
-
-    Raises:
-        BackendError: ONNX Runtime does not take or run the program, or the device is no "cpu".
     """
     if device != "cpu":
         raise BackendError(f"ONNX Runtime's operators are not measured on {device!r}")

@@ -89,11 +89,7 @@ Observer = Callable[[Action, Mapping[str, torch.Tensor]], None]
 
 
 class Executor:
-    """A rank with its sessions open; `observe` sees each action of each pass when it is done.
-
-    Raises:
-        BackendError: ONNX Runtime refuses a segment.
-    """
+    """A rank with its sessions open; `observe` sees each action of each pass when it is done."""
 
     def __init__(
         self,

@@ -260,9 +260,6 @@ def opened(
     """A session of a model, without blocked layouts if `plain`.
 
     `EliminateDropout` drops a Dropout in training mode as well, where its probability is constant.
-
-    Raises:
-        BackendError: ONNX Runtime does not take it; says why, on one line.
     """
     nodes, without = _nodes(model.graph), ["NchwcTransformer"] if plain else []
     if any(node.op_type == "Dropout" and len(node.input) > 2 for node in nodes):

@@ -31,12 +31,7 @@ def run_whole(
     *,
     optimization: str = "basic",
 ) -> dict[str, np.ndarray]:
-    """Run a model without partitioning it, whose external data lies in `folder`.
-
-    Raises:
-        BackendError: ONNX Runtime cannot load or run the model, or an input or output holds
-            elements that cannot be passed.
-    """
+    """Run a model without partitioning it, whose external data lies in `folder`."""
     for side, values in (("input", model.graph.input), ("output", model.graph.output)):
         for value in values:
             check_dtype(f"{side} {value.name!r}", from_onnx_dtype(value.type.tensor_type.elem_type))
@@ -58,11 +53,7 @@ def run_whole(
 def whole_runs(
     model: ModelProto, folder: Path | None, inputs: Mapping[str, np.ndarray], threads: int
 ) -> Callable[[], object]:
-    """A function that runs the whole model once, with all optimizations, and was called once.
-
-    Raises:
-        BackendError: ONNX Runtime cannot load or run the model.
-    """
+    """A function that runs the whole model once, with all optimizations, and was called once."""
     try:
         session = open_whole(model, folder, optimization="all", threads=threads)
         run, _ = bound_run(session, model, inputs)
@@ -116,9 +107,6 @@ def check_loadable(folder: Path, ranks: int, whole: ModelProto) -> None:
     when it opens, and large constants are passed as inputs, so that none is read. Of files that
     differ in nothing but their rank, one is opened. What ONNX Runtime does not load whole (a custom
     operator) is not asked of its parts.
-
-    Raises:
-        BackendError: ONNX Runtime loads the whole model and not a rank file.
     """
     known: set[bytes] = set()
     for rank in range(ranks):

@@ -38,9 +38,6 @@ def scatter_elements(
 
     Elements are added up if so told (`adds`), each device's to a partial result; otherwise each
     device writes all of them or, if it `cuts_written`, what lies in its part of the indexed dim.
-
-    Raises:
-        OpaqueError: The data or the index has no dims, or only a part of the source is written.
     """
     data, index, sizes = _covered(signature, dim)
     source = signature.type(2)

@@ -124,9 +124,6 @@ def windows(
 
     None over dims that are read by point unless `points`: a window demands parts of one piece.
     A transposed convolution may have more positions than elements, which no point reaches.
-
-    Raises:
-        OpaqueError: There are no positions.
     """
     last = -len(slides)
     if 0 in positions[last:]:

@@ -87,9 +87,6 @@ def load_onnx(
         shapes: Sizes of inputs by name, and of results of nodes that the model does not tell.
         plan_only: Whether files of weights may be missing. Such a weight is known by its type only;
             to load it raises a FrontendError.
-
-    Raises:
-        FrontendError: The model is not valid or not supported, or an input dim has no size.
     """
     with border(name_of(model)):
         return _traced(read_source(model, plan_only=plan_only), dims, shapes)

@@ -37,9 +37,6 @@ class ModuleOptions:
             writes them. "zero1" and "zero2" in training: they lie otherwise than the optimizer's
             state between steps, and with "zero1" so do gradients. "" for none of these.
         loads: Known loads of experts, see `ir.nodes.loads`.
-
-    Raises:
-        OptionError: The optimizer is none of `OPTIMIZERS`.
     """
 
     training: bool = False

@@ -63,11 +63,7 @@ class Instance:
 
 
 def parse(data: Any) -> Instance:
-    """An instance from JSON content.
-
-    Raises:
-        FormatError: Something is missing or out of its range.
-    """
+    """An instance from JSON content."""
     top = as_object(data, "the file")
     cpus = count(top, "maxCPUs")
     accelerators = count(top, "maxFPGAs")
@@ -281,11 +277,7 @@ def _placed(split: Split) -> Iterator[tuple[Place, int]]:
 
 
 def parse_split(data: Any) -> Split:
-    """A solution from JSON content: `{"fpgas": [{"nodes": [ids]}, ...], "cpus": [...]}`.
-
-    Raises:
-        FormatError: It is something else.
-    """
+    """A solution from JSON content: `{"fpgas": [{"nodes": [ids]}, ...], "cpus": [...]}`."""
     if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in _KEYS):
         raise FormatError('not an object with the lists "fpgas" and "cpus"')
     by_key: dict[str, list[Any]] = {

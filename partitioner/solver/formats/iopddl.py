@@ -87,11 +87,7 @@ def _short(value: Any) -> str:
 
 
 def write(problem: Pairwise, path: Path) -> None:
-    """Write a problem, whole or not at all; gzipped if the name ends in `.gz`.
-
-    Raises:
-        FileError: The file cannot be written.
-    """
+    """Write a problem, whole or not at all; gzipped if the name ends in `.gz`."""
     content = {
         "nodes": {
             "intervals": problem.intervals.tolist(),
@@ -113,11 +109,7 @@ def _lists(values: Ints, offsets: Ints) -> list[list[int]]:
 
 
 def parse_solution(data: Any) -> list[int]:
-    """A solution from JSON content: strategy indices, alone or as `{"solution": [...]}`.
-
-    Raises:
-        FormatError: It is something else.
-    """
+    """A solution from JSON content: strategy indices, alone or as `{"solution": [...]}`."""
     chosen = data.get("solution", data.get("strategies")) if isinstance(data, dict) else data
     if not isinstance(chosen, list) or set(map(type, chosen)) - {int}:
         raise FormatError("not a list of strategy indices, one a node")

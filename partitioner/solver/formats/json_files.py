@@ -25,12 +25,7 @@ class FormatError(SolverError):
 
 
 def read(path: Path, parse: Callable[[Any], T]) -> T:
-    """Read a JSON file, plain or gzipped, and parse its content.
-
-    Raises:
-        FormatError: The file cannot be read, is too large, is not JSON, or `parse` refuses its
-            content with a SolverError; one line names the file and the fault.
-    """
+    """Read a JSON file, plain or gzipped, and parse its content."""
     data = _read_json(path)
     try:
         return parse(data)
@@ -60,21 +55,13 @@ def _read_json(path: Path) -> Any:
 
 
 def write_json(data: Any, path: Path) -> None:
-    """Write a JSON file, whole or not at all; gzipped if its name ends in `.gz`.
-
-    Raises:
-        FileError: The file cannot be written.
-    """
+    """Write a JSON file, whole or not at all; gzipped if its name ends in `.gz`."""
     text = json.dumps(data, allow_nan=False).encode()
     write_file(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
 def write_solution(solution: Any, path: Path) -> None:
-    """Write a solution as one line of JSON, whole or not at all.
-
-    Raises:
-        FileError: The file cannot be written.
-    """
+    """Write a solution as one line of JSON, whole or not at all."""
     write_file(path, (json.dumps(solution) + "\n").encode())
 
 

@@ -39,11 +39,7 @@ from partitioner.solver.stages.model import flights
 
 
 def parse(data: Any) -> StageGraph:
-    """A graph from JSON content.
-
-    Raises:
-        FormatError: Something is missing, out of its range or not supported.
-    """
+    """A graph from JSON content."""
     top = as_object(data, "the file")
     bandwidth = number(top, "bandwidth", "the file")
     if not bandwidth:
@@ -215,11 +211,7 @@ def to_solution(plan: Sequence[PlannedStage]) -> dict[str, object]:
 
 
 def parse_plan(data: Any) -> tuple[PlannedStage, ...]:
-    """A plan from JSON content; "TMPCids" may be an object, too.
-
-    Raises:
-        FormatError: It is something else.
-    """
+    """A plan from JSON content; "TMPCids" may be an object, too."""
     stages = objects(as_object(data, "the file"), "stages")
     return tuple(_parse_stage(stage, f"stages[{index}]") for index, stage in enumerate(stages))
 

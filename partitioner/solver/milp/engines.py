@@ -131,11 +131,7 @@ def solve_milp(
 
 
 def find(name: str) -> Engine:
-    """The solver of a name like "highs", "cbc" or "Gurobi", or of PuLP's own, like "SCIP_CMD".
-
-    Raises:
-        EngineError: There is none of this name, or it is not on this machine.
-    """
+    """The solver of a name like "highs", "cbc" or "Gurobi", or of PuLP's own, like "SCIP_CMD"."""
     if not is_a(name, str):
         raise EngineError(f"solver is {name!r}; give a name like 'highs'")
     if name.lower() == HIGHS.name:

@@ -90,11 +90,7 @@ class MilpBuilder:
         side: float,
         name: str = "",
     ) -> None:
-        """Add a row; terms of one column are summed; zeros, and a true row without terms, go.
-
-        Raises:
-            TooLargeError: There is no room for it.
-        """
+        """Add a row; terms of one column are summed; zeros, and a true row without terms, go."""
         total: dict[int, float] = {}
         for column, value in terms:
             total[column] = total.get(column, 0.0) + value

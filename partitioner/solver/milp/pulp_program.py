@@ -53,9 +53,6 @@ def write_program(milp: Milp, path: Path) -> None:
     """Write a program with its names, whole or not at all; gzipped if the name ends in `.gz`.
 
     `.lp` is CPLEX's LP format, every other name MPS.
-
-    Raises:
-        FileError: The file cannot be written.
     """
     packed = path.suffix == ".gz"
     problem = to_pulp(milp, named=True)
@@ -109,11 +106,7 @@ _WHOLE_SECONDS = ("GLPK_CMD",)
 def solve_with_pulp(
     milp: Milp, solver_name: str, label: str, time_limit_s: float, gap: float
 ) -> MilpResult:
-    """Solve with a solver of PuLP's, with one thread where it takes that option, silently.
-
-    Raises:
-        SolverError: The solver fails.
-    """
+    """Solve with a solver of PuLP's, with one thread where it takes that option, silently."""
     pulp = load_pulp()
     problem = to_pulp(milp)
     limit = math.ceil(time_limit_s) if solver_name in _WHOLE_SECONDS else time_limit_s

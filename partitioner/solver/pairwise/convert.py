@@ -196,10 +196,6 @@ def convert(problem: Problem) -> Converted:
     """The problem as costs of nodes and pairs.
 
     Memory counts only where some device has a limit; otherwise all usages are 0.
-
-    Raises:
-        SolverError: A cost is so large that the format takes it for forbidden, or edges without a
-            common node trigger one item.
     """
     simple = simplify_edges(problem)
     private, on_edge, offers = triggers(simple)

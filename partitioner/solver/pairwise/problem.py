@@ -91,11 +91,7 @@ def index_in_group(counts: Ints) -> Ints:
 
 
 def evaluate(problem: Pairwise, chosen: Sequence[int]) -> PairwiseOutcome:
-    """Price a choice of strategies, one index a node, exactly.
-
-    Raises:
-        SolverError: There is not one valid index for each node.
-    """
+    """Price a choice of strategies, one index a node, exactly."""
     if len(chosen) != problem.nodes:
         raise SolverError(f"{len(chosen)} strategies for {problem.nodes} nodes")
     for node, (strategy, size) in enumerate(zip(chosen, problem.sizes.tolist(), strict=True)):

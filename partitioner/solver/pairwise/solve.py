@@ -175,9 +175,6 @@ def solve(
             number.
         start: A choice to do better than: where nothing does by more than the gap, the bound alone
             may end the search. One that is not feasible is of no account.
-
-    Raises:
-        SolverError: The gap or the time limit is out of range.
     """
     if not 0 <= gap < 1 or not time_limit_s > 0:
         raise SolverError(f"gap {gap} must be in [0, 1), time limit {time_limit_s} s above 0")

@@ -67,11 +67,7 @@ class StageGraph:
 
     @cached_property
     def degrees(self) -> tuple[tuple[int, int], ...]:
-        """(data degree, tensor degree) of each kind of stage that may be, by the latter.
-
-        Raises:
-            SolverError: There is none.
-        """
+        """(data degree, tensor degree) of each kind of stage that may be, by the latter."""
         degrees = tuple(
             (data, tensor)
             for tensor in sorted({t for shards in self.nodes.values() for t in shards})

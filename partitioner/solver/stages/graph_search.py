@@ -120,11 +120,7 @@ def plan_stages(
 def _bounded(
     graph: StageGraph, best: StagePlan, work: Work, gap: float, engine: Engine
 ) -> StagePlan:
-    """The plan with the bound of the relaxation, if that is higher and the gap is not met.
-
-    Raises:
-        Infeasible: There is no plan.
-    """
+    """The plan with the bound of the relaxation, if that is higher and the gap is not met."""
     if best.stages and relative_gap(best.load_s, best.bound_s) <= gap:
         return best
     several_s = bound_plans(graph, best.load_s, work, engine)

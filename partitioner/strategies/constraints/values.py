@@ -214,11 +214,7 @@ def tables(
 
 
 def named_dims(dims: Any, layout: Any, source: str) -> NamedDims:
-    """Named dims of two tables, whose values are lists, or strings with commas.
-
-    Raises:
-        ConstraintError: A table or a value is malformed, or a name has no dims.
-    """
+    """Named dims of two tables, whose values are lists, or strings with commas."""
     seeds = {name: _words(value, f"{source} dim {name}") for name, value in _table(dims, source)}
     axes = {
         name: _words(value, f"{source} layout {name}") for name, value in _table(layout, source)

@@ -31,11 +31,7 @@ class DataParallel:
     until_use: bool  #: Whether parameters are cut in a pass too, until their use.
 
     def constraints(self, asked: Asked) -> Constraints:
-        """Pins of parameters and of their uses; nodes that depend on the batch are cut along it.
-
-        Raises:
-            ConstraintError: There is no batch, or it has too few elements.
-        """
+        """Pins of parameters and of their uses; nodes that depend on the batch are cut along it."""
         graph, batch, size, word = asked.graph, asked.batch, asked.size, self.word
         if not batch.inputs:
             shapes = ", ".join(f"{name} {graph.types[name]}" for name in graph.inputs)

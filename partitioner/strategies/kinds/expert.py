@@ -40,10 +40,6 @@ def expert_constraints(asked: Asked) -> Constraints:
     """Constraints of data parallelism, with the weights of experts cut along their first dim.
 
     Experts in lists have places along the axis, neighbours in a list the same one or the next.
-
-    Raises:
-        ConstraintError: The model has no experts, or fewer than the axis has devices; or its batch
-            cannot be cut.
     """
     graph, axis, size = asked.graph, asked.axis, asked.size
     values, lists = expert_values(graph), expert_lists(graph)
@@ -98,11 +94,7 @@ def _pins(graph: Graph, value: str, text: str, axis: str, size: int) -> Iterator
 
 
 def dispatch_constraints(asked: Asked) -> Constraints:
-    """Constrain experts, with tokens cut over the axis in each layer, as the experts are.
-
-    Raises:
-        ConstraintError: No layer of experts is one node that sends tokens, or as of experts.
-    """
+    """Constrain experts, with tokens cut over the axis in each layer, as the experts are."""
     constraints, rules = expert_constraints(asked), rules_of(asked.graph)
     rows = {
         name: frozenset({rule.dispatch.rows})

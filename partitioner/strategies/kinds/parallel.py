@@ -139,11 +139,7 @@ _OTHER_NAMES = {
 
 
 def kinds(text: str | None) -> tuple[Kind, ...]:
-    """The kinds that "a+b" names; none of None.
-
-    Raises:
-        SearchError: A word is unknown or given twice, or two of them need the same axis.
-    """
+    """The kinds that "a+b" names; none of None."""
     if text is None:
         return ()
     if not is_a(text, str):
@@ -205,11 +201,7 @@ def axes_text(text: str) -> str:
 
 
 def parallel_mesh(text: str, devices: int, mesh: Mapping[str, int] | None) -> Mapping[str, int]:
-    """Axes of kinds of parallelism: the mesh, or all devices on the axis of the only kind.
-
-    Raises:
-        SearchError: The axes of the kinds are not the mesh's, or several kinds have no mesh.
-    """
+    """Axes of kinds of parallelism: the mesh, or all devices on the axis of the only kind."""
     asked = kinds(text)
     if mesh is None and len(asked) == 1:
         return {asked[0].axes[0]: devices}

@@ -43,11 +43,7 @@ def ring_forms(graph: Graph, size: int, *, only: bool, free: bool) -> tuple[Grap
 
 
 def sequence_constraints(asked: Asked) -> Constraints:
-    """Pins of parameters, which are whole; nodes that depend on the sequence are cut along it.
-
-    Raises:
-        ConstraintError: There is no sequence, or it has too few elements.
-    """
+    """Pins of parameters, which are whole; nodes that depend on the sequence are cut along it."""
     sequence = sequence_of(asked.graph)
     if not sequence.inputs:
         shapes = ", ".join(f"{name} {asked.graph.types[name]}" for name in asked.graph.inputs)

@@ -30,11 +30,7 @@ Factors = Mapping[str, Mapping[int, str]]  #: By node: its factor that is each d
 
 
 def spatial_constraints(asked: Asked) -> Constraints:
-    """Nodes on images, to be cut over the mesh axes of the kind.
-
-    Raises:
-        ConstraintError: The model has no image with such a dim, or none that is large enough.
-    """
+    """Nodes on images, to be cut over the mesh axes of the kind."""
     graph, axes = asked.graph, asked.axes
     factors = image_factors(graph)
     busy = {}

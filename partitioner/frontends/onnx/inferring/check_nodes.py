@@ -109,12 +109,7 @@ def check_rules(graph: Graph, where: str) -> None:
 
 
 def check_operands(node: onnx_ir.Node, opset: int | None, where: str) -> None:
-    """Refuse a node of an imported domain whose operands, of static types, do not suit it.
-
-    Raises:
-        FrontendError: Element types, sizes or attributes do not fit, an index is out of range, or a
-            window is larger than its input.
-    """
+    """Refuse a node of an imported domain whose operands, of static types, do not suit it."""
     if node.domain or opset is None or not all(v is None or is_static(v) for v in node.inputs):
         return
     try:

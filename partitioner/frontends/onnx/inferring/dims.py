@@ -32,11 +32,7 @@ def bind_dims(
     shapes: Mapping[str, tuple[int, ...]],
     results: Collection[str] = (),
 ) -> Binding:
-    """Give every input a static shape: by `--dim` of symbols, `--shape` of inputs and of results.
-
-    Raises:
-        FrontendError: An unknown name, two sizes for one dim, or a dim left without a size.
-    """
+    """Give every input a static shape: by `--dim` of symbols, `--shape` of inputs and results."""
     _check_names(declared, dims, shapes, results)
     given = {name: tuple(sizes) for name, sizes in shapes.items() if name not in declared}
     shapes = {name: sizes for name, sizes in shapes.items() if name in declared}

@@ -79,9 +79,6 @@ def make_static(
 
     Returns:
         A note on each wrong declaration (the inferred shape is taken) and each assumed shape.
-
-    Raises:
-        FrontendError: A contradiction in the shapes, or a tensor whose shape stays dynamic.
     """
     put_in_rows(model.graph)
     declared, growth = _forget_declared(model.graph), Growth()

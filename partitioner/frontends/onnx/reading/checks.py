@@ -58,9 +58,6 @@ def check_model(
 
     Returns:
         The file of each initializer whose file is missing.
-
-    Raises:
-        FrontendError: Says what is wrong and what would be right.
     """
     if not proto.HasField("graph"):
         raise FrontendError(f"{where}: not an ONNX model (it holds no graph)")

@@ -62,11 +62,7 @@ class Source:
 
 
 def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> Source:
-    """Read and check a model: a file or a message. To plan only, files of weights may be missing.
-
-    Raises:
-        FrontendError: Not a readable, valid ONNX model of a supported opset.
-    """
+    """Read and check a model: a file or a message. To plan only, files of weights may be missing."""
     if not is_a(model, str, Path, ModelProto):
         raise FrontendError(
             f"the model is {typed(model)}; give the path of a file, an onnx.ModelProto or an "
@@ -108,11 +104,7 @@ def name_of(model: str | Path | ModelProto) -> str:
 
 
 def parse_file(path: Path) -> ModelProto:
-    """The message in a file, not checked yet.
-
-    Raises:
-        FrontendError: Not a readable file of at most 2 GiB, or no protobuf message of a model.
-    """
+    """The message in a file, not checked yet."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):

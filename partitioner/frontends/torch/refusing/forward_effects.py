@@ -75,10 +75,6 @@ def refusing_effects(module: nn.Module) -> Iterator[Assigned]:
 
     Yields:
         The attributes that the forward pass assigns.
-
-    Raises:
-        FrontendError: All modules have a hook; or the forward pass draws from Python's or NumPy's
-            random numbers, seeds PyTorch's, or differentiates.
     """
     for name in global_hooks():
         raise FrontendError(

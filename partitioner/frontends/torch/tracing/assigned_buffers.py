@@ -32,10 +32,6 @@ def writing_assigned_buffers(module: nn.Module) -> Iterator[set[str]]:
 
     Yields:
         Full names of the buffers that the forward pass assigned.
-
-    Raises:
-        FrontendError: The forward pass assigns a parameter, makes or deletes a buffer, gives a
-            buffer another size or element type, or makes two names of one tensor.
     """
     paths = {part: f"{path}." if path else "" for path, part in module.named_modules()}
     forward, own_forward = module.forward, vars(module).get("forward")

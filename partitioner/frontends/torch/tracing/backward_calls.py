@@ -101,9 +101,6 @@ def recording(module: nn.Module, *, training: bool) -> Iterator[Recorded]:
     """Record the calls that an export for training would drop, inside of the block.
 
     One for inference has no backward pass: it records nothing.
-
-    Raises:
-        FrontendError: The module has hooks that cannot be traced, or its forward pass sets some.
     """
     calls = Recorded()
     if not training:

@@ -219,10 +219,6 @@ def capture(
 
     For training, the first flat output is the loss. The program, which `export_module` traced, is
     changed in place.
-
-    Raises:
-        FrontendError: The module cannot be differentiated: its first output is not a scalar of a
-            floating type, or the message has PyTorch's reason.
     """
     autocast = Autocast.here(module)
     _check_regions(program, autocast)

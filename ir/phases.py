@@ -408,7 +408,7 @@ def _part(
         for at, before, part, _ in made
     ):
         return Part.SETUP
-    if row is not None and row.again and len(made) == 1:
+    if row.again and len(made) == 1:
         at, before, part, stage = made[0]
         if stage == p.stage and (at == before or readers - {stage}):
             return part

@@ -42,7 +42,7 @@ class DeviceColumns:
         values = set(self._gradients)
         for node in reversed(self.graph.nodes):
             row = row_of(node)
-            if row is not None and (row.stored or (row.view and values.intersection(node.writes))):
+            if row.stored or (row.view and values.intersection(node.writes)):
                 values.update(node.writes if row.stored else node.inputs[:1])
         return frozenset(values)
 

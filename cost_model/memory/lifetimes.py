@@ -34,7 +34,7 @@ from partitioner.cost_model.schedule.buckets import Bucket
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
 from partitioner.ir.graph import Graph
-from partitioner.ir.ops import is_stored, is_view, row_of
+from partitioner.ir.ops import UNKNOWN, is_stored, is_view, row_of
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import dense_bytes
 
@@ -231,9 +231,9 @@ def operands_in_flight(
     end_of: dict[int, int] = {}
     for position, task in enumerate(schedule.tasks):
         end_of[task.phase] = position
-        row = row_of(task.placed.node) if task.placed is not None else None
+        row = UNKNOWN if task.placed is None else row_of(task.placed.node)
         # The result of some nodes is their first operand itself, or a view of it.
-        is_named = row and (row.view or row.again or row.either or row.in_place is not None)
+        is_named = row.view or row.again or row.either or row.in_place is not None
         if task.placed is not None and not is_named:
             for local in task.reads:
                 read.setdefault(roots.get(local, local), position)
@@ -343,5 +343,4 @@ def _is_view(task: Task) -> bool:
 
 
 def _is_either(task: Task) -> bool:
-    row = row_of(task.placed.node) if task.placed is not None else None
-    return row is not None and row.either
+    return task.placed is not None and row_of(task.placed.node).either

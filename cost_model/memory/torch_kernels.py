@@ -163,8 +163,7 @@ def scratch_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
 def _is_strided(graph: Graph, value: str) -> bool:
     """Test whether a value is a view whose elements do not follow each other in memory."""
     node = graph.producers.get(value)
-    row = None if node is None else row_of(node)
-    if node is None or row is None or not row.view:
+    if node is None or not row_of(node).view:
         return False
     if node.op in ("aten::slice.Tensor", "aten::select.int", "aten::split.Tensor"):
         dim, shape = node.attrs.get("dim", 0), graph.types[node.inputs[0]].shape

@@ -136,9 +136,8 @@ class NodePrices:
     def _form(self, placed: PlacedNode) -> Hashable:
         """All that estimates of a node depend on; None if any attribute may count."""
         node, rule = placed.node, placed.rule
-        row, specs = row_of(node), self.cluster.first_of_spec
-        is_measured = any(spec.profile is not None for spec in specs)
-        if rule is None or is_measured or (row is not None and row.overwrites):
+        is_measured = any(spec.profile is not None for spec in self.cluster.first_of_spec)
+        if rule is None or is_measured or row_of(node).overwrites:
             return None
         types = self.graph.types
         values = (*node.inputs, *node.captures, *node.outputs)
@@ -222,8 +221,8 @@ def _by_rates(
         return Estimate(kernel_seconds(flops, moved_bytes, dtype, spec), "datasheet")
     rate = spec.flops_per_s(dtype)
     memory_s = moved_bytes / spec.memory_bytes_per_s
-    row, shaped_s = row_of(placed.node), None
-    if row is not None and row.attention:
+    shaped_s = None
+    if row_of(placed.node).attention:
         share = kernels.attention_share(dtype)
         shaped_s = None if share is None else kernels.product_s(flops / rate / share, memory_s)
     elif dtype in kernels.compute_shares and placed.rule is not None and placed.rule.is_product:
@@ -246,7 +245,7 @@ def call_estimate(placed: PlacedNode, spec: DeviceSpec) -> Estimate:
 def is_free(placed: PlacedNode) -> bool:
     """Test whether a node runs no kernel: left out, stored, or a view whose row moves no bytes."""
     row = row_of(placed.node)
-    return placed.absent or (row is not None and (row.stored or (row.view and row.moved is None)))
+    return placed.absent or row.stored or (row.view and row.moved is None)
 
 
 def node_limit(graph: Graph, placed: PlacedNode, device: int, cluster: Cluster) -> str:
@@ -292,11 +291,11 @@ def _is_added_by_its_kernel(graph: Graph, gradient: str) -> bool:
     value, turns = gradient, list[Node]()
     while (node := graph.producers.get(value)) is not None and len(graph.consumers[value]) == 1:
         row = row_of(node)
-        if row is not None and row.adds:
+        if row.adds:
             return not turns
         if turns and turns_back(graph, node, turns[-1]):
             turns.pop()
-        elif row is not None and row.view:
+        elif row.view:
             turns.append(node)
         else:
             return False
@@ -337,9 +336,9 @@ def moved_bytes(
         )
     )
     row = row_of(node)
-    if row is not None and row.moved is not None:
+    if row.moved is not None:
         return row.moved(ins[: len(node.inputs)], outs)
-    if row is not None and row.overwrites and node.name in writes_in_place(graph):
+    if row.overwrites and node.name in writes_in_place(graph):
         return 2 * sum(ins[1:])  # what is written is read first
     return sum(ins) + sum(outs)
 

@@ -463,9 +463,9 @@ def beside_compute(graph: Graph) -> frozenset[str]:
     values: set[str] = set()
     for node in graph.nodes:
         row = row_of(node)
-        if row is not None and (row.stored or (row.again and node.inputs[0] in values)):
+        if row.stored or (row.again and node.inputs[0] in values):
             values.update(node.writes)
-        elif row is not None and row.ahead:
+        elif row.ahead:
             values.update(node.reads)
     return frozenset(values | _written(graph))
 

@@ -151,7 +151,7 @@ def _memory_order(graph: Graph, value: str) -> Order | None:
 def _permutation(graph: Graph, node: Node) -> Order | None:
     """The dim of a view's result that each dim of its operand becomes; None of other nodes."""
     row = row_of(node)
-    if row is None or not row.view or row.moved is not None:
+    if not row.view or row.moved is not None:
         return None
     rule = rule_of(graph, node)
     if not isinstance(rule, Rule) or rule.windows:
@@ -182,8 +182,8 @@ def stores_parts(placed: Iterable[PlacedNode]) -> bool:
 def call_form(node: Node) -> Form | None:
     """The form of a view that PyTorch makes by the call of an operator; None of other nodes."""
     row = row_of(node)
-    is_view = row is not None and row.view and row.moved is None
-    return Form(node.op, (), (), ()) if is_view and node.op.startswith("aten::") else None
+    is_call = row.view and row.moved is None and node.op.startswith("aten::")
+    return Form(node.op, (), (), ()) if is_call else None
 
 
 def form_of(

@@ -185,7 +185,7 @@ class _Pass:
         source = operands[0]
         is_late_view = is_view(placed.node) and source in self.late
         row = row_of(placed.node)
-        is_name = row is not None and (row.again or row.either or row.in_place is not None)
+        is_name = row.again or row.either or row.in_place is not None
         if len(results) == 1 and (is_name or is_late_view):
             self._rename(source, *results)
             return

@@ -430,11 +430,9 @@ class _Builder:
     def _original(self, value: str) -> Key:
         """The value that a value is another name of, which other devices may have already."""
         producer = self.graph.producers[value]
-        row = row_of(producer)
-        while row is not None and row.again and producer.inputs[0] in self.home:
+        while row_of(producer).again and producer.inputs[0] in self.home:
             value = producer.inputs[0]
             producer = self.graph.producers[value]
-            row = row_of(producer)
         return value, self.home[value]
 
     def _rename(self, old: Key, new: Key, index: int) -> None:

@@ -12,7 +12,7 @@ from itertools import chain
 from weakref import WeakKeyDictionary
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import row_of, writes_stored
 
 _KNOWN: WeakKeyDictionary[Graph, frozenset[str]] = WeakKeyDictionary()
 
@@ -25,9 +25,8 @@ def writes_in_place(graph: Graph) -> frozenset[str]:
     of the operand, would see the new rows.
     """
     if graph not in _KNOWN:
-        rows = ((node, row_of(node)) for node in graph.nodes if not graph.backward)
-        updates = [(node, row.in_place) for node, row in rows if row and row.in_place is not None]
-        chains = (_chain(graph, node, node.inputs[slot]) for node, slot in updates)
+        updates = () if graph.backward else filter(writes_stored, graph.nodes)
+        chains = (_chain(graph, node, node.inputs[row_of(node).in_place or 0]) for node in updates)
         _KNOWN[graph] = frozenset(chain.from_iterable(chains))
     return _KNOWN[graph]
 
@@ -38,8 +37,7 @@ def _chain(graph: Graph, update: Node, stored: str) -> Sequence[str]:
     value = update.inputs[0]
     while value != stored:
         node = graph.producers.get(value)
-        row = row_of(node) if node is not None else None
-        if node is None or row is None or not row.overwrites:
+        if node is None or not row_of(node).overwrites:
             return ()
         value = node.inputs[0]
         readers = {reader.name for reader in graph.consumers[value]} - {update.name}

@@ -16,7 +16,7 @@ from partitioner.ir.program import ProgramError
 def local_op(graph: Graph, placed: PlacedNode, point: Mapping[str, int]) -> LocalOp:
     """What the device at a mesh coordinate runs for a node; ProgramError if its row fails."""
     row = row_of(placed.node)
-    if placed.rule is None or row is None or row.localize is None or not placed.layouts:
+    if placed.rule is None or row.localize is None or not placed.layouts:
         return LocalOp((placed.node,))
     shapes, out_shapes = (
         tuple(() if at is None else at.sharding.local_shape(at.mesh, point) for at in side)

@@ -12,8 +12,7 @@ from partitioner.ir.plan import PlacedNode
 
 def alternatives(graph: Graph, node: Node, placed: tuple[PlacedNode, ...]) -> Iterator[PlacedNode]:
     """The strategies of a node with each operand that it may take, and the node left out."""
-    row = row_of(node)
-    if row is None or not row.either:
+    if not row_of(node).either:
         yield from placed
     else:
         for slot, value in enumerate(node.inputs):  # it reads this operand alone
@@ -32,8 +31,7 @@ def alternatives(graph: Graph, node: Node, placed: tuple[PlacedNode, ...]) -> It
 
 def everything(node: Node) -> int:
     """Index of the alternative that a node takes where all values are computed again."""
-    row = row_of(node)
-    return len(node.inputs) - 1 if row is not None and row.either else 0
+    return len(node.inputs) - 1 if row_of(node).either else 0
 
 
 def originals(graph: Graph) -> Mapping[str, str]:
@@ -44,9 +42,8 @@ def originals(graph: Graph) -> Mapping[str, str]:
     """
     copied: dict[str, str] = {}
     for node in reversed(graph.nodes):
-        row = row_of(node)
         pairs = []
-        if row is not None and row.either and len(node.inputs) > 1:
+        if row_of(node).either and len(node.inputs) > 1:
             pairs = [(node.inputs[1], node.inputs[0])]
         elif node.name in copied:
             pairs = list(zip(node.inputs, graph.by_name[copied[node.name]].inputs, strict=True))

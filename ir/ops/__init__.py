@@ -14,28 +14,26 @@ from partitioner.ir.ops.table import OpRow, OpView, merged
 from partitioner.ir.rule import Rule
 
 
-def row_of(node: Node) -> OpRow | None:
-    """The node's row, None if its op has none and the node brings no rule along."""
-    row = ROWS.get(node.op)
-    return DERIVED if row is None and node.op.startswith("aten::") and RULE in node.attrs else row
+def row_of(node: Node) -> OpRow:
+    """The node's row; that of its own rule if it brings one along, and `UNKNOWN` for no row."""
+    if node.op not in ROWS and node.op.startswith("aten::") and RULE in node.attrs:
+        return DERIVED
+    return ROWS.get(node.op, UNKNOWN)
 
 
 def is_stored(node: Node) -> bool:
     """Tell whether a node declares what is stored from step to step."""
-    row = row_of(node)
-    return row is not None and row.stored
+    return row_of(node).stored
 
 
 def is_view(node: Node) -> bool:
     """Tell whether a node's result is its first operand's memory, under another shape or not."""
-    row = row_of(node)
-    return row is not None and row.view
+    return row_of(node).view
 
 
 def writes_stored(node: Node) -> bool:
     """Tell whether a node writes to where a value is stored."""
-    row = row_of(node)
-    return row is not None and row.in_place is not None
+    return row_of(node).in_place is not None
 
 
 @dataclass(frozen=True)
@@ -54,13 +52,11 @@ def rule_of(graph: Graph, node: Node) -> Rule | str:
     """The rule of a node, computed once for a graph, or why it has none: the report's clause."""
     known = _KNOWN.setdefault(graph, _Known())
     if node.name not in known.by_node:
-        form, row = _form(graph, node), row_of(node)
+        form = _form(graph, node)
         rule: Rule | str | None = known.by_form.get(form)
-        if row is None:
-            rule = f"op {node.op!r} has no row in the op table"
-        elif rule is None:
+        if rule is None:
             try:
-                rule = row.rule(OpView(node, graph))
+                rule = row_of(node).rule(OpView(node, graph))
             except OpaqueError as error:
                 rule = str(error)
         if isinstance(rule, Rule):
@@ -97,5 +93,10 @@ def rules_of(graph: Graph) -> Mapping[str, Rule | str]:
     return {node.name: rule_of(graph, node) for node in graph.nodes}
 
 
+def _no_rule(view: OpView) -> Rule:
+    raise OpaqueError(f"op {view.node.op!r} has no row in the op table")
+
+
+UNKNOWN = OpRow(_no_rule)
 #: Every row, by the op key of `Node.op`.
 ROWS: Mapping[str, OpRow] = {**merged(aten, onnx), COND: cond_row(rule_of)}

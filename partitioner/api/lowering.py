@@ -378,7 +378,7 @@ def _by_device(keys: Iterable[LocalKey]) -> Mapping[int, Sequence[Key]]:
 def _is_shared(placed: PlacedNode) -> bool:
     """Tell whether all devices of a node's group have the same local node."""
     row = row_of(placed.node)
-    if row is None or row.localize is None or not placed.layouts:
+    if row.localize is None or not placed.layouts:
         return True
     even = all(layout.is_equal for layout in placed.layouts.values())
     where = row.where or (placed.rule is not None and placed.rule.slides(placed.layouts))

@@ -223,10 +223,10 @@ class _Builder:
                 last = len(self.graph.nodes) - 1
                 yield self._item(self._key(value, at, done), self._bytes(value, done), first, last)
         row = row_of(node)
-        if row is not None and row.view and not row.either:
+        if row.view and not row.either:
             return
         for value, at in placed.results():
-            if row is not None and row.stored:
+            if row.stored:
                 dtype = self.graph.types[value].dtype
                 parts = self._bytes(value, at, resident=True)
                 stored = tuple(stored_bytes(node, dtype, nbytes, at.sharding) for nbytes in parts)
@@ -270,7 +270,7 @@ class _Builder:
         if consumer.name in self._names_of_stored and slot == 0:
             forbidden |= _moves_apart(homes, wants)
         row, items = row_of(consumer), dict[Pair, tuple[int, ...]]()
-        if row is not None and row.in_place == slot:
+        if row.in_place == slot:
             pairs = itertools.product(range(len(homes)), range(len(wants)))
             forbidden = frozenset((i, j) for i, j in pairs if homes[i] != wants[j])
         else:
@@ -280,7 +280,7 @@ class _Builder:
                 for pair, path in moves.paths.items()
             )
             items = {pair: some for pair, some in paid if some}
-        if row is not None and row.either:
+        if row.either:
             for i, j in itertools.product(range(len(homes)), range(len(wants))):
                 home = homes[i]
                 if isinstance(home, bool) or isinstance(wants[j], bool) or (i, j) in forbidden:
@@ -301,8 +301,6 @@ class _Builder:
         names: set[str] = set()
         for node in self.graph.nodes:
             row = row_of(node)
-            if row is None:
-                continue
             if (row.view or row.again) and not row.either and node.inputs[0] in stored:
                 names.add(node.name)
             if row.stored or node.name in names:
@@ -486,11 +484,11 @@ def last_uses(graph: Graph) -> Mapping[str, int]:
     for position in range(end, -1, -1):
         node = graph.nodes[position]
         row = row_of(node)
-        if row is not None and row.either:
+        if row.either:
             continue
         lasting = max((last.get(v, position) for v in node.writes), default=position)
         for slot, value in enumerate((*node.inputs, *node.captures)):
-            viewed = row is not None and row.view and slot == 0
+            viewed = row.view and slot == 0
             if value:
                 last[value] = max(last.get(value, -1), lasting if viewed else position, position)
     return {value: last.get(value, 0) for value in graph.types}

@@ -87,8 +87,7 @@ class Folded:
             of_blocks |= {
                 value
                 for node in nodes  # whose results take bytes of their own, and not throughout
-                if (row := row_of(node)) is None
-                or not (row.stored or (row.view and not row.either))
+                if not ((row := row_of(node)).stored or (row.view and not row.either))
                 for value in node.writes
             }
             values |= {value for value in of_blocks if last[value] >= stop}

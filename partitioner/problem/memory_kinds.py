@@ -151,7 +151,6 @@ class Kinds:
             value = left.pop()
             gradients.add(value)
             node = self.graph.producers.get(value)
-            row = row_of(node) if node is not None else None
-            if node is not None and row is not None and row.view:
+            if node is not None and row_of(node).view:
                 left.append(node.inputs[0])
         return frozenset(gradients)

@@ -224,8 +224,7 @@ def chosen(graph: Graph, present: Container[str]) -> Graph:
     writer, made = GraphWriter(source=graph), {*graph.inputs, *graph.constants}
     for node in graph.nodes:
         if node.name not in graph.optional or node.name in present:
-            row = row_of(node)
-            computed = [v for v in node.inputs if v in made] if row and row.either else []
+            computed = [v for v in node.inputs if v in made] if row_of(node).either else []
             if computed:
                 node = replace(node, inputs=tuple(computed[-1:]))
             writer.nodes.append(node)

@@ -198,8 +198,7 @@ class _Cutter:
         )
         for value, at in placed.results():
             self._declare(names[value], value, at.sharding)
-        row = row_of(node)
-        if row is not None and row.where:
+        if row_of(node).where:
             first, *rest = (local_op(self.whole, placed, {AXIS: i}) for i in range(self.count))
             if any(_form(other) != _form(first) for other in rest):
                 raise self._refusal(node, "differs from one micro-batch to the next")

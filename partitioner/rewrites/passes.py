@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import is_stored, is_view, row_of, writes_stored
+from partitioner.ir.ops import UNKNOWN, is_stored, is_view, row_of, writes_stored
 from partitioner.ir.ops.aten.state import ALIAS, EITHER, KEEP, REST, STATE, UPDATE
 from partitioner.ir.pieces.repeats import Stretch, numbered, repetitions
 from partitioner.ir.types import TensorType
@@ -287,7 +287,7 @@ def _offered_access(graph: Graph) -> dict[str, Access]:
                 computed[value] = node
     within = _values_within_regions(forward, backward, graph.types, computed)
     for value, node in computed.items():
-        if row_of(node) is not None:
+        if row_of(node) is not UNKNOWN:
             access[value] = Access.OFFERED if value in within else Access.TAKEN
     return access
 

@@ -155,7 +155,7 @@ class _Proof:
         other = self.part.by_name.get(node.name)
         if other is None or other.op != node.op or other.attrs.keys() != node.attrs.keys():
             return False
-        free = _SIZES | ({"other"} if _scales(node) else set())
+        free = _SIZES | ({"other"} if row_of(node).scales else set())
         return all(node.attrs[key] == v for key, v in other.attrs.items() if key not in free)
 
     def _is_local(self, node: Node) -> bool:
@@ -192,7 +192,7 @@ class _Proof:
         moves = any(v is not None and v.sharding != at for v, at in zip(operands, ins, strict=True))
         if moves or any(how != "sum" for at in outs for _, how in at.partial):
             raise CombinesError
-        share = 1 / self.count if _averages(node) else 1.0
+        share = 1 / self.count if row_of(node).averages else 1.0
         named = zip(node.outputs, outs, strict=True)
         return [_Value(at, share) if name else None for name, at in named]
 
@@ -209,9 +209,8 @@ class _Proof:
         dims = [
             dim for dim, (size, less) in enumerate(zip(shape, own, strict=False)) if size > less
         ]
-        row = row_of(node)
         is_drawn = self.seed in node.reads  # anew for each sample, if there are more of them
-        like = row is not None and (row.uniform or (is_drawn and len(node.reads) == 1))
+        like = row_of(node).uniform or (is_drawn and len(node.reads) == 1)
         if dims and like and shape[dims[0]] % self.count == 0:
             return _Value(cut_along(self.mesh, shape, dims[0]))
         return _Value(Sharding.replicate(shape))
@@ -219,7 +218,7 @@ class _Proof:
     def _scale(self, node: Node) -> float:
         """The number that the whole batch is multiplied by, over that of a micro-batch."""
         other = self.part.by_name.get(node.name)
-        scales = _scales(node)
+        scales = row_of(node).scales
         if not scales or "other" not in node.attrs or other is None:
             return 1.0
         ours, theirs = node.attrs["other"], other.attrs.get("other")
@@ -240,13 +239,12 @@ class _Proof:
         share = shares[0]
         if not all(math.isclose(share, other) for other in shares):
             raise CombinesError
-        if _scales(node) == "over" and len(pending) == 2 and self._is_count(node.inputs[1]):
+        if row_of(node).scales == "over" and len(pending) == 2 and self._is_count(node.inputs[1]):
             self.counted[node.inputs[1]] = None
             return [_Value(pending[0].sharding, 1 / self.count)]
         is_mean = math.isclose(share * self.count, 1.0)
         if PENDING not in rule.factors:
-            row = row_of(node)
-            is_shifted = row is not None and row.shifts and len([*filter(None, node.inputs)]) == 1
+            is_shifted = row_of(node).shifts and len([*filter(None, node.inputs)]) == 1
             if is_mean and is_shifted:  # by a number, or subtracted from one
                 return [_Value(pending[0].sharding, share)]
             raise CombinesError
@@ -270,18 +268,8 @@ class _Proof:
             factor.kind is FactorKind.REDUCE and factor.reduce == "sum"
             for factor in rule.factors.values()
         )
-        is_sum = summed and len(node.inputs) == 1 and not _averages(node)
+        is_sum = summed and len(node.inputs) == 1 and not row_of(node).averages
         return is_sum and self.whole.types[node.inputs[0]].dtype == "bool"
-
-
-def _scales(node: Node) -> str:
-    row = row_of(node)
-    return row.scales if row is not None else ""
-
-
-def _averages(node: Node) -> bool:
-    row = row_of(node)
-    return row is not None and row.averages
 
 
 def taken(

@@ -39,7 +39,7 @@ def stages_of_all(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
         if node.name in graph.backward and not flowing.isdisjoint(node.reads):
             reached.add(node.name)
             flowing.update(node.writes)
-        if row is not None and row.in_place is not None:
+        if row.in_place is not None:
             stages[node.name] = stages[graph.producers[node.inputs[row.in_place]].name]
         elif node.name in reached:
             sources = (stages[name] for name in _makers(graph, node) if name in reached)
@@ -89,6 +89,6 @@ def _repeated_stage(graph: Graph, node: Node, stages: Mapping[str, int]) -> int:
     """The stage of a backward node that gradients do not reach; those of its readers are known."""
     row, makers, readers = row_of(node), _makers(graph, node), _readers(graph, node)
     around = [*makers, *readers, graph.twins.get(node.name, "")]
-    if row is not None and row.again and len({stages[name] for name in readers}) > 1:
+    if row.again and len({stages[name] for name in readers}) > 1:
         around = makers  # another name of a value
     return max((stages[name] for name in around if name in stages), default=0)

@@ -174,10 +174,10 @@ class _Cutter:
         return tuple((axis, one.reduce) for axis, one in factors if one.kind is FactorKind.REDUCE)
 
     def _rule(self, node: Node) -> Rule:
-        rule, row = rule_of(self.graph, node), row_of(node)
+        rule = rule_of(self.graph, node)
         if not isinstance(rule, Rule):
             raise _refusal(node, f"has no loops: {rule}")
-        if row is not None and row.either:
+        if row_of(node).either:
             raise _refusal(node, "takes either of two values")
         return rule
 

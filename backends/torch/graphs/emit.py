@@ -231,8 +231,7 @@ class PassWriter:
         """Add a node of the program, which is of a task."""
         if node.op == STATE:
             return
-        row = row_of(node)
-        views = row is not None and (row.view or node.op == REST) and len(node.outputs) == 1
+        views = (row_of(node).view or node.op == REST) and len(node.outputs) == 1
         # what only renames or reshapes a value on its way need not wait for it
         is_late = views and not isinstance(self.known[node.inputs[0]], fx.Node)
         if is_late or self._rests(node):

@@ -106,14 +106,14 @@ def _moved(nodes: Iterable[PlacedNode]) -> dict[str, tuple[int, DimLayout]]:
         row, operands, results = row_of(placed.node), placed.operands(), placed.results()
         made.update((value, at.sharding) for value, at in results)
         uses = [(value, at.sharding) for value, at in operands]
-        if row is not None and row.stored:
+        if row.stored:
             homes.update((value, at.sharding) for value, at in results)
             names.update((value, value) for value, _ in results)
             uses = []
-        elif row is not None and row.again and operands[0][0] in names:
+        elif row.again and operands[0][0] in names:
             names[results[0][0]] = names[operands[0][0]]
             uses = []
-        elif row is not None and row.in_place is not None:
+        elif row.in_place is not None:
             new, over = placed.node.inputs[0], placed.node.inputs[row.in_place]
             uses = [(over, made[new])] if new in made else []
         for value, used in uses:

@@ -243,8 +243,7 @@ class _Ribbon:
         """The index of a node's part in `PARTS`; the update writes over a weight."""
         if node.name not in self.graph.backward:
             return 0
-        row = row_of(node)
-        over = row.in_place if row is not None else None
+        over = row_of(node).in_place
         return UPDATE if over is not None and node.inputs[over] in self.static else 1
 
     def _lanes(self) -> tuple[list[SwimLane], Mapping[int, list[int]]]:

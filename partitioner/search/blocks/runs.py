@@ -344,7 +344,7 @@ class Runs:
     def _made_bytes(self, node: Node) -> int:
         """Bytes that a node makes as it is; a view and a stored value are none."""
         row = row_of(node)
-        if row is not None and (row.view or row.stored):
+        if row.view or row.stored:
             return 0
         return sum(self.graph.types[value].nbytes for value in node.writes)
 
@@ -416,8 +416,7 @@ class _Tally:
                 self.constants[value, self._box(at.sharding)] = self._bytes(value, at.sharding)
             else:
                 used.append(self._read(value, at.sharding, self.layout.made.get(value)))
-        row = row_of(placed.node)
-        is_view = row is not None and row.view and bool(used)
+        is_view = row_of(placed.node).view and bool(used)
         for value, at in placed.results():
             if is_view:
                 self.root[value] = used[0]

@@ -165,7 +165,7 @@ class Parts:
     def _is_stored(self, node: Node) -> bool:
         """Tell whether a node computes nothing: it stores a value, or gives it another name."""
         row = row_of(node)
-        return row is not None and (row.stored or row.again or row.in_place is not None)
+        return row.stored or row.again or row.in_place is not None
 
     @cached_property
     def _behind(self) -> Sequence[int]:
@@ -182,13 +182,13 @@ class Parts:
         """Position of the last node that reads a value, or an alias of it in another pass."""
         last = -1
         row = row_of(self.graph.producers[value])
-        if row is not None and row.stored:
+        if row.stored:
             return last
         for reader in self.graph.consumers[value]:
             row, at = row_of(reader), self.graph.order[reader.name]
-            if row is not None and row.again:
+            if row.again:
                 last = max(last, *(self._last_read(name) for name in reader.writes))
-            elif row is None or row.in_place is None:
+            elif row.in_place is None:
                 last = max(last, at)
         return last
 

@@ -150,7 +150,7 @@ class AskedNodes:
         """Pairs of nodes that share a buffer: stored values, their views, writes in place."""
         weights, pairs = frozenset(weight_side(self.graph)), []
         for node in self.graph.nodes:
-            slot = _in_place(node)
+            slot = row_of(node).in_place
             slot = 0 if slot is None and node.name in weights and node.inputs else slot
             producer = self.graph.producers.get(node.inputs[slot]) if slot is not None else None
             if producer is not None:
@@ -193,7 +193,7 @@ class AskedNodes:
 
     def _shares_buffers(self, node: Node, placed: PlacedNode) -> bool:
         """Test whether what is written in place lies as its producer has it."""
-        slot = _in_place(node)
+        slot = row_of(node).in_place
         if slot is not None and node.inputs[slot] in self.graph.producers:
             producer = self.graph.producers[node.inputs[slot]]
             if dict(self._at(producer).results())[node.inputs[slot]] != placed.ins[slot]:
@@ -207,7 +207,7 @@ class AskedNodes:
     def _kept_writers(self, value: str) -> Iterator[tuple[int, PlacedNode]]:
         """Yield the nodes of a kept plan that write a value in place, each with its operand."""
         for reader in self.graph.consumers[value]:
-            slot, kept = _in_place(reader), self._kept(reader)
+            slot, kept = row_of(reader).in_place, self._kept(reader)
             if kept is not None and slot is not None and reader.inputs[slot] == value:
                 yield slot, kept
 
@@ -222,9 +222,3 @@ class AskedNodes:
             comms = (priced for hop in hops for priced in hop.comms)
             seconds += sum(max(priced.seconds.values(), default=0.0) for priced in comms)
         return seconds
-
-
-def _in_place(node: Node) -> int | None:
-    """The operand that a node writes in place; None if there is none."""
-    row = row_of(node)
-    return row.in_place if row is not None else None

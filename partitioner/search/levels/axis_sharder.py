@@ -273,8 +273,6 @@ def weight_side(graph: Graph) -> Iterator[str]:
     weights: set[str] = set()
     for node in graph.nodes:
         row = row_of(node)
-        if row is None:
-            continue
         led = row.view and row.in_place is None and node.reads and weights.issuperset(node.reads)
         if row.stored or led:
             weights.update(node.writes)

@@ -390,7 +390,7 @@ def _spans(
     for node in graph.nodes:
         row = row_of(node)
         turn = 0 if node.name not in graph.backward else 2 if node.name in weights else 1
-        if row is not None and (row.view or row.again or row.either) and node.inputs:
+        if (row.view or row.again or row.either) and node.inputs:
             value = node.inputs[0]
             roots.update(dict.fromkeys(node.writes, roots.get(value, value)))
             continue

@@ -71,8 +71,7 @@ def offered_regions(
 
 def takes_either(node: Node) -> bool:
     """Whether a node takes a value as it was kept or, if it has a second operand, a copy."""
-    row = row_of(node)
-    return row is not None and row.either
+    return row_of(node).either
 
 
 def _components(graph: Graph) -> Iterator[tuple[Node, ...]]:

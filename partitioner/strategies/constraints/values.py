@@ -78,8 +78,7 @@ class Pin:
         """Test whether it binds a node as one that makes or reads its tensor."""
         if self.side and (self.tensor in node.outputs) != (self.side == "made"):
             return False
-        row = row_of(node)
-        return self.side != "read" or row is None or row.in_place is None
+        return self.side != "read" or row_of(node).in_place is None
 
     def honoured(self, node: Node, placed: PlacedNode) -> bool:
         """Test whether a strategy of a node is as demanded."""

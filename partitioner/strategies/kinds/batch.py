@@ -98,8 +98,8 @@ def sequence_of(graph: Graph) -> Followed:
 
 def _caches(graph: Graph) -> tuple[str, ...]:
     """Values that a call reads as the one before it has left them, parameters apart."""
-    rows = ((node, row_of(node)) for node in graph.nodes if node.attrs.get("role") == "next")
-    return tuple(n.inputs[row.in_place] for n, row in rows if row and row.in_place is not None)
+    nodes = (node for node in graph.nodes if node.attrs.get("role") == "next")
+    return tuple(n.inputs[at] for n in nodes if (at := row_of(n).in_place) is not None)
 
 
 def follow(
@@ -158,7 +158,7 @@ class _Walk:
     @cached_property
     def weights(self) -> frozenset[str]:
         """Values that are kept from step to step, and constants."""
-        stored = (n.outputs[0] for n in self.graph.nodes if (row := row_of(n)) and row.stored)
+        stored = (node.outputs[0] for node in self.graph.nodes if row_of(node).stored)
         return frozenset((*stored, *self.graph.constants)).difference(self.fed or ())
 
     @property

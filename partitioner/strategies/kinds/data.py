@@ -92,10 +92,10 @@ def depending(graph: Graph, batch: Followed) -> Iterator[str]:
         passes = read and isinstance(rule, Rule) and rule.linear.issuperset(read)
         if not (depends or passes):
             continue
-        if row is None or row.in_place is None:
+        if row.in_place is None:
             is_sum = batch.factors.get(node.name) and not batch.values.intersection(node.writes)
             (sums if is_sum or not depends else known).update(node.writes)
-            if row is None or not row.again:
+            if not row.again:
                 yield node.name
 
 
@@ -139,7 +139,7 @@ def parameter_uses(graph: Graph) -> Mapping[str, tuple[str, ...]]:
     trained = {_origin(graph, value) for value in updated}
     for node in graph.nodes:
         row = row_of(node)
-        if row is None or row.in_place is not None:
+        if row.in_place is not None:
             continue
         if row.stored and not node.inputs and (node.outputs[0] in trained or not graph.backward):
             by_parameter[node.outputs[0]] = []
@@ -162,8 +162,7 @@ def _origin(graph: Graph, value: str) -> str:
 
 def is_again(graph: Graph, value: str) -> bool:
     """Test whether a value is another one, in a pass or at rest."""
-    row = row_of(graph.producers[value])
-    return row is not None and row.again
+    return row_of(graph.producers[value]).again
 
 
 def is_stored_again(graph: Graph, value: str) -> bool:

@@ -24,7 +24,7 @@ from partitioner.ir.layout import DimLayout
 from partitioner.ir.loops.factors import FactorKind, names_of, single
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.loads import origins
-from partitioner.ir.ops import is_stored, row_of, rules_of
+from partitioner.ir.ops import is_stored, row_of, rules_of, writes_stored
 from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
 from partitioner.strategies.kinds.data import DataParallel
@@ -330,8 +330,7 @@ def _with_what_they_alone_read(graph: Graph, owner: Mapping[str, int]) -> dict[s
     }
     most = max((graph.types[value].nbytes for value in given), default=0)
     for node in reversed(graph.nodes):
-        row = row_of(node)
-        stays = row is not None and (row.stored or row.in_place is not None)
+        stays = is_stored(node) or writes_stored(node)
         if node.name in owners or stays or not outputs.isdisjoint(node.writes):
             continue
         readers = {owners.get(reader.name) for v in node.writes for reader in graph.consumers[v]}
@@ -351,7 +350,7 @@ def _through_views(graph: Graph, node: Node) -> Iterator[str]:
         yield value
         while (maker := graph.producers.get(value)) is not None and maker.inputs:
             row = row_of(maker)
-            if row is None or not (row.view or row.again):
+            if not (row.view or row.again):
                 break
             value = maker.inputs[0]
             yield value

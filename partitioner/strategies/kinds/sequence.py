@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from partitioner.ir.graph import Graph
 from partitioner.ir.loops.windows import Parts
-from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.ops import is_stored, row_of, rule_of, writes_stored
 from partitioner.ir.plan import Plan
 from partitioner.ir.rule import Rule
 from partitioner.rewrites.ring import STEP, ring
@@ -68,8 +68,8 @@ def sequence_constraints(asked: Asked) -> Constraints:
         own = frozenset() if name in sequence.broken else sequence.factors.get(name, frozenset())
         nodes[name] = parts or own
     for node in asked.graph.nodes:  # what is sent round a ring lies in parts, as an alias too
-        row, maker = row_of(node), asked.graph.producers.get(node.reads[0]) if node.reads else None
-        if row is not None and row.ahead and maker is not None and maker.name not in nodes:
+        maker = asked.graph.producers.get(node.reads[0]) if node.reads else None
+        if row_of(node).ahead and maker is not None and maker.name not in nodes:
             nodes[maker.name] = frozenset({"d2"})
     whole = DataParallel(SEQUENCE, at_rest=False, until_use=False)
     return Constraints(tuple(stored_pins(asked, sequence, whole)), busy={asked.axis: nodes})
@@ -98,9 +98,8 @@ def sequence_notes(asked: Asked, plan: Plan) -> tuple[str, ...]:
     ]
     without = f"; {', '.join(others)} without it" if others else ""
     notes = [f"parallel {SEQUENCE}: the sequence is {_dims(sequence)}{without}"]
-    rows = ((name, row_of(graph.by_name[name])) for name in sequence.factors)
-    stored = {name for name, row in rows if row and (row.stored or row.in_place is not None)}
-    reached = dict.fromkeys(name for name in sequence.factors if name not in stored)
+    nodes = (graph.by_name[name] for name in sequence.factors)
+    reached = dict.fromkeys(n.name for n in nodes if not (is_stored(n) or writes_stored(n)))
     if whole := whole_operators(graph, plan, axis, reached):
         notes.append(
             f"parallel {SEQUENCE}: {whole} cannot be cut with the sequence, and each device of an "

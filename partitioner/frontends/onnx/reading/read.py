@@ -62,7 +62,7 @@ class Source:
 
 
 def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> Source:
-    """Read and check a model: a file or a message. To plan only, files of weights may be missing."""
+    """Read and check a file or a message; to plan only, files of weights may be missing."""
     if not is_a(model, str, Path, ModelProto):
         raise FrontendError(
             f"the model is {typed(model)}; give the path of a file, an onnx.ModelProto or an "

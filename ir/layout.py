@@ -309,6 +309,11 @@ class DimLayout:
         return not self.axes or _is_equal(self)
 
     @property
+    def is_in_order(self) -> bool:
+        """Tell whether the places of one axis have a run of elements each, in their order."""
+        return len(self.axes) == 1 and len(self.segments) == 1 and not self.windows
+
+    @property
     def is_chunked(self) -> bool:
         """Tell whether the parts are those of ``torch.chunk``, the only cuts that DTensor has."""
         if not self.axes:

@@ -367,7 +367,8 @@ class _Propagation:
     def _add(self, node: Node, rule: Rule, axes: Axes, cut: ClassCut) -> bool:
         """Keep a cut of a node if it is new and possible; whether it was kept."""
         kept = self.cuts[node.name].setdefault(axes, [])
-        if cut in kept or not _is_valid(node, rule, cut):
+        by_share = bool(self.choice.shares)
+        if cut in kept or not _is_valid(node, rule, cut, by_share=by_share):
             return False
         if not any(set(link) == set(cut) for link in rule.links):
             return False
@@ -411,15 +412,17 @@ class _Propagation:
             known.append(layout)
 
 
-def _is_valid(node: Node, rule: Rule, cut: ClassCut) -> bool:
+def _is_valid(node: Node, rule: Rule, cut: ClassCut, *, by_share: bool) -> bool:
     """Test that no part is empty and that, for a stored value, a DTensor can express the cut.
+
+    On unlike devices, `by_share`, parts may have any sizes.
 
     What a device adds to a part of the result, of no operand's dim, may be nothing.
     """
     stored = is_stored(node)
     return all(
         (min(layout.sizes()) > 0 or (len(cut) > 1 and name not in rule.read))
-        and (not stored or layout.is_chunked)
+        and (not stored or layout.is_chunked or (by_share and layout.is_in_order))
         for name, layout in cut.items()
     )
 

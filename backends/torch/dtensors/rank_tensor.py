@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.agreeing.faults import named
+from partitioner.backends.torch.dtensors.uneven_shard import has_uneven
 
 aten = torch.ops.aten
 #: Computes a call of an operator, with its arguments by position and by name.
@@ -99,6 +100,14 @@ class RankTensor(DTensor):
             whole: Tensor = _Gathered.apply(self)  # type: ignore[no-untyped-call]
             return whole
         return super().full_tensor(grad_placements=grad_placements)
+
+    def redistribute(
+        self, device_mesh: Any = None, placements: Any = None, **options: Any
+    ) -> DTensor:
+        """Cut it otherwise, as PyTorch does, or gather it; parts of any sizes are only gathered."""
+        if has_uneven(self.placements) and not all(one.is_replicate() for one in placements or ()):
+            refuse("redistribute")
+        return super().redistribute(device_mesh, placements, **options)
 
     def share_memory_(self) -> NoReturn:
         """Refuse it: PyTorch would read memory that this tensor has none of."""
@@ -228,6 +237,7 @@ def is_cut_alike(one: DTensor, other: DTensor) -> bool:
     spec, wanted = other._spec, one._spec
     return spec is wanted or (
         spec.placements == wanted.placements
+        and [*map(type, spec.placements)] == [*map(type, wanted.placements)]
         and spec.shape == wanted.shape
         and spec.mesh == wanted.mesh
     )
@@ -351,7 +361,10 @@ def _copied(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor
     if isinstance(source, DTensor) and not is_cut_alike(tensor, source):
         if source._spec.mesh != tensor._spec.mesh or source.shape != tensor.shape:
             refuse(func)
-        source = source.redistribute(placements=tensor._spec.placements)
+        if has_uneven((*source.placements, *tensor.placements)):
+            source = RankTensor.of(part_of_whole(whole_of(source), tensor._spec), tensor._spec)
+        else:
+            source = source.redistribute(placements=tensor._spec.placements)
     if isinstance(source, DTensor):
         part = source._local_tensor
     elif tensor.is_here:

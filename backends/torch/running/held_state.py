@@ -16,6 +16,7 @@ from partitioner.backends.regions import box_view
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.agreeing.faults import telling
 from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
+from partitioner.backends.torch.dtensors.uneven_shard import shard_of
 from partitioner.backends.torch.state.shards import (
     gathered_value,
     part_of,
@@ -169,8 +170,9 @@ def distributed(
     meta = TensorMeta(outline.shape, outline.stride(), part.dtype)
     placements: list[Shard | Replicate] = []
     for axis in place.mesh.names or ("one",):
-        dims = [dim for dim, layout in enumerate(place.sharding.dims) if axis in layout.axes]
-        placements.append(Shard(dims[0]) if dims else Replicate())
+        cuts = place.sharding.dims
+        of_axis = [shard_of(dim, cut) for dim, cut in enumerate(cuts) if axis in cut.axes]
+        placements.append(of_axis[0] if of_axis else Replicate())
     spec = DTensorSpec(meshes[place.mesh], tuple(placements), meta)
     return RankTensor.of(part, spec, agreement)
 

@@ -396,7 +396,11 @@ def sharded_within(
     key = graph.digest, len(graph.optional), size, limit
     if key in known:
         return known[key]
-    first = cluster.first(size).with_memory(max(1, limit))
+    first, least = cluster.first(size), least_memory(cluster)
+    own = size == len(cluster)  # else the first devices stand for those of any stage
+    limits = (limit + (spec.memory_bytes - least if own else 0) for spec in first.devices)
+    specs = zip(first.devices, limits, strict=True)
+    first = replace(first, devices=tuple(replace(d, memory_bytes=max(1, n)) for d, n in specs))
     spaces = request.inside_stages(size, micro_batches, len(cluster) // size).over(size).on(graph)
     work = budget.work.share(2 if graph.backward else 1).of_the_clock(2)
     try:

@@ -24,6 +24,8 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.solver.work import now_s
 
 STEPS = 20
+#: Of a measured peak, the share by which that of a prediction may differ.
+OFF = 0.05
 Made = tuple[Callable[[int], nn.Module], Callable[[], tuple[Tensor, ...]]]
 MODELS: Mapping[str, Made] = {
     "mlp": (lambda layers: perceptron(layers, 1024), lambda: (torch.zeros(256, 1024),)),
@@ -61,8 +63,8 @@ class Rung:
             PartitionerError: There is no plan.
         """
         more = {"memory": self.limit_bytes, "time_limit_s": time_limit_s, **options}
-        cluster = f"{self.devices}xh100"
-        return _planned(self.model, self.layers, training=self.training, cluster=cluster, **more)
+        more = {"cluster": f"{self.devices}xh100", **more}
+        return _planned(self.model, self.layers, training=self.training, **more)
 
     def forced(self) -> Iterator[Mapping[str, Any]]:
         """Options that force plans of one kind, the usual ways to save memory first."""
@@ -161,17 +163,58 @@ def climbed(rung: Rung, time_limit_s: float, *, beside_forced: bool = False) -> 
     return Climbed(outcome, text, cost, round(cpu_s, 1), round(over, 2), plan, forced, least)
 
 
+@dataclass(frozen=True)
+class MeasuredRung:
+    """The peak bytes of each rank of a plan: by the referee, and as PyTorch allocated them."""
+
+    limit_bytes: int
+    predicted: tuple[int, ...]
+    measured: tuple[int, ...]
+
+    @property
+    def off(self) -> float:
+        """By how much the fullest rank's bytes differ from those foretold for it."""
+        rank = max(range(len(self.measured)), key=self.measured.__getitem__)
+        return self.predicted[rank] / self.measured[rank] - 1
+
+    @property
+    def broken(self) -> str:
+        """The promise that it breaks; "" if it keeps all."""
+        if max(self.measured) > self.limit_bytes:
+            return "over the limit"
+        return "" if abs(self.off) <= OFF else "off the prediction"
+
+
+def measured(rung: Rung, time_limit_s: float, **options: Any) -> MeasuredRung:
+    """Run the plan of a rung for one step on gloo ranks of this machine, after one to warm up.
+
+    Raises:
+        PartitionerError: There is no plan.
+    """
+    result = rung.planned(time_limit_s, cluster=f"{rung.devices}xcpu", has_weights=True, **options)
+    _, inputs = _made(rung.model, rung.layers, training=rung.training, has_weights=True)
+    ranks = result.profile(*inputs, steps=1).measured.ranks
+    predicted = (result.evaluation.needed_bytes[rank] for rank in range(rung.devices))
+    return MeasuredRung(
+        rung.limit_bytes, tuple(predicted), tuple(rank.peak_bytes or 0 for rank in ranks)
+    )
+
+
 @cache
-def _made(name: str, layers: int, *, training: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def _made(
+    name: str, layers: int, *, training: bool, has_weights: bool = False
+) -> tuple[nn.Module, tuple[Tensor, ...]]:
     make, inputs = MODELS[name]
-    with torch.device("meta"):
+    with torch.device("cpu" if has_weights else "meta"):
         module = make(layers)
     module.train(training)
     return (Loss(module) if training else module), inputs()
 
 
-def _planned(name: str, layers: int, *, training: bool, **options: Any) -> Any:
-    module, inputs = _made(name, layers, training=training)
+def _planned(
+    name: str, layers: int, *, training: bool, has_weights: bool = False, **options: Any
+) -> Any:
+    module, inputs = _made(name, layers, training=training, has_weights=has_weights)
     return partitioner.compile(module, inputs, training=training, **options)
 
 

@@ -1,0 +1,73 @@
+"""A placement of DTensor's in parts of any sizes, for devices of unlike speed or memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed._functional_collectives import all_gather_tensor
+from torch.distributed.tensor import Shard
+
+from partitioner.ir.layout import DimLayout
+
+
+class UnevenShard(Shard):
+    """A dim in consecutive parts of these sizes; `Shard` has those of `torch.chunk`.
+
+    PyTorch asks a placement for its rank's size and offset, for the whole of the parts and for a
+    part of the whole. It does not ask it for parts of another cut of the same dim, see
+    `RankTensor.redistribute`.
+    """
+
+    def __init__(self, dim: int, sizes: Sequence[int]) -> None:
+        super().__init__(dim)
+        self.sizes = tuple(sizes)
+
+    def _local_shard_size_and_offset(
+        self, curr_local_size: Any, num_chunks: Any, rank: Any
+    ) -> tuple[Any, Any]:
+        return self.sizes[rank], sum(self.sizes[:rank])
+
+    def _to_replicate_tensor(
+        self, local_tensor: Tensor, mesh: Any, mesh_dim: int, current_logical_shape: Any
+    ) -> Tensor:
+        most, dim = max(self.sizes), self.dim
+        shape = list(local_tensor.shape)
+        shape[dim] = most - shape[dim]
+        padded = torch.cat([local_tensor, local_tensor.new_zeros(shape)], dim)
+        gathered = all_gather_tensor(padded.contiguous(), dim, (mesh, mesh_dim))
+        parts = [gathered.narrow(dim, i * most, size) for i, size in enumerate(self.sizes)]
+        return torch.cat(parts, dim)
+
+    def _replicate_to_shard(
+        self, local_tensor: Tensor, mesh: Any, mesh_dim: int, shard_index: Any
+    ) -> Tensor:
+        start = [0, *accumulate(self.sizes)][shard_index]
+        return local_tensor.narrow(self.dim, start, self.sizes[shard_index]).clone()
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the sizes too; PyTorch asks whether it is the `Shard` of its dim, and it is."""
+        sizes = other.sizes if isinstance(other, UnevenShard) else self.sizes
+        return isinstance(other, Shard) and (self.dim, self.sizes) == (other.dim, sizes)
+
+    def __hash__(self) -> int:
+        return hash((self.dim, self.sizes))
+
+    def __repr__(self) -> str:
+        return f"UnevenShard(dim={self.dim}, sizes={self.sizes})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UnevenShard, (self.dim, self.sizes)
+
+
+def shard_of(dim: int, cut: DimLayout) -> Shard:
+    """Give the placement over an axis of a stored value's dim that is cut over it."""
+    return Shard(dim) if cut.is_chunked else UnevenShard(dim, cut.sizes())
+
+
+def has_uneven(placements: Sequence[Any]) -> bool:
+    """Test whether any placement is in parts that PyTorch does not know."""
+    return any(isinstance(place, UnevenShard) for place in placements)

@@ -8,6 +8,7 @@ blocks go. What plans, prices, lowers and runs a graph needs to know nothing of 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +39,8 @@ class BlockGraph:
     positions: Mapping[str, int]
     #: Number of the block in its stretch, of the nodes of the blocks of cut stretches.
     numbers: Mapping[str, int]
+    #: The nodes and values of blocks that each node and value of the whole graph is in, by name.
+    copies: Mapping[str, tuple[str, ...]]
 
 
 def block_graph(graph: Graph, blocks: Blocks) -> Graph:
@@ -49,7 +52,12 @@ def traced_blocks(graph: Graph, blocks: Blocks) -> BlockGraph:
     """As `block_graph`, with where the nodes of the graph are from."""
     whole, stretches = computing_again(graph, blocks)
     writer = _BlockWriter(whole, stretches, GraphWriter(source=whole))
-    return BlockGraph(writer.run(), writer.positions, writer.numbers)
+    cut = writer.run()
+    copies = defaultdict[str, list[str]](list)
+    for name, origin in writer.origins.items():
+        copies[origin].append(name)
+    by_name = {name: tuple(names) for name, names in copies.items()}
+    return BlockGraph(cut, writer.positions, writer.numbers, by_name)
 
 
 @dataclass
@@ -60,6 +68,7 @@ class _BlockWriter:
     cut_constants: dict[tuple[str, Region], str] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)  # in their stretch
+    origins: dict[str, str] = field(default_factory=dict)  # of copies
     count: int = 0  # of blocks so far
 
     def run(self) -> Graph:
@@ -100,6 +109,7 @@ class _BlockWriter:
                 wanted = _box(at, layout.mesh, point)
                 held = _box(layout.made[value], layout.mesh, point)
                 handed[value] = self._piece(names[value], held, wanted, names[value])
+                self.origins.setdefault(handed[value], value)
             self.numbers.update((node.name, index) for node in nodes[start:])
             self._end_block(start)
             for value, part in handed.items():
@@ -128,10 +138,13 @@ class _BlockWriter:
                 if (value, region) not in self.cut_constants:
                     part = self.writer.constant_part(value, region, type_)
                     self.cut_constants[value, region] = part
+                    self.origins[part] = value
                 return self.cut_constants[value, region]
             if (name, wanted) not in pieces:
                 called = name if value in names else f"{value}.{suffix}"
                 pieces[name, wanted] = self._piece(name, held, wanted, called)
+                if pieces[name, wanted] != value:
+                    self.origins.setdefault(pieces[name, wanted], value)
             return pieces[name, wanted]
 
         for placed in layout.placed:
@@ -143,7 +156,11 @@ class _BlockWriter:
             for value, at in placed.results():
                 type_ = at.sharding.local_type(self.whole.types[value], at.mesh, point)
                 names[value] = self.writer.value(f"{value}.{suffix}", type_)
+                self.origins[names[value]] = value
+            before = len(self.writer.nodes)
             self.writer.local(placed, point, operands, names, suffix)
+            new = (one.name for one in self.writer.nodes[before:])
+            self.origins.update(dict.fromkeys(new, node.name))
         return names
 
     def _piece(self, name: str, held: _Box, wanted: _Box, called: str) -> str:

@@ -11,8 +11,10 @@ of the tensor that its neighbours allow, that one is followed which ends at the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from glob import escape
 from itertools import combinations
 
 from partitioner.ir.errors import did_you_mean
@@ -33,6 +35,20 @@ def check_named(named: NamedDims, graph: Graph) -> None:
     """
     for name in named.dims:
         _seeds(named, name, graph)
+
+
+def in_copies(named: NamedDims, graph: Graph, copies: Callable[[str], Iterable[str]]) -> NamedDims:
+    """The same names of the dims of copies that another graph has of values of this one."""
+    dims = {
+        name: tuple(
+            f"{escape(copy)}.{dim}"
+            for value, dim in dict.fromkeys(_seeds(named, name, graph))
+            for copy in copies(value)
+        )
+        for name in named.dims
+    }
+    layout = {name: axes for name, axes in named.layout.items() if dims[name]}
+    return replace(named, dims={name: of for name, of in dims.items() if of}, layout=layout)
 
 
 def bound(named: NamedDims, graph: Graph, mesh: Mapping[str, int]) -> tuple[Along, ...]:

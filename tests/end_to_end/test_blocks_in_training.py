@@ -27,7 +27,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.plan import NodePlan
 from partitioner.problem.build import planned_on
-from partitioner.rewrites.block_graph import block_graph
+from partitioner.rewrites.block_graph import block_graph, traced_blocks
 from partitioner.search.blocks.shared import Shared
 from partitioner.search.blocks.training import Parts
 from partitioner.search.request import Budget, Request
@@ -335,14 +335,13 @@ def shared(
         mesh=request.mesh,
     )
     blocks = blocks_of(whole, cut)
-    graph = block_graph(whole.graph, blocks)
-    planned = Shared.of(whole.graph, devices, request).plan(
-        graph, whole.cluster, Budget.of(request)
-    )
+    traced = traced_blocks(whole.graph, blocks)
+    sharing = Shared.of(whole.graph, devices, request)
+    planned = sharing.plan(traced, whole.cluster, Budget.of(request))
     assert planned is not None
     plan = replace(planned[1], blocks=blocks)
-    model = ModuleModel(whole.model.module.on(graph), whole.model.source)
-    cost = evaluate(graph, plan, whole.cluster)
+    model = ModuleModel(whole.model.module.on(traced.graph), whole.model.source)
+    cost = evaluate(traced.graph, plan, whole.cluster)
     return whole, ModuleProgram.of(model, whole.cluster, plan, cost, {})
 
 

@@ -9,9 +9,8 @@ all devices, or both. In training, every device runs its part of each block
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from glob import escape
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import evaluate, one_device
@@ -24,7 +23,7 @@ from partitioner.problem.build import planned_on
 from partitioner.rewrites.block_graph import BlockGraph, traced_blocks
 from partitioner.search.blocks.paths import MARGINS, PathSearch
 from partitioner.search.blocks.runs import Option, Runs
-from partitioner.search.blocks.shared import SHARED_KINDS, Shared
+from partitioner.search.blocks.shared import Shared, is_shared, on_blocks
 from partitioner.search.blocks.training import training_blocks
 from partitioner.search.levels.asked_nodes import AskedNodes
 from partitioner.search.outcome import Candidate, Outcome, SpaceResult, winner
@@ -76,7 +75,7 @@ class BlockPlan:
             return None
         family, plan = planned
         if pins.names_devices and len(cluster) > 1:
-            of_blocks = _on_blocks(pins, graph)
+            of_blocks = on_blocks(pins, graph, cut)
             plan = AskedNodes(cut.graph, plan, of_blocks, Resharder(cluster)).decided()
         return family, replace(plan, blocks=self.blocks)
 
@@ -84,7 +83,7 @@ class BlockPlan:
         self, graph: Graph, cut: BlockGraph, cluster: Cluster, budget: Budget
     ) -> tuple[Family, Plan] | None:
         if self.shared is not None:
-            return self.shared.plan(cut.graph, cluster, budget)
+            return self.shared.plan(cut, cluster, budget)
         groups = tuple(DeviceMesh.single(device) for device in range(len(cluster)))
         name = "inter" if len(cluster) > 1 else "single"
         devices = self._devices(graph, cut, len(cluster))
@@ -107,36 +106,13 @@ class BlockPlan:
         return devices
 
 
-def _on_blocks(pins: Constraints, graph: Graph) -> Constraints:
-    """Pins of nodes to devices, as those of the nodes in each block."""
-    named = (
-        (pin, tuple(escape(node.name) for node in graph.nodes if pin.names(node)))
-        for pin in pins.pins
-    )
-    return Constraints(
-        tuple(
-            replace(pin, op="", nodes=(*names, *(f"{name}.block*" for name in names)))
-            for pin, names in named
-        )
-    )
-
-
 def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:
     """The part of a request with which no blocks are searched; "" if they are."""
     trains, several = bool(graph.backward), len(cluster) > 1
-    is_kept, is_kind = request.constraints.plan is not None, bool(request.parallel)
-    named = request.constraints.named
-    cutting = any(not pin.devices for pin in request.constraints.pins)
-    is_shared = trains and request.parallel in SHARED_KINDS
-    unlike = "inter" if trains else "intra"  # what is searched is the other
-    asked = {  # a kind of parallelism has a mesh and pins of its own; on one device it says nothing
-        "a plan to keep": is_kept,
-        "pins of tensors": several and cutting,
-        "named dims": several and named is not None,
-        f"parallel {request.parallel!r}": several and is_kind and not is_shared,
-        "a mesh": several and request.mesh and not (is_kind or trains),
-        "tune": request.tune,
-        f"strategy {request.strategy!r}": several and request.strategy in (unlike, "copies"),
+    places = several and (request.strategy == "copies" or (trains and request.strategy == "inter"))
+    asked = {
+        "a plan to keep": request.constraints.plan is not None,
+        f"strategy {request.strategy!r}": places,
         f"more than {MOST_DEVICES} devices": len(cluster) > MOST_DEVICES,
         "recompute=False": trains and request.recompute is False,
     }
@@ -156,6 +132,7 @@ class BlockSearch:
     needed_bytes: int | None = None
     #: The runs that were priced, by device, whatever the limits of memory.
     _runs: dict[DeviceSpec, Runs] = field(default_factory=dict)
+    _shared: list[tuple[Shared, Runs]] = field(default_factory=list)
 
     def plan(self, budget: Budget) -> Outcome | None:
         """The cheapest known plan; None if none fits.
@@ -163,11 +140,48 @@ class BlockSearch:
         Its bound is the price of the whole graph on the fastest device, or the share of one device
         in it if there are several: blocks compute no less.
         """
-        graph, objective, trains = self.graph, self.request.objective, bool(self.graph.backward)
-        if not graph.nodes:
+        if not self.graph.nodes:
             return None
-        ways, complete = self._in_training(budget) if trains else self._in_inference(budget)
-        best: Candidate | None = None
+        self.searched, self.needed_bytes = "", None
+        said, complete = list[str](), True
+        for search in self._searches():
+            try:
+                ways, in_time = search(budget)
+            except (ConstraintError, SearchError) as error:
+                said.append(str(error))
+                continue
+            complete = complete and in_time
+            said.append(self.searched)
+            fitting = self._fitting(ways, budget)
+            if fitting:
+                result = SpaceResult(tuple(fitting[: self._wanted]), self.searched)
+                stopped = budget.work.stopped or not complete
+                return winner([result], self.request, self.cluster, stopped=stopped)
+            if budget.work.late:
+                break
+        self.searched = ", and ".join(said)
+        return None
+
+    def _searches(self) -> Iterator[Callable[[Budget], tuple[tuple[BlockPlan, ...], bool]]]:
+        """The searches of ways that the request leaves open, those first that cost less."""
+        several, strategy = len(self.cluster) > 1, self.request.strategy
+        if self.graph.backward:
+            yield self._in_training
+            return
+        if not (several and is_shared(self.request)):
+            yield self._in_stages
+        if several and strategy != "inter":
+            yield self._on_a_mesh
+
+    @property
+    def _wanted(self) -> int:
+        """The number of plans that the search keeps."""
+        return self.request.tune or 1
+
+    def _fitting(self, ways: Sequence[BlockPlan], budget: Budget) -> list[Candidate]:
+        """Price ways until enough of them fit; those that do, the cheapest first."""
+        trains = bool(self.graph.backward)
+        fitting: list[Candidate] = []
         needed: list[int] = []
         graphs: dict[Blocks, BlockGraph] = {}
         took_s, enough = 0.0, math.inf  # for the way before; number of ways that are priced
@@ -178,26 +192,23 @@ class BlockSearch:
                 budget.work.stop()
                 continue
             if way.blocks not in graphs:
-                graphs[way.blocks] = traced_blocks(graph, way.blocks)
+                graphs[way.blocks] = traced_blocks(self.graph, way.blocks)
             candidate = self._priced(way, graphs[way.blocks], budget)
             took_s = left_s - budget.work.left_s
             if candidate is not None:
                 needed.append(max(candidate.evaluation.needed_bytes.values()))
-                is_cheaper = best is None or candidate.cost(objective) < best.cost(objective)
-                best = candidate if candidate.evaluation.fits_exactly and is_cheaper else best
+                fitting += [candidate] if candidate.evaluation.fits_exactly else []
             late = budget.work.late
-            if best is not None:  # in training the first that fits is the cheapest by these prices
+            if fitting:  # in training the first that fits is the cheapest by these prices
                 enough = 1 if trains or late else MOST_PRICED
             elif late and not trains:
                 enough = LATE_PRICED
-            if priced >= enough:
+            if priced >= enough and (late or len(fitting) >= self._wanted):
                 break
-        if best is None:
-            self.needed_bytes = min(needed, default=None)
-            return None
-        result = SpaceResult((best,), self.searched)
-        stopped = budget.work.stopped or not complete
-        return winner([result], self.request, self.cluster, stopped=stopped)
+        if not fitting:
+            known = () if self.needed_bytes is None else (self.needed_bytes,)
+            self.needed_bytes = min((*needed, *known), default=None)
+        return sorted(fitting, key=lambda candidate: candidate.cost(self.request.objective))
 
     def _priced(self, way: BlockPlan, cut: BlockGraph, budget: Budget) -> Candidate | None:
         """The plan of a way, which may not fit; None if the search finds none."""
@@ -229,36 +240,75 @@ class BlockSearch:
                 break
         return None
 
-    def _in_inference(self, budget: Budget) -> tuple[tuple[BlockPlan, ...], bool]:
-        """The ways that are expected to fit, and whether all runs in blocks were priced in time.
-
-        Some of the cheapest come first, then the others, those first that leave most room.
-        """
-        cluster, searches = self.cluster, dict[DeviceSpec, PathSearch]()
-        for spec in cluster.first_of_spec:
-            any_memory = replace(spec, memory_bytes=1)
-            if any_memory not in self._runs:
-                level = replace(cluster.levels[0], size=1)
-                alone = replace(cluster, devices=(any_memory,), levels=(level,))
-                self._runs[any_memory] = Runs(self.graph, alone)
-            searches[spec] = PathSearch.of(self._runs[any_memory], spec, len(cluster), budget)
-        ways: dict[BlockPlan, tuple[float, int]] = {}
-        margins: dict[BlockPlan, float] = {}
-        for margin, way, seconds in self._ways(searches):
-            ways.setdefault(way, (seconds, len(way.blocks.stretches)))
-            margins[way] = margin
-            if budget.work.late:
-                break
-        cheapest = sorted(ways, key=ways.__getitem__)
-        more = sorted(cheapest[MOST_PRICED:], key=lambda way: (margins[way], ways[way]))
+    def _in_stages(self, budget: Budget) -> tuple[tuple[BlockPlan, ...], bool]:
+        """The ways in which each node runs whole on one device, as of `_cheapest`."""
+        count = len(self.cluster)
+        searches = {
+            spec: PathSearch.of(self._runs_on(spec), spec, count, budget)
+            for spec in self.cluster.first_of_spec
+        }
         on, spread = "one device", ""
-        if len(cluster) > 1:
-            on = f"stages of {len(cluster)} devices in their order"
+        if count > 1:
+            on = f"stages of {count} devices in their order"
             spread = ", which may be spread over all devices"
         runs = sum(len(search.options) for search in searches.values())
         self.searched = f"{on}, with {runs} runs of nodes in blocks{spread}"
-        complete = all(search.complete for search in searches.values()) and not budget.work.late
-        return (*cheapest[:MOST_PRICED], *more[:MOST_MORE]), complete
+        return _cheapest(self._ways(searches), [*searches.values()], budget)
+
+    def _on_a_mesh(self, budget: Budget) -> tuple[tuple[BlockPlan, ...], bool]:
+        """The ways in which each device runs its part of each node, as of `_cheapest`.
+
+        Paths are searched as on one device with as much memory as if all values were cut as the
+        largest is, or less.
+        """
+        graph, cluster = self.graph, self.cluster
+        spec = min(cluster.devices, key=lambda device: device.memory_bytes)
+        if not self._shared:
+            shared = Shared.ways(graph, cluster, self.request, budget)
+            alone = self._alone(replace(spec, memory_bytes=1))
+            self._shared.extend((one, Runs(graph, alone)) for one in shared)
+        searches = []
+        for one, runs in self._shared:
+            largest = max(graph.producers, key=lambda value: graph.types[value].numel)
+            ratio = one.ratio(graph, largest)
+            for times in dict.fromkeys((ratio, (1 + ratio) / 2, 1.0)):
+                more = replace(spec, memory_bytes=int(times * spec.memory_bytes))
+                searches.append((one, PathSearch.of(runs, more, 1, budget)))
+        kinds = dict.fromkeys(one.kind for one, _ in self._shared)
+        count = sum(len(search.options) for _, search in searches)
+        on = f"{' and '.join(kinds)} over {len(cluster)} devices"
+        self.searched = f"{on}, with {count} runs of nodes in blocks"
+        found = _shared_ways(graph, searches, len(cluster))
+        return _cheapest(found, [search for _, search in searches], budget)
+
+    def _alone(self, spec: DeviceSpec) -> Cluster:
+        """One device of the cluster by itself."""
+        level = replace(self.cluster.levels[0], size=1)
+        return replace(self.cluster, devices=(spec,), levels=(level,))
+
+    def _runs_on(self, spec: DeviceSpec) -> Runs:
+        any_memory = replace(spec, memory_bytes=1)
+        if any_memory not in self._runs:
+            self._runs[any_memory] = Runs(self.graph, self._alone(any_memory))
+        return self._runs[any_memory]
+
+    def _searches_of_shared(self, budget: Budget) -> list[tuple[Shared, PathSearch]]:
+        """The searches of paths on a mesh of all devices, as if it was one device.
+
+        Of its memory, as much as if all values were cut as the largest is, or fewer.
+        """
+        spec = min(self.cluster.devices, key=lambda device: device.memory_bytes)
+        if not self._shared:
+            shared = Shared.ways(self.graph, self.cluster, self.request, budget)
+            alone = self._alone(replace(spec, memory_bytes=1))
+            self._shared.extend((one, Runs(self.graph, alone)) for one in shared)
+        searches = []
+        for one, runs in self._shared:
+            ratio = one.ratio(self.graph, max(self.graph.producers, key=self._numel))
+            for times in dict.fromkeys((ratio, (1 + ratio) / 2, 1.0)):
+                more = replace(spec, memory_bytes=int(times * spec.memory_bytes))
+                searches.append((one, PathSearch.of(runs, more, 1, budget)))
+        return searches
 
     def _ways(
         self, searches: Mapping[DeviceSpec, PathSearch]
@@ -280,20 +330,52 @@ class BlockSearch:
 
     def _in_training(self, budget: Budget) -> tuple[tuple[BlockPlan, ...], bool]:
         """The same on one device, or on devices of which each runs its part of each block."""
-        graph, cluster, shared, on = self.graph, self.cluster, None, "one device"
+        graph, cluster, on = self.graph, self.cluster, "one device"
+        shared: Sequence[Shared | None] = (None,)
         if len(cluster) > 1:
-            try:
-                shared = Shared.of(graph, len(cluster), self.request)
-            except (ConstraintError, SearchError) as error:
-                self.searched = str(error)
-                return (), True
-            on = f"{shared.kind} over {len(cluster)} devices"
-        spec = min(cluster.devices, key=lambda device: device.memory_bytes)
-        alone = replace(cluster, devices=(spec,), levels=(replace(cluster.levels[0], size=1),))
-        trained, runs, complete = training_blocks(graph, alone, budget, shared)
-        self.searched = f"{on}, with {runs} runs of nodes in blocks"
-        stages = ((0, 0),) if shared is None else ()
-        return tuple(BlockPlan(blocks, stages, shared=shared) for blocks in trained), complete
+            known = Shared.ways(graph, cluster, self.request, budget)
+            kinds = dict.fromkeys(one.kind for one in known)
+            shared, on = known, f"{' and '.join(kinds)} over {len(cluster)} devices"
+        alone = self._alone(min(cluster.devices, key=lambda device: device.memory_bytes))
+        ways: list[BlockPlan] = []
+        complete, count = True, 0
+        for one in shared:
+            trained, runs, in_time = training_blocks(graph, alone, budget, one)
+            stages = ((0, 0),) if one is None else ()
+            ways += (BlockPlan(blocks, stages, shared=one) for blocks in trained)
+            complete, count = complete and in_time, count + runs
+        self.searched = f"{on}, with {count} runs of nodes in blocks"
+        return tuple(ways), complete
+
+
+def _cheapest(
+    found: Iterator[tuple[float, BlockPlan, float]], searches: Sequence[PathSearch], budget: Budget
+) -> tuple[tuple[BlockPlan, ...], bool]:
+    """The ways that are expected to fit, and whether all runs in blocks were priced in time.
+
+    Some of the cheapest come first, then the others, those first that leave most room.
+    """
+    ways: dict[BlockPlan, tuple[float, int]] = {}
+    margins: dict[BlockPlan, float] = {}
+    for margin, way, seconds in found:
+        ways.setdefault(way, (seconds, len(way.blocks.stretches)))
+        margins[way] = margin
+        if budget.work.late:
+            break
+    cheapest = sorted(ways, key=ways.__getitem__)
+    more = sorted(cheapest[MOST_PRICED:], key=lambda way: (margins[way], ways[way]))
+    complete = all(search.complete for search in searches) and not budget.work.late
+    return (*cheapest[:MOST_PRICED], *more[:MOST_MORE]), complete
+
+
+def _shared_ways(
+    graph: Graph, searches: Sequence[tuple[Shared, PathSearch]], devices: int
+) -> Iterator[tuple[float, BlockPlan, float]]:
+    """Ways on a mesh of all devices, each with the share of memory it fills and seconds."""
+    for shared, search in searches:
+        for margin, path in search.paths_of_all():
+            blocks = Blocks(tuple(option.stretch(graph) for option in path.runs))
+            yield margin, BlockPlan(blocks, (), shared=shared), path.seconds / devices
 
 
 @dataclass(frozen=True)

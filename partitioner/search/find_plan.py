@@ -140,11 +140,7 @@ def _of_request(outcome: Outcome, graph: Graph, requests: Sequence[Request]) -> 
 def _winner(
     results: Sequence[SpaceResult], request: Request, cluster: Cluster, budget: Budget
 ) -> Outcome:
-    """The best plan that fits by the referee, who counts more than the solver does.
-
-    Raises:
-        Infeasible: There is none, although a plan fits by what the solver counts.
-    """
+    """The best plan that fits by the referee, who counts more than the solver does."""
     fitting = [_that_fit(result) for result in results]
     is_any = any(result.plans for result in fitting)
     outcome = winner(fitting if is_any else results, request, cluster, stopped=budget.work.stopped)

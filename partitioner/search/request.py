@@ -231,11 +231,7 @@ class Request:
             )
 
     def _stage_sizes(self, devices: int) -> tuple[int, ...]:
-        """The sizes that the mesh, `parallel` and the strategy leave.
-
-        Raises:
-            SearchError: They leave none.
-        """
+        """The sizes that the mesh, `parallel` and the strategy leave."""
         sizes = self._sizes_of_meshes(devices)
         if self.strategy == "auto" or devices == 1:
             return sizes
@@ -257,11 +253,7 @@ class Request:
         return (devices,) if is_open else sizes
 
     def _check_whole_operators(self) -> None:
-        """Refuse kinds of parallelism that cut operators where they are placed whole.
-
-        Raises:
-            SearchError: There is one.
-        """
+        """Refuse kinds of parallelism that cut operators where they are placed whole."""
         if inside_stages(self.parallel) is not None and self.strategy == "inter":
             raise SearchError("parallel shards operators; leave it out with strategy 'inter'")
 
@@ -320,10 +312,6 @@ class Request:
 
         Several kinds without a mesh are left without one: all meshes that they may have are
         weighed, see `on_meshes`.
-
-        Raises:
-            SearchError: `parallel` or a layout contradicts the mesh or the strategy, or so many
-                devices have no mesh of so many kinds.
         """
         self._check_whole_operators()
         if devices == 1:
@@ -372,11 +360,7 @@ class Request:
         return frozenset(axes.intersection(self._layout_axes))
 
     def _mesh_of_layout(self, devices: int) -> Mapping[str, int] | None:
-        """The mesh that named dims lie over: the one given, or all devices on their only axis.
-
-        Raises:
-            SearchError: It lacks an axis, or there are several and it is not given.
-        """
+        """The mesh that named dims lie over: the one given, or all devices on their only axis."""
         axes = self._layout_axes
         if not axes:
             return self.mesh

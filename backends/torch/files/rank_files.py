@@ -76,9 +76,6 @@ def write_phases(
     Args:
         origin: Digests of the plan and weights that they were made from.
         last: Whether they are of the last micro-batch alone, which is smaller.
-
-    Raises:
-        BackendError: PyTorch cannot export a graph.
     """
     program = programs.ranks[phases.rank]
     common: dict[str, Any] = {
@@ -152,11 +149,7 @@ def written_phases(
 def with_written_phases(
     folder: Path, phases: RankPhases, *, last: bool = False, device: torch.device = CPU
 ) -> RankPhases:
-    """The phases of a rank, with the graphs in a folder's files, for a device.
-
-    Raises:
-        BackendError: A file cannot be read, or takes or gives other values.
-    """
+    """The phases of a rank, with the graphs in a folder's files, for a device."""
     graphs = dict(phases.graphs)
     for phase, graph in phases.graphs.items():
         if last and phases.is_of_all(phase):
@@ -181,11 +174,7 @@ def with_written_phases(
 
 
 def read_rank_file(path: Path) -> RankFile:
-    """The description in a rank file; its graph and weights are not read.
-
-    Raises:
-        BackendError: The file is no rank file, or one of another version.
-    """
+    """The description in a rank file; its graph and weights are not read."""
     try:
         data = json.loads(read_extra(path, EXTRA))
         if data["version"] != FORMAT_VERSION:
@@ -213,11 +202,7 @@ def _phase_named(name: str) -> str:
 
 
 def read_rank_files(folder: Path) -> tuple[RankFile, ...]:
-    """The descriptions of the forward passes of all ranks.
-
-    Raises:
-        BackendError: A file is missing or wrong, or they are of different programs.
-    """
+    """The descriptions of the forward passes of all ranks."""
     files = [read_rank_file(folder / file_name(0))]
     first = files[0].header
     for rank in range(1, first.ranks):

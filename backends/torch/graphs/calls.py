@@ -47,11 +47,7 @@ _TAKEN = frozenset(dir(fx.GraphModule({}, fx.Graph())))
 
 @cache
 def overload(op: str) -> torch._ops.OpOverload:
-    """The operator of a node's op: ``overload("aten::sum.dim_IntList")``.
-
-    Raises:
-        BackendError: This PyTorch has no such operator.
-    """
+    """The operator of a node's op: ``overload("aten::sum.dim_IntList")``."""
     import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
 
     packet, _, overload_name = op.partition(".")

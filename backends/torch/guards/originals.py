@@ -177,9 +177,6 @@ def check_weights(module: nn.Module, doing: str, program: object = None) -> None
     Args:
         doing: What takes them, the sentence's subject.
         program: Copies of this one's own modules are no reason.
-
-    Raises:
-        BackendError: A rank's module has trained copies of them since they were last written to.
     """
     if _TRACING.get() or not any(_ahead(module, program)):
         return

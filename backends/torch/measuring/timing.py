@@ -63,9 +63,6 @@ def prepared(
 
     Args:
         device: Type of the current device, "cpu" or "cuda".
-
-    Raises:
-        BackendError: PyTorch does not take or run the program.
     """
     torch.set_num_threads(threads)
     if device == "cpu":

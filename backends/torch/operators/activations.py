@@ -93,11 +93,7 @@ class Program:
     @classmethod
     @cache
     def of(cls, text: str) -> Program:
-        """The program of a text.
-
-        Raises:
-            ValueError: A step has no known name, or an operand is neither a number nor a result.
-        """
+        """The program of a text."""
         steps = []
         for line in text.split(";"):
             name, *operands = line.split()

@@ -36,9 +36,6 @@ class Initialiser:
         init: Initialises a submodule's own parameters and buffers; default: its
             `reset_parameters()`, then `_init_weights` of the model that it is part of (as in
             transformers) for it and for the submodules that it is in.
-
-    Raises:
-        BackendError: Submodules cannot be initialised; says which.
     """
 
     def __init__(self, module: nn.Module, seed: int, init: Init | None = None) -> None:

@@ -85,9 +85,6 @@ def before_loading(
     Args:
         prefix: That of the module's names in the state.
         lists: What PyTorch gives such hooks behind the metadata.
-
-    Raises:
-        BackendError: A submodule has others, or extra state of the module itself is another one.
     """
     metadata = getattr(state, "_metadata", None) or {}
     for path, own in states.items():

@@ -211,11 +211,7 @@ class Sharder:
         constraints: Constraints,
         mesh: DeviceMesh,
     ) -> tuple[PlacedNode, ...]:
-        """The strategies of a node that honour constraints.
-
-        Raises:
-            ConstraintError: There is none.
-        """
+        """The strategies of a node that honour constraints."""
         if not constraints.bound:
             return tuple(options)
         node = self.folded.graph.by_name[name]

@@ -268,11 +268,7 @@ class StagesSpace:
 def _check_devices(
     graph: Graph, cluster: Cluster, request: Request, meshes: Sequence[Layout]
 ) -> None:
-    """Refuse pins to devices where each operator is on all devices, or on one.
-
-    Raises:
-        ConstraintError: There is one.
-    """
+    """Refuse pins to devices where each operator is on all devices, or on one."""
     on_all = request.strategy == "intra" or request.mesh is not None
     count = len(cluster) if on_all else 1
     for pin in request.constraints.pins if on_all or request.strategy == "inter" else ():

@@ -182,11 +182,7 @@ class PipelineSearch:
         return OutOfTime(estimate) if not needed and self.budget.work.over else None
 
     def _draft(self, name: Table) -> _Draft:
-        """Cuts for a schedule, by their estimates.
-
-        Raises:
-            PipelineScheduleError: The schedule does not serve the lanes.
-        """
+        """Cuts for a schedule, by their estimates."""
         lane_of = self._lane_of(name)
         most = len(self.figures.positions) - 1
         if len(lane_of) > most:

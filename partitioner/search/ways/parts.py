@@ -58,11 +58,7 @@ class Parts:
         yield from self.if_any(count) if self.asked == "auto" else self._graphs(count)
 
     def if_any(self, count: int) -> Iterator[Graph]:
-        """The graphs, whatever they compute.
-
-        Raises:
-            Infeasible: The model has no such micro-batches.
-        """
+        """The graphs, whatever they compute."""
         try:
             self.model.in_micro_batches(count)
         except PartitionerError as error:

@@ -134,11 +134,7 @@ class InBlocks:
         return BlockSearch(self.graph, self.cluster, self.request)
 
     def search(self, budget: Budget) -> Outcome:
-        """The best plan.
-
-        Raises:
-            Infeasible: None was found that fits.
-        """
+        """The best plan."""
         with self.clock("searching"):
             found = self._blocks.plan(budget)
         if found is None:

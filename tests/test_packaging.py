@@ -137,6 +137,8 @@ def test_the_source_archive_holds_the_package_and_no_test(tmp_path: Path) -> Non
     assert not [name for name in names if re.search(r"(^|/)(test_|tests?/)", name)]
     package = {name.partition("/")[2] for name in names if name.startswith(".editable/")}
     assert {"partitioner/ir/graph.py", "partitioner/report/page/web/page.html"} <= package
+    files = {"api/options.toml", "backends/torch/files/exported_operators.txt"}
+    assert {f"partitioner/{name}" for name in files} <= package
     data = Path("partitioner/cost_model/cluster/data")
     assert {str(data / path.name) for path in (ROOT / data).iterdir()} <= package
 

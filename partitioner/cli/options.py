@@ -5,17 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    NoReturn,
-    TypeVar,
-    cast,
-    get_args,
-    get_origin,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, cast, get_origin
 
 import typer
 
@@ -253,7 +243,7 @@ def of_table(options: type, keyword: str) -> Any:
     """The parameter of a command that is an option of the table, without its type."""
     row = described(options)[keyword]
     name = row.flag_of(keyword)
-    if _python_type(options, keyword) is bool:
+    if options.__annotations__[keyword] is bool:
         return flag(row.help, name, panel=row.panel)
     form = FORMS[row.form]
     return option(
@@ -266,13 +256,9 @@ def of_table(options: type, keyword: str) -> Any:
     )
 
 
-def _python_type(options: type, keyword: str) -> Any:
-    return get_args(options.__annotations__[keyword])[0]
-
-
 def _read_type(options: type, keyword: str) -> Any:
     """Type of the values that a command gets of an option of the table."""
-    python_type = _python_type(options, keyword)
+    python_type: Any = options.__annotations__[keyword]
     form = FORMS[described(options)[keyword].form]
     if python_type is bool:
         return bool

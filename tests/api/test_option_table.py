@@ -4,12 +4,13 @@ import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 from typing_extensions import Unpack
 
 import partitioner
+from partitioner.api import option_table
 from partitioner.api.option_table import (
     PANELS,
     SEARCH,
@@ -21,6 +22,7 @@ from partitioner.api.option_table import (
     SweepOptions,
     described,
     filled,
+    tables,
 )
 from partitioner.api.options import takes
 from partitioner.cli import options as cli_options
@@ -48,6 +50,16 @@ def test_every_keyword_is_described(function: str) -> None:
     words = " ".join(docstring.split())
     for name, row in described(TABLES[function]).items():
         assert f"{name}: {row.python_help}" in words
+
+
+def test_each_table_is_of_a_keyword() -> None:
+    for function, rows in tables().items():
+        if "text" not in rows:
+            (options,) = [one for one in TABLES.values() if one.__name__ == function]
+            assert rows.keys() <= options.__annotations__.keys()
+            assert all(row != tables()[keyword] for keyword, row in rows.items())
+        else:
+            assert any(function in options.__annotations__ for options in TABLES.values())
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
@@ -93,10 +105,22 @@ def test_texts_on_the_command_line_and_in_python() -> None:
 class MoreOptions(SearchOptions, total=False):
     """Options of a search and one more."""
 
-    sparks: Annotated[
-        int | None, Option("Sparks of {gap}.", SEARCH, more="At most `9`.", form="positive")
-    ]
-    bright: Annotated[bool, Option("Be bright.", SEARCH)]
+    sparks: int | None
+    bright: bool
+
+
+MORE = {
+    "sparks": {
+        "text": "Sparks of {gap}.",
+        "panel": SEARCH,
+        "more": "At most `9`.",
+        "form": "positive",
+    },
+    "bright": {"text": "Be bright.", "panel": SEARCH},
+}
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(option_table, "tables", lambda: {**tables(), **MORE})
+    described(MoreOptions)  # from now on known
 
 
 @takes(MoreOptions)
@@ -121,7 +145,9 @@ def run_search(model: cli_options.Model, *, quiet: cli_options.Quiet = False, **
     return 0
 
 
-def test_a_field_is_all_that_an_option_needs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_needs_a_field_and_a_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     import typer
     from typer.main import get_command
 

@@ -49,7 +49,7 @@ class MicroBatches:
     def of(
         cls, sizes: tuple[int, ...], whole: Signature, types: Mapping[str, TensorType]
     ) -> MicroBatches:
-        """The micro-batches of a call with the `whole` batch; `types` are the first one's results."""
+        """Micro-batches of a call with the `whole` batch; `types` are the first one's results."""
         inputs = zip(whole.inputs, whole.example, strict=True)
         split = frozenset(
             name for name, example in inputs if name and _length(example) == sum(sizes)

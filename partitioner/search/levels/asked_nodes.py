@@ -168,7 +168,7 @@ class AskedNodes:
         return self._planned[node.name]
 
     def _cheapest(self, node: Node) -> PlacedNode:
-        """The strategy on the node's devices of fewest seconds, the moves of its operands included."""
+        """The strategy on the node's devices of fewest seconds, with the moves of its operands."""
         mesh = self._meshes[node.name]
         options = strategies(self.graph, self._rules, mesh)[node.name]
         options = options or (

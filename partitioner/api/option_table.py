@@ -1,9 +1,10 @@
 """The options of the public functions and of the commands, described once.
 
-The type of a field is that of the keyword argument; what people read of it is in `options.toml`.
-From these come signatures and docstrings (`api.options.takes`), the parameters of the commands
-(`cli.options.takes`) and the tables of the reference (`docs/hooks/options.py`). The
-module loads nothing heavy, so that `partition --help` is fast: types of other modules are quoted.
+The type of a field is that of the keyword argument. What people read of it is in `options.toml`, as
+are the options that a command alone has. From these come signatures and docstrings
+(`api.options.takes`), the parameters of the commands (`cli.options.takes` and `listed`) and the
+tables of the reference (`docs/hooks/options.py`). The module loads nothing heavy, so that
+`partition --help` is fast: types of other modules are quoted.
 """
 
 import re
@@ -25,10 +26,8 @@ if TYPE_CHECKING:
     from partitioner.solver.milp.engines import SolverName
     from partitioner.strategies.constraints import Constraints
 
-MODEL, DEVICES, SEARCH, TRAINING = "Model", "Devices", "Search", "Training and stages"
-OUTPUT, PICTURES = "Output", "Pictures"
 #: Panels of the help of a command, in its order.
-PANELS = (MODEL, DEVICES, SEARCH, TRAINING, OUTPUT, PICTURES)
+PANELS = ("Model", "Devices", "Search", "Training and stages", "Output", "Pictures")
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,8 @@ class Option:
     #: are known by their types.
     form: str = "text"
     metavar: str | None = None  #: The value in the help of a command.
-    flag: str = ""  #: Name on the command line, where it is not that of the keyword.
+    #: Name on the command line, where it is not that of the keyword; of a command alone also several.
+    flag: str = ""
     #: The help of a command, where the command takes it in another way than Python.
     command_text: str = ""
     #: What it is for; other models are refused on the command line.

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, ca
 import typer
 
 from partitioner.api.option_table import (
-    DEVICES,
-    MODEL,
-    OUTPUT,
     PANELS,
+    Option,
     ProfileOptions,
     SearchOptions,
     described,
     flag_of,
+    tables,
 )
 from partitioner.frontends.model_names import module_name, unusable
 from partitioner.ir.errors import PartitionerError
@@ -152,38 +151,6 @@ def _presets(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-def option(
-    parser: Callable[[str], Any] | None,
-    metavar: str | None,
-    text: str,
-    *names: str,
-    panel: str,
-    completion: Callable[[str], list[str]] | None = None,
-) -> Any:
-    """An option with a value; `names` where its parameter has another name.
-
-    A default of the parameter is not shown: `text` says it where it matters.
-    """
-
-    def read(value: Any) -> Any:  # Typer parses defaults too
-        return parser(value) if parser is not None and isinstance(value, str) else value
-
-    return typer.Option(
-        *names,
-        parser=None if parser is None else read,
-        metavar=metavar,
-        help=text,
-        rich_help_panel=panel,
-        show_default=False,
-        autocompletion=completion,
-    )
-
-
-def flag(text: str, name: str, *names: str, panel: str) -> Any:
-    """An option without a value."""
-    return typer.Option(name, *names, help=text, rich_help_panel=panel, show_default=False)
-
-
 Model = Annotated[
     str,
     typer.Argument(
@@ -194,15 +161,6 @@ Model = Annotated[
 Written = Annotated[
     Path, typer.Argument(metavar="DIR", help="The folder that `partition MODEL` wrote.")
 ]
-
-Devices = Annotated[
-    int | None,
-    option(positive, "N", "Number of devices (default: the cluster's, or 1).", panel=DEVICES),
-]
-InputSeed = Annotated[int, option(natural, "N", "Seed of random inputs (default: 0).", panel=MODEL)]
-
-Json = Annotated[bool, flag("Print the facts as JSON.", "--json", panel=OUTPUT)]
-Quiet = Annotated[bool, flag("No progress and no summary.", "--quiet", "-q", panel=OUTPUT)]
 
 
 @dataclass(frozen=True)
@@ -236,23 +194,37 @@ FORMS: Mapping[str, Form] = {
     "meshes": Form(mesh, repeated=True),
     "names": Form(several(str)),
     "sizes": Form(several(memory)),
+    "counts": Form(several(positive)),
+    "page": Form(output_file((".html", ".htm"))),
 }
 
 
 def of_table(options: type, keyword: str) -> Any:
     """The parameter of a command that is an option of the table, without its type."""
     row = described(options)[keyword]
-    name = row.flag_of(keyword)
-    if options.__annotations__[keyword] is bool:
-        return flag(row.help, name, panel=row.panel)
-    form = FORMS[row.form]
-    return option(
-        form.parser,
-        row.metavar,
-        row.help,
-        name,
-        panel=row.panel,
-        completion=form.completion,
+    return _parameter(row, keyword, row.help, FORMS[row.form].parser)
+
+
+def listed(command: str, keyword: str, parser: Callable[[str], Any] | None = None) -> Any:
+    """The same of an option that commands alone have; `parser` in place of that of its form."""
+    row = Option(**tables()["commands"][command][keyword])
+    return _parameter(row, keyword, row.text, parser or FORMS[row.form].parser)
+
+
+def _parameter(row: Option, keyword: str, text: str, parser: Callable[[str], Any] | None) -> Any:
+    """An option whose default is not shown: `text` says it where it matters."""
+
+    def read(value: Any) -> Any:  # Typer parses defaults too
+        return parser(value) if parser is not None and isinstance(value, str) else value
+
+    return typer.Option(
+        *row.flag_of(keyword).split(),
+        parser=None if parser is None else read,
+        metavar=row.metavar,
+        help=text,
+        rich_help_panel=row.panel,
+        show_default=False,
+        autocompletion=FORMS[row.form].completion,
     )
 
 
@@ -268,6 +240,10 @@ def _read_type(options: type, keyword: str) -> Any:
     return (choices or (str if form.parser is None else Any)) | None
 
 
+Devices = Annotated[int | None, listed("all", "devices")]
+InputSeed = Annotated[int, listed("all", "seed")]
+Json = Annotated[bool, listed("all", "json")]
+Quiet = Annotated[bool, listed("all", "quiet")]
 Profile = Annotated[str | None, of_table(ProfileOptions, "profile")]
 Solver = Annotated[str, of_table(SearchOptions, "solver")]
 Seed = Annotated[int, of_table(SearchOptions, "seed")]

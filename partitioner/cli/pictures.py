@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partitioner.api.option_table import PICTURES
-from partitioner.cli.options import Written, option, output_file, positive, wrong
+from partitioner.cli.options import Written, listed, output_file, wrong
 from partitioner.cli.terminal import aside, looked_at, progress, warn
 from partitioner.foundations.files import check_file, refuse_to_replace, write_file
 from partitioner.ir.errors import PartitionerError
@@ -30,20 +29,14 @@ _SUFFIXES = {
 }
 
 
-def _picture(name: str, text: str) -> Any:
-    return option(output_file(_SUFFIXES[name]), "FILE", text, panel=PICTURES)
+def _picture(name: str) -> Any:
+    return listed("plan", name, output_file(_SUFFIXES[name]))
 
 
-Dot = Annotated[Path | None, _picture("dot", "Write the partitioned graph as Graphviz source.")]
-Graph = Annotated[Path | None, _picture("graph", "Draw the partitioned graph (.svg, .png, .pdf).")]
-Timeline = Annotated[
-    Path | None,
-    _picture("timeline", "Draw the timeline (.svg, .png, .pdf), or Perfetto's .json."),
-]
-Annotate = Annotated[
-    Path | None,
-    _picture("annotate", "Write the model with ONNX's multi-device annotations."),
-]
+Dot = Annotated[Path | None, _picture("dot")]
+Graph = Annotated[Path | None, _picture("graph")]
+Timeline = Annotated[Path | None, _picture("timeline")]
+Annotate = Annotated[Path | None, _picture("annotate")]
 
 
 def check_pictures(args: SimpleNamespace, model: Path | None) -> None:
@@ -130,18 +123,8 @@ def draw(
     graph: Graph = None,
     timeline: Timeline = None,
     annotate: Annotate = None,
-    requests: Annotated[
-        int, option(positive, "N", "Requests in the timeline (default: 1).", panel=PICTURES)
-    ] = 1,
-    boxes: Annotated[
-        int | None,
-        option(
-            positive,
-            "N",
-            "Fold the graph to at most so many boxes (default: 60).",
-            panel=PICTURES,
-        ),
-    ] = None,
+    requests: Annotated[int, listed("draw", "requests")] = 1,
+    boxes: Annotated[int | None, listed("draw", "boxes")] = None,
 ) -> int:
     """Draw pictures of a plan for papers and slides."""
     args = SimpleNamespace(**locals())

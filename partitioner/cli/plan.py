@@ -5,9 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
-from partitioner.api.option_table import OUTPUT, CompileOptions, DumpOptions, described, flag_of
+from partitioner.api.option_table import CompileOptions, DumpOptions, described, flag_of
 from partitioner.cli import options, pictures
-from partitioner.cli.options import flag, option, wrong
+from partitioner.cli.options import listed, wrong
 from partitioner.cli.terminal import aside, progress
 from partitioner.foundations.files import check_target
 from partitioner.frontends.model_names import module_name
@@ -21,29 +21,10 @@ _OF_PLANS = ("output", "force", "as_json", "dot", "graph", "timeline", "annotate
 def plan(
     model: options.Model,
     devices: options.Devices = None,
-    output: Annotated[
-        str | None,
-        option(
-            None,
-            "DIR",
-            "Folder to write (default: MODEL.partition, without MODEL's suffix).",
-            "--output",
-            "-o",
-            panel=OUTPUT,
-        ),
-    ] = None,
-    force: Annotated[bool, flag("Replace DIR if it is there.", "--force", panel=OUTPUT)] = False,
+    output: Annotated[str | None, listed("plan", "output")] = None,
+    force: Annotated[bool, listed("plan", "force")] = False,
     *,
-    dump_problem: Annotated[
-        Path | None,
-        option(
-            None,
-            "FILE",
-            "Write the problem of --strategy intra or inter for other solvers; plan nothing. To "
-            "FILE.lp or FILE.mps: its integer program.",
-            panel=OUTPUT,
-        ),
-    ] = None,
+    dump_problem: Annotated[Path | None, listed("plan", "dump_problem")] = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     dot: pictures.Dot = None,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partitioner.api.option_table import DEVICES, OUTPUT, SweepOptions
+from partitioner.api.option_table import SweepOptions
 from partitioner.cli import options
-from partitioner.cli.options import flag, option, several, wrong
+from partitioner.cli.options import listed, wrong
 from partitioner.cli.terminal import looked_at, progress
 from partitioner.foundations.files import (
     check_file,
@@ -23,23 +23,10 @@ from partitioner.report.text.tables import safe
 if TYPE_CHECKING:
     from partitioner.report.schema import Diff, Sweep
 
-_PAGE = options.output_file((".html", ".htm"))
-
-
-def _page(text: str) -> Any:
-    return option(_PAGE, "FILE", text, "--output", "-o", panel=OUTPUT)
-
 
 def show(
     folder: options.Written,
-    everything: Annotated[
-        bool,
-        flag(
-            "Show a line for each node, full names, the factors of each operator, and all tensors.",
-            "--all",
-            panel=OUTPUT,
-        ),
-    ] = False,
+    everything: Annotated[bool, listed("show", "everything")] = False,
 ) -> int:
     """Print a plan: its devices, operators and communications."""
     (result,) = looked_at(folder)
@@ -76,9 +63,7 @@ def explain(
 
 def report(
     folder: options.Written,
-    output: Annotated[
-        Path | None, _page("File to write, .html (default: DIR/report.html).")
-    ] = None,
+    output: Annotated[Path | None, listed("report", "output")] = None,
 ) -> int:
     """Write a plan's report, one HTML file that needs no network."""
     _check(output, ())
@@ -94,7 +79,7 @@ def report(
 def diff(
     dir_a: options.Written,
     dir_b: options.Written,
-    output: Annotated[Path | None, _page("Write it as an HTML page too.")] = None,
+    output: Annotated[Path | None, listed("diff", "output")] = None,
     as_json: options.Json = False,
 ) -> int:
     """Show the differences between two plans, and their effects."""
@@ -113,17 +98,9 @@ def diff(
 @options.takes(SweepOptions)
 def sweep(
     model: options.Model,
-    devices: Annotated[
-        Any,
-        option(
-            several(options.positive),
-            "N,N",
-            "Numbers of devices, like 1,2,4,8.",
-            panel=DEVICES,
-        ),
-    ] = None,
+    devices: Annotated[Any, listed("sweep", "devices")] = None,
     *,
-    output: Annotated[Path | None, _page("Write it as an HTML page with a plot too.")] = None,
+    output: Annotated[Path | None, listed("sweep", "output")] = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     **values: Any,

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from partitioner.api.option_table import DEVICES, MODEL, OUTPUT, ProfileOptions
+from partitioner.api.option_table import ProfileOptions
 from partitioner.cli.options import (
     InputSeed,
     Json,
@@ -15,10 +15,8 @@ from partitioner.cli.options import (
     Quiet,
     Written,
     check_model,
-    flag,
     given,
-    option,
-    positive,
+    listed,
     takes,
     wrong,
 )
@@ -29,35 +27,11 @@ if TYPE_CHECKING:
     from partitioner.api.profiling.calibrate import Calibrated
     from partitioner.api.profiling.profiled import Profiled
 
-_MEASURED = "Measurements"
-
-InputsFile = Annotated[
-    Path | None,
-    option(None, "in.npz", "Whole inputs by name (default: random valid inputs).", panel=MODEL),
-]
-Module = Annotated[
-    str | None,
-    option(
-        None,
-        "PKG.MOD:FACTORY",
-        "The plan's PyTorch module, whose code is run: nothing that DIR names is imported.",
-        panel=MODEL,
-    ),
-]
-ModelFile = Annotated[
-    Path | None,
-    option(None, "FILE", "The plan's model (.onnx, .pt2), if it is not where it was.", panel=MODEL),
-]
-
+InputsFile = Annotated[Path | None, listed("run", "inputs")]
+Module = Annotated[str | None, listed("run", "module")]
+ModelFile = Annotated[Path | None, listed("run", "model")]
 OptimizationLevel = Annotated[
-    Literal["disable", "basic", "extended", "all"] | None,
-    option(
-        None,
-        None,
-        "Of an ONNX model: ONNX Runtime's optimizations (default: all; disable: cutting between "
-        "operators changes no bit).",
-        panel=MODEL,
-    ),
+    Literal["disable", "basic", "extended", "all"] | None, listed("run", "optimization")
 ]
 
 
@@ -68,46 +42,11 @@ def run(
     model: ModelFile = None,
     optimization: OptimizationLevel = None,
     seed: InputSeed = 0,
-    requests: Annotated[
-        int,
-        option(
-            positive,
-            "N",
-            "Number of requests, several of them in flight (default: 1).",
-            panel=MODEL,
-        ),
-    ] = 1,
-    outputs: Annotated[
-        Path | None,
-        option(None, "out.npz", "Where to write the whole outputs.", panel=OUTPUT),
-    ] = None,
-    profile: Annotated[
-        bool,
-        flag(
-            "Record every kernel and communication, and show them beside the prediction, also in "
-            "DIR/report.html.",
-            "--profile",
-            panel=_MEASURED,
-        ),
-    ] = False,
-    steps: Annotated[
-        int | None,
-        option(
-            positive,
-            "N",
-            "Steps of one request each that --profile records (default: 10).",
-            panel=_MEASURED,
-        ),
-    ] = None,
-    calibrate: Annotated[
-        bool,
-        flag(
-            "Add what --profile measures to the measurements of this machine, as `partition "
-            "calibrate` does.",
-            "--calibrate",
-            panel=_MEASURED,
-        ),
-    ] = False,
+    requests: Annotated[int, listed("run", "requests")] = 1,
+    outputs: Annotated[Path | None, listed("run", "outputs")] = None,
+    profile: Annotated[bool, listed("run", "profile")] = False,
+    steps: Annotated[int | None, listed("run", "steps")] = None,
+    calibrate: Annotated[bool, listed("run", "calibrate")] = False,
 ) -> int:
     """Run a plan on this machine: one process for each rank."""
     for name, value in (("steps", steps), ("calibrate", calibrate)):
@@ -174,15 +113,7 @@ def _told(measured: "Calibrated | Profiled", as_json: bool) -> int:
 @takes(ProfileOptions)
 def profile(
     model: Model,
-    devices: Annotated[
-        int | None,
-        option(
-            positive,
-            "N",
-            "Processes that share this machine (default: 1), or its GPUs (default: all).",
-            panel=DEVICES,
-        ),
-    ] = None,
+    devices: Annotated[int | None, listed("profile", "devices")] = None,
     *,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from partitioner.api.option_table import OUTPUT
-from partitioner.cli.options import count, option, positive, wrong
+from partitioner.cli.options import count, listed, wrong
 from partitioner.foundations import units
 from partitioner.foundations.files import read_text
 from partitioner.ir.pipeline.actions import UNIT_DURATIONS, PipelineSchedule, PipelineScheduleError
@@ -35,7 +34,8 @@ def _edges(text: str) -> list[tuple[int, int]]:
     return [(int(pair[1]), int(pair[2])) for pair in pairs if pair]
 
 
-_MADE = "Of a NAME"
+def _lanes(text: str) -> tuple[int, ...]:
+    return tuple(count(part, text, least=0) for part in text.split(","))
 
 
 def schedule(
@@ -45,32 +45,11 @@ def schedule(
             metavar="NAME|FILE", help=f"{', '.join(SCHEDULES)}; or a CSV file of PyTorch's."
         ),
     ],
-    stages: Annotated[int | None, option(positive, "S", "Number of stages.", panel=_MADE)] = None,
-    micro_batches: Annotated[
-        int | None, option(positive, "M", "Number of micro-batches.", panel=_MADE)
-    ] = None,
-    lanes: Annotated[
-        Any,
-        option(
-            lambda text: tuple(count(part, text, least=0) for part in text.split(",")),
-            "0,1,0",
-            "Lane of each stage (default: those that the schedule is published for).",
-            panel=_MADE,
-        ),
-    ] = None,
-    edges: Annotated[
-        Any,
-        option(
-            _edges,
-            "0-1,1-2,0-2",
-            "Stages between which data flows forward (default: the chain of all stages).",
-            panel="Data",
-        ),
-    ] = None,
-    form: Annotated[
-        Literal["table", "csv"],
-        option(None, None, "table (default) or csv.", "--format", panel=OUTPUT),
-    ] = "table",
+    stages: Annotated[int | None, listed("schedule", "stages")] = None,
+    micro_batches: Annotated[int | None, listed("schedule", "micro_batches")] = None,
+    lanes: Annotated[Any, listed("schedule", "lanes", _lanes)] = None,
+    edges: Annotated[Any, listed("schedule", "edges", _edges)] = None,
+    form: Annotated[Literal["table", "csv"], listed("schedule", "form")] = "table",
 ) -> int:
     """Print and check a pipeline schedule, by name or from a file."""
     args = SimpleNamespace(**locals())

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from partitioner.api.option_table import OUTPUT, SEARCH
-from partitioner.cli.options import Json, Seed, Solver, fraction, option, seconds
+from partitioner.cli.options import Json, Seed, Solver, listed
 from partitioner.cli.terminal import aside
 from partitioner.foundations import units
 from partitioner.foundations.files import check_file
@@ -32,18 +31,11 @@ Problem = Annotated[
 
 def solve(
     file: Problem,
-    time_limit: Annotated[
-        float, option(seconds, "S", "Seconds, reading included (default: 60).", panel=SEARCH)
-    ] = 60.0,
-    gap: Annotated[
-        float, option(fraction, "P", "Stop at this gap (default: 0).", panel=SEARCH)
-    ] = 0.0,
+    time_limit: Annotated[float, listed("solve", "time_limit")] = 60.0,
+    gap: Annotated[float, listed("solve", "gap")] = 0.0,
     solver: Solver = "highs",
     seed: Seed = 0,
-    output: Annotated[
-        Path | None,
-        option(None, "SOLUTION", "File to write the solution to.", "--output", "-o", panel=OUTPUT),
-    ] = None,
+    output: Annotated[Path | None, listed("solve", "output")] = None,
     as_json: Json = False,
 ) -> int:
     """Solve a problem file of another project; its content tells the format."""

@@ -13,7 +13,6 @@ import partitioner
 from partitioner.api import option_table
 from partitioner.api.option_table import (
     PANELS,
-    SEARCH,
     CompileOptions,
     DumpOptions,
     Option,
@@ -53,13 +52,23 @@ def test_every_keyword_is_described(function: str) -> None:
 
 
 def test_each_table_is_of_a_keyword() -> None:
-    for function, rows in tables().items():
+    of_functions = {name: rows for name, rows in tables().items() if name != "commands"}
+    for function, rows in of_functions.items():
         if "text" not in rows:
             (options,) = [one for one in TABLES.values() if one.__name__ == function]
             assert rows.keys() <= options.__annotations__.keys()
             assert all(row != tables()[keyword] for keyword, row in rows.items())
         else:
             assert any(function in options.__annotations__ for options in TABLES.values())
+
+
+@pytest.mark.parametrize("command", tables()["commands"])
+def test_each_table_of_a_command_is_of_a_parameter(command: str) -> None:
+    made = command_line().commands
+    within = made.values() if command == "all" else [made[command]]
+    helps = {one.help for each in within for one in each.params if hasattr(one, "help")}
+    for row in tables()["commands"][command].values():
+        assert Option(**row).text in helps
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
@@ -112,11 +121,11 @@ class MoreOptions(SearchOptions, total=False):
 MORE = {
     "sparks": {
         "text": "Sparks of {gap}.",
-        "panel": SEARCH,
+        "panel": "Search",
         "more": "At most `9`.",
         "form": "positive",
     },
-    "bright": {"text": "Be bright.", "panel": SEARCH},
+    "bright": {"text": "Be bright.", "panel": "Search"},
 }
 with pytest.MonkeyPatch.context() as patch:
     patch.setattr(option_table, "tables", lambda: {**tables(), **MORE})

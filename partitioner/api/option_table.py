@@ -47,7 +47,7 @@ class Option:
     #: are known by their types.
     form: str = "text"
     metavar: str | None = None  #: The value in the help of a command.
-    #: Name on the command line, where it is not that of the keyword; of a command alone also several.
+    #: Name, or names, on the command line, where it is not that of the keyword.
     flag: str = ""
     #: The help of a command, where the command takes it in another way than Python.
     command_text: str = ""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -26,6 +26,7 @@ import numpy.typing as npt
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Task
+from partitioner.ir.mesh import Copies, copies_on
 from partitioner.ir.phases import StepOrder
 
 
@@ -72,6 +73,8 @@ class Timeline:
 def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
     """Timeline of a schedule for a number of requests, all of which are there at the start.
 
+    Whole copies take several in turn; of one request it shows what each copy would do.
+
     Raises:
         CostError: `requests` is less than 1, or more than 1 of a plan with stages.
     """
@@ -104,16 +107,39 @@ def _run(schedule: Schedule, requests: int, clock: _Clock) -> None:
     if not schedule.order.is_whole:
         _simulate_step(schedule, schedule.order, clock)
         return
-    rounds = requests + max((task.target_hops for task in schedule.tasks), default=0)
-    for turn in range(rounds):
-        for index, task in enumerate(schedule.tasks):
-            sending, receiving = turn - task.hops, turn - task.target_hops
-            one_way = task.comm is not None and not task.comm.sources() & task.comm.targets()
-            if 0 <= sending < requests:
-                start = clock.send if one_way else clock.together
-                start(index, task, sending)
-            if one_way and 0 <= receiving < requests:
-                clock.arrive(index, task, receiving)
+    for tasks, own in _streams(schedule, requests):
+        rounds = len(own) + max((task.target_hops for _, task in tasks), default=0)
+        for turn in range(rounds):
+            for index, task in tasks:
+                sending, receiving = turn - task.hops, turn - task.target_hops
+                one_way = task.comm is not None and not task.comm.sources() & task.comm.targets()
+                if 0 <= sending < len(own):
+                    start = clock.send if one_way else clock.together
+                    start(index, task, own[sending])
+                if one_way and 0 <= receiving < len(own):
+                    clock.arrive(index, task, own[receiving])
+
+
+def _streams(
+    schedule: Schedule, requests: int
+) -> list[tuple[list[tuple[int, Task]], Sequence[int]]]:
+    """The tasks of each whole copy, with their positions, and the requests that it takes."""
+    tasks = list(enumerate(schedule.tasks))
+    copies = copies_on(task.placed.mesh for _, task in tasks if task.placed is not None)
+    if requests == 1 or not copies:
+        return [(tasks, range(requests))]
+    load_s: dict[int, float] = defaultdict(float)
+    for _, task in tasks:
+        for device, seconds in task.devices.items():
+            load_s[device] += seconds
+    seconds_of = tuple(max(load_s[device] for device in copy) for copy in copies)
+    taken = Copies(copies, seconds_of).serving(requests)
+    streams: list[tuple[list[tuple[int, Task]], Sequence[int]]] = []
+    for number, copy in enumerate(copies):
+        shares = ((i, t, {d: s for d, s in t.devices.items() if d in copy}) for i, t in tasks)
+        own = [request for request, at in enumerate(taken) if at == number]
+        streams.append(([(i, replace(t, devices=share)) for i, t, share in shares if share], own))
+    return streams
 
 
 def _simulate_step(schedule: Schedule, order: StepOrder, clock: _Clock) -> None:

@@ -17,6 +17,8 @@ from helpers.modules.unets import exported, unet
 from helpers.plans.measured import measured_bytes
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
+from partitioner.api.compiled.onnx_model import OnnxRanks
+from partitioner.backends.launch import LocalRun
 from partitioner.cli.main import main
 from partitioner.cost_model.schedule.task_list import LOAD_BYTES_PER_S
 from partitioner.foundations.files import ResultError
@@ -179,25 +181,70 @@ def test_blocks_that_are_edited_to_what_cannot_run_name_node_and_dim(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "value", "cut"),
     [
-        ({"mesh": {"tp": 2}}, "a mesh"),
-        ({"parallel": "tp"}, "parallel 'tp'"),
-        ({"strategy": "intra"}, "strategy 'intra'"),
-        ({"constraints": {"pin": [{"tensor": "w", "dim": 1}]}}, "pins of tensors"),
-        (
-            {"constraints": {"dims": {"rows": "x.0"}, "layout": {"rows": "tp"}}},
-            "named dims",
-        ),
+        ({"mesh": {"tp": 2}}, "w", ()),
+        ({"parallel": "tp"}, "w", (0, 1)),
+        ({"parallel": "dp"}, "x", (0,)),
+        ({"strategy": "intra"}, "w", ()),
+        ({"constraints": {"pin": [{"tensor": "w", "dim": 1}]}}, "w", (1,)),
+        ({"constraints": {"dims": {"rows": "x.0"}, "layout": {"rows": "tp"}}}, "x", (0,)),
     ],
 )
-def test_a_refusal_says_that_blocks_were_not_searched(
-    options: dict[str, Any], why: str, tmp_path: Path
+def test_what_devices_share_is_in_blocks(
+    options: dict[str, Any], value: str, cut: tuple[int, ...], tmp_path: Path
 ) -> None:
+    """A kind, a mesh, a pin of a tensor, a named dim: all blocks are cut over the devices so."""
     model = wide(tmp_path / "wide.onnx")
-    with pytest.raises(Infeasible, match=f"; blocks are not searched with {why}$") as refusal:
-        partitioner.compile(model, devices=2, memory="400KiB", time_limit_s=3, **options)
-    assert "in blocks" not in str(refusal.value).partition("; blocks are")[0]
+    compiled = partitioner.compile(
+        model, devices=2, memory="400KiB", time_limit_s=5, cluster="cpu", **options
+    )
+    plan = compiled.plan
+    assert plan.blocks
+    assert plan.kind == "intra"
+    assert compiled.evaluation.devices_used == 2
+    placed = (placed for placed in compiled.placed if placed.node.name[:5] == "first")
+    found = {
+        dim
+        for one in placed
+        for name, at in one.operands()
+        if name.startswith(value)
+        for dim, layout in enumerate(at.sharding.dims)
+        if layout.axes
+    }
+    assert found <= set(cut) if cut else found
+    assert found
+    assert compiled.verify(seed=1).equal
+
+
+def test_tune_runs_the_best_plans_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are in blocks; the slower one by the model is the faster one here."""
+    runs: list[Path] = []
+
+    def run_written(_ranks: object, folder: Path, _inputs: None, count: int) -> LocalRun:
+        runs.append(folder)
+        return LocalRun({}, count * (2.0 if folder.name == "0" else 1.0))
+
+    monkeypatch.setattr(OnnxRanks, "run_written", run_written)
+    model = wide(tmp_path / "wide.onnx")
+    compiled = partitioner.compile(
+        model,
+        devices=2,
+        memory="400KiB",
+        time_limit_s=5,
+        cluster="local",
+        profile=tmp_path / "none" / "profile.sqlite",
+        tune=2,
+    )
+    certificate = compiled.plan.certificate
+    assert certificate is not None
+    assert compiled.plan.blocks
+    assert [trial.kept for trial in certificate.trials] == [False, True]
+    assert {folder.name for folder in runs} == {"0", "1"}
+    assert any("in blocks, one after the other" in note for note in compiled.summary["notes"])
+    assert compiled.verify(seed=1).equal
 
 
 @pytest.mark.parametrize("pinned", ["first", "second"])

@@ -21,8 +21,10 @@ from partitioner.backends.onnx.local import run_local
 from partitioner.backends.onnx.running.simulator import Simulator
 from partitioner.cli.main import main
 from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.ir.mesh import copies_on
 from partitioner.ir.plan import Plan
+from partitioner.report.page.data import report_data
 from partitioner.solver.outcome import Infeasible
 
 
@@ -97,6 +99,46 @@ def test_commands_name_the_copies(saved: Path, capsys: pytest.CaptureFixture[str
     points = json.loads(capsys.readouterr().out)["points"]
     assert [point["strategy"] for point in points] == ["single", "copies"]
     assert points[1]["efficiency"] == pytest.approx(1)
+
+
+def grouped() -> Compiled:
+    """Two copies on two of five devices each, none of which holds the model."""
+    model = examples.build("mlp", layers=4, hidden=32, batch=9)
+    memory = int(0.75 * partitioner.compile(model, devices=1).evaluation.needed_bytes[0])
+    return partitioner.compile(model, None, 5, strategy="copies", memory=memory)
+
+
+def test_requests_of_a_timeline_are_each_on_one_copy() -> None:
+    """Each copy had run all of them."""
+    result = grouped()
+    copies, evaluation = copies_on(result.plan.groups), result.evaluation
+    timeline = simulate(result.schedule, 6)
+    served = [
+        {
+            devices
+            for devices in copies
+            for event in timeline.events
+            if event.request == number and event.device in devices
+        }
+        for number in range(6)
+    ]
+    assert served == [{copies[number % 2]} for number in range(6)]
+    one_s, between_s = simulate(result.schedule, 1).makespan_s, max(evaluation.load_s.values())
+    assert timeline.makespan_s == pytest.approx(one_s + 2 * between_s)
+    assert len({event.device for event in simulate(result.schedule).events}) == 4
+
+
+def test_pictures_and_the_page_name_the_copies() -> None:
+    result = grouped()
+    page = report_data(result)
+    verdict = "2 whole copies, each on 2 devices: one h100 holds none; limit: "
+    assert page["head"]["verdict"].startswith(verdict)
+    assert all(not box["cuts"] for box in page["ribbon"]["boxes"])
+    assert [lane["mesh"] for lane in page["ribbon"]["lanes"]] == ["copies=2", "copies=2"]
+    assert [one["label"] for one in page["timelines"]] == [
+        "one request on each whole copy",
+        "4 requests in flight, in turn on 2 whole copies",
+    ]
 
 
 def test_copies_that_share_a_rank_are_refused(saved: Path, tmp_path: Path) -> None:

@@ -174,12 +174,12 @@ def verdict(result: Planned, limits: Bottleneck) -> str:
 def _gain(result: Planned) -> str:
     single, used, objective = result.one_device, result.evaluation.devices_used, result.objective
     one = f"one {result.cluster.devices[single.device].name}"
+    if not single.fits and used <= 1:
+        return f"Runs in blocks on {one}, which does not hold the whole model"
+    if not single.fits and (copies := result.evaluation.copies_on):
+        return f"{len(copies)} whole copies, each on {len(copies[0])} devices: {one} holds none"
     if not single.fits:
-        return (
-            f"Runs in blocks on {one}, which does not hold the whole model"
-            if used <= 1
-            else f"{used:,} devices hold what {one} does not"
-        )
+        return f"{used:,} devices hold what {one} does not"
     if used <= 1:
         return f"Runs on {one}: nothing is split"
     gain = single.gain(result.evaluation, objective)

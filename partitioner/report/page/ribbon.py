@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -18,6 +18,7 @@ from typing import Literal
 from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.loops.factors import FactorKind, Term
+from partitioner.ir.mesh import COPIES, DeviceMesh
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
@@ -64,6 +65,11 @@ class _Box:
     count: int = 1  #: Of boxes of equal structure that it stands for.
     label: str = ""
     joined: bool = False  #: Neighbours that are only put together for want of room.
+
+
+def _cutting_axes(mesh: DeviceMesh) -> Iterator[str]:
+    """The axes of a mesh along which nodes may be cut: not that of whole copies."""
+    return (axis for axis, size in mesh.axes if size > 1 and axis != COPIES)
 
 
 def ribbon(result: Planned, lanes: Lanes) -> Ribbon:
@@ -174,8 +180,7 @@ class _Ribbon:
     def words(self, node: Node) -> Mapping[str, str]:
         """The word for the cut of each axis of a node's mesh; of a backward node its twin's."""
         placed = self.result.placed[self.graph.order[node.name]]
-        sizes = dict(placed.mesh.axes)
-        words = {axis: self._cut_word(placed, axis) for axis, size in sizes.items() if size > 1}
+        words = {axis: self._cut_word(placed, axis) for axis in _cutting_axes(placed.mesh)}
         twin = self.graph.by_name.get(self.graph.twins.get(node.name, ""))
         if twin is None or twin.name in self.graph.backward:
             return words
@@ -362,7 +367,7 @@ class _Ribbon:
         self, rows: list[BoxRow], box: _Box, parent: int, group: int, lanes: list[int], part: Part
     ) -> None:
         by_axis: dict[str, Counter[str]] = {
-            axis: Counter() for axis, size in self.result.plan.groups[group].axes if size > 1
+            axis: Counter() for axis in _cutting_axes(self.result.plan.groups[group])
         }
         for index in box.nodes:
             spent_s = self._seconds([index])

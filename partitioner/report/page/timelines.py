@@ -11,6 +11,7 @@ from partitioner.cost_model.schedule.readings import Pass, critical_path, pass_t
 from partitioner.cost_model.schedule.simulate import Event, simulate
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.foundations import units
+from partitioner.ir.mesh import copies_on
 from partitioner.ir.program import Comm
 from partitioner.report.measured import Comparison
 from partitioner.report.planned import Lanes, Planned
@@ -62,11 +63,14 @@ def timelines(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> list[Timeli
         if len(one.events) <= MAX_EVENTS:
             shown.append(columns(one, "one step, task by task", _tasks(one, boxes)))
         return shown
-    shown = [columns(one, "one request", _tasks(one))]
+    copies = len(copies_on(task.placed.mesh for task in tasks.tasks if task.placed is not None))
+    of_each = " on each whole copy" if copies else ""
+    shown = [columns(one, f"one request{of_each}", _tasks(one))]
     in_turns = any(task.target_hops for task in tasks.tasks)
     if in_turns and len(shown[0]["ref"]) * STREAM <= MAX_EVENTS:
         stream = simulate(tasks, STREAM)
-        shown.append(columns(stream, f"{STREAM} requests in flight", _tasks(stream)))
+        in_turn = f", in turn on {copies} whole copies" if copies else ""
+        shown.append(columns(stream, f"{STREAM} requests in flight{in_turn}", _tasks(stream)))
     return shown
 
 

@@ -292,24 +292,6 @@ class BlockSearch:
             self._runs[any_memory] = Runs(self.graph, self._alone(any_memory))
         return self._runs[any_memory]
 
-    def _searches_of_shared(self, budget: Budget) -> list[tuple[Shared, PathSearch]]:
-        """The searches of paths on a mesh of all devices, as if it was one device.
-
-        Of its memory, as much as if all values were cut as the largest is, or fewer.
-        """
-        spec = min(self.cluster.devices, key=lambda device: device.memory_bytes)
-        if not self._shared:
-            shared = Shared.ways(self.graph, self.cluster, self.request, budget)
-            alone = self._alone(replace(spec, memory_bytes=1))
-            self._shared.extend((one, Runs(self.graph, alone)) for one in shared)
-        searches = []
-        for one, runs in self._shared:
-            ratio = one.ratio(self.graph, max(self.graph.producers, key=self._numel))
-            for times in dict.fromkeys((ratio, (1 + ratio) / 2, 1.0)):
-                more = replace(spec, memory_bytes=int(times * spec.memory_bytes))
-                searches.append((one, PathSearch.of(runs, more, 1, budget)))
-        return searches
-
     def _ways(
         self, searches: Mapping[DeviceSpec, PathSearch]
     ) -> Iterator[tuple[float, BlockPlan, float]]:

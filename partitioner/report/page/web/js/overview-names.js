@@ -12,7 +12,8 @@ function overviewAnswer({ plan, axes }) {
     lanes.length > 1
       ? laneSentence(plan)
       : `All layers on ${devicesOfLane(plan, lanes[0])}. `;
-  return plain(where + cut);
+  const copies = /\bcopies=(\d+)/.exec(lanes[0].mesh);
+  return plain((copies ? `${copies[1]} whole copies take requests in turn. ` : "") + where + cut);
 }
 
 /** "device 0" or "devices 0-3". */

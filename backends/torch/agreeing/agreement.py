@@ -16,8 +16,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
-from typing import Any
+from functools import reduce
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,14 +25,23 @@ from torch import Tensor
 
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
 from partitioner.backends.process_group import call_before_groups_end
+from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreeing.faults import Roll, cause, named, own_process
 from partitioner.backends.torch.agreeing.groups import new_group, resolved_group
 from partitioner.backends.torch.agreeing.sums import Sums, checksum, code, differing_within
 from partitioner.backends.torch.agreeing.whereabouts import Whereabouts, look_out
+from partitioner.backends.torch.graphs.eager import ROW_BYTES
 from partitioner.ir.errors import PartitionerError
 
+ResultT = TypeVar("ResultT")
+
 #: Time that a rank waits for the others before it looks where they are.
-_LOOK = timedelta(seconds=2)
+_LOOK = timedelta(seconds=0.5)
+#: Words in front of a row's checksums: the code of what a rank does, whether it has news, whether
+#: its backward pass may agree with a mark, and the bytes that the row carries.
+_HEAD = 4
+#: Where ranks tell in the store of torch.distributed in which all-reduce they wait for others.
+_REDUCING = "partitioner/reducing"
 #: Least time that the ranks wait for rank 0's search.
 _SEARCH = timedelta(hours=1)
 
@@ -51,11 +60,15 @@ class Agreement:
 
     Attributes:
         words: Number of checksums that each `check` has room for; the same on all ranks. A check is
-            one message of 8 * (2 + words) bytes from each rank.
+            one message of 8 * (4 + words) + `ROW_BYTES` bytes from each rank.
+        meetings: Number of meetings so far; the same on all ranks.
+        marking: That number behind the last meeting if all ranks may agree with a mark next.
     """
 
     def __init__(self, ranks: int, *, searches: bool = False) -> None:
         self.words = 0
+        self.meetings = 0
+        self.marking = -1
         self.ranks = ranks
         self.rank = dist.get_rank() if ranks > 1 else 0
         self._members: Sequence[int] = range(ranks)
@@ -63,7 +76,8 @@ class Agreement:
         self._group = ""  # its name
         self._device = torch.device("cpu")
         self._whereabouts: Whereabouts | None = None
-        self._begun: Callable[[], bool] | None = None  # that the rank has not waited for
+        self._begun: Callable[[], object] | None = None  # that the rank has not waited for
+        self._joined: tuple[int, object] = (-1, None)  # a meeting, and an all-reduce of others
         self.roll = Roll(())
         if self.ranks > 1:
             gloo = dist.is_gloo_available() and dist.get_backend() != "gloo"
@@ -84,7 +98,7 @@ class Agreement:
 
         def let_go() -> None:
             if (one := this()) is not None:
-                one._begun = None
+                one._begun, one._joined = None, (-1, None)
 
         call_before_groups_end(let_go)
 
@@ -106,11 +120,17 @@ class Agreement:
         self, doing: str, problem: str = "", sums: Sequence[Sums] = (), *, asks: bool = False
     ) -> bool:
         """Wait for what `begin` begins; returns, and raises, what its result does."""
-        return self.begin(doing, problem, sums, asks=asks)()
+        return self.begin(doing, problem, sums, asks=asks).meet()[0]
 
     def begin(
-        self, doing: str, problem: str = "", sums: Sequence[Sums] = (), *, asks: bool = False
-    ) -> Callable[[], bool]:
+        self,
+        doing: str,
+        problem: str = "",
+        sums: Sequence[Sums] = (),
+        *,
+        asks: bool = False,
+        marks: bool = False,
+    ) -> Meeting:
         """Begin to `check`: the rank may compute before it waits, but not communicate.
 
         A rank that was interrupted before it waited does so first: other ranks may tell it that
@@ -122,42 +142,69 @@ class Agreement:
             sums: Checksums of the values, at most `words` of them in all; given by all ranks that
                 have no problem, or by none. Where a rank has news, the last are not compared.
             asks: Whether this rank has news that all are to `compare`.
-
-        Returns:
-            Waits for the other ranks, and returns whether any rank asks. It raises a BackendError
-            if a rank has a problem, or the ranks differ: the same text on every rank.
+            marks: Whether this rank may agree on its backward pass with a mark.
         """
-        if not self._group:
-            return partial(_alone, problem)
-        words = [word for one in sums for word in one.words.values()]
-        words += [0] * (self.words - len(words))
-        row = [-1 if problem else code(doing.encode()), int(asks), *words]
         if self._begun is not None:
             self._begun()
-        gathered = self._gather(torch.tensor(row), doing)
+        return Meeting(self, doing, problem, sums, asks, marks)
 
-        def finish() -> bool:
+    def gather(
+        self, row: Tensor, doing: str, compare: Callable[[Tensor], ResultT]
+    ) -> Callable[[], ResultT]:
+        """Begin to gather the rows of all ranks for a meeting; the result waits and compares."""
+        gathered = self._gather(row, doing)
+
+        def compared() -> ResultT:
+            rows = gathered().reshape(self.ranks, -1)
+            self.meetings += 1
+            return compare(rows)
+
+        return self._to_wait_for(compared)
+
+    def reduce(self, part: Tensor, group: str, doing: str) -> bool:
+        """Add up the parts of all ranks, in place, and tell whether all take part in this.
+
+        The last element is 0; it is more if a rank that does something else has joined. Such a rank
+        waits in a meeting, and looks now and then whether others wait here.
+        """
+        with self._telling(doing):
+            work = resolved_group(group).allreduce([part])
+        where = json.dumps([self.meetings, group, part.numel(), dtype_word(part.dtype)])
+
+        def all_take_part() -> bool:
+            with self._telling(doing):
+                self._wait(work, doing, where)
+            are_all = not part[-1]
+            self.meetings += are_all
+            return are_all
+
+        return self._to_wait_for(all_take_part)()
+
+    def _to_wait_for(self, wait: Callable[[], ResultT]) -> Callable[[], ResultT]:
+        """Note what the rank waits for in its next call if it is interrupted before."""
+
+        def finish() -> ResultT:
             try:
-                rows = gathered()
+                result = wait()
             except Exception:
                 self._begun = None
                 raise
             self._begun = None
-            return self._compared(doing, problem, sums, row, rows)
+            return result
 
         self._begun = finish
         return finish
 
-    def _compared(
-        self, doing: str, problem: str, sums: Sequence[Sums], row: list[int], gathered: Tensor
+    def compared(
+        self, doing: str, problem: str, sums: Sequence[Sums], row: list[int], rows: Tensor
     ) -> bool:
         """Tell whether any rank asks, from the rows of all ranks, of which this one has `row`."""
-        if not problem and gathered.tolist() == row * self.ranks:
+        own = [row[0], row[1], *row[_HEAD:]]
+        if not problem and all([*one[:2], *one[_HEAD : len(row)]] == own for one in rows.tolist()):
             return bool(row[1])
-        rows = gathered.reshape(self.ranks, -1)
         codes = rows[:, 0]
         if bool((codes == codes[0]).all()) and not problem:
-            news, start = bool(rows[:, 1].any()), 2
+            news, start = bool(rows[:, 1].any()), _HEAD
             for one in sums[:-1] if news else sums:
                 self._check_sums(one, rows[:, start : start + len(one.words)])
                 start += len(one.words)
@@ -311,8 +358,11 @@ class Agreement:
                 f"{cause(error, self.roll)}"
             ) from error
 
-    def _wait(self, work: Any, doing: str) -> None:
+    def _wait(self, work: Any, doing: str, where: str = "") -> None:
         """Wait for a message, and look now and then whether another rank waits for this one.
+
+        Args:
+            where: Of a message that is an all-reduce: what others join if they do something else.
 
         Raises:
             BackendError: A rank waits in another communication, which this one is to join.
@@ -329,17 +379,119 @@ class Agreement:
             if not posted:
                 self._whereabouts.post(doing)
                 posted = True
+                if where:
+                    self._whereabouts.store.set(f"{_REDUCING}/{self._group}", where)
+            if not where:
+                self._join(self._whereabouts.store)
             elsewhere = self._whereabouts.elsewhere(doing)
             if elsewhere:
                 raise BackendError(_differ(elsewhere))
         if posted:
             self._whereabouts.post("")
 
+    def _join(self, store: Any) -> None:
+        """Join an all-reduce in which others wait in place of this meeting: see `reduce`."""
+        if not store.check([key := f"{_REDUCING}/{self._group}"]):
+            return
+        meeting, name, numel, dtype = json.loads(store.get(key))
+        if meeting == self.meetings and meeting != self._joined[0]:
+            part = torch.ones(numel, dtype=torch_dtype(dtype))
+            self._joined = meeting, resolved_group(name).allreduce([part])
 
-def _alone(problem: str) -> bool:
-    if problem:
-        raise BackendError(problem)
-    return False
+
+class Meeting:
+    """A message of each rank about what it is about to do: see `Agreement.begin`.
+
+    It may carry the operand of a small all-reduce, or travel with that of another one.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        doing: str,
+        problem: str,
+        sums: Sequence[Sums],
+        asks: bool,
+        marks: bool,
+    ) -> None:
+        self._agreement = agreement
+        self._doing = doing
+        self._problem = problem
+        self._sums = sums
+        self._asks = asks
+        self._marks = marks
+        self._row: list[int] = []
+        self._posted: Callable[[], tuple[Tensor, bool]] | None = None
+        self._is_over = False
+        #: The group of all ranks, if the part that `meet` is given ends with a mark.
+        self.group = ""
+
+    def post(self, part: Tensor | None = None) -> None:
+        """Send this rank's row, once: it may compute then until it waits."""
+        agreement = self._agreement
+        if self._posted is not None or agreement.ranks == 1:
+            return
+        words = [word for one in self._sums for word in one.words.values()]
+        words += [0] * (agreement.words - len(words))
+        mark = -1 if self._problem else code(self._doing.encode())
+        carried = 0 if part is None else part.nbytes
+        self._row = [mark, int(self._asks), int(self._marks), carried, *words]
+        row = torch.tensor(self._row + [0] * (ROW_BYTES // 8))
+        if part is not None:
+            row[len(self._row) :].view(part.dtype)[: part.numel()] = part.reshape(-1)
+        self._posted = agreement.gather(row, self._doing, self._compared)
+
+    def _compared(self, rows: Tensor) -> tuple[Tensor, bool]:
+        agreement, own = self._agreement, self._row
+        return rows, agreement.compared(self._doing, self._problem, self._sums, own, rows)
+
+    def meet(self, given: Tensor | Exception | None = None) -> tuple[bool, Tensor | None]:
+        """Wait for the other ranks, once.
+
+        Args:
+            given: This rank's part of an all-reduce, or the error with which it ends its pass.
+
+        Returns:
+            Whether any rank asks, and the sum of the parts; None if they are not added up.
+
+        Raises:
+            BackendError: A rank has a problem, or the ranks differ: the same text on every rank,
+                but for one that has given its own error.
+        """
+        if self._is_over:
+            return False, None
+        agreement, self._is_over = self._agreement, True
+        try:
+            return self._meet(agreement, given if isinstance(given, Tensor) else None, given)
+        except AgreedError:
+            if isinstance(given, Exception):
+                raise given from None
+            raise
+
+    def _meet(
+        self, agreement: Agreement, part: Tensor | None, given: Tensor | Exception | None
+    ) -> tuple[bool, Tensor | None]:
+        if isinstance(given, Exception) and self._posted is None:
+            self._problem = f"rank {agreement.rank}: {one_line(given)}"
+        if agreement.ranks == 1:
+            if self._problem:
+                raise AgreedError(self._problem)
+            return False, None
+        is_marked = part is not None and bool(self.group)
+        if part is not None and is_marked:
+            if agreement.reduce(part, self.group, self._doing):
+                return False, part
+            part = None
+        self.post(part)
+        assert self._posted is not None
+        rows, asks = self._posted()
+        assert not is_marked, self._doing  # else a rank has joined that does the same
+        carried = rows[:, _HEAD - 1].tolist()
+        agreement.marking = agreement.meetings if bool(rows[:, _HEAD - 2].all()) else -1
+        if part is None or carried.count(part.nbytes) < agreement.ranks:
+            return asks, None
+        parts = rows[:, len(self._row) :].view(part.dtype)[:, : part.numel()].unbind()
+        return asks, reduce(torch.add, parts).reshape(part.shape)
 
 
 def _differ(texts: Mapping[int, str]) -> str:

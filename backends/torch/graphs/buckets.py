@@ -113,6 +113,8 @@ def _join(graph: fx.Graph, members: Sequence[_Member]) -> None:
             packed = graph.call_function(aten.reshape.default, (packed, [-1]))
         sent = graph.call_function(target, (packed, *settings))
         sent.meta[COMM] = tuple(comm for m in members for comm in m.sent.meta.get(COMM, ()))
+        shapes = zip(*((m.operand_shape, m.result_shape) for m in members), strict=True)
+        sent.meta["shapes"] = tuple((sum(map(math.prod, of_all)),) for of_all in shapes)
     note_tasks((*parts, *packed.all_input_nodes, packed, sent), tasks)
     with graph.inserting_before(first):
         arrived = graph.call_function(c10d.wait_tensor.default, (sent,))

@@ -13,8 +13,10 @@ A rank runs such a pass without autograd (`direct`), up to its first communicati
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from operator import getitem
 from typing import Any, cast
@@ -25,10 +27,11 @@ from torch.fx.graph import _BoxedCodeGen
 
 from partitioner.backends.torch.graphs.calls import add_argument, overload
 from partitioner.backends.torch.graphs.emit import IN_PLACE
-from partitioner.backends.torch.graphs.notes import OPERATOR, note_tasks, noted_tasks
+from partitioner.backends.torch.graphs.notes import COMM, OPERATOR, note_tasks, noted_tasks
 from partitioner.backends.torch.operators.normalization import layer_norm_backward
 from partitioner.backends.torch.operators.registry import KERNELS, SENDING
 from partitioner.backends.torch.operators.vocabulary import write_part
+from partitioner.ir.types import item_bytes
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -319,10 +322,10 @@ _ADDING: dict[Any, Callable[..., Tensor]] = {
 #: arguments in the same order. Not all that there are: those of which models call many on small
 #: tensors.
 _OF_SAME_NAME = (
-    *("add.Tensor", "addmm", "bmm", "cat", "clone", "div.Tensor", "embedding", "exp", "log"),
-    *("masked_fill.Scalar", "mean.dim", "mm", "mul.Tensor", "native_layer_norm", "neg", "permute"),
-    *("relu", "reshape", "rsqrt", "select.int", "sigmoid", "sub.Tensor", "sum.dim_IntList", "t"),
-    *("tanh", "transpose.int", "unsqueeze"),
+    *("add.Tensor", "addmm", "amax", "bmm", "cat", "clone", "div.Tensor", "embedding", "eq.Scalar"),
+    *("exp", "log", "logical_not", "masked_fill.Scalar", "mean.dim", "mm", "mul.Tensor"),
+    *("native_layer_norm", "neg", "permute", "relu", "reshape", "rsqrt", "select.int", "sigmoid"),
+    *("sub.Tensor", "sum.dim_IntList", "t", "tanh", "transpose.int", "unsqueeze"),
 )
 #: PyTorch's functions by operator.
 FUNCTIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
@@ -332,44 +335,99 @@ FUNCTIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
 }
 
 
+class Carrier(StrEnum):
+    """How the ranks agree together with the first all-reduce of a pass."""
+
+    ROW = "row"  #: Its operand travels with the rows of the ranks.
+    MARK = "mark"  #: It has one more element, which is 0 if all ranks do the same.
+
+
 @dataclass
 class Gate:
     """A place in a pass where the rank waits, when it comes there first."""
 
-    wait: Callable[[], object] | None = None  #: Waits; None if there is nothing to wait for.
+    #: Waits; None if there is nothing to wait for. It may be given this rank's part of an
+    #: all-reduce, of which it returns the sum if it adds it up, or the error of a pass.
+    wait: Callable[..., object] | None = None
+    marks: bool = False  #: Whether that part ends with a mark.
 
-    def enter(self) -> None:
+    def enter(self, *given: Tensor | Exception) -> object:
         """Wait, if nothing has since `wait` was set."""
         wait, self.wait = self.wait, None
-        if wait is not None:
-            wait()
+        return None if wait is None else wait(*given)
 
     def leave(self, error: BaseException) -> None:
         """End a pass that failed.
 
         The other ranks wait for one with an error. One that is interrupted waits in its next pass.
         """
-        if not isinstance(error, Exception):
-            self.wait = None
-        self.enter()
+        if isinstance(error, Exception):
+            self.enter(error)
+        self.wait = None
+
+    def packed(self, tensors: list[Tensor]) -> Tensor:
+        """The elements of several tensors, and this rank's mark: that it does what others do."""
+        is_marked = self.marks and self.wait is not None
+        return packed([*tensors, tensors[0].new_zeros(1)] if is_marked else tensors)
+
+    def reduce(self, part: Tensor, reduction: str, group: str) -> Tensor:
+        """Wait, and add up the parts of the ranks."""
+        total = self.enter(part)
+        if isinstance(total, Tensor):
+            return total
+        whole: Tensor = _below_autograd(c10d.all_reduce_.default)(part, reduction, group)
+        return whole
 
 
-def gated(module: fx.GraphModule, gate: Gate) -> fx.GraphModule:
+def gated(module: fx.GraphModule, gate: Gate, group: str = "") -> fx.GraphModule:
     """The pass, one of `eager`, which is changed: it enters the gate before others may notice it.
 
-    That is before it communicates, or writes to anything that it is given.
+    That is before it communicates, or writes to anything that it is given. A first all-reduce over
+    the `group` of all ranks carries what they agree on, if it may (`carrier_of`).
     """
     graph = module.graph
     first = next(node for node in graph.nodes if not _is_private(node))
-    with graph.inserting_before(first):
-        graph.call_function(gate.enter)
+    carrier = _carrier(first, group) if group else None
+    if carrier is None:
+        with graph.inserting_before(first):
+            graph.call_function(gate.enter)
+    else:
+        module.meta[_CARRIER] = carrier
+        first.meta[OPERATOR], first.target = first.target, gate.reduce
+    if carrier is Carrier.MARK:
+        first.all_input_nodes[0].target = gate.packed
     module.recompile()
     return module
 
 
+def carrier_of(module: fx.GraphModule) -> Carrier | None:
+    """How the ranks agree in a pass of `gated` with its first all-reduce; None if they do not."""
+    carrier: Carrier | None = module.meta.get(_CARRIER)
+    return carrier
+
+
+_CARRIER = "carrier"
+#: Bytes of the operands that travel with the rows of ranks.
+ROW_BYTES = 64
+
+
+def _carrier(first: fx.Node, group: str) -> Carrier | None:
+    """Choose how ranks agree with a communication of a pass, its first one."""
+    if first.target is not c10d.all_reduce_.default or first.args[1:] != ("sum", group):
+        return None
+    (shape, _), (comm, *_) = first.meta["shapes"], first.meta[COMM]
+    is_wide = comm.dtype in ("float32", "float64")
+    if is_wide and math.prod(shape) * item_bytes(comm.dtype) <= ROW_BYTES:
+        return Carrier.ROW
+    is_packed = first.all_input_nodes[0].target is packed
+    waits = first.next.target is c10d.wait_tensor.default and [*first.users] == [first.next]
+    return Carrier.MARK if is_packed and waits else None
+
+
 def _is_private(node: fx.Node) -> bool:
     """Test whether a node only computes a value of its own."""
-    if node.op in ("placeholder", "get_attr") or node.target in ("contiguous", getitem, packed):
+    own = ("contiguous", getitem, packed, layer_norm_grads)
+    if node.op in ("placeholder", "get_attr") or node.target in own:
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False

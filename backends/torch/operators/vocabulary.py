@@ -40,14 +40,30 @@ def local_places(
 
 def check_ids(ids: Tensor, size: int, name: str, ignored: int | None = None) -> None:
     """Assert that ids are of the whole vocabulary, without waiting for the device."""
-    if ignored is None and ids.numel():
-        least, largest = ids.aminmax()
-        right = (least >= 0) & (largest < size)
-    else:
-        right = (ids >= 0) & (ids < size)
-        if ignored is not None:
-            right |= ids == ignored
+    if are_within(ids, 0, size):
+        return
+    right = (ids >= 0) & (ids < size)
+    if ignored is not None:
+        right |= ids == ignored
     torch.ops.aten._assert_async.msg(right.all(), f"{name} out of range: not in 0 to {size - 1}")
+
+
+def are_within(ids: Tensor, start: int, length: int) -> bool:
+    """Test whether all ids are of a piece, if the device need not be waited for."""
+    if ids.device.type != "cpu" or not ids.numel():
+        return False
+    least, largest = ids.aminmax()
+    return start <= int(least) and int(largest) < start + length
+
+
+def _places_and_others(
+    ids: Tensor, starts: Sequence[int], lengths: Sequence[int]
+) -> tuple[Tensor, Tensor | None]:
+    """Positions of ids in the shard, and a mask of those outside; None if there are none."""
+    if len(starts) == 1 and are_within(ids, starts[0], lengths[0]):
+        return ids - starts[0] if starts[0] else ids, None
+    places, inside = local_places(ids, starts, lengths)
+    return places, inside.logical_not()
 
 
 @operator(lambda weight, ids, *_: weight.new_empty((*ids.shape, *weight.shape[1:])))
@@ -123,11 +139,12 @@ def cross_entropy_parts(
     """
     check_ids(target, size, "cross entropy target", ignore_index)
     dim = _class_dim(logits)
-    places, inside = local_places(target, starts, lengths)
+    places, others = _places_and_others(target, starts, lengths)
     highest = widened(maximum)
     if logits.shape[dim]:
         chosen = widened(logits.gather(dim, places.unsqueeze(dim))) - highest
-        chosen = chosen.squeeze(dim).masked_fill_(inside.logical_not(), 0)
+        chosen = chosen.squeeze(dim)
+        chosen = chosen if others is None else chosen.masked_fill_(others, 0)
     else:
         wide = torch.promote_types(widened(logits).dtype, highest.dtype)
         chosen = highest.new_zeros(target.shape, dtype=wide)
@@ -152,19 +169,24 @@ def cross_entropy_grad(
 ) -> Tensor:
     """Gradient of the logits from those of both results: the maximum is a constant."""
     dim = _class_dim(logits)
-    places, inside = local_places(target, starts, lengths)
-    inner = grad_target.masked_fill(inside.logical_not(), 0).unsqueeze(dim)
-    call = widened(maximum), grad_sum.unsqueeze(dim), places.unsqueeze(dim), inner
+    places, others = _places_and_others(target, starts, lengths)
+    inner = grad_target if others is None else grad_target.masked_fill(others, 0)
+    call = (
+        *(widened(maximum), grad_sum.unsqueeze(dim), places.unsqueeze(dim)),
+        inner.unsqueeze(dim),
+    )
     slopes = torch.empty_like(logits)
-    for rows in _row_blocks(logits) if _is_in_blocks(logits) else (slice(None),):
-        highest, of_sum, at, added = (tensor[rows] for tensor in call)
-        is_wide = slopes.dtype == torch.promote_types(logits.dtype, highest.dtype)
-        out = slopes[rows] if is_wide else None  # computed at least in float32
-        computed = torch.sub(widened(logits[rows]), highest, out=out).exp_().mul_(of_sum)
+    is_wide = slopes.dtype == torch.promote_types(logits.dtype, call[0].dtype)
+    for rows in _row_blocks(logits) if _is_in_blocks(logits) else (None,):
+        data, out = (logits, slopes) if rows is None else (logits[rows], slopes[rows])
+        highest, of_sum, at, added = call if rows is None else (tensor[rows] for tensor in call)
+        # computed at least in float32
+        less = torch.sub(widened(data), highest, out=out if is_wide else None)
+        computed = less.exp_().mul_(of_sum)
         if logits.shape[dim]:
             computed.scatter_add_(dim, at, added)
-        if out is None:
-            slopes[rows].copy_(computed)
+        if not is_wide:
+            out.copy_(computed)
     return slopes
 
 

@@ -27,7 +27,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError, CommunicationError
-from partitioner.backends.torch.agreeing.agreement import AgreedError, Agreement
+from partitioner.backends.torch.agreeing.agreement import AgreedError, Agreement, Meeting
 from partitioner.backends.torch.agreeing.faults import named, telling
 from partitioner.backends.torch.agreeing.groups import check_groups
 from partitioner.backends.torch.agreeing.sums import (
@@ -38,6 +38,7 @@ from partitioner.backends.torch.agreeing.sums import (
     of_inputs,
     of_writes,
 )
+from partitioner.backends.torch.graphs.eager import Carrier
 from partitioner.backends.torch.guards.changes import Contents, check_inputs, count_steps
 from partitioner.backends.torch.guards.originals import check_call, note_loaded
 from partitioner.backends.torch.running.held_state import (
@@ -446,10 +447,8 @@ class RankModule(nn.Module):
             counts = map(sub, versions(trained.values()), self._written)  # since the last call
             writes = of_writes(dict(zip(trained, counts, strict=True)), self._places.trained)
             sums = self._input_sums(word, args, kwargs), writes
-        agree = self._agreement.begin(doing, problem, sums, asks=self._is_loaded)
-        if problem or self._is_loaded or self._variant_name(word, key) not in self._passes:
-            self._agree(agree)
-            agree = _NOTHING_NEW
+        known = self._passes.get(self._variant_name(word, key))
+        meeting = self._meeting(known, doing, problem, sums)
         draws = 0
         try:
             if self._local_inputs and word == "evaluation":
@@ -463,20 +462,37 @@ class RankModule(nn.Module):
             seed = {signature.seed: torch.tensor((self._seed << 32) + self.steps)}
             draws = 0 if word == "evaluation" else passes.draws
             values = passes.start(inputs, seed, local=self._local_inputs and passes is base)
-        except Exception:
-            self._agree(agree, draws)  # where the other ranks wait for this one
+        except Exception as error:
+            self._agree(meeting, draws, error)  # where the other ranks wait for this one
             raise
-        agreed = partial(self._agree, agree, draws)
+        agreed = partial(self._agree, meeting, draws)
         step, shards = self.steps + draws - 1, self._held.shards_now()
         return RankCall(passes, values, self._held, shards, agreed, step)
 
-    def _agree(self, agree: Callable[[], bool], draws: int = 0) -> None:
+    def _meeting(
+        self, known: RankPasses | None, doing: str, problem: str, sums: Sequence[Sums]
+    ) -> Meeting:
+        """Meet the other ranks before a call of passes that are `known`: now, or on the way."""
+        marks = known is not None and known.carrier(backward=True) is Carrier.MARK
+        asks = self._is_loaded
+        meeting = self._agreement.begin(doing, problem, sums, asks=asks, marks=marks)
+        if problem or asks or known is None:
+            self._agree(meeting)
+        elif known.carrier(backward=False) is not Carrier.ROW:
+            meeting.post()
+        return meeting
+
+    def _agree(
+        self, meeting: Meeting, draws: int = 0, given: Tensor | Exception | None = None
+    ) -> Tensor | None:
         """Wait until all ranks agree; a step of so many draws begins only if they do."""
-        if agree():
+        asks, total = meeting.meet(given)
+        if asks:
             self._agreement.compare(loading(self._loaded))
             self._is_loaded = False
             self._written = versions(self._held.trained.values())
         self.steps += draws
+        return total
 
     def _in_words(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """A call in words; equal if one trace fits both."""
@@ -537,7 +553,6 @@ class RankModule(nn.Module):
             passes.compile(*args, **kwargs)
 
 
-_NOTHING_NEW = partial(bool)  #: The end of an agreement that the rank has waited for.
 #: Attributes that copies of a module share.
 _SHARED = ("_agreement", "_described", "_passes", "_places", "_variants", "_whole")
 #: Why results have no backward pass.

@@ -18,8 +18,9 @@ from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.agreeing.faults import Roll, explained
 from partitioner.backends.torch.agreeing.groups import group_ranks, register_links, register_named
-from partitioner.backends.torch.graphs.eager import Gate, direct, gated
+from partitioner.backends.torch.graphs.eager import Carrier, Gate, carrier_of, direct, gated
 from partitioner.backends.torch.graphs.phases import RankPhases, emit_all_phases, of_each, step_runs
+from partitioner.backends.torch.operators.registry import group_name
 from partitioner.backends.torch.running.step_values import (
     Posts,
     Run,
@@ -120,20 +121,23 @@ class RankPasses:
         # with messages to post, the rank waits before any pass
         begins = (plan.runs[0].phase for plan in (self._early[True], self._late) if plan.runs)
         first = () if links else tuple(begins)
+        ranks = range(len(whole.programs.ranks))
+        #: The group of all ranks, whose all-reduces carry what they agree on; "" if none do.
+        self.group = group = group_name(ranks) if device.type == "cpu" else ""
         self._runs = of_each(  # by micro-batch and phase
-            self._all, lambda one: self._passes_of(one, first if one is self.graphs else ())
+            self._all, lambda one: self._passes_of(one, first if one is self.graphs else (), group)
         )
         self._gated = [self._runs[0][phase] for phase in first]
         self._is_half = any(type_.dtype == "float16" for type_ in whole.graph.types.values())
         self._scale = 1.0  # the gradient of the loss that steps run for, a power of two
 
-    def _passes_of(self, phases: RankPhases, first: Collection[int]) -> dict[int, Pass]:
+    def _passes_of(self, phases: RankPhases, first: Collection[int], group: str) -> dict[int, Pass]:
         """The pass of each phase; those that come first enter the gate."""
         passes: dict[int, Pass] = {}
         for phase, graph in phases.graphs.items():
             graph.module.to(self.device)
             module = phases.eager(phase)
-            passes[phase] = direct(gated(module, self._gate) if phase in first else module)
+            passes[phase] = direct(gated(module, self._gate, group) if phase in first else module)
         return passes
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -149,6 +153,12 @@ class RankPasses:
             self._all,
             lambda one: {phase: compiled(graph.module) for phase, graph in one.graphs.items()},
         )
+
+    def carrier(self, *, backward: bool) -> Carrier | None:
+        """How the ranks agree with the first all-reduce of a call, or of its backward pass."""
+        plan = self._late if backward else self._early[True]
+        first = self._runs[0].get(plan.runs[0].phase) if plan.runs else None
+        return carrier_of(first) if isinstance(first, fx.GraphModule) else None
 
     # Inputs ----------------------------------------------------------------------------------
 
@@ -221,7 +231,7 @@ class RankPasses:
         self,
         inputs: list[Values],
         shards: Mapping[str, Tensor],
-        agreed: Callable[[], object],
+        agreed: Callable[..., object],
         *,
         backward: bool = False,
     ) -> tuple[tuple[Tensor, ...], Values]:
@@ -231,7 +241,7 @@ class RankPasses:
             inputs: Of each micro-batch, by local name.
             shards: This rank's shards of stored values by first name.
             agreed: Returns once all ranks do the same; called once, before anything is sent or
-                written.
+                written, or with the first of an all-reduce (see `Gate`).
             backward: Whether the backward passes run, too, here or in `backward`.
 
         Returns:
@@ -261,16 +271,18 @@ class RankPasses:
         return tuple(results.values()), kept
 
     def backward(
-        self, values: Values, tangent: Tensor, agreed: Callable[[], object]
+        self, values: Values, tangent: Tensor, agreed: Callable[..., object], *, marks: bool
     ) -> Mapping[str, Tensor]:
         """Gradients by first name for that of the loss; empties `values`, to free what was kept.
 
-        Where the order turns, `agreed` is called as in `forward`; else nothing is sent.
+        Where the order turns, `agreed` is called as in `forward`, with a marked part if it `marks`;
+        else nothing is sent.
         """
         if not self.order.turns:
             return self._scaled(values, float(tangent))
         values.update(dict.fromkeys(self._tangents, tangent))
         held = StepValues(self._late, [values])
+        self._gate.marks = marks
         self._run_all(held, agreed, backward=True)
         gradients = {name: held.total(local) for name, local in self._gradients}
         values.clear()
@@ -292,7 +304,9 @@ class RankPasses:
         """The module's returned value."""
         return self.whole.signature.unflatten(dict(zip(self._shown, results, strict=True)))
 
-    def _run_all(self, values: StepValues, agreed: Callable[[], object], *, backward: bool) -> None:
+    def _run_all(
+        self, values: StepValues, agreed: Callable[..., object], *, backward: bool
+    ) -> None:
         """Run the phases of a plan, the first of which waits for the other ranks if it can."""
         runs = values.plan.runs
         if runs and self._runs[runs[0].micro_batch][runs[0].phase] in self._gated:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
+from partitioner.backends.torch.graphs.eager import Carrier
 from partitioner.backends.torch.running.held_state import HeldState, versions, view_within
 from partitioner.backends.torch.running.rank_passes import RankPasses, Values
 from partitioner.backends.torch.state.buffers import apart
@@ -28,7 +29,8 @@ class RankCall:
     values: list[Values]  #: Their inputs by local name.
     held: HeldState  #: The rank's parameters and buffers.
     shards: Mapping[str, Tensor]  #: Its parts of them as they lie.
-    agreed: Callable[[], None]  #: Waits until all ranks agree on the call.
+    #: Waits until all ranks agree on the call; it may be given an operand of all of them.
+    agreed: Callable[..., Tensor | None]
     step: int  #: Number of its training step, of its last micro-batch.
 
     def forward(self, *, backward: bool = False) -> tuple[tuple[Tensor, ...], Values]:
@@ -51,7 +53,7 @@ class TrainingStep(torch.autograd.Function):
         results = tuple(result.detach() for result in computed)  # kept values hold no graph
         passes, held, shards = call.passes, call.held, call.shards
         ctx.agreement, ctx.passes, ctx.held, ctx.step = agreement, passes, held, call.step
-        ctx.kept, ctx.names = kept, names
+        ctx.kept, ctx.names, ctx.meetings = kept, names, agreement.meetings
         again = {id(value) for value in kept.values()}
         read = {name for name in shards if name in held.tensors and id(shards[name]) in again}
         ctx.shards = {name: shards[name] for name in read}
@@ -99,12 +101,23 @@ class TrainingStep(torch.autograd.Function):
         is_scaled = not (held.places.all_hold_all or problem) and float(tangent) != 1.0
         doing = f"backward() of training step {ctx.step}"
         doing = f"{doing} by {float(tangent):g}" if is_scaled else doing
-        agree = ctx.agreement.begin(doing, problem)
+        agreement: Agreement = ctx.agreement
+        passes: RankPasses = ctx.passes
+        meeting = agreement.begin(doing, problem)
         if problem or is_scaled:
-            agree()
-            agree = bool
+            meeting.meet()
+        elif ctx.meetings == agreement.meetings == agreement.marking:  # alike on all ranks
+            meeting.group = passes.group
+        elif passes.carrier(backward=True) is not Carrier.ROW:
+            meeting.post()
+
+        def agreed(given: Tensor | Exception | None = None) -> Tensor | None:
+            return meeting.meet(given)[1]
+
         ctx.kept = ctx.shards = None
-        return *[None] * 4, *_gradients(ctx.passes, held, kept, tangent, ctx.names, agree)
+        marks = bool(meeting.group)
+        gradients = passes.backward(kept, tangent, agreed, marks=marks)
+        return *[None] * 4, *_gradients(gradients, passes, held, tangent, ctx.names)
 
 
 class Evaluated(torch.autograd.Function):
@@ -129,12 +142,11 @@ class Evaluated(torch.autograd.Function):
 
 
 def _gradients(
+    gradients: Mapping[str, Tensor],
     passes: RankPasses,
     held: HeldState,
-    kept: Values,
     tangent: Tensor,
     names: Sequence[str],
-    agreed: Callable[[], object],
 ) -> Iterator[Tensor | None]:
     """Gradients of parameters, in order; None for one that has none.
 
@@ -143,7 +155,6 @@ def _gradients(
     Raises:
         BackendError: The plan gives this rank no part of a gradient that is of its parameter's.
     """
-    gradients = passes.backward(kept, tangent, agreed)
     parts: dict[str, Tensor] = {}
     for name in names:
         gradient = gradients.get(name)

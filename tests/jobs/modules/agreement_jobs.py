@@ -18,6 +18,7 @@ import partitioner
 import partitioner.api.compiler
 from jobs.processes.torch_ranks import Job
 from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.agreeing.agreement import Meeting
 from partitioner.backends.torch.running.held_state import HeldState
 from partitioner.ir.errors import PartitionerError
 from partitioner.strategies.constraints import Constraints, Pin
@@ -214,19 +215,14 @@ def computes_before_it_waits(_: int) -> None:
     module = program().module()
     training_step(module, *batch(0))
     loss = module(*batch(1))
-    begin, events = module._agreement.begin, list[str]()
+    meet, events = Meeting.meet, list[str]()
 
-    def begins(*args: Any, **kwargs: Any) -> Callable[[], bool]:
-        agree = begin(*args, **kwargs)
+    def meets(meeting: Meeting, *given: Any) -> Any:
+        events.append("agreed")
+        return meet(meeting, *given)
 
-        def agreed() -> bool:
-            events.append("agreed")
-            return agree()
-
-        return agreed
-
-    module._agreement.begin = begins  # type: ignore[method-assign]
-    with Noting(events):
+    with pytest.MonkeyPatch.context() as patch, Noting(events):
+        patch.setattr(Meeting, "meet", meets)
         loss.backward()
     before = events[: events.index("agreed")]
     assert "aten.mul.Tensor" in before, events  # the slope of the square

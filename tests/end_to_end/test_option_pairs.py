@@ -48,6 +48,7 @@ SENTENCES = (
     r"recompute=True: the plan in constraints says what is recomputed",
     r"tune measures seconds: leave it out with the objective memory",
     r"tune runs the plans, which needs the weights: leave plan_only out",
+    r"; blocks are not searched with (the plan in constraints|micro_batches|schedule|stages)",
     r"tune runs plans on this machine, and cluster '.*' is not known to be it",
     r"a profile is of cluster 'local', the cluster is '.*': leave the profile out",
 )
@@ -188,6 +189,7 @@ VALUES = (
     Value("parallel", "pp", "parallel|pp|stage"),
     Value("cluster", "2xl4", "cluster", decides=False),
     Value("memory", tight, "memory", "memory"),
+    Value("memory", lambda s: blocks_limit(s)["memory"], "memory|blocks", "blocks"),
     Value("profile", Path("none", "profile.sqlite"), "profile", "profile", local, decides=False),
     Value("mesh", lambda s: {"dp": count_of(s)}, "mesh|dp", "mesh dp"),
     Value("mesh", {"pp": 2}, "mesh|stage"),
@@ -209,7 +211,7 @@ VALUES = (
         "block plan",
         blocks_limit,
     ),
-    Value("time_limit_s", 3.0, decides=False),
+    Value("time_limit_s", 10.0, decides=False),
     Value("gap", 0.1, decides=False),
     Value("solver", "cbc", decides=False),
     Value("seed", 3, decides=False),
@@ -246,7 +248,7 @@ def applies(value: Value, setting: str) -> bool:
     """Test whether a setting has an option; `training` is what the settings of modules are."""
     if value.value == "copies" and setting == "training":
         return False
-    if value.name in ("training", "plan_only") or str(value) == "block plan":
+    if value.name in ("training", "plan_only") or str(value) in ("block plan", "blocks"):
         return value.name != "training" and setting == "onnx"
     of = {"onnx": ("onnx",), "module": ("inference", "training"), "training": ("training",)}
     return setting in of.get(described(CompileOptions)[value.name].only, SETTINGS)
@@ -268,7 +270,7 @@ SAMPLE = dict(itertools.islice(PAIRS.items(), 0, None, ONE_IN))
 
 def large_pairs() -> Iterator[tuple[str, Value, Value]]:
     """The pairs on many devices: of what decides plans, and is not of this machine or of few."""
-    unfit = {"tune", "block plan", "parallel=pp"}
+    unfit = {"tune", "block plan", "blocks", "parallel=pp"}
     for number, (setting, one, other) in enumerate(PAIRS.values()):
         names = {one.name, other.name, str(one), str(other)}
         if one.decides and other.decides and names.isdisjoint(unfit):

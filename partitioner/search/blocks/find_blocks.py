@@ -31,6 +31,7 @@ from partitioner.search.request import Budget, Request
 from partitioner.solver.outcome import Solution
 from partitioner.solver.referee import Objective
 from partitioner.strategies.constraints import ConstraintError, Constraints
+from partitioner.strategies.kinds.parallel import PIPELINE, wants_stages
 from partitioner.strategies.spaces import Family, SearchError
 
 #: As `MARGINS`, of stages, which also hold what they send and receive.
@@ -106,12 +107,15 @@ class BlockPlan:
         return devices
 
 
-def why_not_in_blocks(graph: Graph, cluster: Cluster, request: Request) -> str:
+def why_not_in_blocks(cluster: Cluster, request: Request, *, trains: bool) -> str:
     """The part of a request with which no blocks are searched; "" if they are."""
-    trains, several = bool(graph.backward), len(cluster) > 1
+    several = len(cluster) > 1
     places = several and (request.strategy == "copies" or (trains and request.strategy == "inter"))
     asked = {
-        "a plan to keep": request.constraints.plan is not None,
+        "the plan in constraints": request.constraints.plan is not None,
+        f"micro_batches {request.micro_batches}": request.micro_batch_count is not None,
+        f"schedule {request.schedule!r}": request.schedule is not None,
+        "stages": PIPELINE in (request.mesh or {}) or wants_stages(request.parallel),
         f"strategy {request.strategy!r}": places,
         f"more than {MOST_DEVICES} devices": len(cluster) > MOST_DEVICES,
         "recompute=False": trains and request.recompute is False,

@@ -267,7 +267,8 @@ class InStages:
     def would_fit(self, budget: Budget, refusal: Infeasible) -> tuple[Change, ...]:
         """More micro-batches than those that are asked for."""
         asked = self.request.micro_batch_count
-        if asked is None or "time limit" in str(refusal) or budget.work.late:
+        is_kept = self.request.constraints.plan is not None  # which is of as many
+        if asked is None or is_kept or "time limit" in str(refusal) or budget.work.late:
             return ()
         outcome = self._more(asked, budget)
         return () if outcome is None else (Change(in_so_many(outcome)),)

@@ -66,6 +66,7 @@ class Table:
         if self.request.is_pipelined:
             stages = InStages(self._parts, self.cluster, self.request, self.clock)
             yield Way("micro-batches", stages.search, would_fit=stages.would_fit)
+            yield self._in_blocks()
             return
         for graph, spaces in self._forms:
             yield self._whole(graph, spaces)
@@ -257,15 +258,17 @@ class Table:
         """Seconds of the trace of the whole batch: one of a micro-batch takes about as many."""
         return self.clock.seconds.get("tracing the module", 0.0)
 
+    @cached_property
+    def _blocks(self) -> InBlocks:
+        return InBlocks(self.model.uncut, self.cluster, self.request, self.clock)
+
     def _in_blocks(self) -> Way:
-        graph = self.model.uncut
-        why = why_not_in_blocks(graph, self.cluster, self.request)
-        closed = f"blocks are not searched with {why}" if why else ""
-        blocks = InBlocks(graph, self.cluster, self.request, self.clock)
+        trains = not self.request.is_pipelined and self.training  # which is of the whole batch
+        why = why_not_in_blocks(self.cluster, self.request, trains=trains)
         return Way(
             "blocks",
-            blocks.search,
+            lambda budget: self._blocks.search(budget),
             rung=2,
-            would_fit=blocks.would_fit,
-            closed=closed,
+            would_fit=lambda budget, refusal: self._blocks.would_fit(budget, refusal),
+            closed=f"blocks are not searched with {why}" if why else "",
         )

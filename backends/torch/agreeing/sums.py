@@ -118,11 +118,10 @@ def of_inputs(
     return Sums(words, "another part of input", _LOCAL_ADVICE, keys)
 
 
-def of_writes(counts: Mapping[str, int], trained: Mapping[int, Sequence[str]]) -> Sums:
+def of_writes(counts: Mapping[str, int], trained: Mapping[int, Hashable]) -> Sums:
     """Checksum of how often a rank's trained parameters, listed by rank, were written to."""
     word = code(array("q", counts.values()).tobytes()) if counts else 0
-    holders = {rank: tuple(names) for rank, names in trained.items()}
-    return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, {"": holders}, counts)
+    return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, {"": trained}, counts)
 
 
 def beginning(words: Mapping[str, int]) -> Sums:

@@ -400,10 +400,9 @@ def gated(module: fx.GraphModule, gate: Gate, group: str = "") -> fx.GraphModule
     return module
 
 
-def carrier_of(module: fx.GraphModule) -> Carrier | None:
+def carrier_of(module: object) -> Carrier | None:
     """How the ranks agree in a pass of `gated` with its first all-reduce; None if they do not."""
-    carrier: Carrier | None = module.meta.get(_CARRIER)
-    return carrier
+    return module.meta.get(_CARRIER) if isinstance(module, fx.GraphModule) else None
 
 
 _CARRIER = "carrier"

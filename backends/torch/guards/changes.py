@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -44,10 +45,10 @@ class Contents:
     #: assignment to its `data` would move it out of there: it is refused.
     at_rest: Mapping[str, torch.UntypedStorage]
     parts: Sequence[nn.Module]  #: The submodules.
-    #: The submodules, parameters and buffers of the module and of each part, by name.
-    objects: Sequence[Mapping[str, object]]
-    #: Sizes and element type of each tensor, and its storage, if that is to stay.
-    facts: Sequence[tuple[torch.Size, torch.dtype, int]]
+    #: The submodules, parameters and buffers of the module and of each part, in order.
+    objects: Sequence[object]
+    names: Sequence[object]  #: Their names, behind the number of each part's.
+    facts: Sequence[tuple[torch.Size, torch.dtype]]  #: Sizes and element type of each tensor.
     frozen: Sequence[Tensor]  #: Tensors that must not require a gradient.
 
     @classmethod
@@ -70,11 +71,8 @@ class Contents:
             tensors,
             at_rest,
             parts,
-            [*map(dict, _contents((module, *parts)))],
-            [
-                (tensor.shape, types[name], at_rest[name]._cdata if name in at_rest else 0)
-                for name, tensor in tensors.items()
-            ],
+            *_contents((module, *parts)),
+            [(tensor.shape, types[name]) for name, tensor in tensors.items()],
             [tensors[e.names[0]] for e in held if e.value and e.frozen],
         )
 
@@ -100,18 +98,19 @@ class Contents:
                 self._check_tensor(module, entry, tensor, parts)
 
     def _is_as_it_was(self, module: nn.Module) -> bool:
-        mode = module.training
-        for part in self.parts:  # loops: every call of a module comes here
-            if _has_hooks(part) or not (part.training is mode or _is_in(mode, part)):
-                return False
-        for held, known in zip(_contents((module, *self.parts)), self.objects, strict=True):
-            if tuple(held) != tuple(known) or not all(map(is_, held.values(), known.values())):
-                return False
-        facts = [
-            (x.shape, x.dtype, _storage_of(x)._cdata if name in self.at_rest else 0)
-            for name, x in self.tensors.items()
-        ]
-        return facts == self.facts and not any(x.requires_grad for x in self.frozen)
+        mode, parts = module.training, self.parts  # every call of a module comes here
+        if any(itertools.chain.from_iterable(map(_HOOKS, parts))):
+            return False
+        modes = [part.training for part in parts]
+        if modes.count(mode) < len(modes) and not all(_is_in(mode, part) for part in parts):
+            return False
+        objects, names = _contents((module, *parts))
+        if names != self.names or not all(map(is_, objects, self.objects)):
+            return False
+        if self.facts != [(x.shape, x.dtype) for x in self.tensors.values()]:
+            return False
+        stays = (_storage_of(self.tensors[n])._cdata == x._cdata for n, x in self.at_rest.items())
+        return all(stays) and not any(x.requires_grad for x in self.frozen)
 
     def _check_tensor(
         self,
@@ -156,11 +155,18 @@ def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
     return local.untyped_storage()
 
 
-def _contents(parts: Iterable[nn.Module]) -> list[Mapping[str, object]]:
-    """The submodules, the parameters and the buffers of each part, in order, by name."""
-    return [
-        contents for part in parts for contents in (part._modules, part._parameters, part._buffers)
-    ]
+#: What a submodule consists of, and its hooks that would not be called.
+_CONTENTS = attrgetter("_modules", "_parameters", "_buffers")
+_HOOKS = attrgetter(
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+)
+
+
+def _contents(parts: Iterable[nn.Module]) -> tuple[list[object], list[object]]:
+    """The submodules, the parameters and the buffers of each part; their number and names."""
+    tables: list[Mapping[str, object]] = [*itertools.chain.from_iterable(map(_CONTENTS, parts))]
+    objects = itertools.chain.from_iterable([table.values() for table in tables])
+    return [*objects], [*map(len, tables), *itertools.chain.from_iterable(tables)]
 
 
 #: Where a submodule keeps whether the trace has it in training mode.
@@ -170,16 +176,6 @@ TRACED_MODE = "_mode_in_the_trace"
 def _is_in(mode: bool, part: nn.Module) -> bool:
     """Test whether a submodule is as it is in the graphs of a mode of the module."""
     return part.training is mode or (mode and not vars(part).get(TRACED_MODE, True))
-
-
-def _has_hooks(part: nn.Module) -> bool:
-    """Test whether a submodule has hooks that would not be called."""
-    return bool(
-        part._forward_hooks
-        or part._forward_pre_hooks
-        or part._backward_hooks
-        or part._backward_pre_hooks
-    )
 
 
 #: What ranks' modules do with hooks.
@@ -197,7 +193,7 @@ def _check_parts(module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
                 f"{name}.{'train' if submodule.training else 'eval'}() before compile, and only "
                 "train() and eval() of the whole module after it"
             )
-        if name and _has_hooks(submodule):
+        if name and any(_HOOKS(submodule)):
             raise BackendError(
                 f"{name} has a hook, which would not be called: set it, as torch.nn.utils.prune "
                 f"does, before compile, which traces what it computes; {_HOOKS_ADVICE}"

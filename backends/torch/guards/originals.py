@@ -133,10 +133,12 @@ def watch(
     _COPIES[rank_module] = copies
 
     def steps(optimizer: Optimizer, *_: Any) -> None:
-        held = [x for x in _parameters(optimizer) if copies.name_of(x)]
-        if held and all(x.grad is None for x in held):
+        idle = (x for x in _parameters(optimizer) if x.grad is None)  # seldom any: look up those
+        name = next(filter(None, map(copies.name_of, idle)), "")
+        trained = (x for x in _parameters(optimizer) if x.grad is not None)
+        if name and not any(map(copies.name_of, trained)):
             raise BackendError(
-                f"{type(optimizer).__name__} was made over {copies.name_of(held[0])} of the module "
+                f"{type(optimizer).__name__} was made over {name} of the module "
                 "that was compiled, which gets no gradient: make it over the parameters() of the "
                 "rank's module"
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,7 +38,7 @@ class StatePlaces:
     #: a rank does not train all.
     are_parts: Mapping[bool, bool]
     #: First names of the trained parameters that each rank holds.
-    trained: Mapping[int, Sequence[str]]
+    trained: Mapping[int, tuple[str, ...]]
 
     @classmethod
     def of(cls, whole: Whole, ranks: int) -> StatePlaces:
@@ -64,7 +64,7 @@ class StatePlaces:
             whole.stored,
             places,
             are_parts,
-            {rank: [name for name in names if rank in holders[name]] for rank in range(ranks)},
+            {rank: tuple(name for name in names if rank in holders[name]) for rank in range(ranks)},
         )
 
     def holds(self, rank: int, entry: Stored) -> bool:
@@ -130,9 +130,12 @@ def view_within(tensor: Tensor, region: Region | None) -> Tensor | None:
     return view if view is not None and view.is_contiguous() else None
 
 
-def versions(tensors: Iterable[Tensor]) -> list[int]:
+def versions(tensors: Collection[Tensor]) -> list[int]:
     """PyTorch's counts of writes to tensors; it counts none to those of `inference_mode`."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def part_and_rest(

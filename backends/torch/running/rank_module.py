@@ -459,7 +459,8 @@ class RankModule(nn.Module):
             signature = passes.whole.signature
             if passes is not base or inputs is None:
                 inputs = signature.flatten(args, kwargs)
-            seed = {signature.seed: torch.tensor((self._seed << 32) + self.steps)}
+            drawn = (self._seed << 32) + self.steps
+            seed = {signature.seed: torch.tensor(drawn)} if signature.seed else {}
             draws = 0 if word == "evaluation" else passes.draws
             values = passes.start(inputs, seed, local=self._local_inputs and passes is base)
         except Exception as error:
@@ -473,12 +474,12 @@ class RankModule(nn.Module):
         self, known: RankPasses | None, doing: str, problem: str, sums: Sequence[Sums]
     ) -> Meeting:
         """Meet the other ranks before a call of passes that are `known`: now, or on the way."""
-        marks = known is not None and known.carrier(backward=True) is Carrier.MARK
+        marks = known is not None and known.carriers.get(True) is Carrier.MARK
         asks = self._is_loaded
         meeting = self._agreement.begin(doing, problem, sums, asks=asks, marks=marks)
         if problem or asks or known is None:
             self._agree(meeting)
-        elif known.carrier(backward=False) is not Carrier.ROW:
+        elif known.carriers.get(False) is not Carrier.ROW:
             meeting.post()
         return meeting
 

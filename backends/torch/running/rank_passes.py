@@ -18,7 +18,7 @@ from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.agreeing.faults import Roll, explained
 from partitioner.backends.torch.agreeing.groups import group_ranks, register_links, register_named
-from partitioner.backends.torch.graphs.eager import Carrier, Gate, carrier_of, direct, gated
+from partitioner.backends.torch.graphs.eager import Gate, carrier_of, direct, gated
 from partitioner.backends.torch.graphs.phases import RankPhases, emit_all_phases, of_each, step_runs
 from partitioner.backends.torch.operators.registry import group_name
 from partitioner.backends.torch.running.step_values import (
@@ -128,6 +128,10 @@ class RankPasses:
             self._all, lambda one: self._passes_of(one, first if one is self.graphs else (), group)
         )
         self._gated = [self._runs[0][phase] for phase in first]
+        carriers = {phase: carrier_of(self._runs[0][phase]) for phase in first}
+        #: How the ranks agree with the first all-reduce of a call (False), and of its backward pass
+        #: (True); no entry if they agree before.
+        self.carriers = {self.order.is_late(phase): one for phase, one in carriers.items() if one}
         self._is_half = any(type_.dtype == "float16" for type_ in whole.graph.types.values())
         self._scale = 1.0  # the gradient of the loss that steps run for, a power of two
 
@@ -147,18 +151,12 @@ class RankPasses:
             run = torch.compile(module, *args, **kwargs)
             return lambda arguments: run(*arguments)
 
-        self._gated = []
+        self._gated, self.carriers = [], {}
         self._early = {backward: plan.without_adding for backward, plan in self._early.items()}
         self._runs = of_each(
             self._all,
             lambda one: {phase: compiled(graph.module) for phase, graph in one.graphs.items()},
         )
-
-    def carrier(self, *, backward: bool) -> Carrier | None:
-        """How the ranks agree with the first all-reduce of a call, or of its backward pass."""
-        plan = self._late if backward else self._early[True]
-        first = self._runs[0].get(plan.runs[0].phase) if plan.runs else None
-        return carrier_of(first) if isinstance(first, fx.GraphModule) else None
 
     # Inputs ----------------------------------------------------------------------------------
 
@@ -172,6 +170,8 @@ class RankPasses:
     ) -> list[Values]:
         """Inputs of each micro-batch by local name, from whole ones or, if `local`, own parts."""
         started = self.local(inputs) if local else self._parts(self._micro.parts(inputs))
+        if not seed:
+            return started
         seeds = [
             {name: one + m if m else one for name, one in seed.items()}
             for m in range(self._micro.count)

@@ -108,7 +108,7 @@ class TrainingStep(torch.autograd.Function):
             meeting.meet()
         elif ctx.meetings == agreement.meetings == agreement.marking:  # alike on all ranks
             meeting.group = passes.group
-        elif passes.carrier(backward=True) is not Carrier.ROW:
+        elif passes.carriers.get(True) is not Carrier.ROW:
             meeting.post()
 
         def agreed(given: Tensor | Exception | None = None) -> Tensor | None:

@@ -1,17 +1,18 @@
 """A training step of a small GPT on two processes: ours against PyTorch's own, in one run.
 
     OMP_NUM_THREADS=1 python tests/benchmarks/training.py [--ranks 2] [--rounds 7] [--steps 3]
-        [--only ddp,dp,...] [--layers 4] [--width 512] [--tokens 128] [--batch 8] [--fused]
-        [--profile FILE] [--time-limit 120]
+        [--only ddp,dp,...] [--layers 4] [--width 512] [--tokens 128] [--batch 8]
+        [--vocabulary 4096] [--cluster local] [--fused] [--profile FILE] [--time-limit 120]
 
 Modes: `one` (the plain module on every rank, for scale), `ddp` (DistributedDataParallel), `fsdp`
 (fully_shard of each block and the whole), `hand-tp` (parallelize_module, blocks and head), and
 ours: `dp`, `zero3`, `tp` (forced), `auto` (the cheapest plan by the cost model). A step is forward,
 backward, AdamW and zero_grad; `--fused` takes PyTorch's fused AdamW, which refuses `hand-tp`, whose
 parameters are DTensors only in part. Modes take turns, round by round; printed are the median
-milliseconds of a step, and the median over rounds of the ratio to the twin of the same round.
-Plans are made for this machine as `partitioner.profile` measures it at the start, in at most
-`--time-limit` seconds, or as an earlier run measured it into `--profile`.
+milliseconds of a step, those that the process computes in, with its threads, and the medians over
+rounds of the ratios of both to the twin of the same round. Plans are made for this machine as
+`partitioner.profile` measures it at the start, in at most `--time-limit` seconds, or as an earlier
+run measured it into `--profile`; for a `--cluster` by name nothing is measured.
 """
 
 import argparse
@@ -38,7 +39,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import partitioner
 
-VOCABULARY = 4096
 TWINS = {"dp": "ddp", "zero3": "fsdp", "tp": "hand-tp"}
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -70,13 +70,13 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Returns its loss."""
 
-    def __init__(self, layers: int, width: int, tokens: int) -> None:
+    def __init__(self, layers: int, width: int, tokens: int, vocabulary: int) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, width)
+        self.embed = nn.Embedding(vocabulary, width)
         self.place = nn.Embedding(tokens, width)
         self.blocks = nn.ModuleList(Block(width, 64) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         x = self.embed(ids) + self.place(torch.arange(ids.shape[1], device=ids.device))
@@ -89,7 +89,7 @@ class GPT(nn.Module):
 def made(args: argparse.Namespace) -> GPT:
     """The model, the same each time."""
     torch.manual_seed(0)
-    return GPT(args.layers, args.width, args.tokens)
+    return GPT(args.layers, args.width, args.tokens, args.vocabulary)
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -139,7 +139,7 @@ def modes(args: argparse.Namespace, rank: int) -> Iterator[tuple[str, Step]]:
         example = torch.zeros(args.batch, args.tokens, dtype=torch.long)
         program = partitioner.compile(
             *(model(), (example, example), args.ranks),
-            cluster="local",
+            cluster=args.cluster,
             profile=args.profile,
             training=True,
             **options,
@@ -185,52 +185,74 @@ def run(rank: int, args: argparse.Namespace) -> None:
     steps = dict(modes(args, rank))
     generator = torch.Generator().manual_seed(1)
     times: dict[str, list[float]] = {name: [] for name in steps}
+    computing: dict[str, list[float]] = {name: [] for name in steps}
     losses: dict[str, float] = {}
     for _ in range(args.rounds + 1):
         shape = (2, args.batch, args.tokens)
-        ids, labels = torch.randint(VOCABULARY, shape, generator=generator)
+        ids, labels = torch.randint(args.vocabulary, shape, generator=generator)
         for name, step in steps.items():
             dist.barrier()
-            start = time.perf_counter()
+            start, start_computing = time.perf_counter(), time.process_time()
             for _ in range(args.steps):
                 losses[name] = step((ids, labels))
             dist.barrier()
             times[name].append((time.perf_counter() - start) / args.steps)
+            computing[name].append((time.process_time() - start_computing) / args.steps)
     if rank == 0:
-        report(times, losses)
+        report(times, computing, losses)
     dist.destroy_process_group()
 
 
-def report(times: dict[str, list[float]], losses: dict[str, float]) -> None:
+Times = dict[str, list[float]]
+
+
+def report(times: Times, computing: Times, losses: dict[str, float]) -> None:
     """A line a mode; the first round warms up."""
-    twins = [found for name, found in times.items() if name in TWINS.values()]
-    best = [min(found) for found in zip(*twins, strict=True)]
-    print(f"{'mode':>8} {'ms/step':>8}  {'ratio':>12}  loss")
-    for name, found in times.items():
-        ratio = ""
-        if name in TWINS and TWINS[name] in times:
-            of_rounds = ratios(found, times[TWINS[name]])
-            ratio = f"{statistics.median(of_rounds):.3f} {TWINS[name]}"
-        elif name == "auto" and best:
-            of_rounds = ratios(found, best)
-            ratio = f"{statistics.median(of_rounds):.3f} best"
-        milliseconds = 1000 * statistics.median(found[1:])
-        print(f"{name:>8} {milliseconds:8.1f}  {ratio:>12}  {losses[name]:.5f}")
+    best = {
+        id(of): [min(round_) for round_ in zip(*twins, strict=True)]
+        for of in (times, computing)
+        if (twins := [found for name, found in of.items() if name in TWINS.values()])
+    }
+    heads = f"{'ms/step':>8} {'computing':>9}", f"{'ratio':>7} {'computing':>9}"
+    print(f"{'mode':>8} {heads[0]}  {heads[1]} to        loss")
+    for name in times:
+        twin = "best" if name == "auto" and best else TWINS.get(name, "")
+        words = []
+        for of, size in ((times, 7), (computing, 9)):
+            beside = best[id(of)] if twin == "best" else of.get(twin)
+            ratio = statistics.median(ratios(of[name], beside)) if beside else None
+            words.append(f"{'' if ratio is None else f'{ratio:.3f}':>{size}}")
+        ms, own = (1000 * statistics.median(of[name][1:]) for of in (times, computing))
+        beside_what = twin if words[0].strip() else ""
+        print(
+            f"{name:>8} {ms:8.1f} {own:9.1f}  {' '.join(words)} {beside_what:8}  {losses[name]:.5f}"
+        )
 
 
 def main() -> None:
     parser = with_numbers(
-        __doc__, ranks=2, rounds=7, steps=3, layers=4, width=512, tokens=128, batch=8, port=29533
+        __doc__,
+        ranks=2,
+        rounds=7,
+        steps=3,
+        layers=4,
+        width=512,
+        tokens=128,
+        batch=8,
+        port=29533,
+        vocabulary=4096,
     )
     parser.add_argument("--only", default="")
+    parser.add_argument("--cluster", default="local")
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--time-limit", type=float, default=120.0)
     parser.add_argument("--fused", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        args.profile = args.profile or Path(folder) / "profile.sqlite"
-        measure(args)
+        if args.cluster == "local":
+            args.profile = args.profile or Path(folder) / "profile.sqlite"
+            measure(args)
         mp.spawn(run, (args,), nprocs=args.ranks)
 
 

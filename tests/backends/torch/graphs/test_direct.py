@@ -12,15 +12,20 @@ from torch import Tensor, fx
 import partitioner.backends.torch.operators  # noqa: F401 - registers operators
 from partitioner.backends.torch.graphs.eager import (
     FUNCTIONS,
+    ROW_BYTES,
     WRITES,
+    Carrier,
     Gate,
+    carrier_of,
     direct,
     eager,
     gated,
     gathered,
 )
 from partitioner.backends.torch.graphs.emit import IN_PLACE
+from partitioner.backends.torch.graphs.notes import COMM
 from partitioner.backends.torch.operators.registry import KERNELS, LIBRARY
+from partitioner.ir.program import Comm, CommKind
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -145,6 +150,46 @@ def test_a_pass_waits_before_others_may_notice_it(
     called: list[Any] = [node.target for node in module.graph.nodes if node.op == "call_function"]
     assert called.index(gate.enter) == before
     assert len(called) == len(calls) + 1
+
+
+@pytest.mark.parametrize(
+    ("numel", "reduction", "group", "carrier"),
+    [
+        (2, "sum", "all", Carrier.ROW),
+        (ROW_BYTES // 4 + 2, "sum", "all", Carrier.MARK),
+        (2, "max", "all", None),
+        (2, "sum", "some", None),
+    ],
+)
+def test_an_all_reduce_of_all_ranks_carries_what_they_agree_on(
+    numel: int, reduction: str, group: str, carrier: Carrier | None
+) -> None:
+    graph, gate = fx.Graph(), Gate()
+    xs = [graph.placeholder("x"), graph.placeholder("y")]
+    lines = [graph.call_function(aten.reshape.default, (x, [-1])) for x in xs]
+    flat = graph.call_function(aten.cat.default, (lines,))
+    sent = graph.call_function(c10d.all_reduce.default, (flat, reduction, group))
+    sent.meta["shapes"] = (numel,), (numel,)
+    sent.meta[COMM] = (Comm(0, CommKind.ALL_REDUCE, (0, 1), "x", "x", "float32"),)
+    graph.output((graph.call_function(c10d.wait_tensor.default, (sent,)),))
+    module = gated(eager(fx.GraphModule(torch.nn.Module(), graph)), gate, "all")
+    assert carrier_of(module) is carrier
+    called: list[Any] = [node.target for node in module.graph.nodes if node.op == "call_function"]
+    assert (gate.enter in called, gate.reduce in called) == (carrier is None, carrier is not None)
+    if carrier is None:
+        return
+    given: list[Tensor] = []
+
+    def doubled(part: Tensor) -> Tensor:
+        given.append(part)
+        return 2 * part
+
+    gate.wait, gate.marks = doubled, carrier is Carrier.MARK
+    x, y = torch.ones(numel // 2), torch.full((numel // 2,), 3.0)
+    total = module(x, y)[0][:numel]
+    assert torch.equal(total, 2 * torch.cat([x, y]))
+    assert given[0].tolist() == [*x, *y, *([0.0] if gate.marks else [])]
+    assert gate.wait is None
 
 
 def test_a_gate_waits_once() -> None:

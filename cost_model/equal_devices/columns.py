@@ -39,7 +39,8 @@ class DeviceColumns:
     @cached_property
     def _at_rest(self) -> frozenset[str]:
         """Stored values and gradients, which are views of others at most."""
-        values = set(self._gradients)
+        updates = (node for node in self.graph.nodes if node.attrs.get("role") == "gradient")
+        values = {value for node in updates for value in (node.inputs[0], *node.writes)}
         for node in reversed(self.graph.nodes):
             row = row_of(node)
             if row.stored or (row.view and values.intersection(node.writes)):
@@ -60,6 +61,11 @@ class DeviceColumns:
     def _gradients(self) -> frozenset[str]:
         nodes = (node for node in self.graph.nodes if node.attrs.get("role") == "gradient")
         return frozenset(node.inputs[0] for node in nodes)
+
+    @property
+    def takers(self) -> frozenset[str]:
+        """Nodes whose results are views that hold the bytes of what they are views of."""
+        return frozenset()
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -102,6 +108,29 @@ class GroupColumns(DeviceColumns):
         """The representative of each group."""
         even, other = self.resharder.even, self.resharder.other
         return (even.device,) if other is None else (even.device, other.device)
+
+    @cached_property
+    def takers(self) -> frozenset[str]:
+        """The only readers of what a pass makes, which they view whole, in training.
+
+        A reshard on the way to such a view, as of a gradient that is summed over devices, frees its
+        operand. By the referee's exact count it does, too, which searches of columns look at where
+        nothing fits by their own.
+        """
+        graph, takers, holding = self.graph, set[str](), set[str]()
+        for node in graph.nodes if graph.backward else ():
+            row = row_of(node)
+            if not row.view or row.either:
+                holding.update(() if row.stored else node.writes)
+                continue
+            value, result = node.inputs[0], node.outputs[0]
+            before, after = graph.types[value], graph.types[result]
+            alike = (before.numel, before.dtype) == (after.numel, after.dtype)
+            alone = len(graph.consumers[value]) == 1 and value not in graph.outputs
+            if value in holding and alike and alone and len(node.writes) == 1:
+                takers.add(node.name)
+                holding.add(result)
+        return frozenset(takers)
 
     def _run_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
         seconds = self.resharder.even.node_seconds(self.graph, placed)

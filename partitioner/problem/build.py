@@ -164,7 +164,7 @@ class _Builder:
 
     @cached_property
     def _last_uses(self) -> Mapping[str, int]:
-        return last_uses(self.graph)
+        return last_uses(self.graph, self.prices.takers)
 
     @cached_property
     def _beside(self) -> frozenset[str]:
@@ -223,7 +223,7 @@ class _Builder:
                 last = len(self.graph.nodes) - 1
                 yield self._item(self._key(value, at, done), self._bytes(value, done), first, last)
         row = row_of(node)
-        if row.view and not row.either:
+        if row.view and not row.either and node.name not in self.prices.takers:
             return
         for value, at in placed.results():
             if row.stored:
@@ -474,10 +474,11 @@ def _classes(ends: Sequence[End]) -> tuple[tuple[End, ...], tuple[int, ...]]:
     return tuple(classes), index
 
 
-def last_uses(graph: Graph) -> Mapping[str, int]:
+def last_uses(graph: Graph, takers: Collection[str] = ()) -> Mapping[str, int]:
     """Position of the last use of every value or of a view of it; outputs live to the end.
 
     Nodes that take either operand do not count: the operand is kept for them by items of its own.
+    Nor do views that take over what they are views of: that is held up to them.
     """
     end = len(graph.nodes) - 1
     last: dict[str, int] = dict.fromkeys(graph.outputs, end)
@@ -489,7 +490,9 @@ def last_uses(graph: Graph) -> Mapping[str, int]:
         lasting = max((last.get(v, position) for v in node.writes), default=position)
         for slot, value in enumerate((*node.inputs, *node.captures)):
             viewed = row.view and slot == 0
-            if value:
+            if value and viewed and node.name in takers:
+                last[value] = position - 1
+            elif value:
                 last[value] = max(last.get(value, -1), lasting if viewed else position, position)
     return {value: last.get(value, 0) for value in graph.types}
 

@@ -144,8 +144,8 @@ class Kinds:
 
     @cached_property
     def _gradients(self) -> frozenset[str]:
-        """The gradients of parameters, and the values that they are views of."""
-        left = [n.inputs[0] for n in self.graph.nodes if n.attrs.get("role") == "gradient"]
+        """The gradients of parameters, where they are updated and what they are views of."""
+        left = [n.outputs[0] for n in self.graph.nodes if n.attrs.get("role") == "gradient"]
         gradients: set[str] = set()
         while left:
             value = left.pop()

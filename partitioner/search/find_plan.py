@@ -122,10 +122,34 @@ def find_plan(
     by_levels = is_alike or devices > MOST_EXPLICIT
     if by_levels and goes_by_levels(graph, devices, requests[0]):
         stages = possible(requests, lambda one: StagesSpace.of(graph, rules, cluster, one))
-        results = _searched(stages, request, cluster, budget)
+        results = _of_levels(stages, request, cluster, budget)
         results += _alone(results, graph, request, cluster)
         return _of_request(_winner(results, request, cluster, budget), graph, requests)
     return _explicit(graph, cluster, requests, budget, rules)
+
+
+def _of_levels(
+    spaces: Sequence[StagesSpace], request: Request, cluster: Cluster, budget: Budget
+) -> list[SpaceResult]:
+    """The results of the searches by levels that have a plan, one for each mesh that is left open.
+
+    Raises:
+        Infeasible: None has; the refusal that is short of the fewest bytes.
+        ConstraintError: None has, whatever the memory is.
+    """
+    results: list[SpaceResult] = []
+    errors: list[Infeasible | ConstraintError] = []
+    for index, space in enumerate(spaces):
+        left = len(spaces) - index
+        try:
+            share = _share(left, results, request, cluster, budget, left)
+            results.append(space.search(share, tuple(results)))
+        except (Infeasible, ConstraintError) as error:
+            errors.append(error)
+    if not results:
+        refused = [error for error in errors if isinstance(error, Infeasible)]
+        raise min(refused, key=lambda error: error.bytes_short) if refused else errors[0]
+    return results
 
 
 def _of_request(outcome: Outcome, graph: Graph, requests: Sequence[Request]) -> Outcome:

@@ -275,8 +275,8 @@ class Request:
             if not sizes:
                 raise SearchError(_without_mesh(text, devices))
             return sizes
-        if self.mesh is None:
-            return (1,)
+        if self.mesh is None:  # on many devices, stages of any size: few models have so many
+            return (1,) if devices <= MOST_EXPLICIT else divisors[:-1]
         if PIPELINE not in self.mesh:
             raise SearchError(f"parallel {text!r} wants a mesh with an axis pp")
         return (devices // self.mesh[PIPELINE],)

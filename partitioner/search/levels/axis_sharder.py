@@ -53,6 +53,8 @@ KINDS = (("zero2", "tp"), ("zero3", "tp"))
 #: Those that come first where a step has micro-batches: each of them would gather anew what is
 #: stored in parts, and stages share what is stored already.
 WHOLE = ("dp", "tp")
+#: Kinds that are planned as they are, too, by the number of a mesh's axes.
+AS_THEY_ARE = {1: (("dp",), ("zero2",), ("zero3",), ("tp",)), 2: (WHOLE, KINDS[1])}
 #: Passes over the axes after the first plan.
 PASSES = 2
 #: Passes end when the cost falls by less than this share.
@@ -132,6 +134,16 @@ class AxisSharder:
         for plan in plans:
             plan.free_s = free_s
         return tuple(plans)
+
+    def as_it_is(self, mesh: DeviceMesh, kinds: Sequence[str], gap: float) -> Sharded | None:
+        """The plan of kinds of parallelism, one for each axis; None if none is found that fits."""
+        plan = self.unplanned(mesh, gap)
+        with suppress(ConstraintError, Infeasible):
+            self._follow(plan, kinds, tight=True)
+            plan.stand()
+            plan.offer()
+            return plan.best
+        return None
 
     @property
     def _kinds(self) -> tuple[tuple[str, ...], ...]:
@@ -408,7 +420,9 @@ class MeshPlan:
         home = DeviceMesh.single(self.even.model.devices[0])
         groups = tuple(dict.fromkeys((self.even.model, home)))
         built = build(self.graph, groups, candidates, self._prices, check=self._check_clock)
-        solution, tied = self._solve(built, room, warm=warm, tight=tight)
+        # constraints may leave out what the plan so far has, or would have if nothing were cut
+        stands = warm and all(next(iter(options[name])) == self.picks[name] for name in options)
+        solution, tied = self._solve(built, room, warm=warm, stands=stands, tight=tight)
         self.picks = {
             name: list(choices)[pick]
             for (name, choices), pick in zip(options.items(), solution.chosen, strict=True)
@@ -470,14 +484,21 @@ class MeshPlan:
         return self._admitted[key]
 
     def _solve(
-        self, built: Built, room: float, *, warm: bool, tight: bool
+        self, built: Built, room: float, *, warm: bool, stands: bool, tight: bool
     ) -> tuple[Solution, Problem]:
-        """A plan of little cost; memory is minded only if the cheapest plan does not fit."""
+        """A plan of little cost; memory is minded only if the cheapest plan does not fit.
+
+        The plan so far, or nothing cut, is the first choice of every node if it `stands`.
+
+        Raises:
+            Infeasible: None was found that fits.
+            ConstraintError: None was found at all.
+        """
         sharder = self.owner.sharder
         whole = sharder.folded.tie(built)
         tied, nothing = whole.problem, (0,) * len(whole.problem.nodes)
         start = None
-        if warm:  # the plan so far, or nothing cut: it is the first choice of every node
+        if stands:
             outcome = evaluate_choices(tied, nothing)
             if outcome.peak_bytes[0] <= room:
                 load_s = outcome.load_s[0]
@@ -495,7 +516,7 @@ class MeshPlan:
             return minimised(limited, work, *settings, least_s=least_s)
 
         best = solved(math.inf, ROUNDS)
-        if best is None and not warm:
+        if best is None and not stands:
             raise ConstraintError("no plan of the kind was found")
         nearest = best.chosen if best is not None else nothing
         if best is not None and evaluate_choices(tied, best.chosen).peak_bytes[0] > room:

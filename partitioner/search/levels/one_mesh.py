@@ -14,7 +14,12 @@ from functools import cached_property
 from operator import attrgetter
 
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.search.levels.axis_sharder import LEAST_GAIN, AxisSharder, MeshPlan
+from partitioner.search.levels.axis_sharder import (
+    AS_THEY_ARE,
+    LEAST_GAIN,
+    AxisSharder,
+    MeshPlan,
+)
 from partitioner.search.levels.mesh_sharder import Sharded, Sharder
 from partitioner.search.levels.meshes import Layout, split_from
 from partitioner.search.levels.stages import JOINT_AXES, Option, Staged, unsearched
@@ -60,9 +65,13 @@ class MeshSearch:
     whole: Sharder
     candidates: Sequence[Layout]  #: The meshes.
     budget: Budget
+    #: Whether kinds of parallelism are planned as they are beside the plans that improve on them:
+    #: what small messages take together is known to the referee alone.
+    weighs_kinds: bool = False
     #: Least cost of the plans seen that do not fit the memory of a device.
     free_s: float = math.inf
     best: dict[Layout, Sharded] = field(default_factory=dict)  #: The best plan on each mesh.
+    of_kinds: list[tuple[Layout, Sharded]] = field(default_factory=list)  #: Those of kinds.
     failed: dict[Layout, str] = field(default_factory=dict)
     refusals: list[Infeasible] = field(default_factory=list)
 
@@ -72,8 +81,9 @@ class MeshSearch:
         return AxisSharder(self.whole, self.budget.work, defers_memory=self.budget.defers_memory)
 
     def run(self) -> tuple[Staged, ...]:
-        """First plans, then one mesh after the other, until one gains nothing or the work is done.
+        """The plans that are to be counted anew, those of kinds at the end, of least load first.
 
+        First plans, then one mesh after the other, until one gains nothing or the work is done.
         Then the best one's splits. Meshes of three axes are searched by themselves only if there
         are no others.
 
@@ -102,18 +112,44 @@ class MeshSearch:
                 left = (layout for layout, plan in plans[at + 1 :] if plan.sharded is None)
                 self.failed.update(dict.fromkeys(left, "not searched: others gained too little"))
                 break
-        if not self.best:
-            late = self.budget.work.late
-            why = "was found within the time limit" if late else "of a known kind fits"
-            unlikely = Infeasible(f"no plan {why}", proven=False)
-            refusals = [*self.refusals, *self.sharder.refusals]
-            if not refusals and self.whole.constraints.bound and self.sharder.impossible:
-                raise self.sharder.impossible[-1]
-            raise min(refusals, key=lambda error: error.bytes_short, default=unlikely)
+        if self.weighs_kinds:
+            self._weigh_kinds(first_meshes)
+        if not self.best and not self.of_kinds:
+            raise self._refusal
+        if self.best:
+            self._split_best(plans, layouts[len(first_meshes) :])
+        kinds = sorted(self.of_kinds, key=lambda entry: entry[1].cost_s)
+        return tuple(map(self._staged, (*self._ranked()[:RIVALS], *kinds)))
+
+    @property
+    def _refusal(self) -> Infeasible | ConstraintError:
+        """Why there is no plan: the one that is short of the fewest bytes, if memory is."""
+        why = "was found within the time limit" if self.budget.work.late else "of a known kind fits"
+        unlikely = Infeasible(f"no plan {why}", proven=False)
+        refusals = [*self.refusals, *self.sharder.refusals]
+        if not refusals and self.whole.constraints.bound and self.sharder.impossible:
+            return self.sharder.impossible[-1]
+        return min(refusals, key=lambda error: error.bytes_short, default=unlikely)
+
+    def _weigh_kinds(self, layouts: Sequence[Layout]) -> None:
+        """Plan kinds as they are: those of one axis while there is time, others with steps left."""
+        work, gap = self.budget.work, self.budget.gap / 2
+        for layout in layouts:
+            for kinds in AS_THEY_ARE.get(len(layout.mesh.axes), ()):
+                is_small = len(kinds) == 1 and not work.late
+                if self.best and not is_small and work.over:
+                    return
+                self.budget.say(f"{'+'.join(kinds)} on {layout}")
+                sharded = self.sharder.as_it_is(layout.mesh, kinds, gap)
+                if sharded is not None and sharded.cost_s < self.budget.best_s:
+                    self.of_kinds.append((layout, sharded))
+
+    def _split_best(
+        self, plans: Sequence[tuple[Layout, MeshPlan]], layouts: Sequence[Layout]
+    ) -> None:
         best, _ = self._ranked()[0]
         coarse = (plan for layout, plan in plans if layout == best and plan.sharded is not None)
-        self._split(min(coarse, key=lambda plan: plan.best.cost_s), layouts[len(first_meshes) :])
-        return tuple(map(self._staged, self._ranked()[:RIVALS]))
+        self._split(min(coarse, key=lambda plan: plan.best.cost_s), layouts)
 
     def _staged(self, entry: tuple[Layout, Sharded]) -> Staged:
         layout, sharded = entry

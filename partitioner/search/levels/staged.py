@@ -92,6 +92,7 @@ class StagesSpace:
     constraints: Constraints = field(default_factory=Constraints)
     one_stage: bool = False  #: Whether all devices share every operator, as in training.
     objective: Objective = "throughput"
+    weighs_kinds: bool = False  #: As of `MeshSearch`.
 
     @classmethod
     def of(cls, graph: Graph, rules: Rules, cluster: Cluster, request: Request) -> StagesSpace:
@@ -128,7 +129,8 @@ class StagesSpace:
             )
         count = request.micro_batch_count or 1
         is_one, lanes, goal = bool(graph.backward), request.lanes, request.objective
-        return cls(graph, rules, cluster, meshes, count, lanes, constraints, is_one, goal)
+        kinds = count == 1 and not constraints.bound
+        return cls(graph, rules, cluster, meshes, count, lanes, constraints, is_one, goal, kinds)
 
     def search(self, budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The cheapest plan.
@@ -226,7 +228,8 @@ class StagesSpace:
                 if self.one_stage:
                     count, lanes = self.micro_batches, self.lanes
                     sharder = Sharder.of(graph, rules, within, budget, count, lanes, constraints)
-                    rivals = MeshSearch(sharder, self.layouts, budget).run()
+                    of_mesh = MeshSearch(sharder, self.layouts, budget, self.weighs_kinds)
+                    rivals = of_mesh.run()
                 else:
                     sharder = Sharder.of(graph, rules, within, budget, constraints=constraints)
                     rivals = StageSearch(sharder, self.layouts, budget, waits=waits).run()

@@ -14,6 +14,7 @@ from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rules_of
+from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.ir.plan import place
 from partitioner.ir.rule import Rule
 from partitioner.search.outcome import NoCheaper, Outcome
@@ -129,7 +130,7 @@ class CountSearch:
     #: The refusal of each other number.
     refused: dict[int, Infeasible] = field(default_factory=dict)
     #: Why a number has no plan whatever the memory is, as where ranks outnumber rows.
-    impossible: dict[int, ConstraintError] = field(default_factory=dict)
+    impossible: dict[int, ConstraintError | PipelineScheduleError] = field(default_factory=dict)
     #: Why each other number was left: no plan of it was found to be faster than others.
     slower: dict[int, NoCheaper] = field(default_factory=dict)
     _kept_s: float = 0.0  # seconds of the clock for a trace that confirms a guess
@@ -173,7 +174,7 @@ class CountSearch:
         return self._cost(more) > max(RISEN * self._best_s, self._cost(few))
 
     @property
-    def nearest(self) -> Infeasible | ConstraintError:
+    def nearest(self) -> Infeasible | ConstraintError | PipelineScheduleError:
         """The refusal that is short of the fewest bytes, or why no number has plans."""
         if self.refused:
             return min(self.refused.values(), key=lambda error: error.bytes_short)
@@ -373,6 +374,10 @@ class CountSearch:
                 self.refused[count] = error
             except ConstraintError as error:
                 self.impossible[count] = error
+            except PipelineScheduleError as error:
+                if sizes is None:
+                    raise
+                self.impossible[count] = error  # stages of other sizes may be had
 
     def _is_late(self, count: int) -> bool:
         """Tell whether the clock leaves a number no seconds behind the trace that it needs."""

@@ -35,6 +35,7 @@ from partitioner.search.levels.axis_sharder import AxisSharder, weight_side
 from partitioner.search.levels.mesh_sharder import Sharder, minimised
 from partitioner.search.levels.meshes import layouts
 from partitioner.search.levels.one_mesh import MeshSearch, ranked
+from partitioner.search.levels.staged import StagedPlan, StagesSpace
 from partitioner.search.levels.stages import Staged
 from partitioner.search.request import Budget, Request
 from partitioner.solver.milp.engines import HIGHS
@@ -542,6 +543,62 @@ def test_a_kind_computes_again_where_memory_is_short_on_many_devices() -> None:
     short = planned_on_256(12, samples, parallel="dp", memory=(kept + limit) // 2)
     assert len(short.graph.nodes) > len(whole.graph.nodes)
     assert short.evaluation.fits_exactly
+
+
+def planned_by_levels(parallel: str, graph: Graph, cluster: Cluster) -> StagedPlan:
+    request = Request(parallel=parallel, time_limit_s=60).over(len(cluster)).on(graph)
+    space = StagesSpace.of(graph, Rules.of(graph), cluster, request)
+    return space.cheapest(Budget.of(request))
+
+
+@pytest.mark.parametrize("kind", ["dp", "zero2", "zero3"])
+def test_levels_count_a_gradient_once(kind: str) -> None:
+    """What is summed over devices takes the place of its operand, behind views of it, too."""
+    graph, cluster = graph_of(layers=5, width=64, batch=512), resolve_cluster("16x8xa100-80g")
+    plan = planned_by_levels(kind, graph, cluster)
+    (counted_bytes,) = plan.staged.counted_bytes
+    assert counted_bytes <= max(plan.evaluation.exact_bytes.values())
+
+
+def test_a_kind_fits_where_its_gradients_do_once() -> None:
+    """Sums and their operands together would take more than the limit."""
+    graph, cluster = graph_of(layers=5, width=512, batch=128), resolve_cluster("16x8xa100-80g")
+    whole = planned_by_levels("dp", graph, cluster)
+    safe = max(peak.bytes for peak in whole.evaluation.peak.values())
+    needed = max(*whole.evaluation.exact_bytes.values(), whole.evaluation.executor_peak[0].bytes)
+    assert needed < 0.95 * safe
+    short = planned_by_levels("dp", graph, cluster.with_memory((needed + safe) // 2))
+    assert short.evaluation.step_s == whole.evaluation.step_s
+    assert short.evaluation.fits_exactly
+    assert not short.evaluation.fits
+
+
+def test_kinds_that_go_together_on_no_mesh_are_refused() -> None:
+    class Biased(nn.Module):
+        """A part of a bias over both axes is no part of one over `tp` alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Linear(256, 256) for _ in range(2)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x).square().mean()
+
+    options: dict[str, Any] = {"parallel": "zero3+tp", "mesh": {"dp": 64, "tp": 2}}
+    options |= {"training": True, "cluster": "16x8xh100", "gap": 0.5}
+    with pytest.raises(partitioner.PartitionerError, match="no plan of the kind was found"):
+        partitioner.compile(Biased(), torch.zeros(512, 256), **options)
+
+
+@pytest.mark.slow
+def test_a_pipeline_above_64_devices_has_as_many_stages_as_are_worth_it() -> None:
+    """A stage on each of them would be more stages than the model has nodes."""
+    with torch.device("meta"):
+        module, example = Layers(4), torch.ones(512, 64)
+    options: dict[str, Any] = {"training": True, "parallel": "pp", "cluster": "9x8xh100"}
+    plan = partitioner.compile(module, example, time_limit_s=10, **options).plan
+    assert 1 < 1 + max(plan.stages) < 72
+    assert {mesh.size() for mesh in plan.groups} == {72 // (1 + max(plan.stages))}
 
 
 def test_a_plan_is_kept_above_64_devices() -> None:

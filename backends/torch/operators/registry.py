@@ -21,11 +21,9 @@ Kernel = Callable[..., Any]
 KERNELS: dict[torch._ops.OpOverload, Kernel] = {}
 
 
-def _like_first(x: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(x)
-
-
-def operator(fake: Kernel = _like_first, schema: str = "") -> Callable[[Kernel], Kernel]:
+def operator(
+    fake: Kernel = lambda x, *_: torch.empty_like(x), schema: str = ""
+) -> Callable[[Kernel], Kernel]:
     """Register the decorated function as an operator, for every device.
 
     Args:

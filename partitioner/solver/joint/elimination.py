@@ -21,11 +21,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.solver.buckets import LARGE, Answer, Factor, eliminate, expanded
+from partitioner.solver.buckets import LARGE, Answer, Factor, Floats, eliminate, expanded
 from partitioner.solver.problem import Choice, Edge, Item, Problem, Site, SolverError, item_sites
 from partitioner.solver.work import Work
 
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
 #: More switches than this are not worth a try: their combinations make a graph wide.
@@ -147,16 +146,13 @@ class Eliminator:
     def _solve(self, weights: Floats, prices: Floats) -> Answer:
         key = weights.tobytes() + prices.tobytes()
         if key not in self._known:
-            self._known[key] = self._solved(weights, prices)
+            answer = None if self.too_wide else self._direct(weights, prices)
+            if answer is None and self.problem.devices == 1:
+                self.too_wide = True
+                self.work.spend(ITEM_STEPS * len(self.problem.items) + NODE_STEPS * len(self.sizes))
+                answer = self._converted(weights, prices)
+            self._known[key] = answer
         return self._known[key]
-
-    def _solved(self, weights: Floats, prices: Floats) -> Answer:
-        answer = None if self.too_wide else self._direct(weights, prices)
-        if answer is None and self.problem.devices == 1:
-            self.too_wide = True
-            self.work.spend(ITEM_STEPS * len(self.problem.items) + NODE_STEPS * len(self.sizes))
-            return self._converted(weights, prices)
-        return answer
 
     def _converted(self, weights: Floats, prices: Floats) -> Answer:
         """Eliminate with shared items as extra nodes: larger tables, often of much smaller width.
@@ -164,11 +160,8 @@ class Eliminator:
         Only where one device stands for all: other problems lose more by the time than they gain by
         the bound.
         """
-        from partitioner.solver.pairwise.convert import (
-            PER_SECOND,
-            convert,
-            least_cost,  # they load Numba
-        )
+        # they load Numba
+        from partitioner.solver.pairwise.convert import PER_SECOND, convert, least_cost
 
         problem = self.problem
         priced = replace(
@@ -199,13 +192,8 @@ class Eliminator:
 
     def _direct(self, weights: Floats, prices: Floats) -> Answer:
         answer = self._eliminated(weights, prices)
-        items, nodes = len(self.problem.items), len(self.sizes)
-        found = answer is not None
-        self.work.spend(
-            ITEM_STEPS * items + NODE_STEPS * nodes
-            if found
-            else ITEM_LOOKS * items + NODE_LOOKS * nodes
-        )
+        item, node = (ITEM_LOOKS, NODE_LOOKS) if answer is None else (ITEM_STEPS, NODE_STEPS)
+        self.work.spend(item * len(self.problem.items) + node * len(self.sizes))
         return answer
 
     def _eliminated(self, weights: Floats, prices: Floats) -> Answer:

@@ -55,6 +55,13 @@ class Search(Progress):
         """The devices, if each is a group of its own."""
         return fleet(self.problem)
 
+    def of_load(self, problem: Problem, cutoff: float = math.inf) -> Search:
+        """A search for the least load of the same problem, or of one with other limits."""
+        limits = self.gap, self.work, self.seed, cutoff, self.effort, self.engine
+        inner = Search(problem, "throughput", *limits)
+        inner.eliminator = self.eliminator  # it knows no limits
+        return inner
+
 
 def relax(search: Search) -> None:
     """Bound the throughput by the least weighted sum of the loads, memory left aside.

@@ -81,21 +81,13 @@ def _finish(
             return math.inf, math.inf, free
         ready = done[other]
         for item in items:
-            ready, spent = _occupy(free, data.item_load[item], ready)
-            total += spent
+            load = data.item_load[item]
+            ready = _run(free, load, ready)
+            total += sum(seconds for _, seconds in load)
         start = max(start, ready)
-    end, spent = _occupy(free, data.load[node][choice], start)
-    return end, total + spent, free
-
-
-def _occupy(
-    free: list[float], load: Sequence[tuple[int, float]], start: float
-) -> tuple[float, float]:
-    """Run a task on the devices that it loads; its end and its total load."""
-    start = max([start, *(free[device] for device, _ in load)])
-    for device, seconds in load:
-        free[device] = start + seconds
-    return max([start, *(free[device] for device, _ in load)]), sum(s for _, s in load)
+    load = data.load[node][choice]
+    end = _run(free, load, start)
+    return end, total + sum(seconds for _, seconds in load), free
 
 
 class Latency:
@@ -175,18 +167,12 @@ class Latency:
             items.append(waited)
             for device in devices[node][choice]:
                 last_busy[device] = node
-        self._follow_holds(chosen, seen, following)
-        return producers, items, following
-
-    def _follow_holds(
-        self, chosen: Sequence[int], seen: set[int], following: list[list[tuple[int, int]]]
-    ) -> None:
-        """Items that holds alone trigger run behind the first of their nodes."""
-        for node in self._holding:
+        for node in self._holding:  # items of holds alone run behind the first of their nodes
             for item in sorted(self._data.hold_items[node][chosen[node]]):
-                if item not in seen and self._data.item_load[item]:
+                if item not in seen and item_load[item]:
                     seen.add(item)
                     following[node].append((item, node))
+        return producers, items, following
 
 
 def _run(free: list[float], load: Sparse, start: float) -> float:

@@ -358,10 +358,8 @@ class _LocalSearch:
         return [*near, *self.rng.sample(crowd, min(len(crowd), 12)), *touched]
 
     def _loads(self, node: int, device: int) -> bool:
-        for loaded, _ in self.state.data.load[node][self.state.chosen[node]]:
-            if loaded == device:
-                return True
-        return False
+        load = self.state.data.load[node][self.state.chosen[node]]
+        return any(loaded == device for loaded, _ in load)
 
 
 def _lower(new: Score, old: Score) -> bool:

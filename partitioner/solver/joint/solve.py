@@ -94,7 +94,9 @@ def solve(
         raise forbidden()
     gap = max(gap, LEAST_GAP)
     search = Search(reduced.problem, objective, gap, work, seed, cutoff, effort, engine)
-    _take_only_plan(search)
+    if all(len(choices) == 1 for choices in search.problem.nodes):
+        search.offer((0,) * len(search.problem.nodes), "presolve")
+        search.prove(search.cost if search.best is not None else 0.0, "presolve")
     if known is None and not search.done:
         _METHODS[objective](search)
     elif known is not None:
@@ -113,13 +115,6 @@ def solve(
     chosen = reduced.restore(search.best)
     cost = evaluate_choices(problem, chosen).value(objective)
     return Solution(chosen, cost, min(bound, cost), search.status, order, solver)
-
-
-def _take_only_plan(search: Search) -> None:
-    """Offer the plan of a problem without a choice: its cost is the bound, if it fits."""
-    if all(len(choices) == 1 for choices in search.problem.nodes):
-        search.offer((0,) * len(search.problem.nodes), "presolve")
-        search.prove(search.cost if search.best is not None else 0.0, "presolve")
 
 
 def minimise_load(search: Search) -> None:
@@ -189,16 +184,7 @@ def minimise_memory(search: Search) -> None:
         return
     allowed = search.cost * (1 + PEAK_TOLERANCE)
     limits = tuple(min(limit, allowed) for limit in search.problem.limit_bytes)
-    second = Search(
-        replace(search.problem, limit_bytes=limits),
-        "throughput",
-        search.gap,
-        search.work,
-        search.seed,
-        effort=search.effort,
-        engine=search.engine,
-    )
-    second.eliminator = search.eliminator  # it knows no limits
+    second = search.of_load(replace(search.problem, limit_bytes=limits))
     second.offer(search.best, search.found_by)
     minimise_load(second)
     assert second.best is not None
@@ -215,17 +201,7 @@ def minimise_latency(search: Search) -> None:
     search.prove(critical_path_s(search.problem), "critical path")
     if search.done:
         return
-    inner = Search(
-        search.problem,
-        "throughput",
-        search.gap,
-        search.work,
-        search.seed,
-        search.cutoff,
-        search.effort,
-        search.engine,
-    )
-    inner.eliminator = search.eliminator
+    inner = search.of_load(search.problem, search.cutoff)
     if len(search.problem.groups) == 1:
         minimise_load(inner)
     else:
@@ -237,9 +213,7 @@ def minimise_latency(search: Search) -> None:
     search.prove(inner.bound, inner.proved_by)
     if inner.best is not None:
         search.offer(inner.best, inner.found_by)
-    if _is_idle(search):
-        return
-    if not search.done:
+    if not _is_idle(search) and not search.done:
         propose(search)
 
 

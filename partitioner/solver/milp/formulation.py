@@ -127,7 +127,8 @@ def formulate(
             if work is not None and place % ROWS_AT_ONCE == 0 and work.late:
                 return None
             build.row(terms, sense, side, name)
-        build.minimise(x.objective())
+        for column, value in x.objective():
+            build.cost[column] += value
         slack = TIE_WEIGHT * problem.devices if x.load is not None else 0.0
         return Formulation(build.build(), tuple(map(tuple, x.s)), x.unit, slack)
     except TooLargeError:
@@ -140,11 +141,6 @@ class _Edge(NamedTuple):
     outs: Mapping[int, Terms]  #: sum_{p in P} s[u,p] of each P.
     ins: Mapping[int, Terms]  #: sum_{q in Q} s[v,q] of each Q.
     e: Mapping[Pair, Terms]
-
-    @property
-    def has_pairs(self) -> bool:
-        """Tell whether both ends have several classes, so that pairs are variables."""
-        return len(self.outs) > 1 and len(self.ins) > 1
 
 
 @dataclass(frozen=True)
@@ -243,7 +239,7 @@ class _Program:
         for k, (edge, (outs, ins, e)) in enumerate(
             zip(self.problem.edges, self.edges, strict=True)
         ):
-            if not self.edges[k].has_pairs:
+            if len(outs) == 1 or len(ins) == 1:  # no pair is a variable
                 for o, i in sorted(edge.forbidden & e.keys()):
                     yield f"forbid_{k}_{o}_{i}", e[o, i], EQUAL, 0.0
                 continue

@@ -103,11 +103,6 @@ class MilpBuilder:
             if self.room < 0:
                 raise TooLargeError
 
-    def minimise(self, terms: Iterable[tuple[int, float]]) -> None:
-        """Add terms to the objective."""
-        for column, value in terms:
-            self.cost[column] += value
-
     def build(self) -> Milp:
         """The program so far."""
         return Milp(

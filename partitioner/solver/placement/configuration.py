@@ -27,8 +27,9 @@ import numpy as np
 
 from partitioner.solver.milp.highs import new_highs
 from partitioner.solver.placement.fleet import Fleet, Knapsack, longest_runs
-from partitioner.solver.placement.sweep import Floats, StarTerm, Sweep, Swept, lay_out, sweep
+from partitioner.solver.placement.sweep import StarTerm, Sweep, Swept, lay_out, sweep
 from partitioner.solver.progress import Progress
+from partitioner.solver.stages.model import Floats
 
 #: The name of the bound.
 SOURCE = "configuration LP"

@@ -17,10 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from partitioner.solver.stages.model import Bools, Floats, Ints
+
 Side = tuple[float, float]  #: If the centre is [outside, inside].
 
 #: numpy arrays have at most 64 axes; so many nodes that wait would never fit anyway.
@@ -78,7 +77,7 @@ class Swept:
     layout: Sweep
     values: Ints  #: Of the nodes, if inside.
     #: For each axis dropped, whether inside is better, by the axes left and the value.
-    inside_is_better: tuple[npt.NDArray[np.bool_], ...]
+    inside_is_better: tuple[Bools, ...]
     #: For each node the value from which the last entry's best set comes.
     sources: tuple[Ints, ...]
 
@@ -187,7 +186,7 @@ def sweep(layout: Sweep, values: Ints, most: int) -> Swept:
     """
     table = np.full(most + 1, math.inf)
     table[0] = 0.0
-    inside_is_better: list[npt.NDArray[np.bool_]] = []
+    inside_is_better: list[Bools] = []
     sources: list[Ints] = []
     for step in layout.steps:
         value = min(int(values[step.node]), most)

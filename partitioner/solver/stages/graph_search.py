@@ -282,9 +282,7 @@ def least_cut(graph: StageGraph) -> float:
 
     net: nx.Graph[int] = nx.Graph()
     net.add_nodes_from(graph.nodes)
-    for (u, v), size in graph.edges.items():
-        weight = size + net.get_edge_data(u, v, {"weight": 0.0})["weight"]
-        net.add_edge(u, v, weight=weight)
+    net.add_weighted_edges_from((u, v, size) for (u, v), size in graph.edges.items())
     if len(net) < 2 or not nx.is_connected(net):
         return 0.0
     return float(nx.stoer_wagner(net)[0])

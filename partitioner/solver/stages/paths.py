@@ -159,11 +159,7 @@ def tail_lengths(cost: Floats) -> tuple[Floats, Ints]:
 
 def head_lengths(cost: Floats) -> Floats:
     """Length of the shortest path from position 0 to each."""
-    length = np.full(len(cost), np.inf)
-    length[0] = 0.0
-    for i in range(len(cost) - 1):
-        np.minimum(length[i + 1 :], length[i] + cost[i, i + 1 :], out=length[i + 1 :])
-    return length
+    return tail_lengths(cost[::-1, ::-1].T)[0][::-1]
 
 
 def _used(space: Space, entries: Entries, path: Sequence[int]) -> Floats:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import evaluate, one_device
@@ -136,7 +137,7 @@ class BlockSearch:
     needed_bytes: int | None = None
     #: The runs that were priced, by device, whatever the limits of memory.
     _runs: dict[DeviceSpec, Runs] = field(default_factory=dict)
-    _shared: list[tuple[Shared, Runs]] = field(default_factory=list)
+    _shared: dict[Shared, Runs] = field(default_factory=dict)
 
     def plan(self, budget: Budget) -> Outcome | None:
         """The cheapest known plan; None if none fits.
@@ -148,34 +149,56 @@ class BlockSearch:
             return None
         self.searched, self.needed_bytes = "", None
         said, complete = list[str](), True
-        for search in self._searches():
-            try:
+        fitting: list[Candidate] = []
+        try:
+            for search in self._searches(budget):
                 ways, in_time = search(budget)
-            except (ConstraintError, SearchError) as error:
-                said.append(str(error))
-                continue
-            complete = complete and in_time
-            said.append(self.searched)
-            fitting = self._fitting(ways, budget)
-            if fitting:
-                result = SpaceResult(tuple(fitting[: self._wanted]), self.searched)
-                stopped = budget.work.stopped or not complete
-                return winner([result], self.request, self.cluster, stopped=stopped)
-            if budget.work.late:
-                break
-        self.searched = ", and ".join(said)
-        return None
+                complete = complete and in_time
+                said.append(self.searched)
+                fitting += self._fitting(ways, budget)
+                if len(fitting) >= self._wanted or budget.work.late:
+                    break
+        except (ConstraintError, SearchError) as error:
+            said.append(str(error))
+        self.searched = ", and ".join(dict.fromkeys(said))
+        if not fitting:
+            return None
+        fitting.sort(key=lambda candidate: candidate.cost(self.request.objective))
+        result = SpaceResult(tuple(fitting[: self._wanted]), self.searched)
+        stopped = budget.work.stopped or not complete
+        return winner([result], self.request, self.cluster, stopped=stopped)
 
-    def _searches(self) -> Iterator[Callable[[Budget], tuple[tuple[BlockPlan, ...], bool]]]:
-        """The searches of ways that the request leaves open, those first that cost less."""
-        several, strategy = len(self.cluster) > 1, self.request.strategy
-        if self.graph.backward:
-            yield self._in_training
+    def _searches(
+        self, budget: Budget
+    ) -> Iterator[Callable[[Budget], tuple[tuple[BlockPlan, ...], bool]]]:
+        """The searches of ways that the request leaves open, in turn until enough plans fit."""
+        several, trains = len(self.cluster) > 1, bool(self.graph.backward)
+        if not several or not (trains or is_shared(self.request)):
+            yield partial(self._in_training, None) if trains else self._in_stages
+        if not several or (self.request.strategy == "inter" and not trains):
             return
-        if not (several and is_shared(self.request)):
-            yield self._in_stages
-        if several and strategy != "inter":
-            yield self._on_a_mesh
+        for shared in self._ways_of_sharing(budget):
+            yield partial(self._in_training if trains else self._on_a_mesh, shared)
+
+    def _ways_of_sharing(self, budget: Budget) -> Iterator[Shared]:
+        """Ways in which all devices share nodes, each made once, whatever the limits of memory."""
+        if self._shared:
+            yield from self._shared
+            return
+        for one in Shared.ways(self.graph, self.cluster, self.request, budget):
+            self._shared[one] = Runs(
+                self.graph,
+                self._alone(replace(self.cluster.devices[0], memory_bytes=1)),
+                self._ratio(one) * one.constants_share(self.graph),
+            )
+            yield one
+
+    def _ratio(self, shared: Shared) -> float:
+        """By how many times the largest value is larger than its largest part."""
+        types = self.graph.types
+        return shared.ratio(
+            self.graph, max(self.graph.producers, key=lambda value: types[value].numel)
+        )
 
     @property
     def _wanted(self) -> int:
@@ -259,31 +282,25 @@ class BlockSearch:
         self.searched = f"{on}, with {runs} runs of nodes in blocks{spread}"
         return _cheapest(self._ways(searches), [*searches.values()], budget)
 
-    def _on_a_mesh(self, budget: Budget) -> tuple[tuple[BlockPlan, ...], bool]:
+    def _on_a_mesh(self, shared: Shared, budget: Budget) -> tuple[tuple[BlockPlan, ...], bool]:
         """The ways in which each device runs its part of each node, as of `_cheapest`.
 
         Paths are searched as on one device with as much memory as if all values were cut as the
-        largest is, or less.
+        largest is.
         """
-        graph, cluster = self.graph, self.cluster
-        spec = min(cluster.devices, key=lambda device: device.memory_bytes)
-        if not self._shared:
-            shared = Shared.ways(graph, cluster, self.request, budget)
-            alone = self._alone(replace(spec, memory_bytes=1))
-            self._shared.extend((one, Runs(graph, alone)) for one in shared)
-        searches = []
-        for one, runs in self._shared:
-            largest = max(graph.producers, key=lambda value: graph.types[value].numel)
-            ratio = one.ratio(graph, largest)
-            for times in dict.fromkeys((ratio, (1 + ratio) / 2, 1.0)):
-                more = replace(spec, memory_bytes=int(times * spec.memory_bytes))
-                searches.append((one, PathSearch.of(runs, more, 1, budget)))
-        kinds = dict.fromkeys(one.kind for one, _ in self._shared)
-        count = sum(len(search.options) for _, search in searches)
-        on = f"{' and '.join(kinds)} over {len(cluster)} devices"
-        self.searched = f"{on}, with {count} runs of nodes in blocks"
-        found = _shared_ways(graph, searches, len(cluster))
-        return _cheapest(found, [search for _, search in searches], budget)
+        spec = min(self.cluster.devices, key=lambda device: device.memory_bytes)
+        more = replace(spec, memory_bytes=int(self._ratio(shared) * spec.memory_bytes))
+        search = PathSearch.of(self._shared[shared], more, 1, budget)
+        on = f"{shared.kind} over {len(self.cluster)} devices"
+        self.searched = f"{on}, with {len(search.options)} runs of nodes in blocks"
+        found = (
+            (margin, BlockPlan(self._blocks(path.runs), (), shared=shared), path.seconds)
+            for margin, path in search.paths_of_all()
+        )
+        return _cheapest(found, [search], budget)
+
+    def _blocks(self, runs: Sequence[Option]) -> Blocks:
+        return Blocks(tuple(option.stretch(self.graph) for option in runs))
 
     def _alone(self, spec: DeviceSpec) -> Cluster:
         """One device of the cluster by itself."""
@@ -303,35 +320,29 @@ class BlockSearch:
         count = len(self.cluster)
         for spec, device in self.cluster.first_of_spec.items():
             for margin, path in searches[spec].paths_of_all():
-                blocks = Blocks(tuple(option.stretch(self.graph) for option in path.runs))
+                blocks = self._blocks(path.runs)
                 for is_spread in (False, True)[: min(count, 2)]:
                     seconds = path.seconds / (count if is_spread else 1)
                     yield margin, BlockPlan(blocks, ((0, device),), is_spread), seconds
         for margin in STAGE_MARGINS if count > 1 else ():
             chain = _staged(self.cluster, searches, margin, self.request.objective)
             if chain is not None:
-                blocks = Blocks(tuple(option.stretch(self.graph) for option in chain.options))
+                blocks = self._blocks(chain.options)
                 for is_spread in (False, True):
                     yield margin, BlockPlan(blocks, chain.stages, is_spread), chain.longest_s
 
-    def _in_training(self, budget: Budget) -> tuple[tuple[BlockPlan, ...], bool]:
+    def _in_training(
+        self, shared: Shared | None, budget: Budget
+    ) -> tuple[tuple[BlockPlan, ...], bool]:
         """The same on one device, or on devices of which each runs its part of each block."""
         graph, cluster, on = self.graph, self.cluster, "one device"
-        shared: Sequence[Shared | None] = (None,)
-        if len(cluster) > 1:
-            known = Shared.ways(graph, cluster, self.request, budget)
-            kinds = dict.fromkeys(one.kind for one in known)
-            shared, on = known, f"{' and '.join(kinds)} over {len(cluster)} devices"
+        if shared is not None:
+            on = f"{shared.kind} over {len(cluster)} devices"
         alone = self._alone(min(cluster.devices, key=lambda device: device.memory_bytes))
-        ways: list[BlockPlan] = []
-        complete, count = True, 0
-        for one in shared:
-            trained, runs, in_time = training_blocks(graph, alone, budget, one)
-            stages = ((0, 0),) if one is None else ()
-            ways += (BlockPlan(blocks, stages, shared=one) for blocks in trained)
-            complete, count = complete and in_time, count + runs
-        self.searched = f"{on}, with {count} runs of nodes in blocks"
-        return tuple(ways), complete
+        trained, runs, complete = training_blocks(graph, alone, budget, shared)
+        self.searched = f"{on}, with {runs} runs of nodes in blocks"
+        stages = ((0, 0),) if shared is None else ()
+        return tuple(BlockPlan(blocks, stages, shared=shared) for blocks in trained), complete
 
 
 def _cheapest(
@@ -352,16 +363,6 @@ def _cheapest(
     more = sorted(cheapest[MOST_PRICED:], key=lambda way: (margins[way], ways[way]))
     complete = all(search.complete for search in searches) and not budget.work.late
     return (*cheapest[:MOST_PRICED], *more[:MOST_MORE]), complete
-
-
-def _shared_ways(
-    graph: Graph, searches: Sequence[tuple[Shared, PathSearch]], devices: int
-) -> Iterator[tuple[float, BlockPlan, float]]:
-    """Ways on a mesh of all devices, each with the share of memory it fills and seconds."""
-    for shared, search in searches:
-        for margin, path in search.paths_of_all():
-            blocks = Blocks(tuple(option.stretch(graph) for option in path.runs))
-            yield margin, BlockPlan(blocks, (), shared=shared), path.seconds / devices
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,8 @@ class Runs:
 
     graph: Graph
     cluster: Cluster  #: The cluster; its first device runs the graph, whatever its memory.
+    #: Bytes that one of a constant counts as: on devices that share values, which count as whole.
+    constants_weigh: float = 1.0
     _entries: dict[tuple[int, int, tuple[Chunk, ...]], _Entry | None] = field(default_factory=dict)
     _clusters: dict[int, Cluster] = field(default_factory=dict)
 
@@ -128,7 +130,10 @@ class Runs:
     def constant_bytes(self, start: int, stop: int) -> int:
         """Bytes of the constants that a run reads."""
         names = frozenset().union(*self.constants[start:stop])
-        return sum(self.graph.types[name].nbytes for name in names)
+        return self._weighed(sum(self.graph.types[name].nbytes for name in names))
+
+    def _weighed(self, constants: int) -> int:
+        return round(self.constants_weigh * constants)
 
     @cached_property
     def lives(self) -> StepLives:
@@ -332,11 +337,13 @@ class Runs:
         return replace(
             option,
             activation_bytes=activations,
-            constant_bytes=constants,
-            staying_bytes=sum(
-                self.graph.types[name].nbytes
-                for node in around
-                for name in self.constants[self.graph.order[node.name]]
+            constant_bytes=self._weighed(constants),
+            staying_bytes=self._weighed(
+                sum(
+                    self.graph.types[name].nbytes
+                    for node in around
+                    for name in self.constants[self.graph.order[node.name]]
+                )
             ),
             seconds=seconds,
         )

@@ -79,7 +79,7 @@ class Shared:
     @classmethod
     def ways(
         cls, graph: Graph, cluster: Cluster, request: Request, budget: Budget
-    ) -> tuple[Shared, ...]:
+    ) -> Iterator[Shared]:
         """The kind that is asked for, or the first that the graph has.
 
         Where that does not say what it cuts, and in inference: also what the best plans of the
@@ -93,22 +93,22 @@ class Shared:
         asked = on_axes(request.constraints)  # pins to devices are honoured in each plan
         request = replace(request, strategy="intra", constraints=asked)
         if request.parallel in SHARED_KINDS:
-            return (cls.of(graph, devices, request),)
-        kinds: list[Shared] = []
+            yield cls.of(graph, devices, request)
+            return
         refusals = []
         is_open = request.parallel is None and bool(graph.backward or not is_asked)
         for kind in FREE_KINDS if is_open else ():
             try:
-                kinds.append(cls.of(graph, devices, replace(request, parallel=kind)))
+                one = cls.of(graph, devices, replace(request, parallel=kind))
             except (ConstraintError, SearchError) as error:
                 refusals.append(str(error))
             else:
+                yield one
                 break
         if is_asked or not graph.backward:
-            kinds += cls._planned(graph, cluster, request, budget)
-        elif refusals and not kinds:
+            yield from cls._planned(graph, cluster, request, budget)
+        elif len(refusals) == len(FREE_KINDS):
             raise ConstraintError("; ".join(refusals))
-        return tuple(kinds)
 
     @classmethod
     def of(cls, graph: Graph, devices: int, request: Request) -> Shared:
@@ -156,6 +156,25 @@ class Shared:
                 if not factors.isdisjoint(name for term in expr for name in term):
                     cuts[dim] = size
         return cuts
+
+    def constants_share(self, graph: Graph) -> float:
+        """The share of all constants that a device has, by the first reader of each."""
+        held: dict[str, float] = {}
+        for node in graph.nodes:
+            rule = rule_of(graph, node)
+            for slot, value in enumerate(node.inputs):
+                if value not in graph.constants or value in held:
+                    continue
+                dims = rule.operands[slot] if isinstance(rule, Rule) else None
+                names = {name for expr in dims or () for term in expr for name in term}
+                parts = math.prod(
+                    size
+                    for axis, size in self.mesh.items()
+                    if not names.isdisjoint(self.factors.get(axis, {}).get(node.name, ()))
+                )
+                held[value] = graph.types[value].nbytes / parts
+        total = sum(graph.types[value].nbytes for value in held)
+        return sum(held.values()) / total if total else 1.0
 
     def ratio(self, graph: Graph, value: str) -> float:
         """By how many times a value is larger than the largest part of it on a device."""

@@ -258,17 +258,16 @@ class Table:
         """Seconds of the trace of the whole batch: one of a micro-batch takes about as many."""
         return self.clock.seconds.get("tracing the module", 0.0)
 
-    @cached_property
-    def _blocks(self) -> InBlocks:
-        return InBlocks(self.model.uncut, self.cluster, self.request, self.clock)
-
     def _in_blocks(self) -> Way:
         trains = not self.request.is_pipelined and self.training  # which is of the whole batch
         why = why_not_in_blocks(self.cluster, self.request, trains=trains)
-        return Way(
-            "blocks",
-            lambda budget: self._blocks.search(budget),
-            rung=2,
-            would_fit=lambda budget, refusal: self._blocks.would_fit(budget, refusal),
-            closed=f"blocks are not searched with {why}" if why else "",
-        )
+        if why:
+            closed = f"blocks are not searched with {why}"
+            return Way("blocks", _not_searched, rung=2, closed=closed)
+        blocks = InBlocks(self.model.uncut, self.cluster, self.request, self.clock)
+        return Way("blocks", blocks.search, rung=2, would_fit=blocks.would_fit)
+
+
+def _not_searched(_budget: Budget) -> Outcome:
+    """Stand for the search of a way that is closed."""
+    raise AssertionError("a closed way is not searched")

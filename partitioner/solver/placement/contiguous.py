@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from partitioner.solver.problem import Problem, group_classes, group_devices
 from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.stages.least_cuts import State, least_cuts
-from partitioner.solver.stages.model import Floats, Ints
 
 Classes = tuple[tuple[int, ...], ...]  #: Interchangeable groups together, any other by itself.
 
@@ -129,6 +129,8 @@ def _blocks(problem: Problem, parts: Sequence[Sequence[int]]) -> Blocks:
     return Blocks(order, tuple(of), tuple(ends))
 
 
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
 Picks = dict[int, tuple[int, ...]]  #: For each group the choice that each node takes on it.
 #: (sign, first start, after the last start, first stop, after the last stop) of some intervals.
 Rectangle = tuple[int, int, int, int, int]
@@ -177,9 +179,7 @@ def interval_loads(
             for d in devices
         ]
         charges.add([*(item.load_s[d] for d in devices), *held], where)
-    rectangles = np.array(charges.rectangles, dtype=np.int64).reshape(-1, 5)
-    parts = np.array(charges.parts, dtype=np.float64).reshape(-1, charges.width)
-    totals = summed(rectangles, parts, count)
+    totals = summed(*charges.arrays(), count)
     loads: Floats = totals[: len(devices)].max(axis=0)
     of_each = [device for _ in positions for device in devices]
     for device, bytes_held in zip(of_each, totals[len(devices) :], strict=True):
@@ -232,6 +232,11 @@ class Charges:
         left = sorted({b for b in leaves if b < center}, reverse=True)
         for after, leaf in pairwise((center, *left)):
             yield 1, 0, leaf + 1, leaf, after
+
+    def arrays(self) -> tuple[Ints, Floats]:
+        """All rectangles and the vector that each adds; (charges, 5) and (charges, width)."""
+        rectangles = np.array(self.rectangles, dtype=np.intp).reshape(-1, 5)
+        return rectangles, np.array(self.parts, dtype=np.float64).reshape(-1, self.width)
 
 
 def summed(rectangles: Ints, parts: Floats, count: int) -> Floats:

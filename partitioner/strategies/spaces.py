@@ -99,7 +99,10 @@ def check_space(strategy: str, devices: int, mesh: Mapping[str, int] | None) -> 
         shape = " * ".join(f"{axis}({size})" for axis, size in mesh.items())
         raise SearchError(f"mesh {shape} = {math.prod(mesh.values())} != {devices} devices")
     if mesh is not None and strategy in ("inter", "copies") and devices > 1:
-        raise SearchError(f"--mesh shapes intra plans; leave it out with --strategy {strategy}")
+        raise SearchError(
+            "--mesh shapes intra plans, which shard operators; leave it out with strategy "
+            f"{strategy!r}"
+        )
 
 
 def check_strategy(strategy: str) -> None:

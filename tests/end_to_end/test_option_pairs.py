@@ -38,7 +38,6 @@ SETTINGS = ("onnx", "inference", "training")
 SENTENCES = (
     r"(shards? operators|are no partition); leave it out with strategy '(inter|copies)'",
     r"no two whole copies fit, each on devices of its own: .*; it fits with --memory",
-    r"--mesh shapes intra plans; leave it out with --strategy inter",
     r"strategy 'intra' cuts operators over devices, and .* gives each stage one device",
     r"parallel '(dp|pp)' .*mesh",
     r"a layout over dp cuts nothing in stages of one device",

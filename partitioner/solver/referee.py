@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -158,16 +157,3 @@ def _occupy(free: list[float], load: Sequence[float], start: float) -> float:
     for device in used:
         free[device] = start + load[device]
     return max([start, *(free[d] for d in used)])
-
-
-def brute_force(problem: Problem, objective: Objective) -> tuple[tuple[int, ...], float] | None:
-    """The best plan by enumeration, for tests; None if no allowed plan fits."""
-    best: tuple[int, ...] | None = None
-    best_value = math.inf
-    for chosen in itertools.product(*(range(len(choices)) for choices in problem.nodes)):
-        if any(edge.pair(chosen) in edge.forbidden for edge in problem.edges):
-            continue
-        outcome = evaluate_choices(problem, chosen)
-        if outcome.excess_bytes <= 0 and outcome.value(objective) < best_value:
-            best, best_value = chosen, outcome.value(objective)
-    return None if best is None else (best, best_value)

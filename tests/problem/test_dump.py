@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 import partitioner
+from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import placement, spmd
 from partitioner import examples
 from partitioner.cli.main import main
@@ -22,7 +23,7 @@ from partitioner.solver.milp import formulation
 from partitioner.solver.milp.highs import new_highs
 from partitioner.solver.pairwise.solve import solve as solve_pairwise
 from partitioner.solver.problem import SolverError
-from partitioner.solver.referee import brute_force, evaluate_choices
+from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.work import Work
 from partitioner.strategies.spaces import SearchError
 

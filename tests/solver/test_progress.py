@@ -4,9 +4,10 @@ import math
 
 import pytest
 
+from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import spmd
 from partitioner.solver.progress import Progress
-from partitioner.solver.referee import brute_force, evaluate_choices
+from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.work import Work
 
 

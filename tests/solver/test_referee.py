@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.problems.enumeration import brute_force
 from partitioner.solver.problem import Choice, Edge, Hold, Item, Problem, SolverError, validate
-from partitioner.solver.referee import brute_force, evaluate_choices
+from partitioner.solver.referee import evaluate_choices
 
 INF = math.inf
 

@@ -48,8 +48,6 @@ from partitioner.backends.torch.operators.registry import (
 )
 from partitioner.backends.torch.operators.vocabulary import check_ids, local_places
 
-_aten = torch.ops.aten
-
 _OPERANDS = "Tensor x, Tensor ids, Tensor weights, Tensor up, Tensor down"
 _BIASES = ", Tensor up_bias, Tensor down_bias"
 _SETTINGS = "str activation, bool gated, bool keep, int size, int[] starts, int[] lengths"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import Json, dnnp
 from partitioner.cli.main import main
 from partitioner.solver.formats.dnnp import Split, evaluate, parse, parse_split
@@ -16,7 +17,7 @@ from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
 from partitioner.solver.formats.json_files import FormatError, read
 from partitioner.solver.joint.solve import solve
 from partitioner.solver.problem import SolverError
-from partitioner.solver.referee import brute_force, evaluate_choices
+from partitioner.solver.referee import evaluate_choices
 
 
 def load(data: Json, solution: dict[str, list[dict[str, list[int]]]]) -> float:

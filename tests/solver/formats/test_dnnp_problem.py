@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import placement
 from partitioner.solver.formats.dnnp import Instance, parse
 from partitioner.solver.formats.dnnp_problem import to_file, to_problem
 from partitioner.solver.joint.solve import solve
 from partitioner.solver.problem import Item, Problem
-from partitioner.solver.referee import brute_force, evaluate_choices
+from partitioner.solver.referee import evaluate_choices
 
 
 def two_values(seed: int) -> Problem:

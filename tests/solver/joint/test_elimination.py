@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import placement, spmd
 from partitioner.solver.joint import elimination
 from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.solve import solve
 from partitioner.solver.problem import Choice, Edge, Hold, Item, Problem
-from partitioner.solver.referee import brute_force, evaluate_choices
+from partitioner.solver.referee import evaluate_choices
 
 
 def test_most_problems_have_plans() -> None:

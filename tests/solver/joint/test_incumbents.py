@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import spmd
 from partitioner.solver.joint import elimination
 from partitioner.solver.joint.incumbents import along
 from partitioner.solver.joint.solve import solve
 from partitioner.solver.problem import Choice, Edge, Item, Problem
-from partitioner.solver.referee import brute_force, evaluate_choices
+from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.work import Work
 
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import hops, placement, shared_holds, spmd, uneven
 from partitioner.solver.joint.latency import Latency, critical_path_s, list_schedule
 from partitioner.solver.joint.local_search import State, local_search, tables
 from partitioner.solver.problem import Problem
-from partitioner.solver.referee import brute_force, evaluate_choices, latency_s
+from partitioner.solver.referee import evaluate_choices, latency_s
 
 
 @pytest.mark.parametrize("seed", range(5))

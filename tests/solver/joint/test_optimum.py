@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import placement, spmd, uneven
 from partitioner.solver.joint import solve as solve_module
 from partitioner.solver.joint.solve import solve
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.presolve.simplify import keep_choices
 from partitioner.solver.problem import Problem, SolverError
-from partitioner.solver.referee import Objective, brute_force, evaluate_choices
+from partitioner.solver.referee import Objective, evaluate_choices
 from partitioner.solver.work import Work
 
 TOLERANCE = 1e-4

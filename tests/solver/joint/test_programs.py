@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import spmd
 from partitioner import examples
 from partitioner.cost_model.cluster.resolve import resolve_cluster
@@ -18,7 +19,7 @@ from partitioner.solver.milp.engines import HIGHS, node_steps_of
 from partitioner.solver.milp.formulation import formulate
 from partitioner.solver.presolve.simplify import presolve
 from partitioner.solver.problem import Problem
-from partitioner.solver.referee import brute_force, evaluate_choices
+from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.work import Work
 
 

@@ -8,6 +8,7 @@ from importlib import import_module
 
 import pytest
 
+from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import dnnp, hops, placement, shared_holds, spmd, uneven
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
@@ -15,7 +16,7 @@ from partitioner.solver.joint.solve import solve
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.presolve.simplify import Reduced
 from partitioner.solver.problem import Problem
-from partitioner.solver.referee import Objective, brute_force, evaluate_choices
+from partitioner.solver.referee import Objective, evaluate_choices
 
 KINDS: tuple[Callable[[int], Problem], ...] = (
     lambda seed: spmd(seed, 4, 3, forbid=0.2),

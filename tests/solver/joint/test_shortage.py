@@ -6,13 +6,13 @@ from importlib import import_module
 
 import pytest
 
+from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import spmd
 from partitioner.solver.joint.shortage import seek_least, shortage_message
 from partitioner.solver.milp.program import MilpResult
 from partitioner.solver.outcome import Infeasible
 from partitioner.solver.problem import Problem
 from partitioner.solver.progress import Progress
-from partitioner.solver.referee import brute_force
 from partitioner.solver.work import Work
 
 

@@ -11,6 +11,7 @@ import pulp
 import pytest
 
 import partitioner
+from helpers.problems.enumeration import brute_force
 from helpers.problems.pairwise_cases import instance, optimum
 from helpers.problems.solver_instances import dnnp, knapsack, placement, spmd
 from partitioner import examples
@@ -34,7 +35,6 @@ from partitioner.solver.pairwise.problem import evaluate
 from partitioner.solver.pairwise.relax import prune
 from partitioner.solver.pairwise.solve import solve_exactly
 from partitioner.solver.problem import SolverError
-from partitioner.solver.referee import brute_force
 from partitioner.solver.work import Work
 
 CBC = Engine("CBC", "PULP_CBC_CMD")

@@ -6,12 +6,13 @@ import random
 import numpy as np
 import pytest
 
+from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import hops, placement, shared_holds, spmd
 from partitioner.solver.pairwise.convert import PER_SECOND, Converted, convert
 from partitioner.solver.pairwise.problem import evaluate
 from partitioner.solver.pairwise.solve import solve
 from partitioner.solver.problem import Choice, Edge, Item, Problem, SolverError
-from partitioner.solver.referee import brute_force, evaluate_choices
+from partitioner.solver.referee import evaluate_choices
 
 #: Costs are rounded one by one, each to within half a picosecond.
 ROUNDING = 100

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import dnnp, placement, spmd, uneven
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
@@ -14,7 +15,7 @@ from partitioner.solver.placement.configuration import configure, laid_out, refu
 from partitioner.solver.placement.fleet import fleet
 from partitioner.solver.placement.sweep import sweep
 from partitioner.solver.problem import Choice, Problem
-from partitioner.solver.referee import brute_force, evaluate_choices
+from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.work import Work
 
 

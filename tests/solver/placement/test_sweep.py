@@ -8,12 +8,13 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
+from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import placement
 from partitioner.solver.placement.exchange import FEWEST, MOST_ENTRIES, exchange, split
 from partitioner.solver.placement.fleet import Knapsack, Star, fleet, longest_runs
 from partitioner.solver.placement.sweep import MOST_OPEN, StarTerm, lay_out, sweep
 from partitioner.solver.progress import Progress
-from partitioner.solver.referee import brute_force, evaluate_choices
+from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.stages.cut_orders import frontier_order
 from partitioner.solver.work import Work
 

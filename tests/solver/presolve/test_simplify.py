@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import spmd
 from partitioner.solver.presolve.merge_equal import merge_equal
 from partitioner.solver.presolve.simplify import presolve
 from partitioner.solver.problem import Edge, clique_positions
-from partitioner.solver.referee import brute_force, evaluate_choices
+from partitioner.solver.referee import evaluate_choices
 
 
 @pytest.mark.parametrize("limit", [math.inf, 22])

@@ -374,8 +374,6 @@ def _looks_up(node: fx.Node) -> bool:
     )
 
 
-_aten = torch.ops.aten
-
 #: Steps of programs by operator: of one operand, and of two.
 _UNARY = {
     _aten.exp.default: "exp",

@@ -129,7 +129,7 @@ class StagesSpace:
             )
         count = request.micro_batch_count or 1
         is_one, lanes, goal = bool(graph.backward), request.lanes, request.objective
-        kinds = count == 1 and not constraints.bound
+        kinds = is_one and count == 1 and not constraints.bound
         return cls(graph, rules, cluster, meshes, count, lanes, constraints, is_one, goal, kinds)
 
     def search(self, budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:

@@ -112,23 +112,11 @@ def links(name: str) -> Mapping[int, LinkTable]:
     return {each: _between_nodes(inside, each, port, switched) for each in (1, 2, 4, 8)}
 
 
-@dataclass(frozen=True)
-class _Tuning:
-    """How NCCL reckons with one algorithm between nodes."""
-
-    rows: Mapping[tuple[int, int], Sequence[_Regime]]  #: Its regimes by (nodes, ranks a node).
-    #: Share of the rates that is reached, by log2 of the bytes of each rank.
-    ramp: Mapping[int, float]
-    #: Of each regime, the start-up that is no hop (ring), or what twice the nodes add.
-    us: Sequence[float]
-
-
 @cache
-def _tuning(algorithm: str) -> _Tuning:
-    table = _figures()["network"][algorithm]
-    rows = {(row["nodes"], row["each"]): row["regimes"] for row in table["rows"]}
-    us = table.get("base_us", table.get("doubling_us"))
-    return _Tuning(rows, dict(table.get("ramp", ())), us)
+def _regimes(algorithm: str) -> Mapping[tuple[int, int], Sequence[_Regime]]:
+    """Regimes by which NCCL reckons with an algorithm between nodes, by (nodes, ranks a node)."""
+    rows = _figures()["network"][algorithm]["rows"]
+    return {(row["nodes"], row["each"]): row["regimes"] for row in rows}
 
 
 _SIZES = tuple(2.0**power for power in range(6, 36))
@@ -153,7 +141,7 @@ def _fastest(rows: Iterable[_Regime], nbytes: float, share: float = 1.0) -> floa
 
 def _ring(nodes: int, each: int) -> Sequence[_Regime]:
     """The ring's rows; beyond 32 nodes by NCCL's rule: hops grow with the ranks, not the rate."""
-    known = _tuning("ring").rows
+    known = _regimes("ring")
     if (nodes, each) in known:
         return known[nodes, each]
     last, before = known[32, each], known[16, each]
@@ -165,11 +153,11 @@ def _ring(nodes: int, each: int) -> Sequence[_Regime]:
 
 
 def _tree(nodes: int, each: int) -> Sequence[_Regime]:
-    tree = _tuning("tree")
-    if (nodes, each) in tree.rows:
-        return tree.rows[nodes, each]
+    known = _regimes("tree")
+    if (nodes, each) in known:
+        return known[nodes, each]
     steps = math.log2(nodes / 4)
-    rows = zip(tree.rows[4, each], tree.us, strict=True)
+    rows = zip(known[4, each], _figures()["network"]["tree"]["doubling_us"], strict=True)
     return tuple((start + steps * step, rate) for (start, rate), step in rows)
 
 
@@ -181,7 +169,7 @@ def _between_nodes(inside: LinkTable, each: int, port: float, switched: bool) ->
     switches.
     """
     network = _figures()["network"]
-    ring_of, switch_of = _tuning("ring"), _tuning("switch_tree")
+    ring_of, switch_of = network["ring"], network["switch_tree"]
     scale = port / network["port_gb_per_s"]
     all_to_all_us = dict(network["all_to_all_us"])
     points: dict[tuple[str, int], tuple[tuple[float, float], ...]] = {}
@@ -189,8 +177,8 @@ def _between_nodes(inside: LinkTable, each: int, port: float, switched: bool) ->
         ranks, ring = nodes * each, _ring(nodes, each)
         gather, reduce = [], []
         for n in _SIZES:
-            share = scale * (_share(ring_of.ramp, n / ranks) if each == 8 else 1.0)
-            hops = zip(ring, ring_of.us, strict=True)
+            share = scale * (_share(dict(ring_of["ramp"]), n / ranks) if each == 8 else 1.0)
+            hops = zip(ring, ring_of["base_us"], strict=True)
             gather.append(_fastest(ring, n, share))
             options = [
                 (2 * start - base) * _MICRO_S + 2 * n / (rate * share * _GIGA)
@@ -198,9 +186,9 @@ def _between_nodes(inside: LinkTable, each: int, port: float, switched: bool) ->
             ]
             options.append(_fastest(_tree(nodes, each), n, scale))
             if switched and each >= 4:
-                ((start, rate),) = switch_of.rows[min(nodes, 4), each]
-                start += switch_of.us[0] * math.log2(max(nodes, 4) / 4)
-                rate *= _share(switch_of.ramp, n / ranks) * scale
+                ((start, rate),) = _regimes("switch_tree")[min(nodes, 4), each]
+                start += switch_of["doubling_us"][0] * math.log2(max(nodes, 4) / 4)
+                rate *= _share(dict(switch_of["ramp"]), n / ranks) * scale
                 options.append(start * _MICRO_S + n / (rate * _GIGA))
             reduce.append(min(options))
         start = all_to_all_us.get(nodes, all_to_all_us[32] * nodes / 32)
@@ -216,7 +204,7 @@ def _between_nodes(inside: LinkTable, each: int, port: float, switched: bool) ->
                 (n, max(one, inside.seconds(kind, min(ranks, 8), n) or 0.0))
                 for n, one in zip(_SIZES, seconds, strict=True)
             )
-    halves = [(start, rate / 2 * scale) for start, rate in ring_of.rows[2, 1]]
+    halves = [(start, rate / 2 * scale) for start, rate in _regimes("ring")[2, 1]]
     points["send", 2] = tuple((n, _fastest(halves, n)) for n in _SIZES)
     return LinkTable(points)
 

@@ -25,13 +25,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise, product
 
-import networkx as nx
 import numpy as np
 
 from partitioner.solver.buckets import Answer, Factor, Room, eliminate
 from partitioner.solver.pairwise.problem import FORBIDDEN, Floats, Ints, Pairwise
 from partitioner.solver.presolve.simplify import simplify_edges
 from partitioner.solver.problem import Problem, Site, SolverError, item_sites
+from partitioner.solver.referee import triggered
 
 Span = tuple[int, int]  #: First and last position at which something is held, inclusive.
 Wanted = tuple[tuple[int, frozenset[int]], ...]  #: (node, its choices that trigger), by node.
@@ -156,11 +156,27 @@ PER_SECOND = 10**12
 
 
 @dataclass(frozen=True)
+class Follower:
+    """The rule by which an auxiliary node's strategy follows from a plan."""
+
+    hub: int | None  #: The node whose choice decides; None if nothing does.
+    #: For each choice of the hub (one entry without a hub): an item, the strategy if the plan pays
+    #: it, the strategy if not. The item is None where both are the same.
+    ways: tuple[tuple[int | None, int, int], ...]
+
+    def strategy(self, chosen: Sequence[int], paid: set[int]) -> int:
+        """The strategy in a plan that pays these items."""
+        item, on, off = self.ways[0 if self.hub is None else chosen[self.hub]]
+        return on if item in paid else off
+
+
+@dataclass(frozen=True)
 class Converted:
     """A pairwise problem with the way back. Its first nodes are the problem's, in order."""
 
     problem: Problem
     pairwise: Pairwise
+    followers: tuple[Follower, ...]  #: Of each auxiliary node.
     #: Costs and sizes of choices and items that differ by device. Of these the largest counts, so a
     #: plan's cost and usage are upper estimates unless this is 0.
     uneven: int
@@ -169,6 +185,11 @@ class Converted:
     def restore(self, strategies: Sequence[int]) -> tuple[int, ...]:
         """The plan in an answer to the pairwise problem."""
         return tuple(strategies[: len(self.problem.nodes)])
+
+    def assign(self, chosen: Sequence[int]) -> tuple[int, ...]:
+        """A plan as an answer: every item that it triggers is paid, no other is."""
+        paid = triggered(self.problem, chosen)
+        return (*chosen, *(follower.strategy(chosen, paid) for follower in self.followers))
 
 
 def convert(problem: Problem) -> Converted:
@@ -187,7 +208,7 @@ def convert(problem: Problem) -> Converted:
     vectors += [item.load_s for item in problem.items]
     vectors += [item.bytes for item in problem.items] if problem.limited else []
     uneven = sum(len(set(vector)) > 1 for vector in vectors)
-    return Converted(problem, builder.build(), uneven, len(vectors))
+    return Converted(problem, builder.build(), tuple(builder.followers), uneven, len(vectors))
 
 
 @dataclass
@@ -197,6 +218,7 @@ class _Builder:
     nodes: list[tuple[list[int], list[int], Span | None]] = field(default_factory=list)
     #: Both ends of each edge, and its costs, row-major.
     edges: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    followers: list[Follower] = field(default_factory=list)
 
     def add_nodes(self, private: Sequence[Sequence[Sequence[int]]]) -> None:
         """Nodes with the items that one choice brings about; then those that repeat choices."""
@@ -220,6 +242,7 @@ class _Builder:
             levels = sorted(set(sizes))
             strategy = [levels.index(size) for size in sizes]
             self.nodes.append(([0] * len(levels), levels, span))
+            self.followers.append(Follower(node, tuple((None, s, s) for s in strategy)))
             self._allow(node, len(self.nodes) - 1, [{s} for s in strategy])
 
     def add_edges(self, on_edge: Sequence[set[int]]) -> None:
@@ -246,6 +269,8 @@ class _Builder:
         self.nodes.append((loads, [self._size(paid) for paid in sets], offer.span))
         index = len(self.nodes) - 1
         on = {paid: strategy for strategy, paid in enumerate(sets) if paid}
+        ways = ((p[0], on[p], 0) if p else (None, free, free) for p in offer.items)
+        self.followers.append(Follower(offer.hub, tuple(ways)))
         if offer.hub is not None:
             self._allow(offer.hub, index, [{0, on[p]} if p else {free} for p in offer.items])
         every = set(range(len(sets)))
@@ -320,13 +345,7 @@ def least_cost(problem: Pairwise, room: Room) -> Answer:
             problem.edges.tolist(), pairwise(problem.edge_offsets.tolist()), strict=True
         )
     ]
-    # for each node the least one that edges make it equal to
-    equal: nx.Graph[int] = nx.empty_graph(problem.nodes)
-    for u, v, table in edges:
-        square = table.shape[0] == table.shape[1]
-        if square and np.array_equal(np.isfinite(table), np.eye(len(table), dtype=bool)):
-            equal.add_edge(u, v)
-    leader = {v: min(members) for members in nx.connected_components(equal) for v in members}
+    leader = _leaders(problem.nodes, edges)
     factors: dict[tuple[int, ...], Floats] = {}
 
     def add(scope: tuple[int, ...], table: Floats) -> None:
@@ -345,8 +364,25 @@ def least_cost(problem: Pairwise, room: Room) -> Answer:
     if answer is None:
         return None
     chosen, cost = answer
-    return tuple(chosen[leader[node]] for node in range(problem.nodes)), cost
+    return tuple(chosen[node] for node in leader), cost
 
 
 def _allowed(costs: Ints) -> Floats:
     return np.where(costs >= FORBIDDEN, np.inf, costs.astype(np.float64))
+
+
+def _leaders(nodes: int, edges: list[tuple[int, int, Floats]]) -> list[int]:
+    """Find for each node the least one that edges make it equal to."""
+    leader = list(range(nodes))
+
+    def root(node: int) -> int:
+        while leader[node] != node:
+            node = leader[node]
+        return node
+
+    for u, v, table in edges:
+        square = table.shape[0] == table.shape[1]
+        if square and np.array_equal(np.isfinite(table), np.eye(len(table), dtype=bool)):
+            least, other = sorted((root(u), root(v)))
+            leader[other] = least
+    return [root(node) for node in range(nodes)]

@@ -3,12 +3,11 @@
 import math
 import random
 
-import numpy as np
 import pytest
 
 from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import hops, placement, shared_holds, spmd
-from partitioner.solver.pairwise.convert import PER_SECOND, Converted, convert
+from partitioner.solver.pairwise.convert import PER_SECOND, convert
 from partitioner.solver.pairwise.problem import evaluate
 from partitioner.solver.pairwise.solve import solve
 from partitioner.solver.problem import Choice, Edge, Item, Problem, SolverError
@@ -26,19 +25,6 @@ DRAWS = {
 }
 
 
-def _answer(converted: Converted, chosen: tuple[int, ...]) -> tuple[int, ...]:
-    """A plan with the strategies of least cost, then usage, that it leaves the auxiliary nodes."""
-    problem, answer = converted.pairwise, list(chosen)
-    for node in range(len(chosen), problem.nodes):
-        first, last = problem.offsets[node : node + 2]
-        costs = problem.costs[first:last].copy()
-        for edge in np.flatnonzero(problem.edges[:, 1] == node):
-            row = answer[problem.edges[edge, 0]] * len(costs) + problem.edge_offsets[edge]
-            costs += problem.edge_costs[row : row + len(costs)]
-        answer.append(int(np.lexsort((problem.usages[first:last], costs))[0]))
-    return tuple(answer)
-
-
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("seed", range(12))
@@ -50,8 +36,7 @@ def test_every_plan_costs_and_holds_the_same(draw: str, seed: int) -> None:
     allowed = 0
     for _ in range(60):
         chosen = tuple(rng.randrange(len(choices)) for choices in problem.nodes)
-        answer = _answer(converted, chosen)
-        outcome = evaluate(converted.pairwise, answer)
+        outcome = evaluate(converted.pairwise, converted.assign(chosen))
         try:
             true = evaluate_choices(problem, chosen)
         except SolverError:
@@ -60,7 +45,7 @@ def test_every_plan_costs_and_holds_the_same(draw: str, seed: int) -> None:
         allowed += 1
         assert not outcome.forbidden
         assert outcome.cost == pytest.approx(true.step_s * PER_SECOND, abs=ROUNDING)
-        assert converted.restore(answer) == chosen
+        assert converted.restore(converted.assign(chosen)) == chosen
         if problem.limited:
             assert outcome.peak_usage == max(true.peak_bytes)
             assert bool(outcome.fault) == (true.excess_bytes > 0)
@@ -99,7 +84,7 @@ def test_unlike_devices_give_an_upper_estimate(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(20):
         chosen = tuple(rng.randrange(len(choices)) for choices in problem.nodes)
-        outcome = evaluate(converted.pairwise, _answer(converted, chosen))
+        outcome = evaluate(converted.pairwise, converted.assign(chosen))
         true = evaluate_choices(problem, chosen)
         assert not outcome.forbidden
         assert outcome.cost >= true.step_s * PER_SECOND - ROUNDING

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,8 +39,9 @@ ResultT = TypeVar("ResultT")
 #: Time that a rank waits for the others before it looks where they are.
 _LOOK = timedelta(seconds=0.5)
 #: Words in front of a row's checksums: the code of what a rank does, whether it has news, whether
-#: its backward pass may agree with a mark, and the bytes that the row carries.
+#: its backward pass may agree with a mark (`_MARKED`: it did), and the bytes that the row carries.
 _HEAD = 4
+_MARKED = 2
 #: Where ranks tell in the store of torch.distributed in which all-reduce they wait for others.
 _REDUCING = "partitioner/reducing"
 #: Least time that the ranks wait for rank 0's search.
@@ -162,9 +164,9 @@ class Agreement:
         return self._to_wait_for(compared)
 
     def reduce(self, part: Tensor, group: str, doing: str) -> bool:
-        """Add up the parts of all ranks, in place, and tell whether all take part in this.
+        """Add up the parts of all ranks, in place, and tell whether all surely take part in this.
 
-        The last element is 0; it is more if a rank that does something else has joined. Such a rank
+        The first element is no number if a rank that does something else has joined. Such a rank
         waits in a meeting, and looks now and then whether others wait here.
         """
         with self._telling(doing):
@@ -174,7 +176,7 @@ class Agreement:
         def all_take_part() -> bool:
             with self._telling(doing):
                 self._wait(work, doing, where)
-            are_all = not part[-1]
+            are_all = not math.isnan(part.view(-1)[0])
             self.meetings += are_all
             return are_all
 
@@ -395,7 +397,7 @@ class Agreement:
             return
         meeting, name, numel, dtype = json.loads(store.get(key))
         if meeting == self.meetings and meeting != self._joined[0]:
-            part = torch.ones(numel, dtype=torch_dtype(dtype))
+            part = torch.full((numel,), math.nan, dtype=torch_dtype(dtype))
             self._joined = meeting, resolved_group(name).allreduce([part])
 
 
@@ -419,11 +421,11 @@ class Meeting:
         self._problem = problem
         self._sums = sums
         self._asks = asks
-        self._marks = marks
+        self._marks = int(marks)
         self._row: list[int] = []
         self._posted: Callable[[], tuple[Tensor, bool]] | None = None
         self._is_over = False
-        #: The group of all ranks, if the part that `meet` is given ends with a mark.
+        #: The group of all ranks, if the part that `meet` is given may be marked.
         self.group = ""
 
     def post(self, part: Tensor | None = None) -> None:
@@ -435,7 +437,7 @@ class Meeting:
         words += [0] * (agreement.words - len(words))
         mark = -1 if self._problem else code(self._doing.encode())
         carried = 0 if part is None else part.nbytes
-        self._row = [mark, int(self._asks), int(self._marks), carried, *words]
+        self._row = [mark, int(self._asks), self._marks, carried, *words]
         row = torch.tensor(self._row + [0] * (ROW_BYTES // 8))
         if part is not None:
             row[len(self._row) :].view(part.dtype)[: part.numel()] = part.reshape(-1)
@@ -443,7 +445,10 @@ class Meeting:
 
     def _compared(self, rows: Tensor) -> tuple[Tensor, bool]:
         agreement, own = self._agreement, self._row
-        return rows, agreement.compared(self._doing, self._problem, self._sums, own, rows)
+        asks = agreement.compared(self._doing, self._problem, self._sums, own, rows)
+        if _MARKED in (how := rows[:, 2].tolist()) and how.count(_MARKED) < agreement.ranks:
+            raise AgreedError(f"{self._doing}: compile() the module on all ranks or on none")
+        return rows, asks
 
     def meet(self, given: Tensor | Exception | None = None) -> tuple[bool, Tensor | None]:
         """Wait for the other ranks, once.
@@ -477,15 +482,16 @@ class Meeting:
             if self._problem:
                 raise AgreedError(self._problem)
             return False, None
-        is_marked = part is not None and bool(self.group)
-        if part is not None and is_marked:
+        reduced = None
+        if part is not None and self.group:
             if agreement.reduce(part, self.group, self._doing):
                 return False, part
-            part = None
+            reduced, part, self._marks = part, None, _MARKED
         self.post(part)
         assert self._posted is not None
         rows, asks = self._posted()
-        assert not is_marked, self._doing  # else a rank has joined that does the same
+        if reduced is not None:  # all ranks have a gradient that is no number
+            return False, reduced
         carried = rows[:, _HEAD - 1].tolist()
         agreement.marking = agreement.meetings if bool(rows[:, _HEAD - 2].all()) else -1
         if part is None or carried.count(part.nbytes) < agreement.ranks:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.graph import _BoxedCodeGen
 
+from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.graphs.calls import add_argument, overload
 from partitioner.backends.torch.graphs.emit import IN_PLACE
 from partitioner.backends.torch.graphs.notes import COMM, OPERATOR, note_tasks, noted_tasks
@@ -339,7 +340,7 @@ class Carrier(StrEnum):
     """How the ranks agree together with the first all-reduce of a pass."""
 
     ROW = "row"  #: Its operand travels with the rows of the ranks.
-    MARK = "mark"  #: It has one more element, which is 0 if all ranks do the same.
+    MARK = "mark"  #: Its first element is no number if a rank does something else.
 
 
 @dataclass
@@ -349,7 +350,6 @@ class Gate:
     #: Waits; None if there is nothing to wait for. It may be given this rank's part of an
     #: all-reduce, of which it returns the sum if it adds it up, or the error of a pass.
     wait: Callable[..., object] | None = None
-    marks: bool = False  #: Whether that part ends with a mark.
 
     def enter(self, *given: Tensor | Exception) -> object:
         """Wait, if nothing has since `wait` was set."""
@@ -364,11 +364,6 @@ class Gate:
         if isinstance(error, Exception):
             self.enter(error)
         self.wait = None
-
-    def packed(self, tensors: list[Tensor]) -> Tensor:
-        """The elements of several tensors, and this rank's mark: that it does what others do."""
-        is_marked = self.marks and self.wait is not None
-        return packed([*tensors, tensors[0].new_zeros(1)] if is_marked else tensors)
 
     def reduce(self, part: Tensor, reduction: str, group: str) -> Tensor:
         """Wait, and add up the parts of the ranks."""
@@ -394,8 +389,6 @@ def gated(module: fx.GraphModule, gate: Gate, group: str = "") -> fx.GraphModule
     else:
         module.meta[_CARRIER] = carrier
         first.meta[OPERATOR], first.target = first.target, gate.reduce
-    if carrier is Carrier.MARK:
-        first.all_input_nodes[0].target = gate.packed
     module.recompile()
     return module
 
@@ -418,9 +411,8 @@ def _carrier(first: fx.Node, group: str) -> Carrier | None:
     is_wide = comm.dtype in ("float32", "float64")
     if is_wide and math.prod(shape) * item_bytes(comm.dtype) <= ROW_BYTES:
         return Carrier.ROW
-    is_packed = first.all_input_nodes[0].target is packed
     waits = first.next.target is c10d.wait_tensor.default and [*first.users] == [first.next]
-    return Carrier.MARK if is_packed and waits else None
+    return Carrier.MARK if waits and torch_dtype(comm.dtype).is_floating_point else None
 
 
 def _is_private(node: fx.Node) -> bool:

@@ -271,18 +271,16 @@ class RankPasses:
         return tuple(results.values()), kept
 
     def backward(
-        self, values: Values, tangent: Tensor, agreed: Callable[..., object], *, marks: bool
+        self, values: Values, tangent: Tensor, agreed: Callable[..., object]
     ) -> Mapping[str, Tensor]:
         """Gradients by first name for that of the loss; empties `values`, to free what was kept.
 
-        Where the order turns, `agreed` is called as in `forward`, with a marked part if it `marks`;
-        else nothing is sent.
+        Where the order turns, `agreed` is called as in `forward`; else nothing is sent.
         """
         if not self.order.turns:
             return self._scaled(values, float(tangent))
         values.update(dict.fromkeys(self._tangents, tangent))
         held = StepValues(self._late, [values])
-        self._gate.marks = marks
         self._run_all(held, agreed, backward=True)
         gradients = {name: held.total(local) for name, local in self._gradients}
         values.clear()

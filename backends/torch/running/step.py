@@ -115,8 +115,7 @@ class TrainingStep(torch.autograd.Function):
             return meeting.meet(given)[1]
 
         ctx.kept = ctx.shards = None
-        marks = bool(meeting.group)
-        gradients = passes.backward(kept, tangent, agreed, marks=marks)
+        gradients = passes.backward(kept, tangent, agreed)
         return *[None] * 4, *_gradients(gradients, passes, held, tangent, ctx.names)
 
 

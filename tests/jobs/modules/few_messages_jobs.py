@@ -145,6 +145,18 @@ def _raise(*_: Any, **__: Any) -> None:
     raise ValueError("no memory is left")
 
 
+def has_no_number(_: int) -> None:
+    """A gradient that is no number is told from another rank's mark by one more message."""
+    module = program().module()
+    training_step(module, *batch(0))
+    x, y = batch(1)
+    took = collectives(lambda: training_step(module, x * torch.nan, y))
+    assert took[1:] == ["c10d.allreduce_.default", "c10d._allgather_base_.default"], took
+    assert all(parameter.grad.isnan().any() for parameter in module.parameters())
+    took = collectives(lambda: training_step(module, *batch(1)))
+    assert len(took) == 2
+
+
 def compiles_alone(rank: int) -> None:
     """A rank whose passes are compiled agrees beforehand, and so do the others then."""
     module = program().module()
@@ -189,6 +201,7 @@ JOBS = {
     "two messages train on 4": Job(4, trains_to_the_same_weights(4), [lambda: program(4)]),
     "two messages, something else": Job(2, does_something_else, [program]),
     "two messages, fails": Job(2, fails, [program]),
+    "two messages, no number": Job(2, has_no_number, [program]),
     "two messages, compiles alone": Job(2, compiles_alone, [program]),
     "two messages, interrupted": Job(2, is_interrupted, [program]),
     "two messages, ends": Job(2, ends, [program]),

@@ -237,7 +237,6 @@ def is_cut_alike(one: DTensor, other: DTensor) -> bool:
     spec, wanted = other._spec, one._spec
     return spec is wanted or (
         spec.placements == wanted.placements
-        and [*map(type, spec.placements)] == [*map(type, wanted.placements)]
         and spec.shape == wanted.shape
         and spec.mesh == wanted.mesh
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed._functional_collectives import all_gather_tensor
 from torch.distributed.tensor import Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from partitioner.ir.layout import DimLayout
 
@@ -49,9 +50,9 @@ class UnevenShard(Shard):
         return local_tensor.narrow(self.dim, start, self.sizes[shard_index]).clone()
 
     def __eq__(self, other: object) -> bool:
-        """Compare the sizes too; PyTorch asks whether it is the `Shard` of its dim, and it is."""
-        sizes = other.sizes if isinstance(other, UnevenShard) else self.sizes
-        return isinstance(other, Shard) and (self.dim, self.sizes) == (other.dim, sizes)
+        if not isinstance(other, UnevenShard):
+            return False
+        return (self.dim, self.sizes) == (other.dim, other.sizes)
 
     def __hash__(self) -> int:
         return hash((self.dim, self.sizes))
@@ -61,6 +62,16 @@ class UnevenShard(Shard):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return UnevenShard, (self.dim, self.sizes)
+
+
+class UnevenSpec(DTensorSpec):
+    """A spec with `UnevenShard`s, each of which has a dim of its own: any order of them is right.
+
+    PyTorch would look for a placement equal to `Shard` there, which an `UnevenShard` is not.
+    """
+
+    def _verify_shard_order(self, shard_order: Any) -> None:
+        pass
 
 
 def shard_of(dim: int, cut: DimLayout) -> Shard:

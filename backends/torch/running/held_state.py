@@ -16,7 +16,7 @@ from partitioner.backends.regions import box_view
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.agreeing.faults import telling
 from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
-from partitioner.backends.torch.dtensors.uneven_shard import shard_of
+from partitioner.backends.torch.dtensors.uneven_shard import UnevenSpec, has_uneven, shard_of
 from partitioner.backends.torch.state.shards import (
     gathered_value,
     part_of,
@@ -176,7 +176,8 @@ def distributed(
         cuts = place.sharding.dims
         of_axis = [shard_of(dim, cut) for dim, cut in enumerate(cuts) if axis in cut.axes]
         placements.append(of_axis[0] if of_axis else Replicate())
-    spec = DTensorSpec(meshes[place.mesh], tuple(placements), meta)
+    made = UnevenSpec if has_uneven(placements) else DTensorSpec
+    spec = made(meshes[place.mesh], tuple(placements), meta)
     return RankTensor.of(part, spec, agreement)
 
 

@@ -175,23 +175,11 @@ class BlockSearch:
         several, trains = len(self.cluster) > 1, bool(self.graph.backward)
         if not several or not (trains or is_shared(self.request)):
             yield partial(self._in_training, None) if trains else self._in_stages
-        if not several or (self.request.strategy == "inter" and not trains):
-            return
-        for shared in self._ways_of_sharing(budget):
-            yield partial(self._in_training if trains else self._on_a_mesh, shared)
-
-    def _ways_of_sharing(self, budget: Budget) -> Iterator[Shared]:
-        """Ways in which all devices share nodes, each made once, whatever the limits of memory."""
-        if self._shared:
-            yield from self._shared
-            return
-        for one in Shared.ways(self.graph, self.cluster, self.request, budget):
-            self._shared[one] = Runs(
-                self.graph,
-                self._alone(replace(self.cluster.devices[0], memory_bytes=1)),
-                self._ratio(one) * one.constants_share(self.graph),
-            )
-            yield one
+        if several and trains:
+            sharing = Shared.ways(self.graph, self.cluster, self.request, budget)
+            yield from (partial(self._in_training, shared) for shared in sharing)
+        elif several and self.request.strategy != "inter":
+            yield self._on_a_mesh
 
     def _ratio(self, shared: Shared) -> float:
         """By how many times the largest value is larger than its largest part."""
@@ -282,22 +270,32 @@ class BlockSearch:
         self.searched = f"{on}, with {runs} runs of nodes in blocks{spread}"
         return _cheapest(self._ways(searches), [*searches.values()], budget)
 
-    def _on_a_mesh(self, shared: Shared, budget: Budget) -> tuple[tuple[BlockPlan, ...], bool]:
+    def _on_a_mesh(self, budget: Budget) -> tuple[tuple[BlockPlan, ...], bool]:
         """The ways in which each device runs its part of each node, as of `_cheapest`.
 
         Paths are searched as on one device with as much memory as if all values were cut as the
         largest is.
         """
         spec = min(self.cluster.devices, key=lambda device: device.memory_bytes)
-        more = replace(spec, memory_bytes=int(self._ratio(shared) * spec.memory_bytes))
-        search = PathSearch.of(self._shared[shared], more, 1, budget)
-        on = f"{shared.kind} over {len(self.cluster)} devices"
-        self.searched = f"{on}, with {len(search.options)} runs of nodes in blocks"
+        if not self._shared:
+            alone = self._alone(replace(spec, memory_bytes=1))
+            for one in Shared.ways(self.graph, self.cluster, self.request, budget):
+                weigh = self._ratio(one) * one.constants_share(self.graph)
+                self._shared[one] = Runs(self.graph, alone, weigh)
+        searches = {}
+        for one, runs in self._shared.items():
+            more = replace(spec, memory_bytes=int(self._ratio(one) * spec.memory_bytes))
+            searches[one] = PathSearch.of(runs, more, 1, budget)
+        kinds = dict.fromkeys(one.kind for one in searches)
+        count = sum(len(search.options) for search in searches.values())
+        on = f"{' and '.join(kinds)} over {len(self.cluster)} devices"
+        self.searched = f"{on}, with {count} runs of nodes in blocks"
         found = (
-            (margin, BlockPlan(self._blocks(path.runs), (), shared=shared), path.seconds)
+            (margin, BlockPlan(self._blocks(path.runs), (), shared=one), path.seconds)
+            for one, search in searches.items()
             for margin, path in search.paths_of_all()
         )
-        return _cheapest(found, [search], budget)
+        return _cheapest(found, [*searches.values()], budget)
 
     def _blocks(self, runs: Sequence[Option]) -> Blocks:
         return Blocks(tuple(option.stretch(self.graph) for option in runs))

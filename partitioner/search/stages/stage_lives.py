@@ -136,8 +136,13 @@ class LaneBytes:
         return np.asarray((self.resident + RESERVED * activations).max(axis=1))
 
     def beside(self, other: LaneBytes) -> LaneBytes:
-        """Bytes with the larger of two maxima of each phase."""
-        return replace(self, most=np.maximum(self.most, other.most))
+        """Bytes with the larger of two maxima of each phase.
+
+        The other's is that of any device where it has not as many: devices that are alike in one
+        plan may not be in another.
+        """
+        most = other.most if len(other.most) == len(self.most) else other.most.max(axis=0)
+        return replace(self, most=np.maximum(self.most, most))
 
 
 @dataclass(frozen=True, eq=False)

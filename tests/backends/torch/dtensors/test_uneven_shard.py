@@ -14,7 +14,7 @@ def test_one_of_other_sizes_or_of_pytorch_is_another_placement() -> None:
     assert one not in (UnevenShard(0, (8, 19)), UnevenShard(1, (19, 8)), Shard(0))
     assert Shard(0) != one
     assert len({one, UnevenShard(0, (19, 8)), UnevenShard(0, (8, 19)), Shard(0)}) == 3
-    assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301 - our own bytes
+    assert pickle.loads(pickle.dumps(one)) == one
 
 
 def test_ranks_have_parts_of_these_sizes_one_after_the_other() -> None:

@@ -11,6 +11,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.foundations import units
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
+from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.ir.plan import Plan
 from partitioner.rewrites.same_in_parts import Difference
 from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
@@ -324,7 +325,9 @@ class FewestParts:
         outcome = replace(outcome, whole=model.whole)
         return outcome.noted(*_where_nothing_else_fits(outcome, model))
 
-    def _refusal(self, search: CountSearch, budget: Budget) -> Infeasible | ConstraintError:
+    def _refusal(
+        self, search: CountSearch, budget: Budget
+    ) -> Infeasible | ConstraintError | PipelineScheduleError:
         """The refusal of the number of micro-batches that comes nearest."""
         short = {n: one.bytes_short for n, one in search.refused.items() if one.bytes_short > 0}
         if not short:

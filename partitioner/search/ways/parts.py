@@ -11,7 +11,6 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.foundations import units
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
-from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.ir.plan import Plan
 from partitioner.rewrites.same_in_parts import Difference
 from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
@@ -26,7 +25,7 @@ from partitioner.search.stages.micro_batch_counts import (
     usual_trials,
 )
 from partitioner.search.ways.model_graphs import ModelGraphs
-from partitioner.search.ways.way import Nearly
+from partitioner.search.ways.way import Impossible, Nearly
 from partitioner.search.what_would_fit import Change
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
@@ -325,9 +324,7 @@ class FewestParts:
         outcome = replace(outcome, whole=model.whole)
         return outcome.noted(*_where_nothing_else_fits(outcome, model))
 
-    def _refusal(
-        self, search: CountSearch, budget: Budget
-    ) -> Infeasible | ConstraintError | PipelineScheduleError:
+    def _refusal(self, search: CountSearch, budget: Budget) -> Infeasible | Impossible:
         """The refusal of the number of micro-batches that comes nearest."""
         short = {n: one.bytes_short for n, one in search.refused.items() if one.bytes_short > 0}
         if not short:

@@ -25,7 +25,7 @@ from partitioner.ir.plan import NodePlan, Plan
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.stages.computed_again import ways_within
 from partitioner.search.stages.figures import Sharding, StageFigures, StepEstimate
-from partitioner.search.stages.stage_lives import LaneRuns
+from partitioner.search.stages.stage_lives import LaneBytes, LaneRuns
 from partitioner.search.stages.staged_plan import staged_plan
 
 COUNT = 4
@@ -205,3 +205,18 @@ def test_a_choice_fits_at_all_moments_and_takes_few_seconds(seed: int) -> None:
     least, used = ways_within(rows, fixed, 0.0, ways, nbytes, of)
     assert used == pytest.approx(most(tuple(least)))
     assert used <= 1.1 * min(sizes)
+
+
+@pytest.mark.parametrize("rows", [(1, 2), (2, 1), (2, 2), (1, 3)], ids=str)
+def test_maxima_beside_those_of_a_plan_with_other_classes_of_devices(rows: tuple[int, int]) -> None:
+    """Devices that are alike in one plan of a mesh may not be in another of it."""
+    draw = np.random.default_rng(0)
+    sides = []
+    for count in rows:
+        resident, kept = draw.integers(0, 9, count), draw.integers(0, 9, (count, 3, 3))
+        most = draw.integers(0, 9, (count, 3))
+        sides.append(LaneBytes(resident, np.zeros(count, np.int64), most, kept))
+    beside = sides[0].beside(sides[1])
+    assert beside.most.shape == sides[0].most.shape
+    of_any = np.maximum(sides[0].most.max(axis=0), sides[1].most.max(axis=0))
+    assert (beside.most.max(axis=0) == of_any).all()

@@ -134,7 +134,7 @@ def test_sweep_over_clusters_with_their_own_counts(
         (["--devices", "2", "--clusters", "4xh100"], 2, "4"),
         (["--devices", "2", "--clusters", "nonsense"], 2, "nonsense"),
         (["--devices", "2", "-o", "none/x.html"], 1, "there is no folder none"),
-        (["--devices", "2", "--mesh", "tp=2", "--strategy", "inter"], 2, "with --strategy inter"),
+        (["--devices", "2", "--mesh", "tp=2", "--strategy", "inter"], 2, "with strategy 'inter'"),
     ],
 )
 def test_refused_sweeps(

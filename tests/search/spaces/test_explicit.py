@@ -131,7 +131,7 @@ def test_ops_without_a_rule_do_not_keep_the_rest_from_being_cut() -> None:
     [
         ({"strategy": "all"}, "strategy 'all' is not auto, intra, inter or copies"),
         ({"mesh": {"dp": 2, "tp": 3}}, r"mesh dp\(2\) \* tp\(3\) = 6 != 4 devices"),
-        ({"mesh": {"tp": 4}, "strategy": "inter"}, "leave it out with --strategy inter"),
+        ({"mesh": {"tp": 4}, "strategy": "inter"}, "leave it out with strategy 'inter'"),
     ],
 )
 def test_a_request_that_names_no_space(options: dict[str, object], message: str) -> None:

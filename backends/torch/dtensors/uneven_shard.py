@@ -28,12 +28,19 @@ class UnevenShard(Shard):
         self.sizes = tuple(sizes)
 
     def _local_shard_size_and_offset(
-        self, curr_local_size: Any, num_chunks: Any, rank: Any
+        self,
+        curr_local_size: Any,  # noqa: ARG002 - PyTorch's names
+        num_chunks: Any,  # noqa: ARG002
+        rank: Any,
     ) -> tuple[Any, Any]:
         return self.sizes[rank], sum(self.sizes[:rank])
 
     def _to_replicate_tensor(
-        self, local_tensor: Tensor, mesh: Any, mesh_dim: int, current_logical_shape: Any
+        self,
+        local_tensor: Tensor,
+        mesh: Any,
+        mesh_dim: int,
+        current_logical_shape: Any,  # noqa: ARG002 - PyTorch's names
     ) -> Tensor:
         most, dim = max(self.sizes), self.dim
         shape = list(local_tensor.shape)
@@ -44,7 +51,11 @@ class UnevenShard(Shard):
         return torch.cat(parts, dim)
 
     def _replicate_to_shard(
-        self, local_tensor: Tensor, mesh: Any, mesh_dim: int, shard_index: Any
+        self,
+        local_tensor: Tensor,
+        mesh: Any,  # noqa: ARG002 - PyTorch's names
+        mesh_dim: int,  # noqa: ARG002
+        shard_index: Any,
     ) -> Tensor:
         start = [0, *accumulate(self.sizes)][shard_index]
         return local_tensor.narrow(self.dim, start, self.sizes[shard_index]).clone()

@@ -62,7 +62,7 @@ def program(ranks: int) -> ModuleProgram:
     return compiled
 
 
-def train(ranks: int, rank: int) -> None:
+def train(ranks: int, _rank: int) -> None:
     """Steps beside one process's; then checkpoints, whole tensors and what is refused."""
     compiled = program(ranks)
     whole = copy.deepcopy(compiled.whole)
@@ -121,7 +121,7 @@ def train(ranks: int, rank: int) -> None:
 
 
 JOBS = {
-    f"{ranks} ranks": Job(ranks, partial(train, ranks), [partial(program, ranks)])
+    f"{ranks} ranks": Job(ranks, partial(train, ranks), [partial(program, ranks)], slow=ranks > 2)
     for ranks in SHARES
 }
 

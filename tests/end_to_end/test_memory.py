@@ -6,6 +6,8 @@ from pathlib import Path
 
 import onnx
 import pytest
+import torch
+from torch import nn
 
 import partitioner
 from helpers.plans.measured import measured_bytes
@@ -42,27 +44,35 @@ def test_four_parts_fit_and_measure_within_the_limit(model: Path, strategy: str)
 
 
 @pytest.mark.slow
-def test_two_parts_do_not_fit_and_the_refusal_says_by_how_much(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_parts_do_not_fit_and_the_refusal_says_by_how_much() -> None:
+    """Of a module, whose weights stay."""
+    module = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))
+    options = {"strategy": "intra", "time_limit_s": 10}
+    x = (torch.zeros(4, 1024),)
     with pytest.raises(Infeasible) as refusal:
-        partitioner.compile(model, devices=2, memory="12MiB", strategy="intra", time_limit_s=10)
+        partitioner.compile(module, x, devices=2, memory="12MiB", **options)
     error = refusal.value
     assert error.bytes_short > 0
     memory, devices = error.relaxations
     enough = int(re.fullmatch(r"with --memory (\d+) \(.*MiB\)", memory)[1])  # type: ignore[index]
     assert enough == 12 * MIB + math.ceil(error.bytes_short)
-    assert partitioner.compile(model, devices=2, memory=enough, time_limit_s=10).evaluation.fits
+    assert partitioner.compile(module, x, devices=2, memory=enough, **options).evaluation.fits
     assert devices == "on 3 devices"
-    assert partitioner.compile(model, devices=3, memory="12MiB", time_limit_s=10).evaluation.fits
+    assert partitioner.compile(module, x, devices=3, memory="12MiB", **options).evaluation.fits
+
+
+@pytest.mark.slow
+def test_what_no_blocks_fit_is_refused_in_a_line(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = model.parent / "two"
-    where = ["--devices", "2", "--memory", "12MiB", "--strategy", "intra"]  # blocks are for others
+    where = ["--devices", "2", "--memory", "1MiB", "--strategy", "intra"]
     code = main([str(model), *where, "-q", "-o", str(target)])
     assert code == 3
     said = capsys.readouterr().err
     assert "bytes are short on device" in said
     assert "at '" in said
-    assert "; it fits with --memory " in said
-    assert re.search(r"limit 12582912: [\d.]+ MiB against 12 MiB\)", said)
+    assert "; it fits in blocks with --memory " in said
+    assert re.search(r"limit 1048576: [\d.]+ MiB against 1 MiB\)", said)
     assert said.count("\n") == 1
     assert sorted(path.name for path in model.parent.iterdir()) == ["mlp.onnx"]

@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -47,7 +48,7 @@ def test_four_parts_fit_and_measure_within_the_limit(model: Path, strategy: str)
 def test_two_parts_do_not_fit_and_the_refusal_says_by_how_much() -> None:
     """Of a module, whose weights stay."""
     module = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))
-    options = {"strategy": "intra", "time_limit_s": 10}
+    options: dict[str, Any] = {"strategy": "intra", "time_limit_s": 10}
     x = (torch.zeros(4, 1024),)
     with pytest.raises(Infeasible) as refusal:
         partitioner.compile(module, x, devices=2, memory="12MiB", **options)

@@ -203,4 +203,4 @@ def test_a_plan_in_stages_keeps_its_time_limit(monkeypatch: pytest.MonkeyPatch) 
     )
     assert program.plan.certificate is not None
     assert program.plan.certificate.status == "time_limit"
-    assert 16 <= shown[0] < 1.2 * 16
+    assert 0.9 * 16 <= shown[0] < 1.2 * 16  # parts of it end by shares of the clock

@@ -185,7 +185,7 @@ def test_two_operators_are_trained_apart(devices: int, strategy: str) -> None:
 def test_doubled_batch_on_four_devices_is_trained_in_two_groups_of_two(
     options: dict[str, Any],
 ) -> None:
-    program = _trained(2, 4, time_limit_s=4, **options)
+    program = _trained(2, 4, **options)
     plan = program.plan
     assert plan.kind == "pipeline"
     assert [group.devices for group in plan.groups] == [(0, 1), (2, 3)]

@@ -189,6 +189,9 @@ def test_a_plan_in_stages_keeps_its_time_limit(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Work, "spend", spent)
     monkeypatch.setattr(work_module, "now_s", lambda: shown[0])
+    whole = Budget.of
+    # The trace, whose seconds are of the machine's clock, takes nothing of the limit.
+    monkeypatch.setattr(Budget, "of", lambda request, say, _begun_s: whole(request, say))
     with torch.device("meta"):
         module = Stack(12, 256)
     program = partitioner.compile(
@@ -203,4 +206,4 @@ def test_a_plan_in_stages_keeps_its_time_limit(monkeypatch: pytest.MonkeyPatch) 
     )
     assert program.plan.certificate is not None
     assert program.plan.certificate.status == "time_limit"
-    assert 0.9 * 16 <= shown[0] < 1.2 * 16  # parts of it end by shares of the clock
+    assert 16 <= shown[0] < 1.2 * 16

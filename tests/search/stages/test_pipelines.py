@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, islice, product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -613,3 +614,43 @@ def test_few_guesses_are_made_and_a_limit_that_is_none_is_tried_once() -> None:
     with pytest.raises(Infeasible, match="short"):
         first_sharding(once := Tries(1000), 100, 150, is_guess=False)
     assert once.limits == [100]
+
+
+def test_after_a_cut_that_is_short_the_nearest_sharding_is_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first sharding holds 200 bytes, and its cut is short of 50; none within 140 is found."""
+    graph = planned(Chain(16, 16), devices=1).graph
+    graph = replace(graph, optional=frozenset([graph.nodes[0].name]))
+    limits: list[int] = []
+
+    def sharded(*arguments: object) -> Sharding:
+        limit = arguments[-1]
+        assert isinstance(limit, int)
+        limits.append(limit)
+        if limit < 160:
+            raise Infeasible("short", device=0, name="mul", bytes_short=20.0)
+        plan = SimpleNamespace(held=min(limit, 200))
+        return cast("Sharding", SimpleNamespace(graph=graph, plan=plan))
+
+    def cut(figures: object, *_arguments: object, **_options: object) -> object:
+        if figures == 200:
+            raise Infeasible("short", bytes_short=50.0)
+        return SimpleNamespace(search=lambda: figures)
+
+    monkeypatch.setattr(pipelines, "sharded_within", sharded)
+    monkeypatch.setattr(pipelines, "limit_bytes", lambda *_: 200)
+    monkeypatch.setattr(pipelines, "Offering", SimpleNamespace(of=lambda *_: None))
+    monkeypatch.setattr(pipelines, "StageFigures", lambda sharding, *_: sharding.plan.held)
+    monkeypatch.setattr(pipelines, "PipelineSearch", cut)
+
+    def evaluated(_graph: Graph, plan: Any, _cluster: object) -> object:
+        return SimpleNamespace(held_bytes={0: plan.held})
+
+    monkeypatch.setattr(pipelines, "evaluate", evaluated)
+    ways = cast("Pipelines", SimpleNamespace(groups=None, micro_batches=4))
+    budget = Budget.of(request := Request(time_limit_s=1))
+    cluster = resolve_cluster("ideal", 4)
+    held: object = pipelines._of_size(graph, cluster, request, budget, 2, ways, {})
+    assert held == 160
+    assert limits == [200, 140, 160]

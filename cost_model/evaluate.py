@@ -192,7 +192,7 @@ def _on_device(
         rule = rule_of(graph, node)
         placed.append(place(graph, node, mesh, {}, rule if isinstance(rule, Rule) else None))
     if micro_batches is not None:
-        pipeline = Pipeline("1f1b" if graph.backward else "forward", micro_batches, (0,))
+        pipeline = Pipeline("1f1b" if graph.backward else "forward", micro_batches)
     return evaluate_placed(graph, placed, cluster, pipeline)
 
 

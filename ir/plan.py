@@ -87,7 +87,6 @@ class Pipeline:
     #: Name of the schedule (see `ir.pipeline`), or the rows of its table, one a lane.
     schedule: str | tuple[str, ...]
     micro_batches: int
-    stages: tuple[int, ...]  #: Stage of each of the plan's groups, from 0.
 
 
 @dataclass(frozen=True)
@@ -103,6 +102,7 @@ class Plan:
         pipeline: None for a plan that runs each batch as a whole.
         blocks: The parts of the model that run in blocks; the nodes are those of the graph of all
             blocks.
+        stages: The stage of each group, from 0; if not given, all groups are of one.
     """
 
     graph_digest: str
@@ -112,6 +112,11 @@ class Plan:
     certificate: Certificate | None = None
     pipeline: Pipeline | None = None
     blocks: Blocks = _NO_BLOCKS
+    stages: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not any(self.stages):
+            object.__setattr__(self, "stages", (0,) * len(self.groups))
 
     @cached_property
     def digest(self) -> str:
@@ -123,11 +128,6 @@ class Plan:
         """Number of micro-batches of a step; None for a plan that runs each batch as a whole."""
         return None if self.pipeline is None else self.pipeline.micro_batches
 
-    @cached_property
-    def stages(self) -> tuple[int, ...]:
-        """The stage of each group; all of one stage in a plan that runs each batch as a whole."""
-        return (0,) * len(self.groups) if self.pipeline is None else self.pipeline.stages
-
     def with_groups(
         self,
         groups: Sequence[DeviceMesh],
@@ -135,10 +135,12 @@ class Plan:
         nodes: Mapping[str, NodePlan],
     ) -> Plan:
         """The plan on other groups, each with its stage."""
-        plan = replace(self, groups=tuple(groups), nodes=nodes)
-        if self.pipeline is None:
-            return plan
-        return replace(plan, pipeline=replace(self.pipeline, stages=tuple(stages)))
+        return replace(self, groups=tuple(groups), stages=tuple(stages), nodes=nodes)
+
+    def in_micro_batches(self, count: int) -> Plan:
+        """The plan with another number of micro-batches of a step, by the same schedule."""
+        assert self.pipeline, "each batch runs as a whole"
+        return replace(self, pipeline=replace(self.pipeline, micro_batches=count))
 
     @property
     def stage_devices(self) -> Mapping[int, tuple[int, ...]]:
@@ -191,7 +193,7 @@ class Plan:
             rows = pipeline.schedule
             schedule = rows if isinstance(rows, str) else list(rows)
             data["pipeline"] = {"schedule": schedule, "micro_batches": pipeline.micro_batches}
-            stages = zip(groups, pipeline.stages, strict=True)
+            stages = zip(groups, self.stages, strict=True)
             groups = [{**group, "stage": stage} for group, stage in stages]
         if self.blocks:
             data["blocks"] = self.blocks.to_data()
@@ -227,7 +229,9 @@ class Plan:
             certificate = _certificate_of(cert) if cert is not None else None
             digest, cluster = _typed(data, "graph_digest", str), _typed(data, "cluster", dict)
             blocks = Blocks.from_data(data["blocks"]) if "blocks" in data else _NO_BLOCKS
-            return cls(digest, cluster, groups, nodes, certificate, _pipeline_of(data), blocks)
+            pipeline = _pipeline_of(data)
+            stages = tuple(_typed(g, "stage", int) for g in data["groups"]) if pipeline else ()
+            return cls(digest, cluster, groups, nodes, certificate, pipeline, blocks, stages)
         except KeyError as error:
             raise PlanError(f"plan is malformed: it has no {error}") from None
         except (TypeError, AttributeError, ValueError, OverflowError) as error:
@@ -241,9 +245,8 @@ def _pipeline_of(data: Mapping[str, Any]) -> Pipeline | None:
     schedule = _typed(pipeline, "schedule", str, list)
     if isinstance(schedule, list) and not all(isinstance(row, str) for row in schedule):
         raise TypeError(f"schedule {schedule!r}")
-    stages = tuple(_typed(group, "stage", int) for group in data["groups"])
     rows = schedule if isinstance(schedule, str) else tuple(schedule)
-    return Pipeline(rows, _typed(pipeline, "micro_batches", int), stages)
+    return Pipeline(rows, _typed(pipeline, "micro_batches", int))
 
 
 def _mesh_of(group: Mapping[str, Any]) -> DeviceMesh:
@@ -426,7 +429,7 @@ def _check_copies(graph: Graph, plan: Plan, placed: Sequence[PlacedNode]) -> Non
     """Refuse copies that are not whole, share devices, train, or run in micro-batches."""
     copies = copies_on(node.mesh for node in placed)
     shared = [device for device, count in Counter(chain(*copies)).items() if count > 1]
-    if graph.backward or plan.pipeline is not None:
+    if graph.backward or plan.micro_batches:
         raise PlanError("whole copies serve whole requests: no training and no micro-batches")
     if shared:
         raise PlanError(f"device {shared[0]} is in several of the {len(copies)} whole copies")

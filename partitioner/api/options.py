@@ -126,7 +126,7 @@ def _as_kept(plan: Plan, values: Mapping[str, Any]) -> dict[str, Any]:
     pipeline, asked = plan.pipeline, dict(values)
     runs, schedule = "the whole batch at once", None
     if pipeline is not None:
-        stages, schedule = 1 + max(pipeline.stages), pipeline.schedule
+        stages, schedule = 1 + max(plan.stages), pipeline.schedule
         named = f"schedule {schedule}" if isinstance(schedule, str) else "a table"
         runs = f"{pipeline.micro_batches} micro-batches through {stages} stages by {named}"
     said: dict[str, Any] = {"micro_batches": plan.micro_batches, "schedule": schedule}

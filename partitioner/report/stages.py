@@ -44,7 +44,7 @@ def step_facts(plan: Plan, evaluation: Evaluation) -> dict[str, Any]:
     if pipeline is None:
         return {}
     return {
-        "stages": 1 + max(pipeline.stages),
+        "stages": 1 + max(plan.stages),
         "micro_batches": pipeline.micro_batches,
         "schedule": schedule_name(pipeline),
         "bubble_share": bubble_share(evaluation, plan),
@@ -64,13 +64,13 @@ def step_sentence(facts: Mapping[str, Any]) -> str:
 
 
 def place_text(plan: Plan, stage: int, mesh: DeviceMesh) -> str:
-    """The devices that run something, after the stage that they do in a plan with stages."""
+    """The devices that run something, after the stage that they do in a plan with several."""
     return ", ".join(filter(None, (stage_text(plan, stage), str(mesh))))
 
 
 def stage_text(plan: Plan, stage: int) -> str:
-    """The name of a stage; "" in a plan that runs each batch as a whole."""
-    return "" if plan.pipeline is None else f"stage {stage}"
+    """The name of a stage; "" in a plan that has one, which is all of it."""
+    return f"stage {stage}" if any(plan.stages) else ""
 
 
 def stages(schedule: Schedule) -> list[StageRow]:

@@ -145,7 +145,7 @@ def test_outputs_are_those_of_the_whole_model(
     feeds = inputs_of(proto)
     result = compiled(proto, devices, count)
     assert result.plan.pipeline is not None
-    assert set(result.plan.pipeline.stages) == set(range(devices))
+    assert set(result.plan.stages) == set(range(devices))
     assert result.plan.micro_batches == count
     check(result.run(feeds), expected(proto, feeds))
     assert result.verify().equal
@@ -234,7 +234,7 @@ def test_a_device_that_has_two_stages(tmp_path: Path) -> None:
     file.write_text(to_csv(table))
     result = compiled(proto, 2, 3, schedule=str(file))
     assert result.plan.pipeline is not None
-    assert set(result.plan.pipeline.stages) == {0, 1, 2}
+    assert set(result.plan.stages) == {0, 1, 2}
     check(result.run(feeds), expected(proto, feeds))
     folder = result.save(tmp_path / "plan")
     check(run_local(folder, feeds, 2, timeout_s=120).outputs, expected(proto, feeds))
@@ -456,7 +456,7 @@ def test_values_pass_once_a_micro_batch_and_stages_work_at_the_same_time(tmp_pat
 def test_the_plan_keeps_the_model_and_its_part() -> None:
     result = compiled(mlp(), 2, 3)
     assert isinstance(result.model, OnnxModel)
-    assert result.plan.pipeline == Pipeline("forward", 3, result.plan.pipeline.stages)
+    assert result.plan.pipeline == Pipeline("forward", 3)
     assert result.model.part is not None
     assert result.graph is result.model.part.graph
     assert result.graph.types["x"].shape[0] == 2

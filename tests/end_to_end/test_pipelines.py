@@ -78,7 +78,7 @@ def staged_towers() -> Plan:
     forward = dict.fromkeys(("/one/addmm", "/relu"), 0)
     units = changing_nodes(towers().graph)
     stages = stages_of_all(towers().graph, {n.name: forward.get(n.name, 1) for n in units})
-    groups = [plan.pipeline.stages.index(stage) for stage in (0, 1)]
+    groups = [plan.stages.index(stage) for stage in (0, 1)]
     nodes = {n: replace(own, group=groups[stages[n]]) for n, own in plan.nodes.items()}
     return replace(plan, nodes=nodes, certificate=None)
 
@@ -111,7 +111,7 @@ def test_a_plan_in_stages_is_kept_in_part(backward: bool) -> None:
 def test_a_decision_that_stages_contradict_is_refused() -> None:
     plan, name = staged_towers(), "/one/weight/gradient"
     assert plan.pipeline is not None
-    elsewhere = replace(plan.nodes[name], group=plan.pipeline.stages.index(1))
+    elsewhere = replace(plan.nodes[name], group=plan.stages.index(1))
     edited = replace(plan, nodes={**plan.nodes, name: elsewhere})
     text = f"has {name!r} on devices 1, and the nodes that it lists beside it bring it to 0: list"
     with pytest.raises(ConstraintError, match=text):

@@ -89,9 +89,7 @@ def test_no_stages_are_searched_that_are_more_than_operators() -> None:
 def test_training_runs_in_stages_where_these_are_faster() -> None:
     module, batch = Mlp(4, 64), (torch.randn(8, 64),)
     program = trained(module, batch, devices=2)
-    pipeline = program.plan.pipeline
-    assert pipeline is not None
-    assert set(pipeline.stages) == {0, 1}
+    assert set(program.plan.stages) == {0, 1}
     assert any(note.startswith("at once, the best plan takes") for note in program.summary["notes"])
     assert program.cost < trained(module, batch, devices=2, strategy="intra").cost
     loss, gradients = program.gradients(*batch)

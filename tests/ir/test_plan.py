@@ -63,10 +63,10 @@ def test_a_plan_of_whole_batches_is_of_one_stage() -> None:
     assert set(whole.stage_devices[0]) == {3, *PAIR.devices}
     moved = whole.with_groups([PAIR], [0], whole.nodes)
     assert (moved.groups, moved.stages, moved.pipeline) == ((PAIR,), (0,), None)
-    staged = replace(whole, pipeline=Pipeline("1f1b", 4, (1, 0)))
+    staged = replace(whole, pipeline=Pipeline("1f1b", 4), stages=(1, 0))
     turned = staged.with_groups(staged.groups[::-1], staged.stages[::-1], staged.nodes)
     assert turned.stage_devices == staged.stage_devices
-    assert turned.pipeline == Pipeline("1f1b", 4, (0, 1))
+    assert (turned.pipeline, turned.stages) == (staged.pipeline, (0, 1))
 
 
 def test_the_text_is_fixed() -> None:
@@ -245,7 +245,7 @@ def test_whole_copies_are_a_kind_of_plan() -> None:
             "'mm' is cut over 'copies', whose copies are whole",
         ),
         (
-            plan(mesh=COPIES, pipeline=Pipeline("forward", 2, (0,))),
+            plan(mesh=COPIES, pipeline=Pipeline("forward", 2)),
             "whole copies serve whole requests: no training and no micro-batches",
         ),
     ],

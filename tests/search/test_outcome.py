@@ -313,11 +313,11 @@ def test_groups_and_stages_move_with_their_devices() -> None:
     target = cluster("aaaa", 2)
     pair = DeviceMesh.of({"tp": 2}, (3, 2))
     before = candidate_on(target, (FOUR[1], pair), [1, 0]).plan
-    before = replace(before, pipeline=Pipeline("gpipe", 2, (1, 0)))
+    before = replace(before, pipeline=Pipeline("gpipe", 2), stages=(1, 0))
     after = in_order_of_use(before, target, Constraints())
     assert [mesh.devices for mesh in after.groups] == [(0, 1), (2,)]
     assert after.groups[0].axes == pair.axes
-    assert after.pipeline == Pipeline("gpipe", 2, (0, 1))
+    assert (after.pipeline, after.stages) == (Pipeline("gpipe", 2), (0, 1))
     assert next(iter(after.nodes.values())).group == 0
 
 

@@ -453,10 +453,10 @@ def variant(
             plan = searched()
         else:
             of, module = alike or (program, module.of(program.plan.nodes))
-            plan, pipeline = of.plan, of.plan.pipeline
-            if pipeline is not None and micro is not None:
+            plan = of.plan
+            if micro is not None:
                 count = traced.micro.count if traced.micro else 1
-                plan = replace(plan, pipeline=replace(pipeline, micro_batches=count))
+                plan = plan.in_micro_batches(count)
             plan = taken_over(plan, of.graph, module.graph)
     else:
         plain = tuple(one for one in like if not one.training)
@@ -483,7 +483,7 @@ def _searched(program: ModuleProgram, module: TracedModule) -> Plan:
         name: replace(node, group=groups.index(base.groups[node.group]))
         for name, node in base.nodes.items()
     }
-    base = replace(base, groups=groups, nodes=nodes, pipeline=None)
+    base = replace(base, groups=groups, nodes=nodes, pipeline=None, stages=())
     stored, pinned = program.model.module.traced.stored, {}
     for name, value in module.traced.stored.items():
         node = graph.producers[value].name

@@ -119,7 +119,7 @@ def uncut_programs(
     cluster = resolve_cluster(None, 1)
     nodes = {node.name: NodePlan(0) for node in graph.nodes}
     name = "gpipe" if graph.backward else "forward"
-    pipeline = None if micro_batches is None else Pipeline(name, micro_batches, (0,))
+    pipeline = None if micro_batches is None else Pipeline(name, micro_batches)
     groups = (DeviceMesh.single(0),)
     plan = Plan(graph.digest, cluster.to_data(), groups, nodes, pipeline=pipeline)
     tasks = schedule(graph, resolve(graph, plan), cluster, pipeline=pipeline)

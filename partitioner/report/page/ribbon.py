@@ -264,14 +264,14 @@ class _Ribbon:
             order = sorted(set(every))
             lanes = [SwimLane(devices=[lane], stages=[], mesh="") for lane in order]
             return lanes, {group: [order.index(at) for at in devices[group]] for group in used}
-        rows, pipeline = [], self.result.plan.pipeline
+        rows, plan = [], self.result.plan
         for own in sets:
             groups = [group for group in used if devices[group] == own]
             axes = meshes[groups[0]].axes
             rows.append(
                 SwimLane(
                     devices=list(own),
-                    stages=sorted({pipeline.stages[at] for at in groups}) if pipeline else [],
+                    stages=sorted({plan.stages[at] for at in groups} if any(plan.stages) else ()),
                     mesh=" ".join(f"{axis}={size}" for axis, size in axes if size > 1),
                 )
             )

@@ -131,8 +131,7 @@ def _longest(result: Planned) -> list[str]:
     times = result.schedule.times
     tasks = [task for task in result.schedule.tasks if task.longest_s]
     tasks.sort(key=lambda task: -times(task) * task.longest_s)
-    of = "" if result.plan.pipeline is None else " of a step"
-    rows = [(f"longest tasks{of}", "seconds", "where", "bound by")]
+    rows = [("longest tasks", "seconds", "where", "bound by")]
     for task in tasks[:MAX_LINES]:
         device = max(task.devices, key=task.devices.__getitem__)
         if task.placed is not None:

@@ -207,8 +207,7 @@ class StageFigures:
         self, name: str, units: Mapping[str, int] | None = None
     ) -> tuple[Schedule, Mapping[int, int]]:
         """See `evaluate.observed_schedule`."""
-        resharder, groups = self._resharder, self.sharding.plan.groups
-        pipeline = Pipeline(name, self.micro_batches, (0,) * len(groups))
+        resharder, pipeline = self._resharder, Pipeline(name, self.micro_batches)
         graph, nodes, first = self.sharding.graph, self._placed, self._representatives
         return observed_schedule(
             graph, nodes, resharder.cluster, pipeline, resharder=resharder, units=units, first=first

@@ -45,9 +45,9 @@ def staged_plan(
             meshes.append(DeviceMesh(mesh.axes, own))
             of_group.append(stage)
         nodes[node] = NodePlan(groups[key], decision.cuts)
-    pipeline = Pipeline(name, micro_batches, tuple(of_group))
+    pipeline, of = Pipeline(name, micro_batches), tuple(of_group)
     digest = shardings[0].graph.digest
-    return Plan(digest, cluster.to_data(), tuple(meshes), nodes, pipeline=pipeline)
+    return Plan(digest, cluster.to_data(), tuple(meshes), nodes, pipeline=pipeline, stages=of)
 
 
 def too_large(best: Candidate, cluster: Cluster) -> Infeasible:

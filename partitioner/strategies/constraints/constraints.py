@@ -331,7 +331,7 @@ def _of_size(plan: Plan, size: int) -> Plan:
         for name, node in plan.nodes.items()
         if node.group in kept
     }
-    return replace(plan, groups=groups, nodes=nodes, pipeline=None, certificate=None)
+    return replace(plan, groups=groups, nodes=nodes, pipeline=None, stages=(), certificate=None)
 
 
 def _check_plan(plan: Plan, graph: Graph, devices: int) -> None:

@@ -85,8 +85,8 @@ def staged_plan(
         for node in graph.nodes
     }
     cluster = resolve_cluster(None, 1 + max(map(max, devices)))
-    pipeline = Pipeline(schedule, micro_batches, tuple(range(len(groups))))
-    return Plan(graph.digest, cluster.to_data(), groups, nodes, None, pipeline)
+    stages, pipeline = tuple(range(len(groups))), Pipeline(schedule, micro_batches)
+    return Plan(graph.digest, cluster.to_data(), groups, nodes, None, pipeline, stages=stages)
 
 
 def traced(

@@ -60,7 +60,8 @@ def staged_plan(graph: Graph, stages: Stages) -> Plan:
         groups,
         {node.name: NodePlan(stage[node.name]) for node in graph.nodes},
         None,
-        Pipeline(schedule, micro_batches, tuple(range(len(groups)))),
+        Pipeline(schedule, micro_batches),
+        stages=tuple(range(len(groups))),
     )
 
 

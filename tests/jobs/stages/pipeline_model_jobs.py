@@ -337,7 +337,7 @@ def most_kept(program: ModuleProgram) -> list[int]:
 def computes_again(_: int, schedule: str) -> None:
     """Ten steps as of one process, with fewer bytes kept by the rank that keeps most."""
     roomy, tight = tight_stack(schedule)
-    stages = {name: tight.plan.pipeline.stages[at.group] for name, at in tight.plan.nodes.items()}
+    stages = {name: tight.plan.stages[at.group] for name, at in tight.plan.nodes.items()}
     again = Counter(stages[name] for name in stages if name.endswith("/again"))
     assert all(again[stage] for stage in range(2))
     if schedule == "1f1b":

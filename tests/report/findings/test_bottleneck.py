@@ -118,7 +118,7 @@ def test_waiting_is_not_communication() -> None:
 def test_a_training_step_over_two_devices_waits_for_the_other_one() -> None:
     example = Example(Plain.batch(0, 8), {})
     graph = trace_module(seeded(Plain), example, ModuleOptions(True)).graph
-    plan = replace(staged_plan(graph, [(0,), (1,)], "1f1b", 1), pipeline=None)
+    plan = replace(staged_plan(graph, [(0,), (1,)], "1f1b", 1), pipeline=None, stages=())
     cluster = resolve_cluster(None, 2)
     figures = evaluate(graph, plan, cluster)
     limits = bottleneck(

@@ -209,7 +209,7 @@ def test_each_stage_computes_again_what_it_must() -> None:
     assert tight.evaluation.fits_exactly
     plan = tight.plan
     assert plan.pipeline is not None
-    again = [plan.pipeline.stages[at.group] for n, at in plan.nodes.items() if n.endswith("/again")]
+    again = [plan.stages[at.group] for n, at in plan.nodes.items() if n.endswith("/again")]
     assert again.count(0) > again.count(1)
     assert tight.verify().equal
     certificate = plan.certificate

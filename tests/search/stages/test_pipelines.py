@@ -99,7 +99,7 @@ def test_units_and_their_figures_are_those_of_all_nodes(figures: StageFigures) -
     assert set(figures.unit_of) == set(graph.by_name)
     assert figures.loads.shape == (4, len(figures.units))
     assert (figures.loads.sum(1)[:3] > 0).all()
-    plan = replace(figures.sharding.plan, pipeline=Pipeline("1f1b", 1, (0,)))
+    plan = replace(figures.sharding.plan, pipeline=Pipeline("1f1b", 1))
     total = evaluate(graph, plan, figures.cluster)
     assert figures.loads.sum() == pytest.approx(total.load_s[0])
 
@@ -222,7 +222,7 @@ def test_pinned_submodules_make_the_stages_and_a_device_may_come_back() -> None:
     )
     plan = program.plan
     assert plan.pipeline is not None
-    assert plan.pipeline.stages == (0, 1, 2)
+    assert plan.stages == (0, 1, 2)
     assert [mesh.devices for mesh in plan.groups] == [(0,), (1,), (0,)]
     assert plan.kind == "pipeline"
     assert program.verify().equal

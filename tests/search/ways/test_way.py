@@ -81,7 +81,7 @@ def short(nbytes: float, **options: object) -> Infeasible:
 
 def in_parts(cost_s: float, count: int, bound_s: float | None = None) -> Outcome:
     found = outcome(cost_s, bound_s)
-    return replace(found, plan=replace(found.plan, pipeline=Pipeline("forward", count, (0,))))
+    return replace(found, plan=replace(found.plan, pipeline=Pipeline("forward", count)))
 
 
 def in_turn(ends: list[Outcome | Exception]) -> Search:

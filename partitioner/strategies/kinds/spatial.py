@@ -9,13 +9,16 @@ The rest is solved: halos, where a chain of layers computes rows twice, and laye
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from functools import lru_cache
 
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph
 from partitioner.ir.ops import rules_of
 from partitioner.ir.plan import Plan
 from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import ConstraintError, Constraints
+from partitioner.strategies.kinds.batch import Dim, follow
 from partitioner.strategies.kinds.kind import Asked, whole_operators
 
 #: Usual names of the mesh axes; the first if no mesh is given.
@@ -23,8 +26,6 @@ AXES = ("spatial", "d", "h", "w")
 #: Dims of an image, counted from the end: names of axes, and for people.
 _NAMED = {"d": -3, "h": -2, "w": -1}
 _WORDS = {-3: "depth", -2: "height", -1: "width"}
-#: Sweeps over the graph, forward and back in turn.
-_MAX_SWEEPS = 8
 
 Factors = Mapping[str, Mapping[int, str]]  #: By node: its factor that is each dim of an image.
 
@@ -60,56 +61,21 @@ def spatial_notes(asked: Asked, plan: Plan) -> tuple[str, ...]:
     return tuple(notes)
 
 
+@lru_cache(maxsize=8)
 def image_factors(graph: Graph) -> Factors:
     """The factors that are dims of an image, counted from the end, of each node that has one."""
-    rules = {name: rule for name, rule in rules_of(graph).items() if isinstance(rule, Rule)}
-    dims: dict[str, dict[int, int]] = {}  # of each value: its dim that is each dim of the image
-    by_node: dict[str, dict[int, str]] = {}
-    for node in graph.nodes:
-        rule = rules.get(node.name)
-        for operand, name in rule.windows if rule is not None else ():
-            assert rule is not None
-            value, dim = node.inputs[operand], rule.dim_of(operand, name)
-            dims.setdefault(value, {})[dim - graph.types[value].rank] = dim
-    for sweep in range(_MAX_SWEEPS):
-        order = reversed(graph.nodes) if sweep % 2 else graph.nodes
-        news = [
-            _visit(node, rules[node.name], dims, by_node) for node in order if node.name in rules
-        ]
-        if not any(news):
-            break
+    by_node, seeds = defaultdict[str, dict[int, str]](dict), defaultdict[int, list[Dim]](list)
+    for name, rule in rules_of(graph).items():
+        for operand, factor in rule.windows if isinstance(rule, Rule) else ():
+            value, dim = graph.by_name[name].inputs[operand], rule.dim_of(operand, factor)
+            place = dim - graph.types[value].rank
+            by_node[name][place] = factor
+            seeds[place].append((value, dim))
+    for place, dims in seeds.items():
+        for name, factors in follow(graph, dims).factors.items():
+            if len(factors) == 1:
+                by_node[name].setdefault(place, *factors)
     return by_node
-
-
-def _visit(
-    node: Node,
-    rule: Rule,
-    dims: dict[str, dict[int, int]],
-    by_node: dict[str, dict[int, str]],
-) -> bool:
-    """Pass the dims of an image on through a node; whether any was new."""
-    factors = by_node.setdefault(node.name, {})
-    before = len(factors)
-    tensors = [
-        (value, exprs)
-        for value, exprs in zip(
-            (*node.inputs, *node.outputs), (*rule.operands, *rule.results), strict=True
-        )
-        if value and exprs is not None
-    ]
-    for value, exprs in tensors:
-        for place, dim in dims.get(value, {}).items():
-            if len(exprs[dim]) == len(exprs[dim][0]) == 1:
-                factors.setdefault(place, exprs[dim][0][0])
-    if len(factors) == before:
-        return False
-    for value, exprs in tensors:
-        known = dims.setdefault(value, {})
-        for place, name in factors.items():
-            at = [dim for dim, expr in enumerate(exprs) if expr == ((name,),)]
-            if len(at) == 1:
-                known.setdefault(place, at[0])
-    return True
 
 
 def _dims_of(graph: Graph, axes: Mapping[str, int]) -> Mapping[str, int]:

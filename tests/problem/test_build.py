@@ -10,6 +10,7 @@ from torch import nn
 from helpers.plans.cost_cases import flat
 from helpers.plans.whole_plans import build as graph_of
 from helpers.plans.whole_plans import candidates, random_plan, weight
+from helpers.problems.valid_problems import validate
 from partitioner import examples
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
@@ -24,7 +25,6 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
 from partitioner.problem.build import Built, build
-from partitioner.solver.problem import validate
 from partitioner.solver.referee import evaluate_choices
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.spaces import families

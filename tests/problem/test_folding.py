@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from helpers.problems.valid_problems import validate
 from partitioner import examples
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
@@ -105,6 +106,7 @@ def test_outputs_of_every_block_are_counted(mesh: DeviceMesh) -> None:
 
 def check_equal(small: Folded, mesh: DeviceMesh, tries: int) -> None:
     tied = small.tie(problem_of(small.graph, mesh)).problem
+    validate(tied)
     whole = problem_of(small.whole, mesh).problem
     rng = random.Random(7)
     seen = 0

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from helpers.problems.enumeration import brute_force
-from partitioner.solver.problem import Choice, Edge, Hold, Item, Problem, SolverError, validate
+from helpers.problems.valid_problems import validate
+from partitioner.solver.problem import Choice, Edge, Hold, Item, Problem, SolverError
 from partitioner.solver.referee import evaluate_choices
 
 INF = math.inf

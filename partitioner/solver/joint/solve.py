@@ -31,7 +31,7 @@ from partitioner.solver.outcome import Solution
 from partitioner.solver.placement.configuration import configure
 from partitioner.solver.placement.exchange import exchange
 from partitioner.solver.presolve.simplify import presolve
-from partitioner.solver.problem import Problem, SolverError, validate
+from partitioner.solver.problem import Problem, SolverError
 from partitioner.solver.referee import OBJECTIVES, PEAK_TOLERANCE, Objective, evaluate_choices
 from partitioner.solver.work import Work
 
@@ -80,12 +80,11 @@ def solve(
             the methods that it left out or that ran out of steps.
 
     Raises:
-        SolverError: The problem is malformed or the objective unknown.
+        SolverError: The objective is unknown.
         Infeasible: No plan fits.
     """
     if objective not in OBJECTIVES:
         raise SolverError(f"objective {objective!r}: one of {', '.join(OBJECTIVES)} is known")
-    validate(problem)
     work = Work.within(TIME_LIMIT_S) if work is None else work
     if not problem.nodes:
         return Solution((), 0.0, 0.0, "optimal", (), "none")

@@ -9,6 +9,7 @@ import pytest
 
 from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import placement
+from helpers.problems.valid_problems import validate
 from partitioner.solver.formats.dnnp import Instance, parse
 from partitioner.solver.formats.dnnp_problem import to_file, to_problem
 from partitioner.solver.joint.solve import solve
@@ -57,6 +58,7 @@ def test_a_plan_costs_the_same_but_for_repeated_sends(
     assert file.uneven == file.pinned == 0
     instance = parse(file.data)
     again = to_problem(instance)
+    validate(again)
     assert len(again.nodes) == len(problem.nodes)
     rng = random.Random(seed)
     equal = 0

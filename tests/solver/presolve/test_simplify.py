@@ -9,6 +9,7 @@ import pytest
 
 from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import spmd
+from helpers.problems.valid_problems import validate
 from partitioner.solver.presolve.merge_equal import merge_equal
 from partitioner.solver.presolve.simplify import presolve
 from partitioner.solver.problem import Edge, clique_positions
@@ -78,6 +79,7 @@ def test_nodes_that_edges_make_equal_become_one(seed: int) -> None:
     if not all(merged.problem.nodes):
         assert best is None
         return
+    validate(merged.problem)
     smaller = brute_force(merged.problem, "throughput")
     assert (best is None) == (smaller is None)
     if best is not None and smaller is not None:

@@ -42,7 +42,7 @@ from partitioner.search.spaces.one_device import (
     is_to_run,
     least_alone,
 )
-from partitioner.solver.joint.shortage import shortage_message
+from partitioner.solver.joint.shortage import short_of_memory
 from partitioner.solver.outcome import Infeasible
 from partitioner.solver.work import now_s
 from partitioner.strategies.constraints import ConstraintError, possible
@@ -172,16 +172,10 @@ def _winner(
     if evaluation.fits_exactly:
         return outcome
     device = max(evaluation.short_bytes, key=evaluation.short_bytes.__getitem__)
-    short, held = evaluation.short_bytes[device], evaluation.needed_bytes[device]
-    name = evaluation.needed_peak(device).at
-    where = f"on device {device}" + (f" at {name!r}" if name else "")
-    if held > evaluation.held_bytes[device]:
-        where += f" in {executor_of(outcome.graph).holder}"
-    limit = evaluation.limit_bytes[device]
-    text = shortage_message(
-        proven=False, least=False, where=where, short=short, held=held, limit=limit
-    )
-    raise Infeasible(text, device=device, name=name, bytes_short=short, proven=False)
+    held, limit = evaluation.needed_bytes[device], evaluation.limit_bytes[device]
+    in_kernels = held > evaluation.held_bytes[device]
+    inside = f" in {executor_of(outcome.graph).holder}" if in_kernels else ""
+    raise short_of_memory(held, limit, device, evaluation.needed_peak(device).at, inside=inside)
 
 
 def _that_fit(result: SpaceResult) -> SpaceResult:

@@ -43,8 +43,7 @@ class Infeasible(PartitionerError):  # noqa: N818 - a verdict, like the status
     message: InitVar[str]
     _: KW_ONLY
     device: int | None = None  #: Short of bytes; None if forbidden pairs alone rule all out.
-    position: int | None = None  #: Node at which it is.
-    name: str | None = None  #: The node's name.
+    name: str | None = None  #: Of the node at which it is.
     bytes_short: float = 0.0  #: Its peak less its limit in the nearest plan known.
     proven: bool = True  #: Whether it is certain that none fits; otherwise none was found in time.
     #: The plan that is short of `bytes_short`, one choice index a node.

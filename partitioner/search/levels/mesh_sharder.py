@@ -20,7 +20,7 @@ from partitioner.problem.folding import Folded, fold
 from partitioner.problem.memory_kinds import parts_text, planned_parts
 from partitioner.search.levels.meshes import device_pools
 from partitioner.search.request import Budget
-from partitioner.solver.joint.shortage import shortage_message
+from partitioner.solver.joint.shortage import short_of_memory
 from partitioner.solver.joint.solve import solve
 from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.outcome import Infeasible, Solution, relative_gap
@@ -277,21 +277,7 @@ def refused(
     limit = even.cluster.devices[even.device].memory_bytes
     lines = room / limit
     held = math.ceil(outcome.peak_bytes[0] / lines)
-    message = shortage_message(
-        proven=False,
-        least=False,
-        where=f"on each device at {name!r}",
-        short=held - limit,
-        held=held,
-        limit=limit,
-    )
     parts = planned_parts(graph, built, chosen, position)
     each = parts_text({kind: round(size / lines) for kind, size in parts.items()})
-    return Infeasible(
-        f"{message}; there it holds {each}; this is {even.mesh}",
-        device=even.device,
-        position=position,
-        name=name,
-        bytes_short=float(held - limit),
-        proven=False,
-    )
+    more = f"; there it holds {each}; this is {even.mesh}"
+    return short_of_memory(held, limit, even.device, name, where="on each device", more=more)

@@ -43,7 +43,7 @@ from partitioner.search.stages.cut_search import (
 )
 from partitioner.search.stages.figures import Sharding, StageFigures
 from partitioner.search.stages.staged_plan import Table, step_cost
-from partitioner.solver.joint.shortage import shortage_message
+from partitioner.solver.joint.shortage import short_of_memory
 from partitioner.solver.outcome import Infeasible
 from partitioner.solver.stages.least_cuts import State, least_cuts
 from partitioner.strategies.constraints import ConstraintError, Constraints
@@ -446,18 +446,7 @@ def _of_devices(error: Infeasible, limit: int, memory: int) -> Infeasible:
     held = limit + math.ceil(error.bytes_short)
     if error.device is None or held <= memory or limit == memory:
         return error
-    where = f"on device {error.device}" + (f" at {error.name!r}" if error.name else "")
-    text = shortage_message(
-        proven=False, least=False, where=where, short=held - memory, held=held, limit=memory
-    )
-    return Infeasible(
-        text,
-        device=error.device,
-        position=error.position,
-        name=error.name,
-        bytes_short=held - memory,
-        proven=False,
-    )
+    return short_of_memory(held, memory, error.device, error.name)
 
 
 def least_memory(cluster: Cluster) -> int:

@@ -12,7 +12,7 @@ from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.search.outcome import Candidate
 from partitioner.search.stages.figures import Sharding
-from partitioner.solver.joint.shortage import shortage_message
+from partitioner.solver.joint.shortage import short_of_memory
 from partitioner.solver.outcome import Infeasible
 from partitioner.solver.referee import Objective
 
@@ -54,30 +54,22 @@ def too_large(best: Candidate, cluster: Cluster) -> Infeasible:
     """The refusal of the best cut that was found, which does not fit."""
     evaluation, plan = best.evaluation, best.plan
     over = max(evaluation.short_bytes, key=evaluation.short_bytes.__getitem__)
-    peak, short = evaluation.needed_peak(over), evaluation.short_bytes[over]
+    peak, inside = evaluation.needed_peak(over), ""
     in_kernels = evaluation.needed_bytes[over] > evaluation.held_bytes[over]
-    where = f"on device {over} at {peak.at!r}"
     if (stages := _stages_on(plan, over, peak.at)) and plan.kind == "pipeline":
-        where += f" of stage{'s' if len(stages) > 1 else ''} {numbers(stages)}"
+        inside = f" of stage{'s' if len(stages) > 1 else ''} {numbers(stages)}"
     if in_kernels:
-        where += f" in {executor_of(best.graph).holder}"
-    text = shortage_message(
-        proven=False,
-        least=False,
-        where=where,
-        short=short,
-        held=evaluation.needed_bytes[over],
-        limit=evaluation.limit_bytes[over],
-    )
+        inside += f" in {executor_of(best.graph).holder}"
     holdings = Holdings.of(best.graph, plan, cluster)
     parts = holdings.text(over, exact=True, headroom=not in_kernels)
     held = f"without them it holds {parts}" if in_kernels else f"there it holds {parts}"
-    return Infeasible(
-        f"{text}; {held}; this is {best.space}",
-        device=over,
-        name=peak.at,
-        bytes_short=float(short),
-        proven=False,
+    return short_of_memory(
+        evaluation.needed_bytes[over],
+        evaluation.limit_bytes[over],
+        over,
+        peak.at,
+        inside=inside,
+        more=f"; {held}; this is {best.space}",
     )
 
 

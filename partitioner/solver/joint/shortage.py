@@ -108,24 +108,11 @@ def refused(reduced: Reduced, progress: Progress, *, least: bool) -> Infeasible:
         )
     outcome = evaluate_choices(progress.problem, progress.closest)
     device = device_most_over(progress.problem, outcome)
-    peak, limit = outcome.peak_bytes[device], progress.problem.limit_bytes[device]
-    position = outcome.peak_position[device]
-    return Infeasible(
-        shortage_message(
-            proven=proven,
-            least=least,
-            where=f"on device {device} at {reduced.problem.names[position]!r}",
-            short=math.ceil(peak - limit),
-            held=math.ceil(peak),
-            limit=int(limit),
-        ),
-        device=device,
-        position=position,
-        name=reduced.problem.names[position],
-        bytes_short=peak - limit,
-        proven=proven,
-        closest=reduced.restore(progress.closest),
-    )
+    held, limit = outcome.peak_bytes[device], progress.problem.limit_bytes[device]
+    name = reduced.problem.names[outcome.peak_position[device]]
+    refusal = short_of_memory(held, limit, device, name, proven=proven, least=least)
+    refusal.closest = reduced.restore(progress.closest)
+    return refusal
 
 
 def forbidden() -> Infeasible:
@@ -133,20 +120,41 @@ def forbidden() -> Infeasible:
     return Infeasible("no plan is allowed: every combination of choices takes a forbidden pair")
 
 
-def shortage_message(
-    *, proven: bool, least: bool, where: str, short: int, held: int, limit: int
-) -> str:
-    """The text of a refusal for lack of memory: bytes that are short, held, and of the device.
+def short_of_memory(
+    held_bytes: float,
+    limit_bytes: float,
+    device: int,
+    name: str | None = None,
+    *,
+    where: str = "",
+    inside: str = "",
+    more: str = "",
+    proven: bool = False,
+    least: bool = False,
+) -> Infeasible:
+    """The refusal for lack of memory.
 
-    `proven` says that no plan fits, `least` that no plan is short of fewer bytes; `where` names the
-    device and the node.
+    Args:
+        held_bytes: Bytes that the device holds at its peak, at the node `name`.
+        where: The device in words, by default its number.
+        inside: What holds them at the node, in words.
+        more: What follows in the message.
+        proven: Whether no plan fits.
+        least: Whether no plan is short of fewer bytes.
     """
+    short, held = math.ceil(held_bytes - limit_bytes), math.ceil(held_bytes)
+    limit = int(limit_bytes)
     verdict = "no plan fits" if proven else "no plan was found that fits"
     of = "" if least else "in the nearest one found "
-    figure = f"{_bytes(short)} {'is' if short == 1 else 'are'} short {where}"
-    return (
-        f"{verdict}: {of}{figure} ({_bytes(held)} held, limit {limit}: "
-        f"{units.size(held, 5)} against {units.size(limit, 5)})"
+    at = (where or f"on device {device}") + (f" at {name!r}" if name else "") + inside
+    return Infeasible(
+        f"{verdict}: {of}{_bytes(short)} {'is' if short == 1 else 'are'} short {at} "
+        f"({_bytes(held)} held, limit {limit}: {units.size(held, 5)} against "
+        f"{units.size(limit, 5)}){more}",
+        device=device,
+        name=name,
+        bytes_short=held_bytes - limit_bytes,
+        proven=proven,
     )
 
 

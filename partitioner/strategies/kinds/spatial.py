@@ -65,8 +65,9 @@ def spatial_notes(asked: Asked, plan: Plan) -> tuple[str, ...]:
 def image_factors(graph: Graph) -> Factors:
     """The factors that are dims of an image, counted from the end, of each node that has one."""
     by_node, seeds = defaultdict[str, dict[int, str]](dict), defaultdict[int, list[Dim]](list)
-    for name, rule in rules_of(graph).items():
-        for operand, factor in rule.windows if isinstance(rule, Rule) else ():
+    rules = {name: rule for name, rule in rules_of(graph).items() if isinstance(rule, Rule)}
+    for name, rule in rules.items():
+        for operand, factor in rule.windows:
             value, dim = graph.by_name[name].inputs[operand], rule.dim_of(operand, factor)
             place = dim - graph.types[value].rank
             by_node[name][place] = factor

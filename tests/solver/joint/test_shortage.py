@@ -8,7 +8,7 @@ import pytest
 
 from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import spmd
-from partitioner.solver.joint.shortage import seek_least, shortage_message
+from partitioner.solver.joint.shortage import seek_least, short_of_memory
 from partitioner.solver.milp.program import MilpResult
 from partitioner.solver.outcome import Infeasible
 from partitioner.solver.problem import Problem
@@ -76,7 +76,6 @@ def test_bytes_are_short_only_as_far_as_the_nearest_plan_bears_it_out(
 
 @pytest.mark.parametrize(("short", "said"), [(1, "1 byte is short"), (2, "2 bytes are short")])
 def test_one_byte_is_said_so(short: int, said: str) -> None:
-    text = shortage_message(
-        proven=True, least=True, where="on device 0", short=short, held=100 + short, limit=100
-    )
-    assert text.startswith(f"no plan fits: {said} on device 0 ({100 + short} bytes held, limit 100")
+    refusal = short_of_memory(100 + short, 100, device=0, proven=True, least=True)
+    wanted = f"no plan fits: {said} on device 0 ({100 + short} bytes held, limit 100"
+    assert str(refusal).startswith(wanted)

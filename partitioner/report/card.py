@@ -7,6 +7,7 @@ import html
 from partitioner.foundations import units
 from partitioner.report.measured import Comparison
 from partitioner.report.page.data import headline
+from partitioner.report.page.page import filled
 from partitioner.report.planned import Planned
 
 #: Letters of a text from the model, and devices and spaces, that the card shows.
@@ -47,43 +48,22 @@ def card(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
         for space in head["spaces"][:MOST_ROWS]
         if space["cost"] is not None
     ]
-    return "".join(
-        (
-            (
-                '<div style="font-family:system-ui,sans-serif;line-height:1.4;max-width:760px;'
-                'border:1px solid #8888;border-radius:8px;padding:10px 14px">'
-            ),
-            (
-                f'<div style="opacity:.75"><bdi>{_safe(result.name)}</bdi> on '
-                f"{_safe(head['cluster'])}, predicted</div>"
-            ),
-            f'<div style="font-size:17px;font-weight:650">{_safe(head["verdict"])}</div>',
-            '<div style="display:flex;flex-wrap:wrap;gap:6px 22px;margin:6px 0">',
-            *(
-                f'<div><small style="opacity:.75">{_safe(name)}</small><br>'
-                f"<b>{_safe(value)}</b></div>"
-                for name, value in tiles
-            ),
-            "</div>",
-            f"<div>{_safe(head['limit'])}</div>",
-            f"<div>{_safe(head['worth'])}</div>",
-            f"<div>Searched: {_safe(', '.join(spaces))}.</div>" if len(spaces) > 1 else "",
-            f'<div style="margin-top:6px">{"".join(rows)}</div>',
-            (
-                '<div style="opacity:.75;margin-top:6px">The whole page: '
-                "<code>.report(&quot;report.html&quot;)</code></div></div>"
-            ),
-        )
-    )
+    texts = {
+        "name": result.name,
+        **{name: head[name] for name in ("cluster", "verdict", "limit", "worth")},  # type: ignore[literal-required]
+        "searched": f"Searched: {', '.join(spaces)}." if len(spaces) > 1 else "",
+    }
+    parts = {"tiles": "".join(_tile(*tile) for tile in tiles), "devices": "".join(rows)}
+    return filled("card.html", {name: _safe(text) for name, text in texts.items()} | parts)
+
+
+def _tile(name: str, value: str) -> str:
+    return filled("card-tile.html", {"name": _safe(name), "value": _safe(value)})
 
 
 def _row(name: str, share: float, text: str) -> str:
-    return (
-        '<div style="display:grid;grid-template-columns:150px 1fr 190px;gap:10px">'
-        f"<span>{_safe(name)}</span><span><span style="
-        f'"display:inline-block;height:9px;background:#0072b2;width:{100 * share:.1f}%"></span>'
-        f"</span><span>{_safe(text)}</span></div>"
-    )
+    slots = {"name": _safe(name), "width": f"{100 * share:.1f}", "text": _safe(text)}
+    return filled("card-row.html", slots)
 
 
 def _safe(text: str) -> str:

@@ -11,48 +11,20 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from importlib import resources
 
 from partitioner.report.schema import Diff, Report, Sweep
 
 LIBRARIES = ("graph", "charts")
+
+
+def _read(path: str) -> str:
+    return resources.files("partitioner.report.page").joinpath("web", path).read_text("utf-8")
+
+
 #: In the order in which constants need each other at start; functions are hoisted.
-SCRIPTS = (
-    "text",
-    "colours",
-    "selection",
-    "plan",
-    "charts-base",
-    "chart-options",
-    "gantt",
-    "table",
-    "head",
-    "tabs",
-    "search",
-    "details",
-    "overview-view",
-    "overview-names",
-    "overview-arrows",
-    "graph-style",
-    "graph-layout",
-    "graph-columns",
-    "graph-view",
-    "graph-keys",
-    "timeline-data",
-    "timeline-phases",
-    "timeline-view",
-    "timeline-keys",
-    "memory-view",
-    "stages-view",
-    "traffic-view",
-    "topology-view",
-    "nodes-view",
-    "why-view",
-    "measured-view",
-    "diff-page",
-    "sweep-page",
-    "main",
-)
+SCRIPTS = tuple(_read("scripts.txt").split())
 _ESCAPES = str.maketrans(
     {mark: f"\\u{ord(mark):04x}" for mark in ("<", ">", "&", "\u2028", "\u2029")}
 )
@@ -73,14 +45,15 @@ def render(data: Report | Diff | Sweep) -> str:
         "licences": _read("LICENSES.txt").replace("<", "\u2039"),
         "data": embedded(data),
     }
-    return _SLOT.sub(lambda slot: slots[slot[1]], _read("page.html"))
+    return filled("page.html", slots)
+
+
+def filled(path: str, slots: Mapping[str, str]) -> str:
+    """A file of HTML below ``web`` with texts in its slots, which are like ``@name@``."""
+    return _SLOT.sub(lambda slot: slots[slot[1]], _read(path))
 
 
 def embedded(data: Report | Diff | Sweep) -> str:
     """The data as JSON that is safe in a script element."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.translate(_ESCAPES)
-
-
-def _read(path: str) -> str:
-    return resources.files("partitioner.report.page").joinpath("web", path).read_text("utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import signal
 import site
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +30,21 @@ _LOG = "log-{}.json"
 _WATCH_S = 0.2
 
 
+@dataclass(frozen=True, kw_only=True)
+class LocalJob:
+    """A run of rank files on this machine, one process a rank."""
+
+    #: Whole inputs, or arguments of the module, by name; None draws valid random ones.
+    inputs: Mapping[str, np.ndarray] | None = None
+    #: Number of requests in flight or, of a module, of requests or steps one after the other, at
+    #: least 1; one more goes before them.
+    requests: int = 1
+    seed: int = 0  #: Seed of the drawn inputs and, of a module, of dropout.
+    recorded: int = 0  #: Steps that are recorded before; 0 for none.
+    #: Type of the device that each rank of a module runs on, "cpu" or "cuda".
+    device: str = "cpu"
+
+
 class LocalRun(NamedTuple):
     """The results of a run."""
 
@@ -43,7 +57,6 @@ def run_job(
     folder: Path,
     ranks: int,
     job: Mapping[str, Any],
-    timeout_s: float | None = None,
     watch: Callable[[], object] | None = None,
 ) -> None:
     """Run a job of `partitioner.backends.worker` in its own folder, with a process a rank.
@@ -51,12 +64,10 @@ def run_job(
     Args:
         job: Has the name of its "runner", arguments of its `run_files` and, unless ranks run on
             the processor, the type of their "device".
-        timeout_s: Seconds after which the run is given up; None waits for ever.
         watch: Called now and then while the job runs, and once when it is over.
 
     Raises:
-        BackendError: A rank raised or was killed, or the time is up. No process is left, also on
-            any other exception.
+        BackendError: A rank raised or was killed. No process is left, also on any other exception.
     """
     import resource  # Windows has none
 
@@ -69,7 +80,7 @@ def run_job(
         )
     threads = threads_per_rank(ranks)
     (folder / "job.json").write_text(json.dumps({**job, "ranks": ranks, "threads": threads}))
-    _run(folder, threads, timeout_s, watch)
+    _run(folder, threads, watch)
 
 
 def threads_per_rank(ranks: int) -> int:
@@ -77,26 +88,18 @@ def threads_per_rank(ranks: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
-def _run(
-    folder: Path, threads: int, timeout_s: float | None, watch: Callable[[], object] | None
-) -> None:
-    end_s = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+def _run(folder: Path, threads: int, watch: Callable[[], object] | None) -> None:
     lookout, looked_s = None, time.monotonic()
     with _worker(folder, threads) as process:
         while True:
-            left_s = end_s - time.monotonic()
-            wait_s = min(left_s, LOOK_S if watch is None else _WATCH_S)
             try:
-                code = process.wait(wait_s)
+                code = process.wait(LOOK_S if watch is None else _WATCH_S)
                 break
             except subprocess.TimeoutExpired:
                 if time.monotonic() >= looked_s + LOOK_S:
                     looked_s, lookout = time.monotonic(), lookout or lookout_of(folder)
                     if lookout is not None:
                         lookout.look()
-                if time.monotonic() >= end_s:
-                    message = f"no result within {timeout_s} s; the run was given up"
-                    raise BackendError(message) from None
             finally:
                 if watch is not None:
                     watch()

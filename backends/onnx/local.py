@@ -28,7 +28,6 @@ def run_local(
     *,
     steps: int = 0,
     optimization: str = "all",
-    timeout_s: float | None = None,
 ) -> LocalRun:
     """Run requests with the same whole inputs on a folder of rank files, several in flight.
 
@@ -38,12 +37,11 @@ def run_local(
         requests: At least 1.
         steps: Steps of one request each that are recorded before; 0 for none.
         optimization: ONNX Runtime's level, see `SessionConfig`.
-        timeout_s: Seconds after which the run is given up; None waits for ever.
 
     Raises:
         BackendError: An input or a file is wrong, the steps of a plan in micro-batches are to be
-            recorded, a rank raised or was killed, or the time is up.
-            No process and no temporary file is left, also on any other exception.
+            recorded, or a rank raised or was killed. No process and no temporary file is left, also
+            on any other exception.
     """
     if requests < 1:
         raise BackendError(f"requests is {requests}; it must be at least 1")
@@ -64,7 +62,7 @@ def run_local(
         folder, parts = Path(name), {}
         for header in headers:
             np.savez(folder / f"inputs-{header.rank}.npz", *local_inputs(header, inputs).values())
-        run_job(folder, len(headers), job, timeout_s)
+        run_job(folder, len(headers), job)
         for header in headers:
             # a value may be delivered several times: it is one array
             dtypes = {o.value: header.whole_outputs[o.whole].dtype for o in header.outputs}

@@ -15,9 +15,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from partitioner.api.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled, Ranks
 from partitioner.api.options import processes
-from partitioner.backends.launch import LocalRun
+from partitioner.backends.launch import LocalJob, LocalRun
 from partitioner.cost_model.cluster.resolve import cpu_fingerprint
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.ir.errors import OptionError
@@ -74,13 +74,13 @@ def tuned(
     candidates = worth_a_run(outcome, request, len(cluster))
     in_flight = 1 if request.objective == "latency" else _LEAST
     with tempfile.TemporaryDirectory(prefix="partitioner-tune-") as name:
-        runs = []
+        runs: list[Callable[[int], LocalRun]] = []
         for index, candidate in enumerate(candidates):
             say(f"writing plan {index + 1} of {len(candidates)}: {candidate.space}")
             folder, ranks = Path(name) / str(index), compiled(candidate).ranks
             folder.mkdir()
             ranks.write(folder)
-            runs.append(partial(ranks.run_written, folder, None))
+            runs.append(partial(_run, ranks, folder))
         rounds = _rounds(runs, in_flight, say)
     quartiles = [statistics.quantiles(seconds, n=4) for seconds in rounds]
     medians = [statistics.median(seconds) for seconds in rounds]
@@ -98,6 +98,10 @@ def tuned(
         )
     )
     return kept(outcome, candidates[best], trials, request.gap)
+
+
+def _run(ranks: Ranks, folder: Path, count: int) -> LocalRun:
+    return ranks.run_written(folder, LocalJob(requests=count))
 
 
 def _rounds(

@@ -14,7 +14,7 @@ import numpy as np
 from partitioner.api.compiled.folder import EXAMPLES, OnnxFiles, load_plan, load_summary, rank_files
 from partitioner.backends.arrays import save_named_arrays
 from partitioner.backends.errors import one_line
-from partitioner.backends.launch import LocalRun
+from partitioner.backends.launch import LocalJob, LocalRun
 from partitioner.backends.optimization import Optimization, level_line
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.foundations import units
@@ -94,9 +94,10 @@ def run_directory(
     if program is not None and needs_model:  # a module's, which has values that the files lack
         types = program.model.input_types
         given = None if inputs is None else read_inputs(inputs, types)
-        run = program.ranks.run_written(
-            directory, given, requests, seed=seed, recorded=steps, device=files.device
+        job = LocalJob(
+            inputs=given, requests=requests, seed=seed, recorded=steps, device=files.device
         )
+        run = program.ranks.run_written(directory, job)
         unit = "step" if program.graph.backward else "request"
     else:
         types = files.headers()[0].whole_inputs

@@ -23,7 +23,7 @@ from partitioner.api.compiled.folder import load_summary
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.api.compiled.module_ranks import ModuleRanks
 from partitioner.api.compiled.onnx_model import OnnxRanks
-from partitioner.backends.launch import LocalRun
+from partitioner.backends.launch import LocalJob, LocalRun
 from partitioner.backends.torch.measuring import timing
 from partitioner.cli.main import main
 from partitioner.cost_model.cluster.resolve import resolve_cluster
@@ -66,10 +66,10 @@ def takes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Plan], float]]
     """Replaces the runs of plans: gives the seconds of a request or step by the plan."""
 
     def replace(seconds: Callable[[Plan], float]) -> None:
-        def run_written(ranks: Any, folder: Path, inputs: None, count: int) -> LocalRun:
-            assert inputs is None
+        def run_written(ranks: Any, folder: Path, job: LocalJob) -> LocalRun:
+            assert job.inputs is None
             assert any(folder.iterdir()), "the ranks are written before they run"
-            return LocalRun({}, seconds(ranks.plan) * count)
+            return LocalRun({}, seconds(ranks.plan) * job.requests)
 
         for kind in (OnnxRanks, ModuleRanks):
             monkeypatch.setattr(kind, "run_written", run_written)

@@ -167,11 +167,6 @@ def test_a_killed_watcher_takes_its_ranks_along(folder: Path) -> None:
     thread.join()
 
 
-def test_time_is_up(folder: Path) -> None:
-    with pytest.raises(BackendError, match=r"no result within 2 s; the run was given up"):
-        run_local(folder, endless(folder), requests=1_000_000, timeout_s=2)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_caller_leaves_nothing(folder: Path, how: signal.Signals) -> None:

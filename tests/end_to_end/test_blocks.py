@@ -18,7 +18,7 @@ from helpers.plans.measured import measured_bytes
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
 from partitioner.api.compiled.onnx_model import OnnxRanks
-from partitioner.backends.launch import LocalRun
+from partitioner.backends.launch import LocalJob, LocalRun
 from partitioner.cli.main import main
 from partitioner.cost_model.schedule.task_list import LOAD_BYTES_PER_S
 from partitioner.foundations.files import ResultError
@@ -223,9 +223,9 @@ def test_tune_runs_the_best_plans_in_blocks(
     """Both are in blocks; the slower one by the model is the faster one here."""
     runs: list[Path] = []
 
-    def run_written(_ranks: object, folder: Path, _inputs: None, count: int) -> LocalRun:
+    def run_written(_ranks: object, folder: Path, job: LocalJob) -> LocalRun:
         runs.append(folder)
-        return LocalRun({}, count * (2.0 if folder.name == "0" else 1.0))
+        return LocalRun({}, job.requests * (2.0 if folder.name == "0" else 1.0))
 
     monkeypatch.setattr(OnnxRanks, "run_written", run_written)
     model = wide(tmp_path / "wide.onnx")

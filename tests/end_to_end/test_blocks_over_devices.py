@@ -75,7 +75,7 @@ def test_each_device_loads_the_weights_of_its_stage_in_turn(
     # A device holds the constants of one block and of the next that it runs, of no other device's.
     assert all(2 * weights <= peaks[d].resident_bytes < 3 * weights for d in range(devices))
     feeds = random_inputs(compiled.graph, 0)
-    launched = run_local(tmp_path / "out", feeds, 2, optimization="basic", timeout_s=60)
+    launched = run_local(tmp_path / "out", feeds, 2, optimization="basic")
     simulated = compiled.run(feeds)
     for name, value in launched.outputs.items():
         np.testing.assert_allclose(value, simulated[name], rtol=1e-6, atol=1e-6)

@@ -165,7 +165,7 @@ def test_ranks_are_processes(name: str, devices: int, tmp_path: Path) -> None:
     proto = MODELS[name]()
     feeds = inputs_of(proto)
     folder = compiled(proto, devices, 3).save(tmp_path / "plan")
-    check(run_local(folder, feeds, 4, timeout_s=120).outputs, expected(proto, feeds))
+    check(run_local(folder, feeds, 4).outputs, expected(proto, feeds))
 
 
 def test_the_command_plans_and_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,7 +223,7 @@ def test_stages_are_sharded(tmp_path: Path) -> None:
     assert result.evaluation.sharded_flops_share > 0.9
     check(result.run(feeds), expected(proto, feeds))
     folder = result.save(tmp_path / "plan")
-    check(run_local(folder, feeds, 2, timeout_s=120).outputs, expected(proto, feeds))
+    check(run_local(folder, feeds, 2).outputs, expected(proto, feeds))
 
 
 def test_a_device_that_has_two_stages(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_device_that_has_two_stages(tmp_path: Path) -> None:
     assert set(result.plan.stages) == {0, 1, 2}
     check(result.run(feeds), expected(proto, feeds))
     folder = result.save(tmp_path / "plan")
-    check(run_local(folder, feeds, 2, timeout_s=120).outputs, expected(proto, feeds))
+    check(run_local(folder, feeds, 2).outputs, expected(proto, feeds))
     header = read_directory(folder)[0]
     assert header.batch is not None
     order = header.batch.order

@@ -26,7 +26,7 @@ from partitioner.api.compiled.module_ranks import ModuleRanks
 from partitioner.api.compiled.onnx_model import OnnxRanks
 from partitioner.api.option_table import CompileOptions, described
 from partitioner.api.options import _NAMED
-from partitioner.backends.launch import LocalRun
+from partitioner.backends.launch import LocalJob, LocalRun
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.errors import CostError
 from partitioner.ir.errors import PartitionerError
@@ -293,8 +293,8 @@ def no_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     except CostError as error:
         pytest.skip(str(error))
 
-    def run_written(_ranks: object, _folder: Path, _inputs: None, count: int) -> LocalRun:
-        return LocalRun({}, 1e-3 * count)
+    def run_written(_ranks: object, _folder: Path, job: LocalJob) -> LocalRun:
+        return LocalRun({}, 1e-3 * job.requests)
 
     for kind in (OnnxRanks, ModuleRanks):
         monkeypatch.setattr(kind, "run_written", run_written)

@@ -17,6 +17,7 @@ from helpers.onnx_files.rank_files import save_edited
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
 from partitioner.backends.errors import BackendError
+from partitioner.backends.launch import LocalJob
 from partitioner.backends.onnx.local import run_local
 from partitioner.backends.onnx.running.simulator import Simulator
 from partitioner.cli.main import main
@@ -187,7 +188,7 @@ def test_a_modules_files_serve_a_stream(tmp_path: Path) -> None:
     model, x = Layers().eval(), torch.randn(8, 16)
     program = partitioner.compile(model, x, devices=2, strategy="copies")
     folder = program.save(tmp_path / "out")
-    run = program.ranks.run_written(folder, None, 5)
+    run = program.ranks.run_written(folder, LocalJob(requests=5))
     assert run.seconds > 0
     (name,) = run.outputs
     assert run.outputs[name].shape == (8, 16)

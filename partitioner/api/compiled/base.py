@@ -18,6 +18,7 @@ from partitioner.api.lowering import lower
 from partitioner.api.verify.compare import Verification
 from partitioner.backends.arrays import save_named_arrays
 from partitioner.backends.header import Origin
+from partitioner.backends.launch import LocalJob, LocalRun
 from partitioner.backends.observed import STEPS, RankLog
 from partitioner.backends.optimization import Optimization
 from partitioner.cost_model.cluster.resolve import device_type
@@ -48,8 +49,6 @@ from partitioner.search.request import MOST_EXPLICIT
 
 if TYPE_CHECKING:
     import networkx as nx
-
-    from partitioner.backends.launch import LocalRun
 
 
 class ProfiledRun(Comparison[PlannedT_co]):
@@ -86,25 +85,8 @@ class Ranks(ABC):
         """Free what a run left open and files of its own; the next run makes them anew."""
 
     @abstractmethod
-    def run_written(
-        self,
-        folder: Path,
-        inputs: Mapping[str, np.ndarray] | None,
-        requests: int = 1,
-        *,
-        seed: int = 0,
-        recorded: int = 0,
-        device: str = "cpu",
-    ) -> LocalRun:
-        """Run the files that `write` left in a folder, one process of this machine a rank.
-
-        Args:
-            inputs: Whole inputs, or arguments of the module, by name; None draws valid random ones.
-            requests: Number of requests in flight or, of a module, of requests or steps one after
-                the other, at least 1; one more goes before them.
-            seed: Seed of the drawn inputs and, of a module, of dropout.
-            recorded: Steps that are recorded before; 0 for none.
-            device: Type of the device that each rank of a module runs on, "cpu" or "cuda".
+    def run_written(self, folder: Path, job: LocalJob) -> LocalRun:
+        """Run the files that `write` left in a folder.
 
         Returns:
             The results of the last request or step, and what was measured.
@@ -490,7 +472,8 @@ class Compiled(Planned):
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             folder = Path(name)
             self.ranks.write(folder)
-            run = self.ranks.run_written(folder, inputs, requests, seed=seed, recorded=steps)
+            job = LocalJob(inputs=inputs, requests=requests, seed=seed, recorded=steps)
+            run = self.ranks.run_written(folder, job)
         return self.compared(run.logs, run.seconds, requests)
 
     def compared(

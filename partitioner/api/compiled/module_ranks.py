@@ -20,7 +20,7 @@ from partitioner.api.lowering import lower
 from partitioner.api.verify.compare import Verification, check_memory
 from partitioner.api.verify.module import check_contents, random_arguments, verify_module
 from partitioner.backends.errors import BackendError
-from partitioner.backends.launch import LocalRun
+from partitioner.backends.launch import LocalJob, LocalRun
 from partitioner.backends.optimization import Optimization
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH
@@ -175,35 +175,27 @@ class ModuleRanks(Ranks):
                     del last
                 gc.collect()  # graphs refer to themselves
 
-    def run_written(
-        self,
-        folder: Path,
-        inputs: Mapping[str, np.ndarray] | None,
-        requests: int = 1,
-        *,
-        seed: int = 0,
-        recorded: int = 0,
-        device: str = "cpu",
-    ) -> LocalRun:
+    def run_written(self, folder: Path, job: LocalJob) -> LocalRun:
         """See `Ranks.run_written`; a step has both passes, and the optimizer's with a rate of 0."""
         from partitioner.backends.torch.local import run_module_files, run_steps
 
-        if recorded:
+        if job.recorded:
             self.check_even()
         check_contents(self.module)
-        if requests < 1:
-            raise BackendError(f"requests is {requests}; it must be at least 1")
-        if inputs is None:
-            args, kwargs = random_arguments(self.module, seed)
+        if job.requests < 1:
+            raise BackendError(f"requests is {job.requests}; it must be at least 1")
+        if job.inputs is None:
+            args, kwargs = random_arguments(self.module, job.seed)
         else:
-            args, kwargs = self._call(inputs)
-        fed = self.module.signature.feed(args, kwargs, seed)
+            args, kwargs = self._call(job.inputs)
+        fed = self.module.signature.feed(args, kwargs, job.seed)
         if not ModuleFiles(folder).needs_model:
             types = self.module.graph.types
             arrays = {name: to_numpy(tensor, types[name].dtype) for name, tensor in fed.items()}
-            return run_module_files(folder, arrays, requests, steps=recorded, device=device)
-        files = replace(self.step_files(folder, fed), device=device)
-        run = run_steps(files, requests, recorded=recorded)
+            recorded, device = job.recorded, job.device
+            return run_module_files(folder, arrays, job.requests, steps=recorded, device=device)
+        files = replace(self.step_files(folder, fed), device=job.device)
+        run = run_steps(files, job.requests, recorded=job.recorded)
         results = self.all_ranks.micro.whole(run.results[self._first])
         types = self.programs.outputs
         arrays = {name: to_numpy(value, types[name].dtype) for name, value in results.items()}

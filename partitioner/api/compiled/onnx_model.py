@@ -20,7 +20,7 @@ from partitioner.api.compiled.folder import GraphFile, OnnxFiles, OnnxRequest
 from partitioner.api.verify.compare import Verification
 from partitioner.api.verify.onnx_model import verify
 from partitioner.backends.errors import BackendError
-from partitioner.backends.launch import LocalRun
+from partitioner.backends.launch import LocalJob, LocalRun
 from partitioner.backends.optimization import DEFAULT, OPTIMIZATIONS, Optimization
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.frontends.inputs import input_ranges
@@ -301,19 +301,10 @@ class OnnxRanks(Ranks):
         for path in sorted(self.folder.iterdir()):
             shutil.copy(path, folder)
 
-    def run_written(
-        self,
-        folder: Path,
-        inputs: Mapping[str, np.ndarray] | None,
-        requests: int = 1,
-        *,
-        seed: int = 0,
-        recorded: int = 0,
-        device: str = "cpu",
-    ) -> LocalRun:
+    def run_written(self, folder: Path, job: LocalJob) -> LocalRun:
         """See `Ranks.run_written`."""
-        arrays = self.model.random_inputs(seed) if inputs is None else inputs
-        return OnnxFiles(folder, device).run(arrays, requests, recorded)
+        arrays = self.model.random_inputs(job.seed) if job.inputs is None else job.inputs
+        return OnnxFiles(folder).run(arrays, job.requests, job.recorded)
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See `Ranks.run`."""

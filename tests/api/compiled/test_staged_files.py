@@ -12,6 +12,7 @@ from helpers.modules.staged_models import Halved, Model, Plain, Tied, UNet, Wide
 from helpers.plans.staged import Devices, staged
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.errors import BackendError
+from partitioner.backends.launch import LocalJob
 from partitioner.backends.torch.files.rank_files import read_rank_files
 
 TWO: Devices = [(0,), (1,)]
@@ -60,7 +61,7 @@ def test_steps_with_a_smaller_last_micro_batch_are_not_recorded() -> None:
     program = staged(seeded(UNet), last, TWO, "zb1", 4)
     for use in (
         lambda: program.profile(*last),
-        lambda: program.ranks.run_written(Path(), None, 1, recorded=1),
+        lambda: program.ranks.run_written(Path(), LocalJob(recorded=1)),
     ):
         with pytest.raises(BackendError, match="last micro-batch is smaller are not recorded"):
             use()
@@ -85,7 +86,8 @@ def test_written_files_run_steps(
     inputs = {n: x.numpy() for n, x in program.signature.flatten(batch, {}).items()}
     recorded = int(program.ranks.rest is None)
     assert recorded == (size == 8)
-    run = program.ranks.run_written(tmp_path, inputs, 2, recorded=recorded)
+    job = LocalJob(inputs=inputs, requests=2, recorded=recorded)
+    run = program.ranks.run_written(tmp_path, job)
     assert run.seconds > 0
     assert [len(log.steps) for log in run.logs] == [recorded] * len(run.logs)
     if training:

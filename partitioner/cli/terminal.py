@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partitioner.report.text.tables import safe, shortened
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
-    from rich.text import Text
-
     from partitioner.api.compiled.base import Compiled
+
+#: Columns of a terminal beside the stage: the spinner and the seconds.
+_BESIDE = 12
 
 
 def one_line(error: Exception) -> str:
@@ -55,29 +53,14 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda _: None
     elif sys.stderr.isatty():
         from rich.console import Console
-        from rich.live import Live
+        from rich.progress import Progress, SpinnerColumn, TextColumn
 
-        line, console = _Line("starting", time.monotonic()), Console(stderr=True)  # or NO_COLOR
-        with Live(line, console=console, transient=True, refresh_per_second=4) as live:
-            yield lambda text: live.update(_Line(safe(text), time.monotonic()), refresh=True)
+        console = Console(stderr=True)  # or NO_COLOR
+        stage = TextColumn("{task.description}", markup=False)
+        spent = TextColumn("{task.elapsed:.0f} s", style="dim")
+        columns = (SpinnerColumn(style="cyan"), stage, spent)
+        with Progress(*columns, console=console, transient=True, refresh_per_second=4) as live:
+            line, room = live.add_task("starting"), max(1, console.width - _BESIDE)
+            yield lambda text: live.reset(line, description=shortened(safe(text), room))
     else:
         yield lambda text: print(f"partition: {safe(text)} ...", file=sys.stderr, flush=True)
-
-
-_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-
-
-@dataclass(frozen=True)
-class _Line:
-    """A stage and the seconds since it began, in the width of the terminal."""
-
-    stage: str
-    began_s: float
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        from rich.text import Text
-
-        spent_s = time.monotonic() - self.began_s
-        frame, clock = _FRAMES[int(4 * spent_s) % len(_FRAMES)], f"{spent_s:.0f} s"
-        stage = shortened(self.stage, max(1, options.max_width - len(clock) - 4))
-        yield Text.assemble((frame, "cyan"), f" {stage} ", (clock, "dim"), no_wrap=True)

@@ -190,20 +190,13 @@ def _operands(node: fx.Node) -> tuple[Any, ...]:
     return grad_out, x, tuple(sizes), mean, rstd
 
 
-def layer_norm_grads(
-    grad_out: Tensor,
-    x: Tensor,
-    normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+def layer_norm_grads(*call: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Results of the operators `layer_norm_grad_input` and `layer_norm_grad_weight`.
 
     PyTorch's kernel has one type for the weight, its gradient and that of the bias.
     """
-    operands = grad_out, x, normalized_shape, mean, rstd
-    data, *of_both = layer_norm_backward(*operands, weight, weight, [True, True, True])
+    *operands, weight = call
+    data, *of_both = layer_norm_backward(operands, weight, weight, [True, True, True])
     return data, tuple(of_both)
 
 

@@ -171,17 +171,15 @@ def _empty_weights(
     return grad_out.new_empty(list(size), dtype=dtype), grad_out.new_empty(list(size), dtype=dtype)
 
 
+#: Operands of both gradients of a layer norm.
+_LAYER = "Tensor grad_out, Tensor x, SymInt[] normalized_shape, Tensor mean, Tensor rstd"
+
+
 def layer_norm_backward(
-    grad_out: Tensor,
-    x: Tensor,
-    normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    wanted: Sequence[bool],
+    operands: Sequence[Any], weight: Tensor | None, bias: Tensor | None, wanted: Sequence[bool]
 ) -> tuple[Tensor, ...]:
     """PyTorch's gradients of data, weight and bias, as far as they are `wanted`."""
+    grad_out, x, normalized_shape, mean, rstd = operands
     statistics = mean.contiguous(), rstd.contiguous()
     gradients: tuple[Tensor, ...] = aten.native_layer_norm_backward(
         grad_out, x, normalized_shape, *statistics, weight, bias, wanted
@@ -189,34 +187,23 @@ def layer_norm_backward(
     return gradients
 
 
-@operator(lambda grad_out, _x, shape, _mean, _rstd, dtype: _empty_weights(grad_out, shape, dtype))
-def layer_norm_grad_weight(
-    grad_out: Tensor,
-    x: Tensor,
-    normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
+@operator(
+    lambda grad_out, _x, shape, _mean, _rstd, dtype: _empty_weights(grad_out, shape, dtype),
+    f"layer_norm_grad_weight({_LAYER}, ScalarType dtype) -> (Tensor, Tensor)",
+)
+def layer_norm_grad_weight(*call: Any) -> tuple[Tensor, Tensor]:
     """Gradients of weight and bias, whose element type is `dtype`."""
-    scale = grad_out.new_empty(list(normalized_shape), dtype=dtype)  # only its type is read
-    operands = grad_out, x, normalized_shape, mean, rstd
-    _, weight, bias = layer_norm_backward(*operands, scale, scale, [False, True, True])
+    *operands, dtype = call
+    scale = operands[0].new_empty(list(operands[2]), dtype=dtype)  # only its type is read
+    _, weight, bias = layer_norm_backward(operands, scale, scale, [False, True, True])
     return weight, bias
 
 
-@operator()
-def layer_norm_grad_input(
-    grad_out: Tensor,
-    x: Tensor,
-    normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-) -> Tensor:
+@operator(schema=f"layer_norm_grad_input({_LAYER}, Tensor? weight) -> Tensor")
+def layer_norm_grad_input(*call: Any) -> Tensor:
     """Gradient of the data."""
-    operands = grad_out, x, normalized_shape, mean, rstd
-    return layer_norm_backward(*operands, weight, None, [True, False, False])[0]
+    *operands, weight = call
+    return layer_norm_backward(operands, weight, None, [True, False, False])[0]
 
 
 def _group_norm_backward(

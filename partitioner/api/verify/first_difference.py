@@ -14,6 +14,7 @@ import numpy as np
 
 from partitioner.api.lowering import lower
 from partitioner.api.verify.compare import TOLERANCE, Difference, FirstDifference, compare, largest
+from partitioner.backends.regions import cut, write_region
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.ir.exchange import Region
@@ -83,7 +84,7 @@ def first_difference(
                 pairs = [(tuple(sorted(parts)), join(parts, home.placement), whole)]
             else:
                 regions = home.placement.parts()
-                pairs = [((at,), parts[at], part_of(whole, region)) for at, region in regions]
+                pairs = [((at,), parts[at], cut(whole, region)) for at, region in regions]
             for holders, part, expected in pairs:
                 found = compare(value, part, expected, scale, table=table)
                 # Of integers and booleans the tolerance is the share that may differ.
@@ -145,16 +146,5 @@ def join(parts: Mapping[int, np.ndarray], placement: Placement) -> np.ndarray:
     shape = placement.sharding.shape
     out = np.empty((*shape, *first.shape[len(shape) :]), first.dtype)
     for region, part in whole.items():
-        out[_index(region)] = part
+        write_region(out, region, part)
     return out
-
-
-def part_of(whole: np.ndarray, region: Region) -> np.ndarray:
-    """A region of a tensor, dense."""
-    return np.asarray(whole[_index(region)])
-
-
-def _index(region: Region) -> tuple[np.ndarray, ...]:
-    return np.ix_(
-        *(np.concatenate([np.arange(s, s + n) for s, n in (*cut, (0, 0))]) for cut in region)
-    )

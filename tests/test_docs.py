@@ -72,7 +72,7 @@ def test_the_first_example_of_the_readme_cuts(capsys: pytest.CaptureFixture[str]
     assert re.search(r"[1-9]\d* of \d+ operators cut over", printed)
     assert "_c10d_functional.all_gather" in printed
     shown = readme.split("It prints, among others:")[1].split("```")[1].splitlines()[1:]
-    assert len(shown) == 3
+    assert len(shown) == 4
     assert all(line in printed for line in shown)
 
 

@@ -21,6 +21,7 @@ from partitioner.ir.checks import is_a
 from partitioner.ir.errors import PartitionerError, did_you_mean, hints_keywords
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import PlacedNode, Plan, resolve
+from partitioner.report.delivery import Delivery
 from partitioner.report.one_device import OneDevice
 from partitioner.report.summary import certificate_line, text
 from partitioner.search.request import MOST_EXPLICIT
@@ -84,6 +85,18 @@ class Planned:
         with no_collection():
             run = (self.graph, self.plan.micro_batches)
             return OneDevice.best(self.cluster, self.objective, self.plan.kind, run)
+
+    @property
+    def delivered(self) -> frozenset[str]:
+        """Values of the graph that every rank delivers whole: results of a module."""
+        return frozenset()
+
+    @cached_property
+    def delivery(self) -> Delivery | None:
+        """What brings the results to every rank, which no other figure counts; None if nothing."""
+        return Delivery.of(
+            self.graph, self.plan, self.cluster, self.evaluation, results=self.delivered
+        )
 
     @property
     def speedup(self) -> float | None:

@@ -46,6 +46,7 @@ class Head(TypedDict):
     devices_used: int
     limit: str  #: Sentence on what limits the plan.
     worth: str  #: Sentence on what splitting gains.
+    delivery: str  #: Clause on what the results on every rank take more; "" for nothing.
     copies: str  #: Clause on what whole copies would serve; "" where they are no rival.
     verdict: str  #: "3.6 times as fast as one h100; limit: kernel launches on device 2".
     spaces: list[SpaceRow]  #: The searched spaces, the best first; without a plan last.

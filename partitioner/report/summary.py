@@ -13,6 +13,7 @@ from partitioner.ir.ops import is_stored, is_view
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import Certificate, Plan, Trial, trial_of
 from partitioner.ir.rule import Rule
+from partitioner.report.delivery import Delivery
 from partitioner.report.one_device import OneDevice
 from partitioner.report.stages import step_sentence
 
@@ -40,14 +41,17 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         peaks = f"{least} to {most} on {len(sizes)} devices"
     searched = _searched(summary["seed"], summary["folded"], search_s)
     copies = single.copies_sentence(summary["throughput_per_s"], objective, summary["bound"])
+    used, delivery = summary["devices_used"], ""
+    if facts := summary.get("delivery"):
+        delivery = Delivery(**facts).sentence(objective, single, used)
     gain, faster = summary["gain"], ""
-    if gain is not None and summary["devices_used"] > 1 and objective != "memory":
+    if gain is not None and used > 1 and objective != "memory":
         times = units.digits(gain)
         faster = "answers a request " if objective == "latency" else ""
         faster += f"{'' if times == '1' else f'{times} times '}as fast as one device: "
-    idle = ", the others idle" if summary["devices_used"] < summary["devices"] else ""
+    idle = ", the others idle" if used < summary["devices"] else ""
     lines = [
-        f"{faster}{summary['strategy']} plan on {summary['devices_used']} of {summary['devices']} "
+        f"{faster}{summary['strategy']} plan on {used} of {summary['devices']} "
         f"devices{idle}: "
         + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status"))),
         *([f"  copies      {copies}"] if copies else []),
@@ -58,6 +62,7 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         ),
         f"  latency     {units.seconds(summary['latency_s'])} ({alone_s})",
         f"  throughput  {units.per_second(summary['throughput_per_s'])} ({alone_per_s})",
+        *([f"  delivery    {delivery}"] if delivery else []),
         f"  peak memory {peaks} (one device: {units.size(single.held_bytes)})",
         f"  split       {split_sentence(summary)}",
         f"  costs       {costs_sentence(summary['cost_sources'], summary['cost_error'])}",

@@ -184,6 +184,11 @@ class Compiled(Planned):
             measured=measured,
         )
 
+    @property
+    def delivered(self) -> frozenset[str]:
+        """See `Planned.delivered`."""
+        return self.model.delivered
+
     @cached_property
     def programs(self) -> Programs:
         """The programs of the ranks.
@@ -206,7 +211,7 @@ class Compiled(Planned):
     @cached_property
     def run_schedule(self) -> Schedule:
         """See `Planned.run_schedule`: a plan's cost leaves out the sends of results everywhere."""
-        results = self.model.delivered
+        results = self.delivered
         if not results:
             return self.schedule
         with no_collection():

@@ -26,6 +26,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.graph_data import GraphDataError, graph_data, graph_of, type_data, type_of
 from partitioner.ir.nodes.loads import Loads
 from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, PlanError, trial_of
+from partitioner.report.delivery import Delivery
 from partitioner.report.one_device import OneDevice
 from partitioner.report.schema import Space
 
@@ -214,6 +215,8 @@ def load_summary(folder: Path) -> dict[str, Any]:
     _check_fields(folder, "summary.json", data, _SUMMARY)
     if "trials" in data:
         _check_fields(folder, "summary.json", data, {"trials": _are_trials})
+    if "delivery" in data:
+        _check_fields(folder, "summary.json", data, {"delivery": Delivery})
     if "spaces" in data:  # folders of earlier versions have none
         _check_fields(folder, "summary.json", data, {"spaces": list[Space]})
     return data

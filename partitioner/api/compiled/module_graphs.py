@@ -27,7 +27,8 @@ from partitioner.frontends.torch.trace import TracedModule, guessed_micro_batch
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, needed
 from partitioner.ir.plan import Plan
-from partitioner.report.findings.notes import delivery_notes, moved_notes, profile_notes
+from partitioner.report.delivery import Delivery
+from partitioner.report.findings.notes import moved_notes, profile_notes
 from partitioner.rewrites.block_graph import block_graph
 from partitioner.rewrites.graph_writer import GraphWriter
 from partitioner.rewrites.same_in_parts import Difference, difference
@@ -226,9 +227,10 @@ class ModuleGraphs:
                 first = self._part(count)
         module, plan, evaluation, summary = self._plan_of(agreement, first, search)
         model = ModuleModel(module, self.opened.source)
-        gathers = delivery_notes(model.graph, plan, evaluation, model.delivered, devices)
-        notes = [*summary["notes"], *gathers, *moved_notes(model.graph, plan)]
-        summary, seconds = {**summary, "notes": notes}, self.clock.seconds
+        delivery = Delivery.of(model.graph, plan, self.cluster, evaluation, model.delivered)
+        notes = [*summary["notes"], *moved_notes(model.graph, plan)]
+        facts = {"delivery": dict(vars(delivery))} if delivery else {}
+        summary, seconds = {**summary, **facts, "notes": notes}, self.clock.seconds
         return ModuleProgram.of(model, self.cluster, plan, evaluation, summary, seconds)
 
     def _plan_of(

@@ -168,7 +168,9 @@ def verdict(result: Planned, limits: Bottleneck) -> str:
     if result.objective == "memory":
         held = evaluation.needed_bytes
         where = f"device {max(held, key=held.__getitem__)}"
-    return f"{gain}; limit: {title[0].lower()}{title[1:]} on {where}"
+    delivery = result.delivery
+    more = f"; results on every rank: {delivery.clause(result.objective)} more" if delivery else ""
+    return f"{gain}; limit: {title[0].lower()}{title[1:]} on {where}{more}"
 
 
 def _gain(result: Planned) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Set as AbstractSet
 
 from partitioner.cost_model.cluster.resolve import (
     cpu_fingerprint,
@@ -18,7 +17,7 @@ from partitioner.cost_model.cluster.resolve import (
     one_process,
 )
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.evaluate import Evaluation, one_device
+from partitioner.cost_model.evaluate import one_device
 from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.prices.compute import Sources
 from partitioner.cost_model.profiles.database import (
@@ -34,13 +33,8 @@ from partitioner.ir.layout import DimLayout, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import is_stored, row_of
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, resolve
-from partitioner.ir.types import dense_bytes
 from partitioner.problem.build import planned_on
 
-#: Results are spoken of if they are at least so many bytes, and this share of those of the fullest
-#: device: to gather less takes microseconds.
-_LEAST_BYTES = 1 << 20
-_LEAST_SHARE = 0.01
 #: Largest share of the seconds that may come from a datasheet for a verdict.
 MOST_UNKNOWN = 0.05
 #: Median error of predicted seconds (docs/performance.md, "Predictions beside runs"): a plan that
@@ -48,28 +42,6 @@ MOST_UNKNOWN = 0.05
 ERROR = 0.10
 #: Most parts of a profile that a note lists.
 _LISTED = 2
-
-
-def delivery_notes(
-    graph: Graph, plan: Plan, evaluation: Evaluation, delivered: AbstractSet[str], ranks: int
-) -> tuple[str, ...]:
-    """Large results that not every rank has whole: a plan's figures leave out their delivery."""
-    apart = {}
-    for placed in resolve(graph, plan):
-        for value, at in placed.results():
-            is_whole = at.mesh.size() == ranks and not at.sharding.axes
-            if value in delivered and value in graph.outputs and not is_whole:
-                apart[value] = graph.types[value]
-    nbytes = sum(dense_bytes(one.numel, one.dtype) for one in apart.values())
-    fullest = max((peak.bytes for peak in evaluation.exact_peak.values()), default=0)
-    if nbytes < max(_LEAST_BYTES, _LEAST_SHARE * fullest):
-        return ()
-    largest = max(apart.values(), key=lambda one: dense_bytes(one.numel, one.dtype))
-    note = (
-        f"every rank returns the module's results whole: to gather {units.size(nbytes)} of them "
-        f"(the largest is {largest}) takes time and memory that these figures leave out"
-    )
-    return (note,)
 
 
 def moved_notes(graph: Graph, plan: Plan) -> tuple[str, ...]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.prices.compute import local_flops, local_moved_bytes
+from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations import units
 from partitioner.ir.errors import IRError
@@ -18,6 +20,7 @@ from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.plan import NodePlan, place
+from partitioner.ir.program import Comm
 from partitioner.report.blocks import Block, block_label, blocks
 from partitioner.report.findings.alternatives import Alternative, Neighbourhood, best_other
 from partitioner.report.findings.bottleneck import (
@@ -32,7 +35,7 @@ from partitioner.report.findings.bottleneck import (
 from partitioner.report.measured import Comparison
 from partitioner.report.page.memory import algorithm, crossing_bytes, memory, traffic
 from partitioner.report.page.ribbon import ribbon
-from partitioner.report.page.timelines import measured_run, timelines
+from partitioner.report.page.timelines import MAX_EVENTS, measured_run, run_timeline, timelines
 from partitioner.report.planned import Lanes, Planned, lanes
 from partitioner.report.schema import (
     VERSION,
@@ -50,6 +53,7 @@ from partitioner.report.schema import (
     StepRow,
     TensorRow,
     TerminalRow,
+    Timeline,
 )
 from partitioner.report.stages import place_text, stages, step_facts, step_sentence
 from partitioner.report.steps import NODE, edges
@@ -68,15 +72,17 @@ BELONGS = 0.9
 
 def report_data(result: Planned, comparison: Comparison[Planned] | None = None) -> Report:
     """Everything that the page of a plan shows, beside a measured run of it if there was one."""
-    graph, own, refs = result.graph, lanes(result), _refs(result)
+    graph, own, rows = result.graph, lanes(result), itertools.count()
+    refs = _refs(graph, result.schedule, lambda _: next(rows))
     near = Neighbourhood(graph, result.plan, result.cluster)
     names = [node.name for node in graph.nodes]
     outer = blocks(graph, [result.plan.nodes[name].group for name in names])
     terminals = [(name, "input", graph.consumers[name]) for name in graph.inputs]
     terminals += [(name, "output", (graph.producers[name],)) for name in graph.outputs]
     comm_tasks = [task for task in result.schedule.tasks if task.comm is not None]
+    delivering = _delivering(result)
     comms = []
-    for task in comm_tasks:
+    for task in (*comm_tasks, *delivering):
         comm = task.comm
         assert comm is not None
         producer = graph.producers.get(comm.source)
@@ -118,7 +124,7 @@ def report_data(result: Planned, comparison: Comparison[Planned] | None = None) 
         moves=block_moves(result, outer),
         ribbon=ribbon(result, own),
         tasks=refs,
-        timelines=timelines(result.schedule, refs, own),
+        timelines=[*timelines(result.schedule, refs, own), *_delivered(result, delivering, own)],
         memory=memory(result, own),
         traffic=traffic(result.schedule, result.cluster, own),
         measured=None if comparison is None else measured_run(comparison, refs),
@@ -181,6 +187,11 @@ def headline(
         devices_used=figures.devices_used,
         limit=limit_sentence(result, limits),
         worth=worth_sentence(result, limits),
+        delivery=(
+            delivery.sentence(objective, one, figures.devices_used)
+            if (delivery := result.delivery)
+            else ""
+        ),
         copies=one.copies_sentence(
             units.finite(figures.throughput_per_s), objective, cert.bound if cert else 0.0
         ),
@@ -255,19 +266,41 @@ def _why_not(row: Mapping[str, Any], chosen: Mapping[str, Any], objective: str) 
     return f"costs {units.digits(row['cost'] / chosen['cost'])} times as much"
 
 
-def _refs(result: Planned) -> list[int]:
-    """Ref of each task; an alias has that of the communication or node before it."""
+def _refs(graph: Graph, tasks: Schedule, row: Callable[[Comm], int]) -> list[int]:
+    """Ref of each task, by the row of each communication; an alias has that of the task before."""
     refs: list[int] = []
-    comms = 0
-    for task in result.schedule.tasks:
+    for task in tasks.tasks:
         if task.placed is not None:
-            refs.append(result.graph.order[task.placed.node.name])
+            refs.append(graph.order[task.placed.node.name])
         elif task.comm is not None:
-            refs.append(-1 - comms)
-            comms += 1
+            refs.append(-1 - row(task.comm))
         else:
             refs.append(refs[-1] if refs else 0)
     return refs
+
+
+def _delivering(result: Planned) -> list[Task]:
+    """The communications that bring results to every rank, which the plan's cost leaves out."""
+    if result.delivery is None:
+        return []
+    priced = {task.comm.renamed(seq=0) for task in result.schedule.tasks if task.comm is not None}
+    return [
+        task
+        for task in result.run_schedule.tasks
+        if task.comm is not None and task.comm.renamed(seq=0) not in priced
+    ]
+
+
+def _delivered(result: Planned, delivering: Sequence[Task], own: Lanes) -> list[Timeline]:
+    """The timeline of all that ranks run, where they bring results to every rank."""
+    if not delivering:
+        return []
+    priced = [task.comm for task in result.schedule.tasks if task.comm is not None]
+    every = [*priced, *(task.comm for task in delivering if task.comm is not None)]
+    rows = {comm.renamed(seq=0): row for row, comm in enumerate(every)}
+    refs = _refs(result.graph, result.run_schedule, lambda comm: rows[comm.renamed(seq=0)])
+    timeline = run_timeline(result.run_schedule, refs, own)
+    return [timeline] if len(timeline["ref"]) <= MAX_EVENTS else []
 
 
 def _node(result: Planned, near: Neighbourhood, node: Node) -> NodeRow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from partitioner.cost_model.schedule import simulate as simulator
@@ -33,45 +33,64 @@ def timelines(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> list[Timeli
     Of a plan in stages: one step, pass by pass and task by task. Events are of the lanes' busiest
     devices; `refs` (see `schema`) are of the tasks.
     """
-    lane = {device: index for index, device in enumerate(lanes.busiest)}
     staged = not tasks.order.is_whole
-
-    def columns(timeline: simulator.Timeline, label: str, every: Iterable[_Row]) -> Timeline:
-        rows = [row for row in every if row[0].device in lane]
-        boxes = [box for _, _, box in rows]
-        return Timeline(
-            label=label,
-            turn=timeline.turn,
-            requests=timeline.requests,
-            end_s=timeline.makespan_s,
-            device=[lane[event.device] for event, _, _ in rows],
-            kind=[int(event.kind == "comm") for event, _, _ in rows],
-            ref=[refs[event.task] for event, _, _ in rows],
-            request=[event.request for event, _, _ in rows],
-            start_s=[units.short(event.start_s) for event, _, _ in rows],
-            duration_s=[units.short(event.end_s - event.start_s) for event, _, _ in rows],
-            critical=[index for index, row in enumerate(rows) if row[1]],
-            passes=[box.label if box else "" for box in boxes] if staged else None,
-            about=[pass_text(box) if box else "" for box in boxes] if staged else None,
-        )
-
+    columns = _Columns(refs, lanes, staged=staged)
     one = simulate(tasks)
     boxes = passes(tasks, one)
     if staged:
         label = f"one step of {one.requests} micro-batches, pass by pass"
-        shown = [columns(one, label, _passes(one, boxes))]
+        shown = [columns.timeline(one, label, _passes(one, boxes))]
         if len(one.events) <= MAX_EVENTS:
-            shown.append(columns(one, "one step, task by task", _tasks(one, boxes)))
+            shown.append(columns.timeline(one, "one step, task by task", _tasks(one, boxes)))
         return shown
     copies = len(copies_on(task.placed.mesh for task in tasks.tasks if task.placed is not None))
     of_each = " on each whole copy" if copies else ""
-    shown = [columns(one, f"one request{of_each}", _tasks(one))]
+    shown = [columns.timeline(one, f"one request{of_each}", _tasks(one))]
     in_turns = any(task.target_hops for task in tasks.tasks)
     if in_turns and len(shown[0]["ref"]) * STREAM <= MAX_EVENTS:
         stream = simulate(tasks, STREAM)
         in_turn = f", in turn on {copies} whole copies" if copies else ""
-        shown.append(columns(stream, f"{STREAM} requests in flight{in_turn}", _tasks(stream)))
+        label = f"{STREAM} requests in flight{in_turn}"
+        shown.append(columns.timeline(stream, label, _tasks(stream)))
     return shown
+
+
+def run_timeline(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> Timeline:
+    """What ranks run of a request or step, with the tasks that bring results to every rank."""
+    staged, one = not tasks.order.is_whole, simulate(tasks)
+    label = f"one {'step' if staged else 'request'}, with its results brought to every rank"
+    columns = _Columns(refs, lanes, staged=staged)
+    return columns.timeline(one, label, _tasks(one, passes(tasks, one) if staged else ()))
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Writes timelines of a schedule's events on the lanes' busiest devices."""
+
+    refs: Sequence[int]  #: Of the tasks, see `schema`.
+    lanes: Lanes
+    staged: bool  #: Whether events have passes.
+
+    def timeline(self, of: simulator.Timeline, label: str, every: Iterable[_Row]) -> Timeline:
+        """The columns of the events that are on a lane's busiest device."""
+        lane = {device: index for index, device in enumerate(self.lanes.busiest)}
+        rows = [row for row in every if row[0].device in lane]
+        boxes = [box for _, _, box in rows]
+        return Timeline(
+            label=label,
+            turn=of.turn,
+            requests=of.requests,
+            end_s=of.makespan_s,
+            device=[lane[event.device] for event, _, _ in rows],
+            kind=[int(event.kind == "comm") for event, _, _ in rows],
+            ref=[self.refs[event.task] for event, _, _ in rows],
+            request=[event.request for event, _, _ in rows],
+            start_s=[units.short(event.start_s) for event, _, _ in rows],
+            duration_s=[units.short(event.end_s - event.start_s) for event, _, _ in rows],
+            critical=[index for index, row in enumerate(rows) if row[1]],
+            passes=[box.label if box else "" for box in boxes] if self.staged else None,
+            about=[pass_text(box) if box else "" for box in boxes] if self.staged else None,
+        )
 
 
 def _tasks(timeline: simulator.Timeline, boxes: Sequence[Pass] = ()) -> list[_Row]:

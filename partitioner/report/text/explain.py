@@ -97,6 +97,7 @@ def _verdict(head: Head) -> list[str]:
         "latency": units.seconds(head["latency_s"]),
         "limit": head["limit"],
         "worth it?": head["worth"],
+        **({"delivery": head["delivery"]} if head["delivery"] else {}),
     }
     used = f"{head['devices_used']} of {head['devices']} devices of {head['cluster']}"
     title = f"{head['strategy'] or 'hand-made'} plan on {used}"

@@ -95,7 +95,8 @@ function startHead(data) {
   const stop = (text) => (text && !/[.!?]$/.test(text) ? `${text}.` : text);
   const folded = head.folded && stop(`Folded: ${head.folded}`);
   const searched = head.searched && stop(`The bound covers what was searched: ${head.searched}`);
-  const notes = [...head.trials, ...head.notes, searched, folded].filter(Boolean);
+  const delivery = head.delivery && stop(head.delivery[0].toUpperCase() + head.delivery.slice(1));
+  const notes = [delivery, ...head.trials, ...head.notes, searched, folded].filter(Boolean);
   byId("notes").hidden = !notes.length;
   byId("notes-title").append(`Notes (${notes.length})`);
   byId("notes-list").append(...notes.map((note) => el("li", {}, plain(note))));

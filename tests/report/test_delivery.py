@@ -1,0 +1,142 @@
+"""Results that ranks gather for the caller are spoken of, and priced where it is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import partitioner
+from partitioner import examples
+from partitioner.cost_model.evaluate import evaluate
+from partitioner.foundations import units
+from partitioner.report.delivery import Delivery
+from partitioner.report.page.data import report_data
+from partitioner.report.text.explain import explain
+
+
+class Scores(nn.Module):
+    """A loss and, if wanted, the scores that it is of."""
+
+    def __init__(self, *, scores: bool, classes: int = 4096) -> None:
+        super().__init__()
+        self.scores, self.head = scores, nn.Linear(16, classes)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        scores = self.head(x)
+        loss = scores.square().mean()
+        return (loss, scores) if self.scores else loss
+
+
+def compiled(*, scores: bool, devices: int = 2, classes: int = 4096) -> Any:
+    return partitioner.compile(
+        Scores(scores=scores, classes=classes).train(),
+        (torch.ones(64, 16),),
+        devices,
+        training=True,
+        cluster=f"{devices}xh100",
+        parallel="dp",
+    )
+
+
+def in_parts(objective: str) -> Any:
+    """Layers whose product is cut over all devices, so that each makes a part of the result."""
+    module = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024))
+    return partitioner.compile(module, torch.randn(512, 1024), devices=4, objective=objective)
+
+
+def lines(program: Any) -> list[str]:
+    return [line for line in str(program).splitlines() if line.startswith("  delivery ")]
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_scores_that_ranks_gather_are_spoken_of(devices: int) -> None:
+    program = compiled(scores=True, devices=devices)
+    delivery = program.delivery
+    assert dict(vars(delivery)) == program.summary["delivery"]
+    whole = evaluate(program.graph, program.plan, program.cluster, program.delivered)
+    assert delivery.step_s == whole.step_s > program.evaluation.step_s
+    assert delivery.more_step_s == pytest.approx(whole.step_s - program.evaluation.step_s)
+    assert delivery.sent_bytes == (devices - 1) * 64 * 4096 * 4
+    assert delivery.held_bytes > 0
+    (line,) = lines(program)
+    assert f"{units.seconds(delivery.more_step_s)} and " in line
+    assert f": {units.seconds(whole.step_s)} in all" in line
+
+
+def test_a_loss_that_every_rank_has_is_no_matter() -> None:
+    program = compiled(scores=False)
+    assert program.delivery is None
+    assert "delivery" not in program.summary
+    assert not lines(program)
+
+
+def test_a_request_is_told_by_its_latency() -> None:
+    program = in_parts("latency")
+    delivery = program.delivery
+    assert delivery.latency_s == program.evaluation.latency_s + delivery.more_latency_s
+    assert delivery.clause("latency").startswith(units.seconds(delivery.more_latency_s))
+
+
+def test_results_that_do_not_fit_are_spoken_of() -> None:
+    program = compiled(scores=True)
+    most = max(program.evaluation.exact_bytes.values())
+    devices = tuple(replace(one, memory_bytes=most) for one in program.cluster.devices)
+    crowded = replace(program.cluster, devices=devices)
+    figures = evaluate(program.graph, program.plan, crowded)
+    delivery = Delivery.of(program.graph, program.plan, crowded, figures, program.delivered)
+    assert figures.fits_exactly
+    assert delivery is not None
+    assert delivery.over_bytes == delivery.held_bytes > 0
+    text = delivery.sentence("throughput", program.one_device, 2)
+    assert text.endswith(f"a device is then {units.size(delivery.over_bytes)} above its memory")
+    assert "times as fast as one device" in text
+    assert "times as fast" not in delivery.sentence("throughput", program.one_device, 1)
+
+
+def test_the_report_says_and_draws_it() -> None:
+    program = in_parts("throughput")
+    data = report_data(program)
+    alone, delivered = data["timelines"]
+    assert delivered["label"] == "one request, with its results brought to every rank"
+    assert delivered["end_s"] == pytest.approx(program.delivery.latency_s)
+    assert delivered["end_s"] > alone["end_s"]
+    row = data["comms"][-1]
+    assert (row["kind"], row["consumer"]) == ("all-gather", -1)
+    assert -len(data["comms"]) in delivered["ref"]
+    assert data["head"]["verdict"].endswith(f"{program.delivery.clause('throughput')} more")
+    assert data["head"]["delivery"] in explain(program)
+
+
+def test_a_step_in_stages_is_drawn_with_its_results() -> None:
+    program = partitioner.compile(
+        Scores(scores=True, classes=64).train(),
+        (torch.ones(64, 16),),
+        2,
+        training=True,
+        parallel="pp",
+        micro_batches=4,
+    )
+    assert program.delivery is not None
+    *_, last = report_data(program)["timelines"]
+    assert last["label"] == "one step, with its results brought to every rank"
+    assert last["end_s"] == pytest.approx(program.delivery.latency_s)
+
+
+def test_ranks_of_an_onnx_model_keep_their_parts() -> None:
+    program = partitioner.compile(examples.build("mlp", layers=2, hidden=512, batch=64), devices=2)
+    assert program.delivered == frozenset()
+    assert program.delivery is None
+
+
+def test_their_bytes_and_seconds_count_where_it_is_asked_for() -> None:
+    program = compiled(scores=True)
+    with_results = evaluate(program.graph, program.plan, program.cluster, program.model.delivered)
+    without = program.evaluation
+    whole = 64 * 4096 * 4
+    assert with_results.step_s > without.step_s
+    assert with_results.exact_peak[0].bytes >= without.exact_peak[0].bytes + whole / 2
+    assert with_results.sent_bytes[0] == without.sent_bytes[0] + whole / 2

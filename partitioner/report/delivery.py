@@ -20,6 +20,9 @@ from partitioner.ir.plan import Plan
 from partitioner.report.one_device import OneDevice
 from partitioner.search.request import MOST_EXPLICIT
 
+#: Fewer bytes of memory are not spoken of.
+LEAST_BYTES = 1 << 10
+
 
 @dataclass(frozen=True)
 class Delivery:
@@ -67,7 +70,8 @@ class Delivery:
     def clause(self, objective: str) -> str:
         """Say what the results on every rank take more: "21.8 µs and 2 MiB of memory"."""
         seconds = self.more_latency_s if objective == "latency" else self.more_step_s
-        held = f" and {units.size(self.held_bytes)} of memory" if self.held_bytes else ""
+        is_much = self.held_bytes >= LEAST_BYTES
+        held = f" and {units.size(self.held_bytes)} of memory" if is_much else ""
         return f"{units.seconds(seconds)}{held}"
 
     def sentence(self, objective: str, alone: OneDevice, devices: int) -> str:

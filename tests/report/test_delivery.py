@@ -13,7 +13,7 @@ import partitioner
 from partitioner import examples
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.foundations import units
-from partitioner.report.delivery import Delivery
+from partitioner.report.delivery import LEAST_BYTES, Delivery
 from partitioner.report.page.data import report_data
 from partitioner.report.text.explain import explain
 
@@ -95,6 +95,7 @@ def test_results_that_do_not_fit_are_spoken_of() -> None:
     assert text.endswith(f"a device is then {units.size(delivery.over_bytes)} above its memory")
     assert "times as fast as one device" in text
     assert "times as fast" not in delivery.sentence("throughput", program.one_device, 1)
+    assert "memory" not in replace(delivery, held_bytes=LEAST_BYTES - 1).clause("throughput")
 
 
 def test_the_report_says_and_draws_it() -> None:

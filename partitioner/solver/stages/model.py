@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 
 from partitioner.solver.outcome import Status
-from partitioner.solver.problem import SolverError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -38,12 +37,6 @@ class Pool:
 
     devices: int
     limit_bytes: float = math.inf
-
-    def __post_init__(self) -> None:
-        if self.devices < 0:
-            raise SolverError(f"a pool of {self.devices} devices: there must be 0 or more")
-        if not self.limit_bytes >= 0:
-            raise SolverError(f"a limit of {self.limit_bytes} bytes: it must be 0 or more")
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,26 +56,6 @@ class StageOption:
     degree: int = 1  #: Micro-batches that the stage works on at once.
     pool: int = 0  #: Index of the pool of the devices.
 
-    def __post_init__(self) -> None:
-        if self.devices < 1 or self.degree < 1:
-            raise SolverError(
-                f"option {self.label!r}: {self.devices} devices and degree {self.degree}, "
-                "both must be at least 1"
-            )
-        shape = self.load_s.shape
-        if len(shape) != 3 or not shape[0] or shape[1] != shape[2] or shape[1] < 2:
-            raise SolverError(
-                f"option {self.label!r}: load_s has shape {shape}, not (ways, n + 1, n + 1)"
-            )
-        for name in ("load_s", "resident_bytes", "flying_bytes"):
-            array: Floats = getattr(self, name)
-            if array.shape != shape:
-                raise SolverError(
-                    f"option {self.label!r}: {name} has shape {array.shape}, load_s has {shape}"
-                )
-            if not array.min() >= 0:
-                raise SolverError(f"option {self.label!r}: {name} has a negative value or a NaN")
-
     def held_bytes(self, way: int, start: int, stop: int, in_flight: int = 1) -> float:
         """Bytes of a device that runs positions `start` to `stop - 1`."""
         at = way, start, stop
@@ -100,22 +73,6 @@ class StageProblem:
     #: Whether a stage holds micro-batches for the stages after it (training); otherwise each holds
     #: one.
     in_flight: bool = True
-
-    def __post_init__(self) -> None:
-        if not self.options:
-            raise SolverError("there is no stage option")
-        side = self.options[0].load_s.shape[1]
-        for option in self.options:
-            if option.load_s.shape[1] != side:
-                raise SolverError(
-                    f"option {option.label!r} has {option.load_s.shape[1] - 1} positions, "
-                    f"{self.options[0].label!r} has {side - 1}"
-                )
-            if not 0 <= option.pool < len(self.pools):
-                raise SolverError(
-                    f"option {option.label!r} is of pool {option.pool}, "
-                    f"there are {len(self.pools)} pools"
-                )
 
     @property
     def positions(self) -> int:

@@ -25,6 +25,22 @@ class Spec:
     ways: int = 1
 
 
+def checked(problem: StageProblem) -> StageProblem:
+    """The same problem, once its options fit each other and the pools, and nothing is negative."""
+    shape = problem.options[0].load_s.shape
+    assert len(shape) == 3
+    assert shape[1] == shape[2] > 1
+    assert all(pool.devices >= 0 and pool.limit_bytes >= 0 for pool in problem.pools)
+    for option in problem.options:
+        assert min(option.devices, option.degree) > 0
+        assert 0 <= option.pool < len(problem.pools)
+        for array in (option.load_s, option.resident_bytes, option.flying_bytes):
+            assert array.shape[0] == option.load_s.shape[0]
+            assert array.shape[1:] == shape[1:]
+            assert array.min() >= 0
+    return problem
+
+
 def draw_problem(seed: int, spec: Spec) -> StageProblem:
     """Loads grow with the interval but for noise, so that they are not monotone."""
     rng = np.random.default_rng(seed)
@@ -56,7 +72,7 @@ def draw_problem(seed: int, spec: Spec) -> StageProblem:
         pick.choice((8.0, 14.0, 22.0)) if spec.memory else math.inf for _ in range(spec.pools)
     ]
     pools = tuple(Pool(pick.randint(1, 5 if spec.pools > 1 else 8), limit) for limit in limits)
-    return StageProblem(tuple(options), pools, spec.most_degrees, spec.in_flight)
+    return checked(StageProblem(tuple(options), pools, spec.most_degrees, spec.in_flight))
 
 
 def all_cuts(problem: StageProblem) -> Iterator[tuple[Stage, ...]]:

@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import partitioner
+from helpers.problems.stage_problems import checked
 from partitioner import examples
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
@@ -368,7 +369,7 @@ def test_the_cut_is_what_the_cutter_says(spec: str) -> None:
     staged = searched(graph, cluster)
     options = tuple({id(o): o.stage for o in staged.options}.values())
     pool = Pool(len(cluster), float(cluster.devices[0].memory_bytes))
-    problem = StageProblem(options, pools=(pool,), in_flight=False)
+    problem = checked(StageProblem(options, pools=(pool,), in_flight=False))
     index = {id(option): k for k, option in enumerate(options)}
     stages = tuple(
         replace(stage, option=index[id(option.stage)])

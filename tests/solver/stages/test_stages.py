@@ -9,7 +9,6 @@ import pytest
 
 from helpers.problems.stage_problems import Spec, all_cuts, brute_force, draw_problem
 from partitioner.solver.outcome import Infeasible
-from partitioner.solver.problem import SolverError
 from partitioner.solver.stages import paths
 from partitioner.solver.stages.cut import cut_stages
 from partitioner.solver.stages.entries import lay_out, most_in_flight, settle
@@ -299,35 +298,3 @@ def test_the_frontier_has_every_row_that_none_is_below(columns: int) -> None:
         kept = [tuple(row) for row in rows[frontier(rows)].tolist()]
         assert len(kept) == len(set(kept))
         assert set(kept) == wanted
-
-
-SPOILT = {
-    "a pool of -1 devices": lambda: Pool(-1),
-    "a limit of nan bytes": lambda: Pool(1, math.nan),
-    "option 'only': 0 devices and degree 1, both must be at least 1": lambda: _option(2, 0),
-    r"load_s has shape \(3, 3\), not \(ways, n \+ 1, n \+ 1\)": lambda: StageOption(
-        "x", 1, *(_span(2)[0],) * 3
-    ),
-    r"flying_bytes has shape \(1, 4, 4\), load_s has \(1, 3, 3\)": lambda: StageOption(
-        "x", 1, _span(2), _span(2), _span(3)
-    ),
-    "resident_bytes has a negative value or a NaN": lambda: StageOption(
-        "x", 1, _span(2), _span(2) * math.nan, _span(2)
-    ),
-    "load_s has a negative value or a NaN": lambda: StageOption(
-        "x", 1, -_span(2), _span(2), _span(2)
-    ),
-    "there is no stage option": lambda: StageProblem((), (Pool(1),)),
-    "option 'only' has 3 positions, 'only' has 2": lambda: StageProblem(
-        (_option(2), _option(3)), (Pool(1),)
-    ),
-    "option 'only' is of pool 1, there are 1 pools": lambda: StageProblem(
-        (_option(2, pool=1),), (Pool(1),)
-    ),
-}
-
-
-@pytest.mark.parametrize("message", SPOILT)
-def test_a_spoilt_problem_is_refused(message: str) -> None:
-    with pytest.raises(SolverError, match=message):
-        SPOILT[message]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from partitioner.ir.ops.local import same_node
 from partitioner.ir.ops.rules.contraction import contraction, matmul, matmul_dims
@@ -24,22 +25,24 @@ def _fused_matmul(view: OpView) -> Rule:
     )
 
 
-def _matmul_integer(view: OpView) -> Rule:
-    """MatMul of quantised factors; zero points for the tensor, a row of A or a column of B."""
-    left, right, result = matmul_dims(view.shape(0), view.shape(1), view.out_shape)
-    settings = [setting(view, 2, left, "m"), setting(view, 3, right, "n")]
-    return contraction(view, [left, right, *settings], result)
+def _quantised(view: OpView, operands: str, *, rounded: bool = False) -> Rule:
+    """Product of quantised factors a and b, with a bias c that is added once.
 
-
-def _qlinear_matmul(view: OpView) -> Rule:
-    """MatMul of quantised factors, quantised again: k is whole, since the sum is rounded."""
-    left, right, result = matmul_dims(view.shape(0), view.shape(3), view.out_shape)
-    operands = [
-        *(left, setting(view, 1, left, "m"), setting(view, 2, left, "m")),
-        *(right, setting(view, 4, right, "n"), setting(view, 5, right, "n")),
-        *(setting(view, 6, result, "m"), setting(view, 7, result, "m")),
-    ]
-    return contraction(view, operands, result, rounded=True)
+    A scale or zero point is named after what it is of, a, b or the result y, and a line of that,
+    or a dot if it is one for all: ``am``, ``a.``. Where the sum is `rounded` to a quantised
+    result, k is whole.
+    """
+    words = operands.split()
+    dims = dict(zip("aby", gemm_dims(view, words.index("b")), strict=True))
+    listed: list[list[str] | None] = []
+    for index, word in enumerate(words):
+        kind = view.type(index)
+        if word == "c":
+            listed.append(None if kind is None else broadcast(kind.shape, dims["y"]))
+        else:
+            listed.append(dims.get(word) or setting(view, index, dims[word[0]], word[1]))
+    addends = [words.index("c")] if "c" in words else []
+    return contraction(view, listed, dims["y"], rounded=rounded, addends=addends)
 
 
 def setting(view: OpView, index: int, dims: list[str], line: str) -> list[str] | None:
@@ -47,7 +50,8 @@ def setting(view: OpView, index: int, dims: list[str], line: str) -> list[str] |
     setting = view.type(index)
     if setting is None:
         return None
-    if setting.rank > 1 and setting.rank != len(dims):
+    many = setting.rank > 1 and setting.rank != len(dims)
+    if many or (line == "." and setting.numel > 1):
         raise OpaqueError(
             f"operand {index} of shape {setting.shape} has a scale form without a rule"
         )
@@ -160,28 +164,8 @@ def _by_row(view: OpView, index: int, **factors: int) -> list[str]:
 
 
 def _quantised_gemm(view: OpView) -> Rule:
-    """QGemm: A, its scale and zero point, B, C, those of the result.
-
-    B's scale and zero point are one, or one a column. A bias of quantised sums is added once; k is
-    whole where the sum is rounded to a quantised result.
-    """
-    left, right, result = gemm_dims(view, 3)
-    bias = view.type(6)
-    operands = [
-        *(left, None, None, right, setting(view, 4, [], "n"), setting(view, 5, [], "n")),
-        None if bias is None else broadcast(bias.shape, result),
-    ]
-    return contraction(view, operands, result, rounded=view.type(8) is not None, addends={6})
-
-
-def _integer_to_float(view: OpView) -> Rule:
-    """MatMulIntegerToFloat: A, B, their scales, their zero points, bias."""
-    left, right, result = matmul_dims(view.shape(0), view.shape(1), view.out_shape)
-    if any(kind is not None and kind.shape not in {(), (1,)} for kind in map(view.type, (2, 4))):
-        raise OpaqueError("a scale or zero point for each row of A")
-    scale, zero = setting(view, 3, [], "n"), setting(view, 5, [], "n")
-    operands = [left, right, None, scale, None, zero, ["n"]]
-    return contraction(view, operands, result, addends={6})
+    """Without a scale and zero point of the result, QGemm gives the sums."""
+    return _quantised(view, "a a. a. b bn bn c", rounded=view.type(8) is not None)
 
 
 def _dynamic(view: OpView) -> Rule:
@@ -196,12 +180,12 @@ ROWS: Mapping[str, OpRow] = {
     "Einsum": OpRow(_einsum),
     "Gemm": OpRow(_gemm),
     "MatMul": OpRow(matmul),
-    "MatMulInteger": OpRow(_matmul_integer),
-    "QLinearMatMul": OpRow(_qlinear_matmul),
+    "MatMulInteger": OpRow(partial(_quantised, operands="a b am bn")),
+    "QLinearMatMul": OpRow(partial(_quantised, operands="a am am b bn bn ym yn", rounded=True)),
     "com.microsoft::FusedGemm": OpRow(lambda view: _gemm(view, rounded=True)),
     "com.microsoft::FusedMatMul": OpRow(_fused_matmul),
     "com.microsoft::DynamicQuantizeMatMul": OpRow(_dynamic),
-    "com.microsoft::MatMulIntegerToFloat": OpRow(_integer_to_float),
+    "com.microsoft::MatMulIntegerToFloat": OpRow(partial(_quantised, operands="a b a. bn a. bn c")),
     "com.microsoft::MatMulNBits": OpRow(
         _packed_matmul,
         lambda view, local: same_node(view, K=local.shapes[0][-1], N=local.out_shapes[0][-1]),

@@ -50,7 +50,7 @@ def card(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
     ]
     texts = {
         "name": result.name,
-        **{name: head[name] for name in ("cluster", "verdict", "limit", "worth")},  # type: ignore[literal-required]
+        **{name: head[name] for name in ("cluster", "verdict", "limit", "worth")},
         "searched": f"Searched: {', '.join(spaces)}." if len(spaces) > 1 else "",
     }
     parts = {"tiles": "".join(_tile(*tile) for tile in tiles), "devices": "".join(rows)}

@@ -45,6 +45,7 @@ from partitioner.rewrites.micro_batch_graph import (
 from partitioner.rewrites.same_in_parts import Difference
 from partitioner.search.outcome import Candidate, Outcome
 from partitioner.search.request import Request, StageClock
+from partitioner.search.ways.model_graphs import ModelGraphs
 
 if TYPE_CHECKING:
     import onnx
@@ -130,7 +131,7 @@ class OnnxModel(Model):
 
 
 @dataclass(frozen=True)
-class OnnxGraphs:
+class OnnxGraphs(ModelGraphs):
     """See `ModelGraphs`: micro-batches are cut from the graph, proven to compute the same."""
 
     opened: OnnxInput
@@ -198,14 +199,6 @@ class OnnxGraphs:
     def is_there(self, count: int) -> bool:
         """See `ModelGraphs.is_there`."""
         return count in self._parts
-
-    def is_guessed(self, count: int) -> bool:  # noqa: ARG002 - each is made at once
-        """See `ModelGraphs.is_guessed`."""
-        return False
-
-    def confirms(self, count: int) -> bool:  # noqa: ARG002 - none is guessed
-        """See `ModelGraphs.confirms`."""
-        return True
 
     def changes(self, count: int) -> Difference:
         """See `ModelGraphs.changes`: there are no micro-batches but those that change nothing."""

@@ -228,12 +228,14 @@ class JointSpace:
     #: Whether the problem is made behind the time limit, too, where no other space is known: the
     #: refusal is told by it.
     needed: bool = True
+    #: The share of the cost of a known plan that another must promise to gain; None for the gap.
+    least_gain: float | None = None
 
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The best plan and, if that leaves devices idle, the nearest that does not.
 
         No plan if the work alone shows that none of the space costs less than `budget.best_s` by
-        more than the gap.
+        more than the least gain.
         """
         known = not self.needed or any(result.plans or result.refused for result in others)
         limit_s = self.shared.request.time_limit_s
@@ -251,7 +253,8 @@ class JointSpace:
             options = self.shared.options(self.family, check)
             budget.work.spend(CHOICE_STEPS * sum(map(len, options.values())))
             least = self.shared.least_cost(self.shared.goal(self.family), options)
-            if least >= (1 - budget.gap) * budget.best_s:
+            least_gain = budget.gap if self.least_gain is None else self.least_gain
+            if least >= (1 - least_gain) * budget.best_s:
                 return SpaceResult(searched=str(self.family), bound=least)
             built = self.shared.problem(self.family, options, check)
             check()
@@ -312,8 +315,8 @@ class JointSpace:
 class KindSpace:
     """The plans of one kind of parallelism, or of several joined: a part of a mesh's space.
 
-    It is searched for plans to run, and where the search of the mesh ended with a gap: with most
-    choices bound it finds a plan soon that the larger space may hide.
+    It is searched for plans to run, and where the search of the mesh proved no plan to be the best:
+    with most choices bound it finds a plan soon that the larger space may hide.
     """
 
     shared: JointSearch  #: The search, whose request has no constraints.
@@ -323,7 +326,8 @@ class KindSpace:
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The best plan of the kind, if there is one; its bound covers no other plan."""
         shared, devices = self.shared, len(self.shared.cluster)
-        if not self._is_wanted(budget, others):
+        least_gain = min(LEAST_GAP, budget.gap)
+        if not self._is_wanted(least_gain, others):
             return SpaceResult()
         try:
             asked = replace(shared.request, parallel=self.kind, mesh=self.mesh)
@@ -333,9 +337,14 @@ class KindSpace:
             return SpaceResult()
         (family,) = families("intra", devices, request.mesh)
         space = JointSpace(
-            replace(shared, request=request), replace(family, name=self.kind), needed=False
+            replace(shared, request=request),
+            replace(family, name=self.kind),
+            needed=False,
+            least_gain=least_gain,
         )
-        return self._of_kind(space.search(budget, others), budget)
+        result = self._of_kind(space.search(budget, others), budget)
+        # within the gap a kind has one look, which may find a plan that is a little cheaper
+        return result if self._is_wanted(budget.gap, others) else replace(result, more=None)
 
     def _of_kind(self, result: SpaceResult, budget: Budget) -> SpaceResult:
         """The plans of a result, whose bounds cover no other plan, and how to go on with them.
@@ -348,8 +357,8 @@ class KindSpace:
             return SpaceResult(plans)
         return SpaceResult(plans, more=lambda budget: self._of_kind(more(budget), budget))
 
-    def _is_wanted(self, budget: Budget, others: tuple[SpaceResult, ...]) -> bool:
-        """Tell whether plans are to be run, or the best known one is not within the mesh's gap.
+    def _is_wanted(self, gap: float, others: tuple[SpaceResult, ...]) -> bool:
+        """Tell whether plans are to be run, or the mesh may have one cheaper by more than the gap.
 
         Where none is known, a plan of a kind may fit that was not found among all, unless these are
         proven not to.
@@ -369,7 +378,7 @@ class KindSpace:
         # bounds of other kinds cover these alone
         free = [one for one in others if not one.plans or any(p.bounds_space for p in one.plans)]
         least = min((result.least for result in own or free), default=0.0)
-        return least < (1 - budget.gap) * min(costs)
+        return least < (1 - gap) * min(costs)
 
     def _is_part_of(self, result: SpaceResult) -> bool:
         """Test whether a result's bound is that of all plans on the kind's mesh."""

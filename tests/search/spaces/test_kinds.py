@@ -1,4 +1,4 @@
-"""The usual kinds of parallelism are tried where the search of a mesh ends with a gap."""
+"""The usual kinds of parallelism are tried where the search of a mesh proves no plan the best."""
 
 from __future__ import annotations
 
@@ -86,7 +86,20 @@ def test_no_kind_of_a_searched_mesh_is_cheaper_than_the_plan(
     assert certificate.bound < certificate.cost / 1.5
 
 
-def test_kinds_are_not_searched_where_the_gap_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("stuck")
+def test_a_kind_within_the_gap_has_a_look_and_its_cheaper_plan_is_taken(
+    kinds: Mapping[str, Any],
+) -> None:
+    costs = [kind.evaluation.step_s for kind in kinds.values()]
+    said: list[str] = []
+    plan = compiled(strategy="intra", gap=0.6, progress=said.append)
+    assert plan.evaluation.step_s <= min(costs) * (1 + 1e-9)
+    assert plan.plan.certificate.status == "optimal"
+    assert plan.plan.certificate.bound < plan.plan.certificate.cost / 1.5
+    assert not [line for line in said if line.startswith("going on")]
+
+
+def test_kinds_are_not_searched_where_the_plan_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[str] = []
     search = KindSpace.search
 
@@ -175,3 +188,5 @@ def test_a_kind_that_was_refused_goes_on_beside_a_known_plan_alone(
     worse = replace(known, solution=replace(known.solution, bound=0.0))
     beside = replace(budget, best_s=known.cost("throughput"))
     assert kind.search(beside, (SpaceResult((worse,)),)).more is not None
+    near = replace(known, solution=replace(known.solution, bound=0.995 * beside.best_s))
+    assert kind.search(beside, (SpaceResult((near,)),)).more is None

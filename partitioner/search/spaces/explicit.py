@@ -343,8 +343,11 @@ class KindSpace:
             least_gain=least_gain,
         )
         result = self._of_kind(space.search(budget, others), budget)
-        # within the gap a kind has one look, which may find a plan that is a little cheaper
-        return result if self._is_wanted(budget.gap, others) else replace(result, more=None)
+        if self._is_wanted(budget.gap, others):
+            return result
+        # within the gap a kind has one look, of which only a cheaper plan counts
+        goal, known_s = shared.request.objective, budget.best_s
+        return SpaceResult(tuple(plan for plan in result.plans if plan.cost(goal) < known_s))
 
     def _of_kind(self, result: SpaceResult, budget: Budget) -> SpaceResult:
         """The plans of a result, whose bounds cover no other plan, and how to go on with them.

@@ -100,9 +100,7 @@ def test_an_executor_is_blamed_on_the_device_that_exceeds_its_memory_most(
 
 
 def refusal(*, proven: bool) -> Infeasible:
-    return Infeasible(
-        "4 bytes are short", device=1, position=2, name="n", bytes_short=4.0, proven=proven
-    )
+    return Infeasible("4 bytes are short", device=1, name="n", bytes_short=4.0, proven=proven)
 
 
 @pytest.mark.parametrize("work", [Work(stopped=True), Work(deadline=-math.inf)])

@@ -163,11 +163,6 @@ def _by_row(view: OpView, index: int, **factors: int) -> list[str]:
     return [name if size != 1 else "1" for name, size in factors.items()]
 
 
-def _quantised_gemm(view: OpView) -> Rule:
-    """Without a scale and zero point of the result, QGemm gives the sums."""
-    return _quantised(view, "a a. a. b bn bn c", rounded=view.type(8) is not None)
-
-
 def _dynamic(view: OpView) -> Rule:
     """DynamicQuantizeMatMul: A, B, its scale and zero point, bias; all of A makes A's scale."""
     left, right, result = matmul_dims(view.shape(0), view.shape(1), view.out_shape)
@@ -190,5 +185,7 @@ ROWS: Mapping[str, OpRow] = {
         _packed_matmul,
         lambda view, local: same_node(view, K=local.shapes[0][-1], N=local.out_shapes[0][-1]),
     ),
-    "com.microsoft::QGemm": OpRow(_quantised_gemm),
+    "com.microsoft::QGemm": OpRow(  # sums, where the result has no scale and zero point
+        lambda view: _quantised(view, "a a. a. b bn bn c", rounded=view.type(8) is not None)
+    ),
 }

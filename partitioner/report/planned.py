@@ -93,7 +93,7 @@ class Planned:
 
     @cached_property
     def delivery(self) -> Delivery | None:
-        """What brings the results to every rank, which no other figure counts; None if nothing."""
+        """Price what brings results to every rank, which no other figure has; None if nothing."""
         return Delivery.of(
             self.graph, self.plan, self.cluster, self.evaluation, results=self.delivered
         )

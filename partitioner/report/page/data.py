@@ -53,7 +53,6 @@ from partitioner.report.schema import (
     StepRow,
     TensorRow,
     TerminalRow,
-    Timeline,
 )
 from partitioner.report.stages import place_text, stages, step_facts, step_sentence
 from partitioner.report.steps import NODE, edges
@@ -81,7 +80,7 @@ def report_data(result: Planned, comparison: Comparison[Planned] | None = None) 
     terminals += [(name, "output", (graph.producers[name],)) for name in graph.outputs]
     comm_tasks = [task for task in result.schedule.tasks if task.comm is not None]
     delivering = _delivering(result)
-    comms = []
+    comms, comm_rows = list[CommRow](), dict[Comm, int]()
     for task in (*comm_tasks, *delivering):
         comm = task.comm
         assert comm is not None
@@ -97,7 +96,14 @@ def report_data(result: Planned, comparison: Comparison[Planned] | None = None) 
             producer=graph.order[producer.name] if producer else -1,
             consumer=graph.order.get(comm.why, -1),
         )
+        comm_rows[comm.renamed(seq=0)] = len(comms)
         comms.append(row)
+    shown = timelines(result.schedule, refs, own)
+    if delivering:
+        run = result.run_schedule
+        run_refs = _refs(graph, run, lambda comm: comm_rows[comm.renamed(seq=0)])
+        timeline = run_timeline(run, run_refs, own)
+        shown += [timeline] if len(timeline["ref"]) <= MAX_EVENTS else []
     return Report(
         version=VERSION,
         kind="plan",
@@ -124,10 +130,10 @@ def report_data(result: Planned, comparison: Comparison[Planned] | None = None) 
         moves=block_moves(result, outer),
         ribbon=ribbon(result, own),
         tasks=refs,
-        timelines=[*timelines(result.schedule, refs, own), *_delivered(result, delivering, own)],
+        timelines=shown,
         memory=memory(result, own),
         traffic=traffic(result.schedule, result.cluster, own),
-        measured=None if comparison is None else measured_run(comparison, refs),
+        measured=None if comparison is None else measured_run(comparison, comm_rows),
     )
 
 
@@ -289,18 +295,6 @@ def _delivering(result: Planned) -> list[Task]:
         for task in result.run_schedule.tasks
         if task.comm is not None and task.comm.renamed(seq=0) not in priced
     ]
-
-
-def _delivered(result: Planned, delivering: Sequence[Task], own: Lanes) -> list[Timeline]:
-    """The timeline of all that ranks run, where they bring results to every rank."""
-    if not delivering:
-        return []
-    priced = [task.comm for task in result.schedule.tasks if task.comm is not None]
-    every = [*priced, *(task.comm for task in delivering if task.comm is not None)]
-    rows = {comm.renamed(seq=0): row for row, comm in enumerate(every)}
-    refs = _refs(result.graph, result.run_schedule, lambda comm: rows[comm.renamed(seq=0)])
-    timeline = run_timeline(result.run_schedule, refs, own)
-    return [timeline] if len(timeline["ref"]) <= MAX_EVENTS else []
 
 
 def _node(result: Planned, near: Neighbourhood, node: Node) -> NodeRow:

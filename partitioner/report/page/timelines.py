@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -56,7 +56,7 @@ def timelines(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> list[Timeli
 
 
 def run_timeline(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> Timeline:
-    """What ranks run of a request or step, with the tasks that bring results to every rank."""
+    """Time a request or step as ranks run it, with what brings results to every rank."""
     staged, one = not tasks.order.is_whole, simulate(tasks)
     label = f"one {'step' if staged else 'request'}, with its results brought to every rank"
     columns = _Columns(refs, lanes, staged=staged)
@@ -115,17 +115,11 @@ def _passes(timeline: simulator.Timeline, boxes: Sequence[Pass]) -> list[_Row]:
     return sorted(rows, key=lambda row: (row[0].start_s, row[0].device))
 
 
-def measured_run(comparison: Comparison[Planned], refs: Sequence[int]) -> MeasuredRun:
-    """The data of a measured run; `refs` (see `schema`) are of the tasks of the plan's schedule."""
+def measured_run(comparison: Comparison[Planned], comms: Mapping[Comm, int]) -> MeasuredRun:
+    """The data of a measured run; `comms` has the row of each communication without its `seq`."""
     measured, result = comparison.measured, comparison.result
-    # Ranks run tasks of which the report knows those of the plan's cost.
-    by_comm: dict[Comm, int] = {}
-    by_node: dict[str, int] = {}
-    for shown, row in zip(result.schedule.tasks, refs, strict=True):
-        if shown.comm is not None:
-            by_comm[shown.comm.renamed(seq=0)] = row
-        elif shown.placed is not None:
-            by_node[shown.placed.node.name] = row
+    by_comm = {comm: -1 - row for comm, row in comms.items()}
+    by_node = result.graph.order
     by_task: list[int | None] = []
     by_seq: dict[int, int | None] = {}
     for run in result.run_schedule.tasks:

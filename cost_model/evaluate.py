@@ -26,7 +26,7 @@ from partitioner.cost_model.schedule.traffic import sent_bytes
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import Copies, DeviceMesh, copies_on
 from partitioner.ir.ops import rule_of
-from partitioner.ir.plan import OBJECTIVES, Pipeline, PlacedNode, Plan, place, resolve
+from partitioner.ir.plan import OBJECTIVES, Pipeline, PlacedNode, Plan, devices_of, place, resolve
 from partitioner.ir.rule import Rule
 
 Figure = TypeVar("Figure", int, float, MemoryPeak)
@@ -242,8 +242,8 @@ def evaluate_placed(
     resharder: Resharder | None = None,
 ) -> Evaluation:
     """Cost of a resolved plan; in a plan with stages a request is a step of all micro-batches."""
-    devices = range(len(cluster))
-    absent = sorted({d for node in placed for d in node.mesh.devices} - set(devices))
+    devices, busy = range(len(cluster)), devices_of(placed)
+    absent = sorted(busy.difference(devices))
     if absent:
         raise CostError(
             f"plan uses device {absent[0]}; cluster {cluster.name!r} has {len(cluster)}"
@@ -278,7 +278,7 @@ def evaluate_placed(
         executor_peak=of_all(executor_peaks, nothing) if executor_peaks else {},
         limit_bytes=limits,
         sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks), 0.0).items()},
-        devices_used=len({device for node in placed for device in node.mesh.devices}),
+        devices_used=len(busy),
         sharded_flops_share=sharded_flops_share(graph, placed),
         sequential=not tasks.order.is_whole
         or (bool(graph.backward) and len({node.mesh.devices for node in placed}) > 1),

@@ -67,6 +67,11 @@ class DeviceMesh:
         """Axis names, major first."""
         return tuple(name for name, _ in self.axes)
 
+    @cached_property
+    def members(self) -> frozenset[int]:
+        """The devices, in no order."""
+        return frozenset(self.devices)
+
     def size(self, axes: tuple[str, ...] | None = None) -> int:
         """Number of coordinates over these axes (all axes by default)."""
         return len(self.devices) if axes is None else _size(self, axes)

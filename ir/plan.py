@@ -398,6 +398,11 @@ def place(
     return PlacedNode(node, mesh, rule, dict(layouts), tuple(operands), tuple(results))
 
 
+def devices_of(placed: Iterable[PlacedNode]) -> frozenset[int]:
+    """Devices that run at least one node."""
+    return frozenset().union(*{node.mesh.members for node in placed})
+
+
 def resolve(graph: Graph, plan: Plan) -> tuple[PlacedNode, ...]:
     """Every node with its placements, in the plan's global order.
 

@@ -10,16 +10,22 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.prices.collectives import dispatch_comms, dispatch_seconds
-from partitioner.cost_model.prices.reshard import Hop, Resharder
+from partitioner.cost_model.prices.compute import mesh_indices
+from partitioner.cost_model.prices.reshard import Hop, Real, Resharder
 from partitioner.ir.exchange import sent_numel
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
+
+_Numbers = npt.NDArray[np.int64]
 
 
 def representatives(
@@ -30,65 +36,109 @@ def representatives(
     Where a communication of one that is evaluated has ranks of a class whose first takes no part in
     it, one of these is evaluated too.
     """
-    hops = _hops(graph, placed, resharder)
-    classes = [0] * len(cluster)
-    sizes, inside = _local_sizes(placed), list[Mapping[int, Hashable]]()
+    steps = _steps(graph, placed, resharder)
+    classes = _Classes(np.zeros(len(cluster), np.int64))
+    if not cluster.has_equal_devices:
+        classes.refine(*_numbered(dict(enumerate(cluster.devices))))
+    for labels in _local_sizes(placed):
+        classes.refine(*labels)
     for node in (node for node in placed if node.sent):
-        inside += [dispatch_seconds(node, cluster)]
-        inside += [sent_numel(comm.transfers) for comm in dispatch_comms(node)]
-    for labels in (dict(enumerate(cluster.devices)), *sizes, *inside, *(hop.roles for hop in hops)):
-        _refine(classes, labels)
-    count = 0
-    while len(set(classes)) != count:
-        count = len(set(classes))
-        for hop in hops:
-            peers: dict[int, list[Hashable]] = defaultdict(list)
-            for priced in hop.comms:
-                sides = priced.comm.sources(), priced.comm.targets()
-                pair = tuple(frozenset(classes[device] for device in side) for side in sides)
-                for device in priced.seconds:
-                    peers[device].append(pair)
-            _refine(classes, {device: tuple(parts) for device, parts in peers.items()})
-    first: dict[int, int] = {}
-    shared = {device: first.setdefault(label, device) for device, label in enumerate(classes)}
-    return shared | {device: device for device in _beside(hops, classes, first.values())}
+        classes.refine(*_numbered(dispatch_seconds(node, cluster)))
+        for comm in dispatch_comms(node):
+            classes.refine(*_numbered(sent_numel(comm.transfers)))
+    for step in steps:
+        classes.refine(step.devices, step.roles)
+    count, known = 0, dict[tuple[int, bytes], _Numbers]()
+    while classes.count != count:
+        count = classes.count
+        for step in steps:
+            own = np.unique(classes.of[step.devices], return_inverse=True)[1]
+            key = id(step.hop), own.tobytes()
+            if key not in known:
+                known[key] = step.peers(own)
+            classes.refine(step.devices, known[key])
+    labels, first = classes.of.tolist(), dict[int, int]()
+    shared = {device: first.setdefault(label, device) for device, label in enumerate(labels)}
+    return shared | {device: device for device in _beside(steps, classes.of, first.values())}
 
 
-def _refine(classes: list[int], labels: Mapping[int, Hashable]) -> None:
-    """Split each class by the label of its devices; those without a label stay together."""
-    free = 1 + max(classes, default=0)
-    numbers: dict[tuple[int, Hashable], int] = {}
-    for device, label in labels.items():
-        pair = classes[device], label
-        numbers.setdefault(pair, free + len(numbers))
-        classes[device] = numbers[pair]
+@dataclass
+class _Classes:
+    """The class of each device."""
+
+    of: _Numbers
+
+    @property
+    def count(self) -> int:
+        return len(np.unique(self.of))
+
+    def refine(self, devices: _Numbers, labels: _Numbers) -> None:
+        """Split each class by the labels of some devices; those without a label stay together."""
+        if len(devices):
+            pairs = self.of[devices] * (1 + labels.max()) + labels
+            self.of[devices] = 1 + self.of.max() + np.unique(pairs, return_inverse=True)[1]
 
 
-def _local_sizes(placed: Sequence[PlacedNode]) -> Iterator[Mapping[int, Hashable]]:
-    """Local size of every cut dim and loop on each device of its group; work of uneven nodes."""
+def _numbered(labels: Mapping[int, Hashable]) -> tuple[_Numbers, _Numbers]:
+    """Devices, and a number for each label of theirs."""
+    numbers: dict[Hashable, int] = {}
+    found = [numbers.setdefault(label, len(numbers)) for label in labels.values()]
+    return np.array([*labels], np.int64), np.array(found, np.int64)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step of a reshard among some devices."""
+
+    hop: Hop  #: The step among the devices that stand for them.
+    real: Real
+    devices: _Numbers = field(init=False)  #: Its devices.
+    roles: _Numbers = field(init=False)  #: A number for the role of each.
+
+    def __post_init__(self) -> None:
+        low, roles = self.hop.numbered_roles
+        object.__setattr__(self, "devices", self.real.of_all(low))
+        object.__setattr__(self, "roles", roles)
+
+    def peers(self, classes: _Numbers) -> _Numbers:
+        """A number for the classes that each device meets, by the classes of the devices."""
+        of = dict(zip(self.hop.numbered_roles[0].tolist(), classes.tolist(), strict=True))
+        met: dict[int, list[Hashable]] = {device: [] for device in of}
+        for priced in self.hop.comms:
+            sides = priced.comm.sources(), priced.comm.targets()
+            pair = tuple(frozenset(of[device] for device in side) for side in sides)
+            for device in priced.seconds:
+                met[device].append(pair)
+        return _numbered({device: tuple(pairs) for device, pairs in met.items()})[1]
+
+    def groups(self, device: int) -> Iterator[tuple[int, ...]]:
+        """The devices that each communication of a device is among."""
+        for number in self.hop.comms_of.get(self.real.low(device), ()):
+            yield tuple(map(self.real.of, self.hop.comms[number].seconds))
+
+
+def _local_sizes(placed: Sequence[PlacedNode]) -> Iterator[tuple[_Numbers, _Numbers]]:
+    """Devices of each group, and those of unequal parts by size; work of uneven nodes."""
+    meshes: dict[DeviceMesh, None] = {}
     cuts: dict[tuple[DeviceMesh, DimLayout], None] = {}
+    places: dict[Placement, None] = {}
     for node in placed:
         if node.rule is not None and node.rule.is_uneven(node.layouts):
-            yield {
-                device: node.rule.work(node.layouts, node.mesh, point)
-                for device, point in node.mesh.coords()
-            }
-        cuts.setdefault((node.mesh, DimLayout.whole(1)))
-        for layout in node.layouts.values():
-            cuts.setdefault((node.mesh, layout))
-        for _, at in (*node.operands(), *node.results()):
-            for dim in at.sharding.dims:
-                if dim.axes:
-                    cuts.setdefault((at.mesh, dim))
-    yield from (_sizes(mesh, layout) for mesh, layout in cuts)
+            coords = node.mesh.coords()
+            yield _numbered({d: node.rule.work(node.layouts, node.mesh, at) for d, at in coords})
+        meshes.setdefault(node.mesh)
+        cuts.update(((node.mesh, layout), None) for layout in node.layouts.values())
+        places.update((at, None) for _, at in (*node.operands(), *node.results()))
+    cuts.update(((at.mesh, dim), None) for at in places for dim in at.sharding.dims)
+    for mesh in meshes:
+        yield np.array(mesh.devices), np.zeros(mesh.size(), np.int64)
+    for mesh, layout in cuts:
+        if not layout.is_equal:
+            indices = np.array(mesh_indices(mesh, layout.axes))
+            yield np.array(mesh.devices), np.array(layout.sizes())[indices]
 
 
-@lru_cache(maxsize=4096)
-def _sizes(mesh: DeviceMesh, layout: DimLayout) -> Mapping[int, Hashable]:
-    return {device: layout.local_size(mesh, point) for device, point in mesh.coords()}
-
-
-def _hops(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> Sequence[Hop]:
+def _steps(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> Sequence[_Step]:
     homes: dict[str, Placement] = {}
     reshards: dict[tuple[str, Placement, Placement], None] = {}
     for node in placed:
@@ -100,23 +150,24 @@ def _hops(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> S
     for value in graph.outputs:
         home = homes[value]
         reshards.setdefault((graph.types[value].dtype, home, home.without_partial()))
-    return [*{id(hop): hop for args in reshards for hop in resharder.hops(*args)}.values()]
+    found = (resharder.lowest(*args) for args in reshards)
+    return [_Step(hop, real) for hops, real in found for hop in hops]
 
 
-def _beside(hops: Sequence[Hop], classes: Sequence[int], firsts: Iterable[int]) -> Iterator[int]:
+def _beside(
+    steps: Sequence[_Step], classes: _Numbers, firsts: Iterable[int]
+) -> Iterator[int]:
     """More devices to evaluate, so that all classes of a communication's ranks take part in it."""
-    groups_of: dict[int, set[frozenset[int]]] = defaultdict(set)
-    for group in {frozenset(priced.seconds) for hop in hops for priced in hop.comms}:
-        for device in group:
-            groups_of[device].add(group)
     evaluated = set(firsts)
     waiting = deque(sorted(evaluated))
     while waiting:
-        for group in sorted(groups_of[waiting.popleft()], key=sorted):
-            present = {classes[device] for device in group & evaluated}
-            for device in sorted(group - evaluated):
-                if classes[device] not in present:
-                    present.add(classes[device])
-                    evaluated.add(device)
-                    waiting.append(device)
-                    yield device
+        device = waiting.popleft()
+        groups = {group for step in steps for group in step.groups(device)}
+        for group in sorted(groups, key=sorted):
+            present = {classes[other] for other in group if other in evaluated}
+            for other in sorted(set(group) - evaluated):
+                if classes[other] not in present:
+                    present.add(classes[other])
+                    evaluated.add(other)
+                    waiting.append(other)
+                    yield other

@@ -287,7 +287,8 @@ def peaks(
     resident: dict[int, int] = defaultdict(int)
     for key, nbytes in schedule.residents.items():
         resident[key[0]] += 0 if key in schedule.loads else nbytes
-    loaded = StepLives.of(schedule, loaded_lifetimes(schedule)).curves()
+    loads = loaded_lifetimes(schedule)
+    loaded = StepLives.of(schedule, loads).curves() if schedule.loads else {}
     zeros = np.zeros(len(schedule.tasks), np.int64)
     most_of = {}
     for device in sorted({*resident, *curves}):

@@ -361,6 +361,6 @@ class _Device:
 
     def _tensor(self, key: Key) -> Tensor:
         value, at = key
-        point = dict(at.mesh.coords()).get(self.device)
-        shape = at.sharding.local_shape(at.mesh, {} if point is None else point)
+        point = at.mesh.coord(self.device) if self.device in at.mesh.members else {}
+        shape = at.sharding.local_shape(at.mesh, point)
         return Tensor(shape, self.graph.types[value].dtype)

@@ -35,7 +35,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.in_place import writes_in_place
 from partitioner.ir.ops import row_of
 from partitioner.ir.ops.estimate import estimated_flops
-from partitioner.ir.plan import PlacedNode
+from partitioner.ir.plan import PlacedNode, devices_of
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import DTYPE_BITS, dense_bytes
 
@@ -77,10 +77,14 @@ def node_estimates(
     known: dict[tuple[tuple[int, ...], DeviceSpec, float], Estimate] = {}
     uneven = placed.rule is not None and placed.rule.is_uneven(placed.layouts)
     estimates = {}
-    for (device, point), sizes in zip(placed.mesh.coords(), _cut_sizes(placed), strict=True):
+    cuts = [  # local sizes of the cut factors: equal ones mean equal work
+        (layout.sizes(), mesh_indices(placed.mesh, layout.axes))
+        for layout in placed.layouts.values()
+    ]
+    for index, (device, point) in enumerate(placed.mesh.coords()):
         if devices is not None and device not in devices:
             continue
-        spec = cluster.devices[device]
+        spec, sizes = cluster.devices[device], tuple([cut[of[index]] for cut, of in cuts])
         flops = (
             local_flops(graph, placed, point) if uneven or (sizes, spec, 0.0) not in known else 0.0
         )
@@ -156,7 +160,7 @@ class Sources:
     @classmethod
     def of(cls, graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster) -> Sources:
         """The sources of a plan's nodes."""
-        cluster = cluster.beside(device for node in placed for device in node.mesh.devices)
+        cluster = cluster.beside(devices_of(placed))
         seconds: dict[str, float] = {}
         error_s = 0.0
         prices = NodePrices(graph, cluster, stores_parts(placed))
@@ -397,16 +401,7 @@ def compute_dtype(graph: Graph, placed: PlacedNode) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _indices(mesh: DeviceMesh, axes: tuple[str, ...]) -> tuple[int, ...]:
+def mesh_indices(mesh: DeviceMesh, axes: tuple[str, ...]) -> tuple[int, ...]:
+    """The place of each device along some axes."""
     return tuple(mesh.linear(axes, point) for _, point in mesh.coords())
 
-
-def _cut_sizes(placed: PlacedNode) -> tuple[tuple[int, ...], ...]:
-    """Local sizes of the cut factors on each device; equal ones mean equal work."""
-    if not placed.layouts:
-        return ((),) * len(placed.mesh.devices)
-    by_factor = []
-    for layout in placed.layouts.values():
-        sizes = layout.sizes()
-        by_factor.append([sizes[index] for index in _indices(placed.mesh, layout.axes)])
-    return tuple(zip(*by_factor, strict=True))

@@ -15,6 +15,9 @@ from collections.abc import Collection, Container, Hashable, Iterable, Iterator,
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
+import numpy as np
+import numpy.typing as npt
+
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.prices.collectives import comm_cost, joined_seconds, whole_bytes
@@ -31,6 +34,63 @@ from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import is_view, row_of, writes_stored
 from partitioner.ir.program import BUCKET_BYTES, JOINING, SMALL_BYTES, Comm, CommKind
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Real:
+    """The devices that the lowest ones of equal prices stand for.
+
+    Devices of several groups of one level talk over the level above, whichever groups these are. So
+    the groups close up from the lowest one on, in order.
+    """
+
+    size: int  #: Devices of a group.
+    groups: tuple[int, ...]  #: The group that each of the lowest groups stands for.
+
+    def of(self, device: int) -> int:
+        """Return the device that a low one stands for."""
+        return self.groups[device // self.size] * self.size + device % self.size
+
+    def of_all(self, devices: Numbers) -> Numbers:
+        """Return the devices that low ones stand for."""
+        return self._groups[devices // self.size] * self.size + devices % self.size
+
+    def low(self, device: int) -> int:
+        """Return the low device that stands for a device, or -1 if none does."""
+        number = self._numbers.get(device // self.size)
+        return -1 if number is None else number * self.size + device % self.size
+
+    def lowered(self, at: Placement) -> Placement:
+        """Return a placement on the low devices."""
+        return at if self.is_low else _renamed(at, tuple(map(self.low, at.mesh.devices)))
+
+    def raised(self, at: Placement) -> Placement:
+        """Return the placement that one on the low devices stands for."""
+        return at if self.is_low else _renamed(at, tuple(map(self.of, at.mesh.devices)))
+
+    @cached_property
+    def is_low(self) -> bool:
+        """Tell whether the devices are the lowest ones themselves."""
+        return self.groups == (*range(len(self.groups)),)
+
+    @cached_property
+    def _groups(self) -> Numbers:
+        return np.array(self.groups, np.int64)
+
+    @cached_property
+    def _numbers(self) -> Mapping[int, int]:
+        return {group: number for number, group in enumerate(self.groups)}
+
+
+def _renamed(at: Placement, devices: tuple[int, ...]) -> Placement:
+    return Placement(_mesh(at.mesh.axes, devices), at.sharding)
+
+
+@lru_cache(maxsize=4096)
+def _mesh(axes: tuple[tuple[str, int], ...], devices: tuple[int, ...]) -> DeviceMesh:
+    return DeviceMesh(axes, devices)
 
 
 @dataclass(frozen=True)
@@ -55,10 +115,13 @@ class PricedComm:
             return seconds
         return {device: (1 - self.overlap) * whole for device, whole in seconds.items()}
 
-    def shifted(self, shift: int, comm: Comm) -> PricedComm:
-        """The same price of a communication among devices whose numbers are so much larger."""
-        seconds = {device + shift: s for device, s in self.seconds.items()}
-        joined = self.joined and {device + shift: s for device, s in self.joined.items()}
+    def among(self, real: Real, comm: Comm, devices: Iterable[int]) -> PricedComm:
+        """The same price of a communication among real devices: of those that `devices` are for."""
+        seconds, joined = (
+            some and {real.of(device): some[device] for device in devices}
+            for some in (self.seconds, self.joined)
+        )
+        assert seconds is not None
         return replace(self, comm=comm, seconds=seconds, joined=joined)
 
 
@@ -73,6 +136,36 @@ class Hop:
     #: Devices that hold zeros afterwards (a whole value becomes a pending sum), or a part of no
     #: elements, which no device needs to send.
     zeros: frozenset[int] = frozenset()
+    #: Whether it has more communications, in which no device takes part that is asked for.
+    has_more: bool = False
+
+    def on(self, real: Real, observed: frozenset[int] | None = None) -> Hop:
+        """The step on the devices that those of it stand for; what concerns `observed` ones alone.
+
+        The communications are whole, but for prices of other devices.
+        """
+        if observed is None and real.is_low:
+            return self
+        chosen = self.comms_of.keys() | self.aliases | self.zeros
+        if observed is not None:
+            chosen &= {real.low(device) for device in observed}
+        numbers = sorted({n for device in chosen for n in self.comms_of.get(device, ())})
+        return Hop(
+            real.raised(self.after),
+            tuple(_comm_on(self.comms[number], real, chosen) for number in numbers),
+            frozenset(map(real.of, self.aliases & chosen)),
+            frozenset(map(real.of, self.zeros & chosen)),
+            len(numbers) < len(self.comms),
+        )
+
+    @cached_property
+    def comms_of(self) -> Mapping[int, Sequence[int]]:
+        """The positions of the communications in which each device takes part."""
+        numbers: dict[int, list[int]] = defaultdict(list)
+        for number, priced in enumerate(self.comms):
+            for device in priced.seconds:
+                numbers[device].append(number)
+        return dict(numbers)
 
     @cached_property
     def roles(self) -> Mapping[int, Hashable]:
@@ -90,6 +183,13 @@ class Hop:
             for device in devices:
                 roles[device].append(name)
         return {device: tuple(parts) for device, parts in roles.items()}
+
+    @cached_property
+    def numbered_roles(self) -> tuple[Numbers, Numbers]:
+        """The devices, and a number for the role of each."""
+        numbers: dict[Hashable, int] = {}
+        found = [numbers.setdefault(role, len(numbers)) for role in self.roles.values()]
+        return np.array([*self.roles], np.int64), np.array(found, np.int64)
 
 
 Reshard = tuple[str, Placement, Placement]  #: (element type, source, target).
@@ -109,8 +209,9 @@ class Resharder:
     #: kinds, as many as a bucket holds.
     bucket_bytes: Mapping[CommKind, int] = field(default_factory=dict)
     _hops: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
+    _low: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
     _priced: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
-    _shifts: dict[tuple[DeviceMesh, DeviceMesh], int] = field(default_factory=dict)
+    _real: dict[tuple[DeviceMesh, DeviceMesh], Real] = field(default_factory=dict)
     #: Prices of collectives among the lowest ranks of equal prices, by rank.
     _collectives: dict[_Collective, PricedComm] = field(default_factory=dict)
 
@@ -124,34 +225,33 @@ class Resharder:
             return ()
         key = (dtype, source, target)
         if key not in self._hops:
-            shift = self._shift(source.mesh, target.mesh)
-            if shift:
-                alike = self.hops(dtype, *(_shifted(at, -shift) for at in (source, target)))
-                self._hops[key] = tuple(_shifted_hop(hop, shift) for hop in alike)
-            else:
-                self._hops[key] = self._plan(dtype, source, target)
+            low, real = self.lowest(*key)
+            self._hops[key] = tuple(hop.on(real) for hop in low)
         return self._hops[key]
 
-    def _shift(self, source: DeviceMesh, target: DeviceMesh) -> int:
-        """Number by which the devices of two meshes may be lowered at equal prices."""
-        meshes = (source, target)
-        if meshes not in self._shifts:
-            self._shifts[meshes] = self._lowering({*source.devices, *target.devices})
-        return self._shifts[meshes]
+    def lowest(
+        self, dtype: str, source: Placement, target: Placement
+    ) -> tuple[tuple[Hop, ...], Real]:
+        """The steps among the lowest devices of equal prices, and those that these stand for."""
+        meshes = source.mesh, target.mesh
+        if meshes not in self._real:
+            self._real[meshes] = self._real_of({*source.mesh.devices, *target.mesh.devices})
+        real = self._real[meshes]
+        key = (dtype, real.lowered(source), real.lowered(target))
+        if key not in self._low:
+            self._low[key] = () if source == target else self._plan(*key)
+        return self._low[key], real
 
-    def _lowering(self, devices: Collection[int]) -> int:
-        """Number by which devices may be lowered without a change of any price among them.
-
-        By whole groups of the level below the one that they span, equal devices talk over the same
-        levels.
-        """
-        spanned = self.cluster.levels.index(self.cluster.level((min(devices), max(devices))))
-        inner = self.cluster.levels[spanned - 1].size if spanned else 1
-        shift, specs = min(devices) // inner * inner, self.cluster.devices
+    def _real_of(self, devices: Collection[int]) -> Real:
+        """The devices with those that may stand for them; equal ones may."""
+        level = self.cluster.levels.index(self.cluster.level((min(devices), max(devices))))
+        size = self.cluster.levels[level - 1].size if level else 1
+        real = Real(size, tuple(sorted({device // size for device in devices})))
+        specs = self.cluster.devices
         alike = self.cluster.has_equal_devices or all(
-            specs[device] == specs[device - shift] for device in devices
+            specs[device] == specs[real.low(device)] for device in devices
         )
-        return shift if alike else 0
+        return real if alike else Real(len(specs), (0,))
 
     def priced(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
         """The steps of `hops` with the communications of the simplest tensor of the same prices."""
@@ -280,13 +380,13 @@ class Resharder:
         """The price of a communication; those of collectives of equal prices are found once."""
         if comm.kind not in JOINING:
             return self._price_of(comm, numel, joins=False)
-        shift = self._lowering(comm.ranks)
-        ranks = tuple(rank - shift for rank in comm.ranks)
+        real = self._real_of(comm.ranks)
+        ranks = tuple(map(real.low, comm.ranks))
         key = comm.kind, ranks, whole_bytes(comm, numel), joins
         if key not in self._collectives:
             lowered = replace(comm, ranks=ranks)
             self._collectives[key] = self._price_of(lowered, numel, joins=joins)
-        return self._collectives[key].shifted(shift, comm)
+        return self._collectives[key].among(real, comm, ranks)
 
     def _price_of(self, comm: Comm, numel: int, *, joins: bool) -> PricedComm:
         seconds = comm_cost(comm, numel, self.cluster).seconds
@@ -304,33 +404,17 @@ class Resharder:
         return all(len(set(at.local_bytes(dtype).values())) == 1 for at in (source, target))
 
 
-@lru_cache(maxsize=65536)
-def _shifted(at: Placement, shift: int) -> Placement:
-    return Placement(_shifted_mesh(at.mesh, shift), at.sharding)
-
-
-@lru_cache(maxsize=4096)
-def _shifted_mesh(mesh: DeviceMesh, shift: int) -> DeviceMesh:
-    return DeviceMesh(mesh.axes, tuple(device + shift for device in mesh.devices))
-
-
-def _shifted_hop(hop: Hop, shift: int) -> Hop:
-    comms = (
-        priced.shifted(
-            shift,
-            replace(
-                priced.comm,
-                ranks=tuple(rank + shift for rank in priced.comm.ranks),
-                transfers=tuple(
-                    Transfer(t.source + shift, t.target + shift, t.read, t.write)
-                    for t in priced.comm.transfers
-                ),
-            ),
-        )
-        for priced in hop.comms
+def _comm_on(priced: PricedComm, real: Real, chosen: Container[int]) -> PricedComm:
+    """A communication among the devices that its ranks stand for; the prices of chosen ones."""
+    comm = replace(
+        priced.comm,
+        ranks=tuple(map(real.of, priced.comm.ranks)),
+        transfers=tuple(
+            Transfer(real.of(t.source), real.of(t.target), t.read, t.write)
+            for t in priced.comm.transfers
+        ),
     )
-    aliases, zeros = (frozenset(d + shift for d in some) for some in (hop.aliases, hop.zeros))
-    return Hop(_shifted(hop.after, shift), tuple(comms), aliases, zeros)
+    return priced.among(real, comm, [d for d in priced.seconds if d in chosen])
 
 
 def simplest(source: Placement, target: Placement) -> tuple[Placement, Placement]:

@@ -6,8 +6,9 @@ them and the lowering turns them into rank programs, so all four describe the sa
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.executors import Executor, executor_of
 from partitioner.cost_model.prices.compute import NodePrices, adding_seconds, stored_bytes
-from partitioner.cost_model.prices.reshard import Hop, Resharder, beside_compute
+from partitioner.cost_model.prices.reshard import Hop, Reshard, Resharder, beside_compute
 from partitioner.cost_model.profiles.forms import stores_parts
 from partitioner.cost_model.schedule.buckets import (
     Bucket,
@@ -31,7 +32,8 @@ from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import COPIES, DeviceMesh, copies_on
 from partitioner.ir.ops import is_stored, row_of
 from partitioner.ir.phases import Part, StepOrder, step_order, whole_batch_order
-from partitioner.ir.plan import Pipeline, PlacedNode
+from partitioner.ir.plan import Pipeline, PlacedNode, devices_of
+from partitioner.ir.types import dense_bytes
 
 #: Bytes that a block loads from the file of its constants in a second, packing them for kernels:
 #: 0.8 to 0.9e9 at best for blocks of 25 MB, measured on a busy CPU (docs/concepts/blocks.md).
@@ -104,7 +106,7 @@ def schedule(
         PhaseError, PipelineScheduleError: The plan's stages cannot run in micro-batches.
     """
     resharder, beside = resharder or Resharder(cluster), beside_compute(graph)
-    cluster = cluster.beside(device for node in placed for device in node.mesh.devices)
+    cluster = cluster.beside(devices_of(placed))
     order, in_parts = step_order(graph, placed, pipeline, units, len(cluster)), stores_parts(placed)
     placed = sorted(placed, key=lambda node: order.numbers[node.node.name])
     needed = dict[Key, NeededPart]()
@@ -157,6 +159,8 @@ class _Builder:
     busy: dict[int, int] = field(default_factory=dict)  # device -> anchor of its last task
     readers: dict[LocalKey, set[int | None]] = field(default_factory=dict)  # blocks, of constants
     meshes: dict[DeviceMesh, tuple[int, ...]] = field(default_factory=dict)  # observed devices
+    steps: dict[Reshard, Sequence[Hop]] = field(default_factory=dict)  # of observed devices
+    sizes: dict[tuple[Placement, str], Mapping[int, int]] = field(default_factory=dict)
 
     def run(self, placed: Sequence[PlacedNode]) -> Schedule:
         delivered: dict[str, Key] = {}
@@ -332,13 +336,12 @@ class _Builder:
             self._reside(key, self.graph.blocks.get(why) if self._executor.loads_blocks else None)
         elif value in self.home:
             before = (value, self.home[value])
-            devices = {*before[1].mesh.devices}
             # the search prices whole batches by the name that is read
             is_original = key not in self.origin and not self.order.is_whole
-            if is_original and devices != {*at.mesh.devices}:
+            if is_original and before[1].mesh.members != at.mesh.members:
                 before = self._original(value)
             made, reads = self.origin[before].phase, phase
-            hops = self.resharder.hops(dtype, before[1], at)
+            hops = self._hops_of(dtype, before[1], at)
             phase = self.due.get((before[0], at), phase)
             for hop in hops:
                 after = (before[0], hop.after)
@@ -354,9 +357,20 @@ class _Builder:
             self.feeds.update({(device, fed): size for device, size in self._sizes(fed).items()})
             self.origin.setdefault(fed, _Made(-1, 0, 0))
             if key not in self.origin:
-                hop = self.resharder.hops(dtype, fed[1], at)[-1]
+                hop = self._hops_of(dtype, fed[1], at)[-1]
                 self._hop(fed, hop, index, why, self._phases(fed, key, at, phase))
         return key
+
+    def _hops_of(self, dtype: str, before: Placement, at: Placement) -> Sequence[Hop]:
+        """The steps of a reshard, as far as they concern devices that are observed."""
+        if self.observed is None:
+            return self.resharder.hops(dtype, before, at)
+        key = dtype, before, at
+        if key not in self.steps:
+            observed = frozenset((*self._observed_of(before.mesh), *self._observed_of(at.mesh)))
+            low, real = self.resharder.lowest(*key)
+            self.steps[key] = [hop.on(real, observed) for hop in low]
+        return self.steps[key]
 
     def _reside(self, key: Key, block: int | None) -> None:
         partial = [axis for axis, _ in key[1].sharding.partial]
@@ -373,26 +387,24 @@ class _Builder:
         beside = value in self.beside
         anchor, _, hops = self.origin[before]
         phase, target_phase = phases
-        is_move = {*before[1].mesh.devices}.isdisjoint(hop.after.mesh.devices)
+        is_move = before[1].mesh.members.isdisjoint(hop.after.mesh.members)
         sizes = self._sizes(after)
-        for device in self._observed(hop.zeros):
+        for device in hop.zeros:
             self.residents[(device, after)] = sizes[device]
             self.zeros.add((device, after))
-        comms = [priced for priced in hop.comms if self._observed(priced.comm.ranks)]
-        if len(comms) < len(hop.comms) and not beside:
-            targets_of_all = {d for p in comms for d in self._observed(p.comm.targets())}
+        if hop.has_more and not beside:
+            targets_of_all = {d for p in hop.comms for d in self._observed(p.comm.targets())}
             if len({max(anchor, self.busy.get(d, -1)) for d in targets_of_all}) > 1:
                 raise UnequalWorkError  # those that are not observed may have other anchors
-        for priced in comms:
+        for priced in hop.comms:
             targets = self._observed(priced.comm.targets())
             if not beside:  # else no node waits for it before it is due
                 anchor = max([anchor, *(self.busy.get(d, -1) for d in targets)])
             comm = priced.comm.renamed(
                 source=value, target=value, phase=phase, target_phase=target_phase, why=why
             )
-            busy = priced.busy_seconds(beside=beside)
+            seconds = priced.busy_seconds(beside=beside)
             whole = priced.whole_seconds(beside=beside)
-            seconds = {d: busy[d] for d in self._observed(busy)}
             hidden = {d: more for d, s in seconds.items() if (more := whole[d] - s)}
             task = Task(
                 f"{comm.kind} {value}",
@@ -420,9 +432,9 @@ class _Builder:
         have the same, or if its sum over them is read.
         """
         origin = self.origin[before].phase
-        held, then = set(before[1].mesh.devices), set(after[1].mesh.devices)
+        held, then = before[1].mesh.members, after[1].mesh.members
         sums = self.order.phases.of(phase)[0] is Part.REDUCE
-        if held == set(target.mesh.devices) or sums:
+        if held == target.mesh.members or sums:
             return phase, phase
         stays = held == then or self.order.phases.is_once(origin)
         return origin, origin if stays else phase
@@ -441,7 +453,7 @@ class _Builder:
         self._alias(old, new, old[1].mesh.devices, made.anchor, made.phase)
         self.origin[new] = made
 
-    def _alias(self, old: Key, new: Key, devices: Iterable[int], anchor: int, phase: int) -> None:
+    def _alias(self, old: Key, new: Key, devices: Collection[int], anchor: int, phase: int) -> None:
         """Have the buffers of a value bear another key too, on the observed ones of devices."""
         if observed := sorted(self._observed(devices)):
             pairs = tuple(((d, new), (d, old)) for d in observed)
@@ -455,19 +467,21 @@ class _Builder:
     def _check_phase(self, key: Key, why: str, phase: int, made: int) -> None:
         """Note a part that is fetched in a phase that may run later than one that reads it."""
         fetched = self.origin[key].phase
+        if fetched == phase:
+            return
         device = min(key[1].mesh.devices)
-        if fetched != phase and not self.order.is_before(fetched, phase, device):
+        if not self.order.is_before(fetched, phase, device):
             readers = frozenset((fetched, phase))
             by = NeededPart(why, key[0], self.order, device, made, readers)
             self.early[key] = by if key not in self.early else self.early[key].and_by(by)
 
-    def _observed(self, devices: Iterable[int]) -> Sequence[int]:
-        observed = self.observed
-        return tuple(devices) if observed is None else [d for d in devices if d in observed]
+    def _observed(self, devices: Collection[int]) -> Collection[int]:
+        return devices if self.observed is None else self.observed.intersection(devices)
 
     def _observed_of(self, mesh: DeviceMesh) -> tuple[int, ...]:
         if mesh not in self.meshes:
-            self.meshes[mesh] = tuple(self._observed(mesh.devices))
+            observed = self._observed(mesh.members)
+            self.meshes[mesh] = tuple(device for device in mesh.devices if device in observed)
         return self.meshes[mesh]
 
     def _insert(self, anchor: int, task: Task) -> None:
@@ -476,6 +490,9 @@ class _Builder:
             self.busy[device] = max(self.busy.get(device, -1), anchor)
 
     def _sizes(self, key: Key) -> Mapping[int, int]:
-        value, at = key
-        sizes = at.local_bytes(self.graph.types[value].dtype)
-        return {device: sizes[device] for device in self._observed_of(at.mesh)}
+        at, dtype = key[1], self.graph.types[key[0]].dtype
+        if (at, dtype) not in self.sizes:
+            shapes = {d: at.sharding.local_shape(at.mesh, at.mesh.coord(d)) for d in self._observed_of(at.mesh)}
+            sizes = {device: dense_bytes(math.prod(shape), dtype) for device, shape in shapes.items()}
+            self.sizes[at, dtype] = sizes
+        return self.sizes[at, dtype]

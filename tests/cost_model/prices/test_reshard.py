@@ -11,7 +11,7 @@ from helpers.op_rows.placements import MESHES, apply, cut, placement, random_pla
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.prices import reshard
 from partitioner.cost_model.prices.collectives import comm_cost
-from partitioner.cost_model.prices.reshard import Hop, Resharder, simplest
+from partitioner.cost_model.prices.reshard import Hop, Real, Resharder, simplest
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import CommKind
@@ -179,8 +179,8 @@ def test_a_reshard_is_priced_once() -> None:
 class Unshifted(Resharder):
     """Plans each reshard on the devices that it is of."""
 
-    def _shift(self, *_: DeviceMesh) -> int:
-        return 0
+    def _real_of(self, *_: object) -> Real:
+        return Real(len(self.cluster), (0,))
 
 
 @pytest.mark.parametrize("unlike", [False, True])

@@ -12,16 +12,17 @@ The rules are those of PyTorch 2.13 with oneDNN 3.12 (`ConvParams::use_mkldnn`),
 with the allocations that PyTorch's profiler records on a processor with AVX-512. On one thread
 kernels of one element take less, and so do tensors whose channels lie last in memory.
 
-Of GPUs only the steps of optimizers are known: they go over all parameters at once there (PyTorch's
-`foreach`), so that what they compute on the way lies there for all of them. What cuBLAS and cuDNN
-take is not.
+A processor's steps of optimizers go over one parameter after the other, and hold what they computed
+of the one before until that of the next one is there. Of GPUs only the steps of optimizers are
+known: they go over all parameters at once there (PyTorch's `foreach`), so that what they compute on
+the way lies there for all of them. What cuBLAS and cuDNN take is not.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +53,8 @@ _UPDATE = "partitioner::update"
 #: Tensors of a parameter's size that an optimizer's step over all of them takes (PyTorch 2.13,
 #: `torch/optim`): the square roots of second moments and, of Adagrad, products of gradients.
 _STEP_TENSORS = {"adamw": 1, "adam": 1, "sgd": 0, "momentum": 0, "rmsprop": 1, "adagrad": 2}
+#: The same of a step over one: the square roots and, of Adam, their quotients.
+_TENSORS_OF_ONE = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 0, "rmsprop": 1, "adagrad": 1}
 
 _Point = Mapping[str, int]
 
@@ -105,37 +108,53 @@ class _Call:
 def scratch_curves(graph: Graph, schedule: Schedule, gpus: Container[int]) -> Curves:
     """Bytes that kernels take for themselves at each position of a task, by device with any."""
     curves: dict[int, Curve] = defaultdict(lambda: np.zeros(len(schedule.tasks), np.int64))
-    steps: dict[int, tuple[int, int]] = {}
+    updates: dict[int, list[PlacedNode]] = defaultdict(list)
+    steps: dict[int, int] = {}  # position of the last update
     for position, task in enumerate(schedule.tasks):
         if task.placed is None or task.placed.node.op not in {*_KERNELS, _UPDATE}:
             continue
         points = dict(task.placed.mesh.coords())
         for device in task.devices:
-            if device in gpus:
-                _, before = steps.get(device, (0, 0))
-                steps[device] = position, before + _step_bytes(graph, task.placed, points[device])
-            elif taken := scratch_bytes(graph, task.placed, points[device]):
+            if task.placed.node.op == _UPDATE:
+                updates[device].append(task.placed)
+                steps[device] = position
+            elif device not in gpus and (
+                taken := scratch_bytes(graph, task.placed, points[device])
+            ):
                 curves[device][position] = taken
-    for device, (position, taken) in steps.items():
-        if taken:
+    for device, position in steps.items():
+        of_step = _step_bytes_of_all if device in gpus else _step_bytes
+        if taken := of_step(graph, updates[device], device):
             curves[device][position] = taken
     return curves
 
 
-def step_tensors(node: Node) -> int:
-    """Tensors of a parameter's size that an optimizer's step over all takes for it; 0 for none."""
-    return _STEP_TENSORS.get(str(node.attrs.get("optimizer")), 0)
+def _step_bytes_of_all(graph: Graph, updates: Sequence[PlacedNode], device: int) -> int:
+    """Bytes that an optimizer's step over all parameters takes."""
+    return sum(_STEP_TENSORS[name] * nbytes for name, nbytes in _updated(graph, updates, device))
 
 
-def _step_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
-    """Bytes that an optimizer's step over all parameters takes for that of an update."""
-    tensors = step_tensors(placed.node)
-    if placed.absent or not tensors:
-        return 0
-    (_, parameter), (_, at) = placed.node.inputs, placed.ins
-    assert at is not None
-    shape = at.sharding.local_shape(at.mesh, point)
-    return tensors * Tensor(shape, graph.types[parameter].dtype).nbytes
+def _step_bytes(graph: Graph, updates: Sequence[PlacedNode], device: int) -> int:
+    """Bytes that an optimizer's step over one parameter after the other takes."""
+    place = {value: at for at, node in enumerate(graph.nodes) for value in node.writes}
+    in_order = sorted(updates, key=lambda placed: place.get(placed.node.inputs[1], -1))
+    most = before = 0
+    for name, nbytes in _updated(graph, in_order, device):
+        tensors = _TENSORS_OF_ONE[name]
+        most = max(most, before + tensors * nbytes)
+        before = nbytes if tensors else 0
+    return most
+
+
+def _updated(graph: Graph, updates: Sequence[PlacedNode], device: int) -> Iterator[tuple[str, int]]:
+    """Yield the optimizer of each update and the bytes of its parameter on a device."""
+    for placed in updates:
+        name = str(placed.node.attrs.get("optimizer"))
+        (_, parameter), (_, at) = placed.node.inputs, placed.ins
+        if name in _STEP_TENSORS and not placed.absent:
+            assert at is not None
+            shape = at.sharding.local_shape(at.mesh, dict(placed.mesh.coords())[device])
+            yield name, Tensor(shape, graph.types[parameter].dtype).nbytes
 
 
 def scratch_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import partitioner
+from helpers.modules.sized_models import Loss
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.torch.measuring.recording import _most_bytes
 from partitioner.backends.torch.measuring.timing import OPTIMIZERS
@@ -166,6 +168,29 @@ def test_an_optimizer_holds_and_takes_what_is_predicted(optimizer: str, dtype: t
     assert peak.resident_bytes == own
     # beside gradients, as the last of the passes
     assert abs(peak.activation_bytes - nbytes - taken_bytes) <= 0.01 * nbytes + SLACK
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("widths", [(64, 512, 16), (16, 512, 64, 64), (64, 512)])
+def test_a_step_on_a_processor_takes_what_is_predicted(
+    widths: tuple[int, ...], optimizer: str
+) -> None:
+    """What a parameter leaves lies there until that of the next one does."""
+    torch.manual_seed(0)
+    layers = (nn.Linear(a, b, bias=False) for a, b in pairwise(widths))
+    module, batch = Loss(nn.Sequential(*layers)), (torch.ones(1, widths[0]),)
+    options: Any = {"cluster": "1xcpu", "training": True, "optimizer": optimizer}
+    peak = partitioner.compile(module, batch, **options).evaluation.executor_peak[0]
+
+    parameters = list(module.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    step = OPTIMIZERS[optimizer](parameters)
+    step.step()
+    gradients = sum(parameter.nbytes for parameter in parameters)
+    taken_bytes = _most_bytes(step.step, 0, CPU)
+    assert abs(peak.activation_bytes - gradients - taken_bytes) <= SLACK
 
 
 WIDTH, LAYERS = 240, 8

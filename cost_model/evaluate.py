@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -16,8 +16,8 @@ from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.memory.lifetimes import with_headroom
 from partitioner.cost_model.memory.lives import MemoryPeak, Peaks
+from partitioner.cost_model.memory.processors import held_curves
 from partitioner.cost_model.memory.sessions import Held
-from partitioner.cost_model.memory.torch_kernels import scratch_curves
 from partitioner.cost_model.prices.compute import sharded_flops_share
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.cost_model.schedule.simulate import step_seconds
@@ -264,10 +264,10 @@ def evaluate_placed(
     limits = {device: cluster.devices[device].memory_bytes for device in devices}
     gpus = {device for device in devices if cluster.devices[device].is_gpu}
     if executor_of(graph).in_sessions:
-        peaks, held = Peaks.of(tasks, {}), Held.of(graph, tasks, limits)
+        peaks, held = Peaks.of(tasks), Held.of(graph, tasks, limits)
         executor_peaks = {} if held is None else held.peaks
     else:
-        peaks = Peaks.of(tasks, scratch_curves(graph, tasks, gpus))
+        peaks = Peaks.of(tasks, partial(held_curves, graph, tasks, gpus))
         executor_peaks = peaks.with_scratch
     return Evaluation(
         compute_s=of_all(compute_s, 0.0),

@@ -218,6 +218,15 @@ def exact_lifetimes(
         yield from _in_bucket(schedule, bucket, last, summed)
 
 
+class InFlight(NamedTuple):
+    """What a device sends in a communication within a phase, but an all-reduce or a bucket."""
+
+    position: int  #: Of the communication.
+    operand: LocalKey  #: The tensor whose memory it sends.
+    result: LocalKey  #: What the device gets.
+    until: int  #: Position at which a node reads the result, or the end of the phase.
+
+
 def operands_in_flight(
     schedule: Schedule, roots: Mapping[LocalKey, LocalKey]
 ) -> Iterator[tuple[LocalKey, int]]:
@@ -227,6 +236,12 @@ def operands_in_flight(
     is on its way, and parts of it are taken then, too. Operands of all-reduces, and those that are
     copied into buckets, are left out.
     """
+    for sent in in_flight(schedule, roots):
+        yield sent.operand, sent.until
+
+
+def in_flight(schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> Iterator[InFlight]:
+    """Yield what devices send within a phase; see `operands_in_flight`."""
     read: dict[LocalKey, int] = {}
     end_of: dict[int, int] = {}
     for position, task in enumerate(schedule.tasks):
@@ -251,7 +266,9 @@ def operands_in_flight(
         for device, key in task.reads:
             local = device, key
             if device in results and (local in brought or not is_part):
-                yield roots.get(local, local), min(end, read.get(results[device], end))
+                result = results[device]
+                until = min(end, read.get(result, end))
+                yield InFlight(position, roots.get(local, local), result, until)
         if not is_part:
             brought.update(results.values())
 

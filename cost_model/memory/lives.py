@@ -262,19 +262,22 @@ class Peaks(NamedTuple):
     with_scratch: Mapping[int, MemoryPeak]
 
     @classmethod
-    def of(cls, schedule: Schedule, scratch: Curves) -> Peaks:
-        """Count the peaks of a schedule; `scratch` has kernels' bytes, of devices where any is."""
+    def of(cls, schedule: Schedule, taken: Callable[[Uses, Curves], Curves] | None = None) -> Peaks:
+        """Count the peaks of a schedule.
+
+        `taken` says what an executor holds at each position, by the uses of tensors and the exact
+        bytes; None where it holds these.
+        """
         uses = Uses.of(schedule)
         safe = StepLives.of(schedule, safe_lifetimes(schedule), uses)
         exact = StepLives.of(schedule, exact_lifetimes(schedule, uses.roots), uses)
-        curves = dict(exact.curves())
+        curves = exact.curves()
         safe_peaks = peaks(schedule, safe.curves(), with_headroom)
         exact_peaks = peaks(schedule, curves, int)
-        if not scratch:
+        if taken is None:
             return cls(safe_peaks, exact_peaks, exact_peaks)
-        for device, taken in scratch.items():
-            curves[device] = curves.get(device, 0) + taken
-        return cls(safe_peaks, exact_peaks, peaks(schedule, curves, int, headroom=False))
+        held = peaks(schedule, taken(uses, curves), int, headroom=False)
+        return cls(safe_peaks, exact_peaks, held)
 
 
 def peaks(

@@ -106,27 +106,33 @@ class _Call:
 
 
 def scratch_curves(graph: Graph, schedule: Schedule, gpus: Container[int]) -> Curves:
-    """Bytes that kernels take for themselves at each position of a task, by device with any."""
+    """Bytes that kernels take for themselves at each position of a task, by device with any.
+
+    Steps of optimizers are those of `gpus`, where the last parameter is updated.
+    """
     curves: dict[int, Curve] = defaultdict(lambda: np.zeros(len(schedule.tasks), np.int64))
-    updates: dict[int, list[PlacedNode]] = defaultdict(list)
-    steps: dict[int, int] = {}  # position of the last update
     for position, task in enumerate(schedule.tasks):
-        if task.placed is None or task.placed.node.op not in {*_KERNELS, _UPDATE}:
+        if task.placed is None or task.placed.node.op not in _KERNELS:
             continue
         points = dict(task.placed.mesh.coords())
         for device in task.devices:
-            if task.placed.node.op == _UPDATE:
-                updates[device].append(task.placed)
-                steps[device] = position
-            elif device not in gpus and (
-                taken := scratch_bytes(graph, task.placed, points[device])
-            ):
+            if device not in gpus and (taken := scratch_bytes(graph, task.placed, points[device])):
                 curves[device][position] = taken
-    for device, position in steps.items():
-        of_step = _step_bytes_of_all if device in gpus else _step_bytes
-        if taken := of_step(graph, updates[device], device):
+    for device, (position, updates) in updates_of(schedule).items():
+        if device in gpus and (taken := _step_bytes_of_all(graph, updates, device)):
             curves[device][position] = taken
     return curves
+
+
+def updates_of(schedule: Schedule) -> Mapping[int, tuple[int, Sequence[PlacedNode]]]:
+    """List the updates of parameters of each device, behind the position of the last."""
+    updates: dict[int, tuple[int, list[PlacedNode]]] = {}
+    for position, task in enumerate(schedule.tasks):
+        if task.placed is not None and task.placed.node.op == _UPDATE:
+            for device in task.devices:
+                _, before = updates.get(device, (0, []))
+                updates[device] = position, [*before, task.placed]
+    return updates
 
 
 def _step_bytes_of_all(graph: Graph, updates: Sequence[PlacedNode], device: int) -> int:
@@ -134,7 +140,7 @@ def _step_bytes_of_all(graph: Graph, updates: Sequence[PlacedNode], device: int)
     return sum(_STEP_TENSORS[name] * nbytes for name, nbytes in _updated(graph, updates, device))
 
 
-def _step_bytes(graph: Graph, updates: Sequence[PlacedNode], device: int) -> int:
+def step_bytes(graph: Graph, updates: Sequence[PlacedNode], device: int) -> int:
     """Bytes that an optimizer's step over one parameter after the other takes."""
     place = {value: at for at, node in enumerate(graph.nodes) for value in node.writes}
     in_order = sorted(updates, key=lambda placed: place.get(placed.node.inputs[1], -1))

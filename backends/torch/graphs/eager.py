@@ -4,8 +4,12 @@ Graphs are functional, as they are read, saved and compiled. Here an all-reduce 
 operand that nothing else reads, a write to a stored value that the program does in place
 (`RankProgram.in_place`) is done so, and an all-gather gets the memory for its result. The last is
 needed: with gloo, `all_gather_into_tensor` calls `allgather_coalesced`, which spoils the heap if
-several are on their way (PyTorch 2.13, `tests/benchmarks/gathers.py`). Fewer calls do the rest: of
-views, of both gradients of a layer norm, of copies into one memory, and of sums of gradients.
+several are on their way (PyTorch 2.13, `tests/benchmarks/gathers.py`). On a processor a pass takes
+no more memory than its tensors: where gloo's all-gather takes a buffer as large as its result, each
+rank sends its part of the result from and to its place, and where gloo's reduce-scatter adds up a
+copy of the operand, the operand is added up, and a part of it kept behind the wait. Fewer calls do
+the rest: of views, of both gradients of a layer norm, of copies into one memory, and of sums of
+gradients.
 
 A rank runs such a pass without autograd (`direct`), up to its first communication at once
 (`gated`).
@@ -23,6 +27,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
 from torch.fx.graph import _BoxedCodeGen
 
 from partitioner.backends.tensors import torch_dtype
@@ -94,6 +99,8 @@ def eager(
             node.target = gathered
         elif node.target is c10d.all_reduce.default and _is_free(node.all_input_nodes[0]):
             node.target = c10d.all_reduce_.default
+        elif node.target is c10d.reduce_scatter_tensor.default:
+            _add_up(graph, node)
         elif node.meta.get(IN_PLACE):
             node.target = WRITES[node.target]
     join_norms(graph)
@@ -105,15 +112,52 @@ def eager(
 def gathered(operand: Tensor, ranks: int, group: str) -> Tensor:
     """Start an all-gather of dense tensors along their first dim; see `wait_tensor`."""
     whole = operand.new_empty((ranks * operand.shape[0], *operand.shape[1:]))
-    sent: Tensor = c10d.all_gather_into_tensor_out(operand, ranks, group, out=whole)
-    return sent
+    if operand.device.type != "cpu":
+        sent: Tensor = c10d.all_gather_into_tensor_out(operand, ranks, group, out=whole)
+        return sent
+    parts = whole.chunk(ranks)
+    parts[_rank_in(group)].copy_(operand)
+    for source, part in enumerate(parts):
+        c10d.broadcast_(part, source, group)
+    return whole
+
+
+def _rank_in(group: str) -> int:
+    return _resolve_process_group(GroupName(group)).rank()
+
+
+def _add_up(graph: fx.Graph, node: fx.Node) -> None:
+    """Let a reduce-scatter write over its operand, if it may, and take the part behind its wait."""
+    (wait,) = node.users
+    operand, reduction, ranks, group = node.args
+    node.args = operand, reduction, ranks, group, _is_free(node.all_input_nodes[0])
+    node.meta[OPERATOR], node.target = node.target, scattered
+    with graph.inserting_after(wait):
+        part = graph.call_function(scattered_part, (wait, ranks, group))
+    note_tasks([part], noted_tasks(wait))
+    wait.replace_all_uses_with(part, delete_user_cb=lambda user: user is not part)
+
+
+def scattered(operand: Tensor, reduction: str, ranks: int, group: str, is_free: bool) -> Tensor:
+    """Start a reduce-scatter along the first dim; a processor's is of all parts."""
+    if operand.device.type != "cpu":
+        return c10d.reduce_scatter_tensor(operand, reduction, ranks, group)
+    whole: Tensor = c10d.all_reduce_(operand if is_free else operand.clone(), reduction, group)
+    return whole
+
+
+def scattered_part(arrived: Tensor, ranks: int, group: str) -> Tensor:
+    """Take the rank's part of what `scattered` brought."""
+    if arrived.device.type != "cpu":
+        return arrived
+    return arrived.chunk(ranks)[_rank_in(group)].clone()
 
 
 def _is_free(node: fx.Node) -> bool:
     """Test whether the only reader of a node may write over its result's memory."""
     if len(node.users) != 1:
         return False
-    if node.target is gathered:
+    if node.target in (gathered, scattered_part):
         return True
     if node.target in _PASSING_ON or (node.op == "call_method" and node.target == "contiguous"):
         return _is_free(node.all_input_nodes[0])
@@ -433,7 +477,7 @@ def direct(module: fx.GraphModule) -> fx.GraphModule:
         if target is aten.slice.Tensor and len(node.args) == 4 and node.args[1] == 0:
             tensor, _, start, end = node.args
             call, node.args = getitem, (tensor, slice(start, end))
-        elif target is gathered or (
+        elif target in (gathered, scattered) or (
             isinstance(target, torch._ops.OpOverload) and target.namespace == _COMMUNICATIONS
         ):
             call = _below_autograd(target)

@@ -119,8 +119,8 @@ class StepPlan:
             tuple(
                 (place, name)
                 for place, name in results
-                if self._last.get((micro_batch, name), -1) > position
-                or (name in self._keep and name not in of.summed)
+                if (self._last.get((micro_batch, name), -1) > position or name in self._keep)
+                and name not in (of.adds[phase] if name not in self._keep else of.summed)
             ),
             tuple(
                 (place, name, tuple(m for m in later if self._is_read(name, m, -1)))

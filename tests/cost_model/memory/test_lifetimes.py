@@ -41,7 +41,7 @@ def test_a_chain_holds_two_values_at_a_time() -> None:
         outputs=("y",),
     )
     assert exact_curve(schedule) == safe_curve(schedule) == [10 + 20, 20 + 30, 30 + 5]
-    assert Peaks.of(schedule, {}).exact == {0: MemoryPeak(1050, 1000, 50, "b")}
+    assert Peaks.of(schedule).exact == {0: MemoryPeak(1050, 1000, 50, "b")}
     assert peak_bytes(schedule) == {0: MemoryPeak(1075, 1000, 75, "b")}
 
 
@@ -183,7 +183,7 @@ def test_a_view_of_a_resident_or_a_feed_costs_nothing(viewed: Graph) -> None:
     resident = replace(
         schedule, tasks=schedule.tasks[1:], feeds={}, residents=dict.fromkeys(parts, 100)
     )
-    assert Peaks.of(resident, {}).exact == {0: MemoryPeak(300, 100, 200, "c")}
+    assert Peaks.of(resident).exact == {0: MemoryPeak(300, 100, 200, "c")}
     fed = replace(schedule, tasks=schedule.tasks[1:], feeds=dict.fromkeys(parts, 100))
     assert exact_curve(fed) == safe_curve(fed) == [100, 200, 300]
 
@@ -217,7 +217,7 @@ def test_nothing_runs() -> None:
 @given(seed=st.integers(0, 10**6), length=st.integers(1, 12))
 def test_exact_never_exceeds_safe(seed: int, length: int) -> None:
     schedule = random_schedule(random.Random(seed), length)
-    safe, exact = peak_bytes(schedule), Peaks.of(schedule, {}).exact
+    safe, exact = peak_bytes(schedule), Peaks.of(schedule).exact
     assert set(safe) == set(exact)
     for device, peak in exact.items():
         assert peak.bytes <= safe[device].bytes

@@ -20,7 +20,7 @@ from partitioner.backends.launch import LocalRun, load_logs, run_job, save_log
 from partitioner.backends.observed import RankLog
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.agreeing.faults import Roll
-from partitioner.backends.torch.agreeing.groups import Link, register_links, register_named
+from partitioner.backends.torch.agreeing.groups import register_links, register_named
 from partitioner.backends.torch.files.rank_files import (
     CPU,
     RankFile,
@@ -34,6 +34,7 @@ from partitioner.backends.torch.running.host_memory import keep_freed_memory
 from partitioner.backends.torch.running.step_values import StepStart, Values
 from partitioner.backends.torch.state.buffers import memory_of
 from partitioner.ir.mesh import Copies
+from partitioner.ir.messages import Link
 from partitioner.ir.phases import Part, whole_batch_order
 
 _SECONDS = "seconds.json"

@@ -3,30 +3,38 @@
 gloo communicates where tensors lie. An all-reduce takes the place of an operand that nothing else
 reads. The operand of a reduce-scatter is added up as a whole, and a rank's part of it is copied
 where it is waited for (`backends.torch.graphs.eager`). The inputs of a step lie in the memory of
-its caller throughout. Behind the last pass the optimizer's step runs, beside all gradients.
+its caller throughout. A pass adds gradients to the sums of those of earlier micro-batches as it
+makes them. Messages are received one phase ahead, and sent beside the next one (`ir.messages`).
+Behind the last pass the optimizer's step runs, beside all gradients.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from partitioner.cost_model.memory.lifetimes import (
+    Curve,
     Curves,
     InFlight,
     Lifetime,
     exact_lifetimes,
     in_flight,
+    summed_tensors,
 )
 from partitioner.cost_model.memory.lives import StepLives, Uses
 from partitioner.cost_model.memory.torch_kernels import scratch_curves, step_bytes, updates_of
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey, Task
 from partitioner.ir.graph import Graph
+from partitioner.ir.messages import Link, ends_of_messages
 from partitioner.ir.ops import is_stored, is_view
 from partitioner.ir.program import CommKind
+from partitioner.ir.types import item_bytes
 
 #: Views through which an all-reduce may write to the tensor that they are of.
 _PASSING_ON = frozenset(
@@ -35,6 +43,8 @@ _PASSING_ON = frozenset(
         *("aten::t", "aten::transpose.int", "aten::permute"),
     }
 )
+#: Operators that add their results to a sum by themselves.
+_ADDING = frozenset({"aten::mm", "aten::bmm", "aten::embedding_dense_backward"})
 
 
 def held_curves(
@@ -54,11 +64,14 @@ def _of_processors(
     graph: Graph, schedule: Schedule, devices: Collection[int], uses: Uses, scratch: Curves
 ) -> Curves:
     ranks = _Ranks(schedule, devices, uses)
-    lives = StepLives.of(schedule, ranks.lifetimes(), uses)
+    lives = ranks.lives()
     curves = {
         device: curve + scratch.get(device, 0) + ranks.inputs[device]
         for device, curve in lives.curves().items()
     }
+    messages = Messages.of(schedule, uses.roots)
+    for device, curve in curves.items() if messages.nbytes else ():
+        curve += messages.curve(device, lives)
     after = ranks.gradients(lives.tensors)
     for device, (position, updates) in updates_of(schedule).items():
         if device in curves:
@@ -72,6 +85,25 @@ class _Ranks:
     schedule: Schedule
     devices: Collection[int]
     uses: Uses
+
+    def lives(self) -> StepLives:
+        """Make the columns; of what is summed over micro-batches, the sum alone.
+
+        A product of matrices is added by its kernel; any other result lies there before it is.
+        """
+        lives = StepLives.of(self.schedule, self.lifetimes(), self.uses)
+        if self.schedule.order.table.micro_batches == 1:
+            return lives
+        summed = summed_tensors(self.schedule, self.uses.roots)
+        last = lives.last.copy()
+        for row, life in enumerate(lives.tensors):
+            if lives.always[row] and life.local in summed:
+                last[row] = lives.first[row] - self._adds_itself(life.local)
+        return replace(lives, last=last)
+
+    def _adds_itself(self, local: LocalKey) -> bool:
+        task = self._makers.get(local)
+        return task is not None and task.placed is not None and task.placed.node.op in _ADDING
 
     def lifetimes(self) -> Iterator[Lifetime]:
         """Yield exact lifetimes, as communications of a processor end and begin them."""
@@ -193,3 +225,57 @@ class _Ranks:
         return node.op in _PASSING_ON and self._is_free(
             (local[0], task.placed.operands()[0]), phase
         )
+
+
+@dataclass(frozen=True)
+class Messages:
+    """What passes between the phases of ranks."""
+
+    schedule: Schedule
+    nbytes: Mapping[Link, int]  #: Bytes of each message.
+    #: The tensors whose memory is a message, by link; other messages are copies of parts.
+    alone: Mapping[Link, LocalKey]
+
+    @classmethod
+    def of(cls, schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> Messages:
+        """Read them from the tasks of a schedule."""
+        nbytes, tensors = defaultdict[Link, int](int), defaultdict[Link, list[LocalKey]](list)
+        for task in schedule.tasks:
+            if task.comm is None or task.phase == task.target_phase:
+                continue
+            for transfer in task.comm.transfers:
+                link = task.phase, task.target_phase, transfer.source, transfer.target
+                nbytes[link] += round(transfer.numel * item_bytes(task.comm.dtype))
+                tensors[link] += [read for read in task.reads if read[0] == transfer.source]
+        pairs = ((link, of) for link, of in tensors.items() if link[2] != link[3])
+        alone = {link: roots.get(of[0], of[0]) for link, of in pairs if len(of) == 1}
+        return cls(schedule, {k: n for k, n in nbytes.items() if k[2] != k[3]}, alone)
+
+    def curve(self, device: int, lives: StepLives) -> Curve:
+        """Bytes of what a device sends and is ready to receive, beside its tensors."""
+        tasks, order = self.schedule.tasks, self.schedule.order
+        own = {task.phase for task in tasks if device in task.devices}
+        own |= {target for _, target, _, to in self.nbytes if to == device}
+        runs = [run for run in order.runs(device) if run[0] in own]
+        held = np.zeros(len(runs) + 1, np.int64)
+        for place, (phase, _) in enumerate(runs):
+            arriving = (link for link in self.nbytes if link[1] == phase and link[3] == device)
+            held[max(0, place - 1)] += sum(map(self.nbytes.__getitem__, arriving)) * (place > 0)
+        kept = {lives.tensors[row].local for row in np.flatnonzero(lives.kept | lives.always)}
+        places = {run: place for place, run in enumerate(order.runs(device))}
+        at = np.searchsorted([places[run] for run in runs], np.arange(len(places) + 1))
+        copied = defaultdict[int, int](int)
+        for (link, micro_batch), end in ends_of_messages(order, self.nbytes, device).items():
+            tensor = self.alone.get(link)
+            if tensor is None:
+                copied[link[0]] += self.nbytes[link] if micro_batch == 0 else 0
+            if tensor is None or tensor not in kept:
+                begin = at[places[link[0], micro_batch]] + 1
+                held[begin : max(begin, at[end])] += self.nbytes[link]
+        most = np.zeros(1 + max(task.phase for task in tasks), np.int64)
+        np.maximum.at(most, [phase for phase, _ in runs], held[:-1])
+        curve = most[[task.phase for task in tasks]]
+        ends = {task.phase: position for position, task in enumerate(tasks)}
+        for phase, nbytes in copied.items():
+            curve[ends[phase]] += nbytes
+        return curve

@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import GroupName
 from partitioner.backends.errors import BackendError
 from partitioner.backends.process_group import free_default_arguments
 from partitioner.backends.torch.operators.registry import group_name
+from partitioner.ir.messages import Link
 from partitioner.ir.program import Comm, CommKind, Programs
 
 
@@ -56,8 +57,6 @@ def check_groups(programs: Programs, made: Programs) -> None:
 
 #: Names of the groups that were made, by the group of all ranks.
 _MADE: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-#: The way of messages: the phases that send and receive them, their source and their target.
-Link = tuple[int, int, int, int]
 
 
 def register_named(groups: Iterable[tuple[int, ...]]) -> None:

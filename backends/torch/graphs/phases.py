@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from partitioner.backends.torch.graphs.emit import (
     stored_values,
 )
 from partitioner.ir.graph import Graph
+from partitioner.ir.messages import Link, ends_of_messages
 from partitioner.ir.phases import Part as StepPart
 from partitioner.ir.phases import Phases, RunOrder
 from partitioner.ir.program import Comm, Compute, Output, Part, Programs, RankProgram
@@ -41,6 +42,9 @@ class RankPhases:
     types: Mapping[str, TensorType]  #: Type of every local value.
     summed: frozenset[str]  #: Local values that are added up over the micro-batches of a step.
     order: RunOrder  #: The order of the phases.
+    #: The place in the order before which each message that the rank sends has left, by its link
+    #: and micro-batch.
+    ends: Mapping[tuple[Link, int], int] = field(default_factory=dict)
 
     @property
     def passes(self) -> Mapping[str, PassGraph]:
@@ -204,6 +208,21 @@ def emit_phases(
         program.types,
         frozenset(summed),
         order,
+        ends_of_messages(order, links_of(programs), rank),
+    )
+
+
+def links_of(programs: Programs) -> list[Link]:
+    """The pairs of phases and ranks between which messages pass, in order."""
+    return sorted(
+        {
+            (comm.phase, comm.target_phase, transfer.source, transfer.target)
+            for program in programs.ranks
+            for comm in program.comms
+            if comm.phase != comm.target_phase
+            for transfer in comm.transfers
+            if transfer.source != transfer.target
+        }
     )
 
 

@@ -19,7 +19,13 @@ from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.agreeing.faults import Roll, explained
 from partitioner.backends.torch.agreeing.groups import group_ranks, register_links, register_named
 from partitioner.backends.torch.graphs.eager import Gate, carrier_of, direct, gated
-from partitioner.backends.torch.graphs.phases import RankPhases, emit_all_phases, of_each, step_runs
+from partitioner.backends.torch.graphs.phases import (
+    RankPhases,
+    emit_all_phases,
+    links_of,
+    of_each,
+    step_runs,
+)
 from partitioner.backends.torch.operators.registry import group_name
 from partitioner.backends.torch.running.step_values import (
     Posts,
@@ -27,7 +33,6 @@ from partitioner.backends.torch.running.step_values import (
     StepPlan,
     StepStart,
     StepValues,
-    links_of,
     run_phases,
 )
 from partitioner.backends.torch.state.buffers import apart

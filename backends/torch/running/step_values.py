@@ -2,8 +2,8 @@
 
 What each phase of each micro-batch reads, and what is read of its results, is known before the step
 runs (`StepPlan`): a step only moves values. Messages are received one phase ahead and sent beside
-what follows. Each pair of phases has a process group of its own for each pair of ranks, since NCCL
-carries what is sent between two ranks of a group in one order.
+the next one (`ir.messages`). Each pair of phases has a process group of its own for each pair of
+ranks, since NCCL carries what is sent between two ranks of a group in one order.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partitioner.backends.torch.agreeing.faults import Roll, telling
-from partitioner.backends.torch.agreeing.groups import Link, resolved_link
+from partitioner.backends.torch.agreeing.groups import resolved_link
 from partitioner.backends.torch.graphs.comms import Message
 from partitioner.backends.torch.graphs.phases import RankPhases
 from partitioner.backends.torch.state.buffers import memory_of, without_views, write_buffers
-from partitioner.ir.program import Programs
+from partitioner.ir.messages import Link
 
 Values = dict[str, Tensor]
 
@@ -257,6 +257,7 @@ def run_phases(
     for position, one in enumerate(runs):
         for ahead in runs[position : position + 2]:
             posts.post(ahead.phase, ahead.micro_batch)
+        posts.free(one.phase, one.micro_batch)
         for message, tensor in posts.arrived(one.phase, one.micro_batch):
             values.receive(message, one.micro_batch, tensor)
         results = run(one, values.arguments(one))
@@ -287,7 +288,8 @@ class Posts:
         self._roll = roll
         self._around = around
         self._posted: dict[tuple[int, int], list[tuple[Message, Tensor, Any]]] = {}
-        self._sent: list[tuple[Message, Tensor, Any]] = []
+        self._sent: list[tuple[Message, Tensor, Any, int]] = []
+        self._place = {run: place for place, run in enumerate(phases[0].order.runs(self.rank))}
 
     def post(self, phase: int, micro_batch: int) -> None:
         """Get ready to receive what a phase is called with, once."""
@@ -313,40 +315,34 @@ class Posts:
             arrived.append((message, buffer))
         return arrived
 
+    def free(self, phase: int, micro_batch: int) -> None:
+        """Free what has left when a phase begins; waits for it where the order says so."""
+        place = self._place.get((phase, micro_batch), -1)
+        self._wait([entry for entry in self._sent if entry[3] <= place])
+        self._sent = [entry for entry in self._sent if entry[3] > place]
+
     def send(self, message: Message, micro_batch: int, tensor: Tensor) -> None:
         """Start to send; what has left is freed."""
         self._sent = [entry for entry in self._sent if not entry[2].is_completed()]
-        dense = tensor.contiguous()
-        link = resolved_link(_link(message))
+        dense, link = tensor.contiguous(), _link(message)
+        end = self._phases[micro_batch].ends.get((link, micro_batch), len(self._place))
         with (
             telling(f"sending to rank {message.target}", self.rank, self._roll),
             self._around(message, micro_batch, False),
         ):
-            self._sent.append(
-                (message, dense, dist.isend(dense, message.target, link, micro_batch))
-            )
+            work = dist.isend(dense, message.target, resolved_link(link), micro_batch)
+            self._sent.append((message, dense, work, end))
 
     def wait(self) -> None:
         """Wait until all has left."""
-        for message, _, work in self._sent:
+        self._wait(self._sent)
+        self._sent = []
+
+    def _wait(self, sent: Sequence[tuple[Message, Tensor, Any, int]]) -> None:
+        for message, _, work, _ in sent:
             with telling(f"sending to rank {message.target}", self.rank, self._roll):
                 work.wait()
-        self._sent = []
 
 
 def _link(message: Message) -> Link:
     return (*message.phases, message.source, message.target)
-
-
-def links_of(programs: Programs) -> list[Link]:
-    """The pairs of phases and ranks between which messages pass, in order."""
-    return sorted(
-        {
-            (comm.phase, comm.target_phase, transfer.source, transfer.target)
-            for program in programs.ranks
-            for comm in program.comms
-            if comm.phase != comm.target_phase
-            for transfer in comm.transfers
-            if transfer.source != transfer.target
-        }
-    )

@@ -204,8 +204,8 @@ class ModuleRanks(Ranks):
     def step_files(self, folder: Path, inputs: Mapping[str, torch.Tensor]) -> StepFiles:
         """The files in a folder with what they need for a step with these whole inputs."""
         from partitioner.backends.torch.agreeing.groups import group_ranks
+        from partitioner.backends.torch.graphs.phases import links_of
         from partitioner.backends.torch.local import RankSteps, StepFiles
-        from partitioner.backends.torch.running.step_values import links_of
 
         all_ranks, optimizer = self.all_ranks, self.module.options.optimizer
         starts = all_ranks.start(inputs, self.module.stored_values())

@@ -411,7 +411,7 @@ class _Session:
             if is_made_shortly_before(graph, candidate.placed.node, name)
         )
         orders = {value: memory_order(graph, name) for value, name in whole.items()}
-        known = {value: order for value, order in orders.items() if order is not None}
+        known = {value: dims for value, dims in orders.items() if dims is not None}
         node = candidate.placed.node
         is_kept = any(is_read_long_after(graph, node, value) for value in node.writes)
         temperature = is_cold(graph, candidate), is_kept

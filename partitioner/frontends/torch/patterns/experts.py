@@ -51,7 +51,7 @@ class _Product:
     weights: fx.Node  #: (experts, n, k), or (experts, k, n) if `transposed`.
     transposed: bool
     ids: fx.Node  #: The expert of each row: (tokens, chosen), before rows were sorted.
-    order: fx.Node | None  #: The order of sorted rows.
+    permutation: fx.Node | None  #: Of sorted rows: which row lies where.
     bias: fx.Node | None = None  #: (experts, n), of which each row gets that of its expert.
     biased: fx.Node | None = None  #: The node that adds it.
 
@@ -69,7 +69,7 @@ class _Rows:
     tokens: int
     chosen: int
     channels: int
-    order: fx.Node | None  #: The order in which they are sorted by expert.
+    permutation: fx.Node | None  #: The order in which they are sorted by expert.
 
 
 @dataclass(frozen=True)
@@ -116,15 +116,15 @@ def _summed(last: fx.Node) -> _Rows | None:
         return None
     if [dim % 3 for dim in summed["dim"] or ()] != [1]:
         return None
-    rows, order = through(args_of(split)[0]), None
+    rows, permutation = through(args_of(split)[0]), None
     if calls(rows, _aten.index.Tensor) and len(args_of(rows)[1]) == 1:
-        order = _inverted(through(args_of(rows)[1][0]))
-        if order is None:
+        permutation = _inverted(through(args_of(rows)[1][0]))
+        if permutation is None:
             return None
         rows = through(args_of(rows)[0])
     tokens, chosen, channels = value(split).shape
     same = is_tensor(rows) and value(rows).shape == (tokens * chosen, channels)
-    return _Rows(rows, tokens, chosen, channels, order) if same else None
+    return _Rows(rows, tokens, chosen, channels, permutation) if same else None
 
 
 def _layer(rows: _Rows) -> _Layer | None:
@@ -142,9 +142,9 @@ def _layer(rows: _Rows) -> _Layer | None:
     up = _product(before)
     if up is None or (up.bias is None) != (down.bias is None):
         return None
-    if up.order is not rows.order or up.ids is not down.ids:
+    if up.permutation is not rows.permutation or up.ids is not down.ids:
         return None
-    x = _tokens(through(up.rows), rows.chosen, rows.order)
+    x = _tokens(through(up.rows), rows.chosen, rows.permutation)
     if x is None or not is_shaped(x, rows.tokens, rows.channels):
         return None
     width = value(down.rows).shape[1]
@@ -163,7 +163,7 @@ def _either_way(node: fx.Node) -> Iterator[tuple[Any, Any]]:
 def _scaled(rows: _Rows) -> tuple[_Product, fx.Node] | None:
     for results, column in _either_way(rows.node) if calls(rows.node, _aten.mul.Tensor) else ():
         down, weights = _product(results), _weights(column, rows)
-        if down is not None and weights is not None and down.order is rows.order:
+        if down is not None and weights is not None and down.permutation is rows.permutation:
             return down, weights
     return None
 
@@ -198,10 +198,11 @@ def _bias(rows: Any, product: _Product) -> fx.Node | None:
     bias, ids = args_of(rows)[0], through(args_of(rows)[1][0])
     size, columns, others = value(product.weights).shape
     columns = others if product.transposed else columns
-    if product.order is None:
+    if product.permutation is None:
         are_own = isinstance(ids, fx.Node) and _flattened(ids) is product.ids
     else:
-        are_own = calls(ids, operator.getitem) and args_of(ids) == (args_of(product.order)[0], 0)
+        source = args_of(product.permutation)[0]
+        are_own = calls(ids, operator.getitem) and args_of(ids) == (source, 0)
     is_matrix = isinstance(bias, fx.Node) and is_shaped(bias, size, columns)
     return bias if are_own and is_matrix else None
 
@@ -239,15 +240,15 @@ def _grouped(node: fx.Node) -> _Product | None:
     rows, weights, offsets = list(args.values())[:3]
     if any(args[name] is not None for name in ("bias", "out_dtype") if name in args):
         return None
-    order = _sorted_by(offsets, value(weights).shape[0])
-    if order is None or value(weights).dim() != 3 or value(rows).dim() != 2:
+    permutation = _sorted_by(offsets, value(weights).shape[0])
+    if permutation is None or value(weights).dim() != 3 or value(rows).dim() != 2:
         return None
-    ids = _flattened(through(args_of(args_of(order)[0])[0]))
+    ids = _flattened(through(args_of(args_of(permutation)[0])[0]))
     if ids is None:
         return None
     if calls(weights, _aten.transpose.int) and {d % 3 for d in args_of(weights)[1:]} == {1, 2}:
-        return _Product(through(rows), args_of(weights)[0], False, ids, order)
-    return _Product(through(rows), weights, True, ids, order)
+        return _Product(through(rows), args_of(weights)[0], False, ids, permutation)
+    return _Product(through(rows), weights, True, ids, permutation)
 
 
 def _sorted_by(offsets: fx.Node, experts: int) -> fx.Node | None:
@@ -280,16 +281,16 @@ def _inverted(node: fx.Node) -> fx.Node | None:
     if not calls(node, _aten.index_put_.default, _aten.index_put.default):
         return None
     given = arguments_of(node)
-    order, numbers = given["indices"], through(given["values"])
+    indices, numbers = given["indices"], through(given["values"])
     if calls(numbers, _aten.arange.default):
         counts_up = len(args_of(numbers)) == 1
     else:
         counts_up = calls(numbers, _aten.arange.start, _aten.arange.start_step) and (
             args_of(numbers)[0] == 0 and args_of(numbers)[2:] in ((), (1,))
         )
-    if len(order) != 1 or given["accumulate"] or not counts_up:
+    if len(indices) != 1 or given["accumulate"] or not counts_up:
         return None
-    inverse: fx.Node = through(order[0])
+    inverse: fx.Node = through(indices[0])
     return inverse
 
 
@@ -300,8 +301,8 @@ def _weights(column: fx.Node, rows: _Rows) -> fx.Node | None:
     if not calls(column, _aten.unsqueeze.default, *_RESHAPES):
         return None
     row = through(args_of(column)[0])
-    if rows.order is not None:
-        if not calls(row, _aten.index.Tensor) or indices_of(row) != [rows.order]:
+    if rows.permutation is not None:
+        if not calls(row, _aten.index.Tensor) or indices_of(row) != [rows.permutation]:
             return None
         row = through(args_of(row)[0])
     weights = _flattened(row)
@@ -309,9 +310,9 @@ def _weights(column: fx.Node, rows: _Rows) -> fx.Node | None:
     return weights if fits else None
 
 
-def _tokens(rows: fx.Node, chosen: int, order: fx.Node | None) -> fx.Node | None:
+def _tokens(rows: fx.Node, chosen: int, permutation: fx.Node | None) -> fx.Node | None:
     """The tokens, of which each row is one: in turn, or in the order of their experts."""
-    if order is None:
+    if permutation is None:
         repeated = calls(rows, _aten.repeat_interleave.self_int)
         given = arguments_of(rows) if repeated else {}
         same = repeated and (given["repeats"], given["dim"]) == (chosen, 0)
@@ -322,7 +323,7 @@ def _tokens(rows: fx.Node, chosen: int, order: fx.Node | None) -> fx.Node | None
     divides = calls(token, _aten.floor_divide.default) or (
         calls(token, _aten.div.Tensor_mode) and token.kwargs.get("rounding_mode") == "floor"
     )
-    if not divides or through(args_of(token)[0]) is not order or args_of(token)[1] != chosen:
+    if not divides or through(args_of(token)[0]) is not permutation or args_of(token)[1] != chosen:
         return None
     tokens: fx.Node = args_of(rows)[0]
     return tokens

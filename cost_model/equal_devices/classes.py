@@ -8,7 +8,7 @@ Classes are refined until no two devices of one class can be told apart.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -150,13 +150,11 @@ def _steps(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> 
     for value in graph.outputs:
         home = homes[value]
         reshards.setdefault((graph.types[value].dtype, home, home.without_partial()))
-    found = (resharder.lowest(*args) for args in reshards)
+    found = (resharder.lowest(*args) for args in reshards if args[1] != args[2])
     return [_Step(hop, real) for hops, real in found for hop in hops]
 
 
-def _beside(
-    steps: Sequence[_Step], classes: _Numbers, firsts: Iterable[int]
-) -> Iterator[int]:
+def _beside(steps: Sequence[_Step], classes: _Numbers, firsts: Iterable[int]) -> Iterator[int]:
     """More devices to evaluate, so that all classes of a communication's ranks take part in it."""
     evaluated = set(firsts)
     waiting = deque(sorted(evaluated))

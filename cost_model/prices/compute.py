@@ -404,4 +404,3 @@ def compute_dtype(graph: Graph, placed: PlacedNode) -> str:
 def mesh_indices(mesh: DeviceMesh, axes: tuple[str, ...]) -> tuple[int, ...]:
     """The place of each device along some axes."""
     return tuple(mesh.linear(axes, point) for _, point in mesh.coords())
-

@@ -11,7 +11,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -62,14 +71,6 @@ class Real:
         number = self._numbers.get(device // self.size)
         return -1 if number is None else number * self.size + device % self.size
 
-    def lowered(self, at: Placement) -> Placement:
-        """Return a placement on the low devices."""
-        return at if self.is_low else _renamed(at, tuple(map(self.low, at.mesh.devices)))
-
-    def raised(self, at: Placement) -> Placement:
-        """Return the placement that one on the low devices stands for."""
-        return at if self.is_low else _renamed(at, tuple(map(self.of, at.mesh.devices)))
-
     @cached_property
     def is_low(self) -> bool:
         """Tell whether the devices are the lowest ones themselves."""
@@ -84,13 +85,9 @@ class Real:
         return {group: number for number, group in enumerate(self.groups)}
 
 
-def _renamed(at: Placement, devices: tuple[int, ...]) -> Placement:
-    return Placement(_mesh(at.mesh.axes, devices), at.sharding)
-
-
-@lru_cache(maxsize=4096)
-def _mesh(axes: tuple[tuple[str, int], ...], devices: tuple[int, ...]) -> DeviceMesh:
-    return DeviceMesh(axes, devices)
+def _renamed(mesh: DeviceMesh, name: Callable[[int], int]) -> DeviceMesh:
+    """The mesh of other devices in the same places."""
+    return DeviceMesh(mesh.axes, tuple(map(name, mesh.devices)))
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,7 @@ class Hop:
             chosen &= {real.low(device) for device in observed}
         numbers = sorted({n for device in chosen for n in self.comms_of.get(device, ())})
         return Hop(
-            real.raised(self.after),
+            Placement(_renamed(self.after.mesh, real.of), self.after.sharding),
             tuple(_comm_on(self.comms[number], real, chosen) for number in numbers),
             frozenset(map(real.of, self.aliases & chosen)),
             frozenset(map(real.of, self.zeros & chosen)),
@@ -211,7 +208,10 @@ class Resharder:
     _hops: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
     _low: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
     _priced: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
-    _real: dict[tuple[DeviceMesh, DeviceMesh], Real] = field(default_factory=dict)
+    #: By two meshes, what the lowest devices stand for, and the meshes of these.
+    _real: dict[tuple[DeviceMesh, DeviceMesh], tuple[Real, DeviceMesh, DeviceMesh]] = field(
+        default_factory=dict
+    )
     #: Prices of collectives among the lowest ranks of equal prices, by rank.
     _collectives: dict[_Collective, PricedComm] = field(default_factory=dict)
 
@@ -232,14 +232,18 @@ class Resharder:
     def lowest(
         self, dtype: str, source: Placement, target: Placement
     ) -> tuple[tuple[Hop, ...], Real]:
-        """The steps among the lowest devices of equal prices, and those that these stand for."""
+        """The steps among the lowest devices of equal prices, and those that these stand for.
+
+        The two placements are not equal.
+        """
         meshes = source.mesh, target.mesh
         if meshes not in self._real:
-            self._real[meshes] = self._real_of({*source.mesh.devices, *target.mesh.devices})
-        real = self._real[meshes]
-        key = (dtype, real.lowered(source), real.lowered(target))
+            real = self._real_of(source.mesh.members | target.mesh.members)
+            self._real[meshes] = real, *(_renamed(mesh, real.low) for mesh in meshes)
+        real, held, wanted = self._real[meshes]
+        key = (dtype, Placement(held, source.sharding), Placement(wanted, target.sharding))
         if key not in self._low:
-            self._low[key] = () if source == target else self._plan(*key)
+            self._low[key] = self._plan(*key)
         return self._low[key], real
 
     def _real_of(self, devices: Collection[int]) -> Real:

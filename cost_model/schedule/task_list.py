@@ -365,6 +365,8 @@ class _Builder:
         """The steps of a reshard, as far as they concern devices that are observed."""
         if self.observed is None:
             return self.resharder.hops(dtype, before, at)
+        if before == at:
+            return ()
         key = dtype, before, at
         if key not in self.steps:
             observed = frozenset((*self._observed_of(before.mesh), *self._observed_of(at.mesh)))
@@ -492,7 +494,9 @@ class _Builder:
     def _sizes(self, key: Key) -> Mapping[int, int]:
         at, dtype = key[1], self.graph.types[key[0]].dtype
         if (at, dtype) not in self.sizes:
-            shapes = {d: at.sharding.local_shape(at.mesh, at.mesh.coord(d)) for d in self._observed_of(at.mesh)}
-            sizes = {device: dense_bytes(math.prod(shape), dtype) for device, shape in shapes.items()}
-            self.sizes[at, dtype] = sizes
+            mesh, shape = at.mesh, at.sharding.local_shape
+            self.sizes[at, dtype] = {
+                device: dense_bytes(math.prod(shape(mesh, mesh.coord(device))), dtype)
+                for device in self._observed_of(mesh)
+            }
         return self.sizes[at, dtype]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -90,19 +90,15 @@ def _numbered(labels: Mapping[int, Hashable]) -> tuple[_Numbers, _Numbers]:
 class _Step:
     """A step of a reshard among some devices."""
 
-    hop: Hop  #: The step among the devices that stand for them.
+    hop: Hop  #: The step among the lowest devices, which stand for them.
     real: Real
-    devices: _Numbers = field(init=False)  #: Its devices.
-    roles: _Numbers = field(init=False)  #: A number for the role of each.
-
-    def __post_init__(self) -> None:
-        low, roles = self.hop.numbered_roles
-        object.__setattr__(self, "devices", self.real.of_all(low))
-        object.__setattr__(self, "roles", roles)
+    low: _Numbers  #: The lowest devices.
+    devices: _Numbers  #: Those that they stand for.
+    roles: _Numbers  #: A number for the role of each.
 
     def peers(self, classes: _Numbers) -> _Numbers:
         """A number for the classes that each device meets, by the classes of the devices."""
-        of = dict(zip(self.hop.numbered_roles[0].tolist(), classes.tolist(), strict=True))
+        of = dict(zip(self.low.tolist(), classes.tolist(), strict=True))
         met: dict[int, list[Hashable]] = {device: [] for device in of}
         for priced in self.hop.comms:
             sides = priced.comm.sources(), priced.comm.targets()
@@ -151,7 +147,13 @@ def _steps(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> 
         home = homes[value]
         reshards.setdefault((graph.types[value].dtype, home, home.without_partial()))
     found = (resharder.lowest(*args) for args in reshards if args[1] != args[2])
-    return [_Step(hop, real) for hops, real in found for hop in hops]
+    steps, roles = list[_Step](), dict[int, tuple[_Numbers, _Numbers]]()
+    for hop, real in ((hop, real) for hops, real in found for hop in hops):
+        if id(hop) not in roles:
+            roles[id(hop)] = _numbered(hop.roles)
+        low, of_low = roles[id(hop)]
+        steps.append(_Step(hop, real, low, real.of_all(low), of_low))
+    return steps
 
 
 def _beside(steps: Sequence[_Step], classes: _Numbers, firsts: Iterable[int]) -> Iterator[int]:

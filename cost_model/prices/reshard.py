@@ -181,13 +181,6 @@ class Hop:
                 roles[device].append(name)
         return {device: tuple(parts) for device, parts in roles.items()}
 
-    @cached_property
-    def numbered_roles(self) -> tuple[Numbers, Numbers]:
-        """The devices, and a number for the role of each."""
-        numbers: dict[Hashable, int] = {}
-        found = [numbers.setdefault(role, len(numbers)) for role in self.roles.values()]
-        return np.array([*self.roles], np.int64), np.array(found, np.int64)
-
 
 Reshard = tuple[str, Placement, Placement]  #: (element type, source, target).
 _Collective = tuple[CommKind, tuple[int, ...], float, bool]  # (kind, ranks, bytes, whether joined)

@@ -196,6 +196,10 @@ def test_a_reshard_moved_to_other_devices_is_that_of_those(
         slow = replace(cluster.devices[0], launch_s=1e-3)
         specs = [slow if i % 3 == 0 else spec for i, spec in enumerate(cluster.devices)]
         cluster = replace(cluster, devices=tuple(specs))
+    if len(cluster.levels) > 1 and seed % 2:  # racks of two machines
+        inner, outer = cluster.levels
+        racks = replace(outer, name="racks", size=2 * inner.size)
+        cluster = replace(cluster, levels=(inner, racks, outer))
     meshes = []
     for _ in range(2):
         count = int(rng.integers(1, 1 + min(6, len(cluster))))
@@ -210,6 +214,17 @@ def test_a_reshard_moved_to_other_devices_is_that_of_those(
     shifting, planned = Resharder(cluster), hops(before, after, Unshifted(cluster))
     assert hops(before, after, shifting) == planned
     assert hops(before, after, shifting) == planned
+    if before == after:
+        return
+    low, real = shifting.lowest("float32", before, after)
+    for device in {*before.mesh.devices, *after.mesh.devices}:
+        for hop, whole in zip(low, planned, strict=True):
+            seen, own = hop.on(real, frozenset({device})), frozenset({device})
+            some = [priced for priced in whole.comms if device in priced.comm.ranks]
+            assert [priced.comm for priced in seen.comms] == [priced.comm for priced in some]
+            assert [p.seconds for p in seen.comms] == [{device: p.seconds[device]} for p in some]
+            assert (seen.aliases, seen.zeros) == (whole.aliases & own, whole.zeros & own)
+            assert (seen.after, seen.has_more) == (whole.after, len(some) < len(whole.comms))
 
 
 @budget

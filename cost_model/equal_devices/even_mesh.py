@@ -15,7 +15,7 @@ share, the others do not). `EvenResharder.allows` is False for it, and plans do 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
@@ -37,7 +37,14 @@ from partitioner.cost_model.prices.compute import (
     kernel_estimate,
     moved_bytes,
 )
-from partitioner.cost_model.prices.reshard import Hop, PricedComm, Reshard, Resharder, overlap_share
+from partitioner.cost_model.prices.reshard import (
+    Hop,
+    PricedComm,
+    Real,
+    Reshard,
+    Resharder,
+    overlap_share,
+)
 from partitioner.ir.exchange import intersect
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, Interval, Placement
@@ -271,9 +278,9 @@ class EvenResharder(Resharder):
         """The steps of `hops`, which have prices and no transfers."""
         return self.hops(dtype, source, target)
 
-    def _shift(self, _source: DeviceMesh, _target: DeviceMesh) -> int:
-        """0: the devices of a stand-in are not those of the cluster."""
-        return 0
+    def _real_of(self, devices: Collection[int]) -> Real:
+        """The devices themselves: those of a stand-in are not those of the cluster."""
+        return Real(1 + max(devices), (0,))
 
     def column(self, mesh: DeviceMesh) -> int:
         """The representative of the group of a stand-in, or of one of its devices."""

@@ -19,7 +19,7 @@ from functools import cached_property
 from partitioner.ir.errors import IRError, OptionError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Interval, Sharding
-from partitioner.ir.loops.factors import Dims, Factor, FactorKind
+from partitioner.ir.loops.factors import Dims, Factor, FactorKind, single
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import is_stored, row_of, rule_of, writes_stored
 from partitioner.ir.pieces.blocks import Chunk, Stretch
@@ -219,7 +219,8 @@ class _Cutter:
         if value in node.captures:
             raise _refusal(node, f"reads {value!r} inside its subgraph")
         rule, dim = self._rule(node), followed.dims[value]
-        loops = {_loop(dims, dim) for name, dims in _tensors(node, rule) if name == value}
+        found = [dims for name, dims in _tensors(node, rule) if name == value]
+        loops = {single(dims[dim]) if dims is not None else "" for dims in found}
         if node.name in followed.loops:
             loops.add(followed.loops[node.name])
         loop = min(loops)
@@ -309,12 +310,6 @@ def _is_store(node: Node) -> bool:
 
 def _refusal(node: Node, why: str) -> BlockError:
     return BlockError(f"blocks: {node.name!r} ({node.op}) {why}")
-
-
-def _loop(dims: Dims | None, dim: int) -> str:
-    """The loop that a dim of a tensor is; "" if it is none by itself."""
-    expr = dims[dim] if dims is not None else ()
-    return expr[0][0] if len(expr) == 1 and len(expr[0]) == 1 else ""
 
 
 def _intervals(layout: DimLayout) -> tuple[Interval, ...]:

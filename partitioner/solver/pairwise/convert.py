@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise, product
 
+import networkx as nx
 import numpy as np
 
 from partitioner.solver.buckets import Answer, Factor, Room, eliminate
@@ -345,7 +346,13 @@ def least_cost(problem: Pairwise, room: Room) -> Answer:
             problem.edges.tolist(), pairwise(problem.edge_offsets.tolist()), strict=True
         )
     ]
-    leader = _leaders(problem.nodes, edges)
+    equal = nx.Graph()
+    equal.add_nodes_from(range(problem.nodes))
+    for u, v, table in edges:
+        if np.array_equal(np.isfinite(table), np.eye(len(table), dtype=np.bool_)):
+            equal.add_edge(u, v)
+    # of nodes that edges make equal to each other, the least.
+    leader = {node: min(of) for of in nx.connected_components(equal) for node in of}
     factors: dict[tuple[int, ...], Floats] = {}
 
     def add(scope: tuple[int, ...], table: Floats) -> None:
@@ -364,25 +371,8 @@ def least_cost(problem: Pairwise, room: Room) -> Answer:
     if answer is None:
         return None
     chosen, cost = answer
-    return tuple(chosen[node] for node in leader), cost
+    return tuple(chosen[leader[node]] for node in range(problem.nodes)), cost
 
 
 def _allowed(costs: Ints) -> Floats:
     return np.where(costs >= FORBIDDEN, np.inf, costs.astype(np.float64))
-
-
-def _leaders(nodes: int, edges: list[tuple[int, int, Floats]]) -> list[int]:
-    """Find for each node the least one that edges make it equal to."""
-    leader = list(range(nodes))
-
-    def root(node: int) -> int:
-        while leader[node] != node:
-            node = leader[node]
-        return node
-
-    for u, v, table in edges:
-        square = table.shape[0] == table.shape[1]
-        if square and np.array_equal(np.isfinite(table), np.eye(len(table), dtype=bool)):
-            least, other = sorted((root(u), root(v)))
-            leader[other] = least
-    return [root(node) for node in range(nodes)]

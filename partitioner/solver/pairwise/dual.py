@@ -26,11 +26,8 @@ A message is stored where it arrives: `inbox[arc]` is the message of the head of
 strategies of its tail. Every strategy has an allowed pair on every edge (arc consistency), so that
 all messages are finite. Forbidden pairs are infinite: no large number weakens the bound.
 
-A choice is read off the messages without running into forbidden pairs. Nodes are decided in order,
-each by its cost, its earlier neighbours' choices and the messages of the later ones. After each
-decision strategies of undecided nodes that are left without an allowed pair go, until nothing
-changes (maintaining arc consistency, Sabin and Freuder, ECAI 1994): so the search sees in time
-which strategies a decision rules out far away.
+A choice is read off at once as a forward sweep goes: each node takes its best by its cost, its
+earlier neighbours' choices and the messages of the later ones.
 """
 
 from __future__ import annotations
@@ -227,76 +224,6 @@ def _surplus(target: Floats, inbox: Floats, places: Ints, unary: Floats, g: Grap
             surplus += least - least.min()
 
 
-def decode(messages: Messages, unary: Floats) -> Ints:
-    """A choice at these node costs; one strategy a node.
-
-    Where nothing allowed is left, a forbidden pair is taken.
-    """
-    chosen = np.zeros(messages.graph.nodes, dtype=np.int64)
-    alive = np.ones(len(unary), dtype=np.bool_)
-    _decode(messages.inbox, messages.places, unary, chosen, alive, messages.graph)
-    return chosen
-
-
-@jit
-def _decode(
-    inbox: Floats, places: Ints, unary: Floats, chosen: Ints, alive: Flags, g: Graph
-) -> None:
-    queue, queued = np.empty(len(chosen), dtype=np.int64), np.zeros(len(chosen), dtype=np.bool_)
-    for v in range(len(chosen)):
-        first, size = g.offsets[v], g.offsets[v + 1] - g.offsets[v]
-        theta = np.empty(size)
-        decide(theta, v, split(v, g), inbox, places, unary, chosen, g)
-        for p in range(size):
-            if not alive[first + p]:
-                theta[p] += CONFLICT / 2
-        chosen[v] = theta.argmin()
-        for p in range(size):
-            alive[first + p] = p == chosen[v]
-        _propagate(v, alive, queue, queued, g)
-
-
-@jit
-def _propagate(v: int, alive: Flags, queue: Ints, queued: Flags, g: Graph) -> None:
-    """Clear strategies that a node's decision leaves without an allowed pair, at any distance."""
-    count = len(queue)
-    queue[0], queued[v] = v, True
-    head, waiting = 0, 1
-    while waiting:
-        u = queue[head % count]
-        head += 1
-        waiting -= 1
-        queued[u] = False
-        for arc in range(g.starts[u], g.starts[u + 1]):
-            w = g.heads[arc]
-            if w > v and _filter(u, g.back[arc], w, alive, g) and not queued[w]:
-                queue[(head + waiting) % count] = w
-                queued[w] = True
-                waiting += 1
-
-
-@jit
-def _filter(u: int, arc: int, w: int, alive: Flags, g: Graph) -> bool:
-    """Clear strategies of w that no strategy of u allows; whether some went and some are left."""
-    width = g.offsets[u + 1] - g.offsets[u]
-    gone, left = 0, 0
-    for q in range(g.offsets[w + 1] - g.offsets[w]):
-        if not alive[g.offsets[w] + q]:
-            continue
-        row = g.tables[arc] + q * width
-        allowed = False
-        for p in range(width):
-            if alive[g.offsets[u] + p] and g.entries[row + p] < np.inf:
-                allowed = True
-                break
-        if allowed:
-            left += 1
-        else:
-            alive[g.offsets[w] + q] = False
-            gone += 1
-    return gone > 0 and left > 0
-
-
 #: The target is this much above the best bound, relative.
 TARGET = 0.05
 #: Sweeps before prices move, and sweeps without a better bound after which steps shrink.
@@ -352,7 +279,7 @@ class Dual:
     def decide(self) -> Ints:
         """A choice read off at the best prices at once; one strategy a node."""
         self._offer(self.price)
-        return decode(self.messages, self.model.priced(self.price))
+        return self.messages.chosen.copy()
 
     def ascend(self, sweeps: int, until: float = math.inf) -> None:
         """Raise the bound, at most until this second of `now_s`."""
@@ -414,17 +341,13 @@ FIRST = 1000
 FREE = 1e-4
 
 
-def dive(dual: Dual, keep: Flags, noise: Floats, until: float = math.inf) -> Ints | None:
+def dive(dual: Dual, noise: Floats, until: float = math.inf) -> Ints | None:
     """A choice; one strategy a node. Where nothing allowed is left, a forbidden pair is taken.
 
-    Only strategies flagged in `keep` are chosen; `noise` is by how much the neighbours of each node
-    count more. The dual does not change. None if the kept strategies contradict each other or
-    exceed memory, or if it is later than the second `until` of `now_s`.
+    `noise` is by how much the neighbours of each node count more. The dual does not change. None if
+    it is later than the second `until` of `now_s`.
     """
-    start = _pruned(dual.model, keep)
-    if start is None:
-        return None
-    rest, batch = _within(dual, start), 1
+    rest, batch = _within(dual, dual.model), 1
     while (undecided := np.flatnonzero(rest.model.graph.sizes > 1)).size:
         if now_s() > until:
             return None
@@ -437,8 +360,7 @@ def dive(dual: Dual, keep: Flags, noise: Floats, until: float = math.inf) -> Int
         if smaller is None:
             smaller = _fixed(rest, hubs[:1], forbid=True)
         if smaller is None:
-            chosen = decode(rest.messages, rest.model.priced(rest.price))
-            return dual.model.within(rest.model.original(chosen))
+            return dual.model.within(rest.model.original(rest.decide()))
         after = _within(rest, smaller)
         batch = 2 * batch if after.bound - rest.bound < FREE * abs(rest.bound) else 1
         rest = after
@@ -462,9 +384,5 @@ def _fixed(dual: Dual, nodes: Ints, *, forbid: bool = False) -> Model | None:
         first, last = graph.offsets[v : v + 2]
         keep[first:last] = forbid
         keep[first + belief[first:last].argmin()] = not forbid
-    return _pruned(dual.model, keep)
-
-
-def _pruned(model: Model, keep: Flags) -> Model | None:
-    smaller = prune(restrict(model, keep))
+    smaller = prune(restrict(dual.model, keep))
     return None if smaller is None or (smaller.rows.capacity < 0).any() else smaller

@@ -16,13 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partitioner.solver.pairwise.jit import State, draw, jit, seeded
+from partitioner.solver.pairwise.jit import jit, seeded
 from partitioner.solver.pairwise.model import CONFLICT, Graph, Model
 from partitioner.solver.pairwise.problem import Floats, Ints
 from partitioner.solver.pairwise.wide import best_given_cutset
-
-#: Arcs of one node that the search for a ball follows.
-FANOUT = 40
 
 
 class Ledger(NamedTuple):
@@ -81,7 +78,6 @@ def add(book: Ledger, node: int, value: float) -> None:
 class Space(NamedTuple):
     """Working space, one entry a node; flags are -1 between calls."""
 
-    block: Ints  #: Nodes of a ball.
     order: Ints  #: Nodes of the part in hand.
     choice: Ints  #: Strategies proposed.
     near: Ints  #: Flags of a search.
@@ -98,8 +94,7 @@ class Mover:
         self.model = model
         self.chosen, self._ledger = chosen.copy(), ledger(model, chosen)
         self._random = seeded(seed)
-        block, order, choice, near = np.full((4, model.graph.nodes), -1, dtype=np.int64)
-        self._space = Space(block, order, choice, near)
+        self._space = Space(*np.full((3, model.graph.nodes), -1, dtype=np.int64))
 
     def restart(self, chosen: Ints) -> None:
         """Go on from another choice."""
@@ -130,11 +125,6 @@ class Mover:
         else:
             self.cross(best, priced)
 
-    def around(self, centre: int, nodes: int) -> Ints:
-        """The open nodes nearest to one in the graph, at most so many."""
-        count = _ball(self._random, centre, nodes, self._space, self.model.graph)
-        return self._space.block[:count].copy()
-
     def cross(self, other: Ints, priced: Floats) -> None:
         """Take over the parts of another choice that gain."""
         _cross(
@@ -154,27 +144,6 @@ def _cost(chosen: Ints, g: Graph) -> float:
                 width = g.offsets[w + 1] - g.offsets[w]
                 total += min(g.entries[g.tables[arc] + chosen[v] * width + chosen[w]], CONFLICT)
     return total
-
-
-@jit
-def _ball(state: State, centre: int, most: int, s: Space, g: Graph) -> int:
-    """The open nodes nearest to one, by breadth first search over a few arcs of each."""
-    s.block[0] = centre
-    s.near[centre] = 1
-    count, done = 1, 0
-    while done < count and count < most:
-        v = s.block[done]
-        done += 1
-        degree = g.starts[v + 1] - g.starts[v]
-        for k in range(min(degree, FANOUT)):
-            w = g.heads[g.starts[v] + (k if degree <= FANOUT else draw(state, degree))]
-            if s.near[w] == -1 and count < most:
-                s.near[w] = 1
-                s.block[count] = w
-                count += 1
-    for k in range(count):
-        s.near[s.block[k]] = -1
-    return count
 
 
 @jit

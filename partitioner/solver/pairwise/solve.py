@@ -357,26 +357,13 @@ class Primal:
         return broken
 
     def _choice(self, relaxation: Relaxation, dual: Dual, progress: Progress) -> Ints:
-        """A choice of the whole model: by a dive, at once, by a dive in a part of the best."""
-        nodes, turn = self._model.graph.nodes, self._rounds % 3
+        """A choice of the whole model: by a dive and at once, in turns."""
         self._rounds += 1
-        if turn == 1:
+        if self._rounds % 2 == 0:
             return relaxation.lift(dual.decide())
-        keep = np.ones(len(dual.model.usage), dtype=np.bool_)
+        nodes = dual.model.graph.nodes
         noise = np.zeros(nodes) if self._rounds == 1 else self._draw.random(nodes)
-        if turn == 2:
-            # strategies of the small model when all but a ball of nodes keep the best choice's
-            model, known = relaxation.model, relaxation.lower(self._best.chosen)
-            sizes = model.graph.sizes
-            undecided = np.flatnonzero(sizes > 1)
-            if len(undecided):
-                centre = int(undecided[self._draw.integers(len(undecided))])
-                mover = Mover(model, np.maximum(known, 0), self._rounds)
-                known[mover.around(centre, len(undecided) // 2)] = -1
-            fixed = known >= 0
-            keep = np.repeat(~fixed, sizes)
-            keep[(model.graph.offsets[:-1] + known)[fixed]] = True
-        chosen = dive(dual, keep, noise, progress.deadline)
+        chosen = dive(dual, noise, progress.deadline)
         return self._best.chosen if chosen is None else relaxation.lift(chosen)
 
     def _fit(self, fresh: Mover, price: Floats, progress: Progress) -> None:

@@ -18,7 +18,7 @@ from helpers.problems.pairwise_cases import (
     pruned,
     second_opinion,
 )
-from partitioner.solver.pairwise.dual import Dual, Messages, decode
+from partitioner.solver.pairwise.dual import Dual, Messages
 from partitioner.solver.pairwise.model import CONFLICT, build
 from partitioner.solver.pairwise.moves import Mover, add, ledger
 from partitioner.solver.pairwise.problem import FORBIDDEN, evaluate
@@ -294,14 +294,3 @@ def test_a_problem_that_breaks_its_rules() -> None:
         evaluate(problem, (0,))
     with pytest.raises(SolverError, match=r"strategy 99 of node 0 is not within its"):
         evaluate(problem, (99, 0, 0, 0, 0, 0))
-
-
-def test_a_choice_read_off_sees_what_it_rules_out_far_away() -> None:
-    # Node 2 must equal nodes 0 and 1, which prefer to differ and have no edge between them.
-    equal = [0, FORBIDDEN, FORBIDDEN, 0]
-    costs = [[0, 5], [5, 0], [0, 0]]
-    problem = make(costs, [[0, 0]] * 3, [(0, 0)] * 3, [(0, 2), (1, 2)], [equal, equal], None)
-    model = build(problem)
-    chosen = decode(Messages(model.graph), model.graph.unary)
-    assert model.original(chosen) == (0, 0, 0)
-    assert not evaluate(problem, (0, 0, 0)).fault

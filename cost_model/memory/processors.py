@@ -10,6 +10,7 @@ Behind the last pass the optimizer's step runs, beside all gradients.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from partitioner.cost_model.memory.lifetimes import (
     in_flight,
     summed_tensors,
 )
-from partitioner.cost_model.memory.lives import StepLives, Uses
+from partitioner.cost_model.memory.lives import Numbers, StepLives, Uses
 from partitioner.cost_model.memory.torch_kernels import scratch_curves, step_bytes, updates_of
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey, Task
@@ -63,15 +64,23 @@ def held_curves(
 def _of_processors(
     graph: Graph, schedule: Schedule, devices: Collection[int], uses: Uses, scratch: Curves
 ) -> Curves:
-    ranks = _Ranks(schedule, devices, uses)
-    lives = ranks.lives()
-    curves = {
-        device: curve + scratch.get(device, 0) + ranks.inputs[device]
-        for device, curve in lives.curves().items()
-    }
-    messages = Messages.of(schedule, uses.roots)
-    for device, curve in curves.items() if messages.nbytes else ():
-        curve += messages.curve(device, lives)
+    ranks, messages = _Ranks(schedule, devices, uses), Messages.of(schedule, uses.roots)
+    lives, curves = ranks.lives(), dict[int, Curve]()
+    for device in np.unique(lives.device).tolist():
+        rows, phases = lives.device == device, schedule.runs(device)
+        _, nbytes, held = lives.across(rows, phases)
+        by_run = held @ nbytes - ranks.sums_to_come(device, lives)
+        if messages.nbytes:
+            by_run += messages.by_run(device, lives)
+        always = ranks.inputs[device] + int(lives.nbytes[rows & lives.always].sum())
+        curves[device] = lives.inside(len(schedule.tasks), rows) + scratch.get(device, 0) + always
+        most: dict[int, int] = defaultdict(int)
+        for phase, taken in zip(phases, by_run.tolist(), strict=True):
+            most[phase] = max(most.get(phase, taken), taken)
+        curves[device] += [most[task.phase] for task in schedule.tasks]
+        curves[device] -= ranks.freed(device, lives)
+        for position, copied in messages.copied(device).items():
+            curves[device][position] += copied
     after = ranks.gradients(lives.tensors)
     for device, (position, updates) in updates_of(schedule).items():
         if device in curves:
@@ -94,12 +103,35 @@ class _Ranks:
         lives = StepLives.of(self.schedule, self.lifetimes(), self.uses)
         if self.schedule.order.table.micro_batches == 1:
             return lives
-        summed = summed_tensors(self.schedule, self.uses.roots)
         last = lives.last.copy()
         for row, life in enumerate(lives.tensors):
-            if lives.always[row] and life.local in summed:
+            if lives.always[row] and life.local in self._summed:
                 last[row] = lives.first[row] - self._adds_itself(life.local)
         return replace(lives, last=last)
+
+    def freed(self, device: int, lives: StepLives) -> Curve:
+        """Bytes of tensors of earlier phases that a phase has read for the last time."""
+        tasks = self.schedule.tasks
+        phase_of = np.array([task.phase for task in tasks], np.int64)
+        freed = np.zeros(len(tasks), np.int64)
+        for row in np.flatnonzero((lives.device == device) & lives.kept & ~lives.always).tolist():
+            last = lives.tensors[row].last
+            if phase_of[last] == lives.read[row]:
+                freed[last + 1 :][phase_of[last + 1 :] == phase_of[last]] += lives.nbytes[row]
+        return freed
+
+    def sums_to_come(self, device: int, lives: StepLives) -> Numbers:
+        """Bytes of the sums of gradients that are not begun in each run of a device."""
+        phases = self.schedule.runs(device)
+        left = np.zeros(len(phases), np.int64)
+        for row in np.flatnonzero((lives.device == device) & lives.always).tolist():
+            if lives.tensors[row].local in self._summed and lives.made[row] in phases:
+                left[: phases.index(lives.made[row])] += lives.nbytes[row]
+        return left
+
+    @cached_property
+    def _summed(self) -> Collection[LocalKey]:
+        return summed_tensors(self.schedule, self.uses.roots)
 
     def _adds_itself(self, local: LocalKey) -> bool:
         task = self._makers.get(local)
@@ -251,31 +283,31 @@ class Messages:
         alone = {link: roots.get(of[0], of[0]) for link, of in pairs if len(of) == 1}
         return cls(schedule, {k: n for k, n in nbytes.items() if k[2] != k[3]}, alone)
 
-    def curve(self, device: int, lives: StepLives) -> Curve:
-        """Bytes of what a device sends and is ready to receive, beside its tensors."""
-        tasks, order = self.schedule.tasks, self.schedule.order
-        own = {task.phase for task in tasks if device in task.devices}
-        own |= {target for _, target, _, to in self.nbytes if to == device}
-        runs = [run for run in order.runs(device) if run[0] in own]
-        held = np.zeros(len(runs) + 1, np.int64)
-        for place, (phase, _) in enumerate(runs):
-            arriving = (link for link in self.nbytes if link[1] == phase and link[3] == device)
-            held[max(0, place - 1)] += sum(map(self.nbytes.__getitem__, arriving)) * (place > 0)
+    def by_run(self, device: int, lives: StepLives) -> Numbers:
+        """Bytes that a device sends and is ready to receive in each of its runs, beside tensors."""
+        order, own = self.schedule.order, self._phases_of(device)
+        runs = order.runs(device)
+        held = np.zeros(len(runs), np.int64)
+        acting = [place for place, (phase, _) in enumerate(runs) if phase in own]
+        for before, place in itertools.pairwise(acting):
+            arriving = (link for link in self.nbytes if link[1::2] == (runs[place][0], device))
+            held[before:place] += sum(map(self.nbytes.__getitem__, arriving))
         kept = {lives.tensors[row].local for row in np.flatnonzero(lives.kept | lives.always)}
-        places = {run: place for place, run in enumerate(order.runs(device))}
-        at = np.searchsorted([places[run] for run in runs], np.arange(len(places) + 1))
-        copied = defaultdict[int, int](int)
+        places = {run: place for place, run in enumerate(runs)}
         for (link, micro_batch), end in ends_of_messages(order, self.nbytes, device).items():
-            tensor = self.alone.get(link)
-            if tensor is None:
-                copied[link[0]] += self.nbytes[link] if micro_batch == 0 else 0
-            if tensor is None or tensor not in kept:
-                begin = at[places[link[0], micro_batch]] + 1
-                held[begin : max(begin, at[end])] += self.nbytes[link]
-        most = np.zeros(1 + max(task.phase for task in tasks), np.int64)
-        np.maximum.at(most, [phase for phase, _ in runs], held[:-1])
-        curve = most[[task.phase for task in tasks]]
-        ends = {task.phase: position for position, task in enumerate(tasks)}
-        for phase, nbytes in copied.items():
-            curve[ends[phase]] += nbytes
-        return curve
+            if self.alone.get(link) not in kept:
+                held[places[link[0], micro_batch] + 1 : end] += self.nbytes[link]
+        return held
+
+    def copied(self, device: int) -> Mapping[int, int]:
+        """Bytes of the messages that a device makes of parts, by the position at which it does."""
+        ends = {task.phase: position for position, task in enumerate(self.schedule.tasks)}
+        made = defaultdict[int, int](int)
+        for link, nbytes in self.nbytes.items():
+            if link[2] == device and link not in self.alone:
+                made[ends[link[0]]] += nbytes
+        return made
+
+    def _phases_of(self, device: int) -> Collection[int]:
+        own = {task.phase for task in self.schedule.tasks if device in task.devices}
+        return own | {target for _, target, _, to in self.nbytes if to == device}

@@ -258,18 +258,34 @@ def run_phases(
         for ahead in runs[position : position + 2]:
             posts.post(ahead.phase, ahead.micro_batch)
         posts.free(one.phase, one.micro_batch)
-        for message, tensor in posts.arrived(one.phase, one.micro_batch):
-            values.receive(message, one.micro_batch, tensor)
+        _receive(values, posts, one)
         results = run(one, values.arguments(one))
-        for message, tensor in values.finish(one, results):
-            if not wanted(message.phases[1]):
-                continue
-            if message.target == posts.rank:
-                values.receive(message, one.micro_batch, tensor)
-            else:
-                posts.send(message, one.micro_batch, tensor)
+        _send(values, posts, one, results, wanted)
         del results
     posts.wait()
+
+
+def _receive(values: StepValues, posts: Posts, run: Run) -> None:
+    """Keep what arrives for a phase; behind it, the values alone hold that."""
+    for message, tensor in posts.arrived(run.phase, run.micro_batch):
+        values.receive(message, run.micro_batch, tensor)
+
+
+def _send(
+    values: StepValues,
+    posts: Posts,
+    run: Run,
+    results: Sequence[Tensor],
+    wanted: Callable[[int], bool],
+) -> None:
+    """Keep and send results of a phase; nothing is sent to phases that are not `wanted`."""
+    for message, tensor in values.finish(run, results):
+        if not wanted(message.phases[1]):
+            continue
+        if message.target == posts.rank:
+            values.receive(message, run.micro_batch, tensor)
+        else:
+            posts.send(message, run.micro_batch, tensor)
 
 
 class Posts:

@@ -29,6 +29,7 @@ from partitioner.cost_model.memory.lifetimes import (
 )
 from partitioner.cost_model.memory.lives import Numbers, StepLives, Uses
 from partitioner.cost_model.memory.torch_kernels import scratch_curves, step_bytes, updates_of
+from partitioner.cost_model.schedule.buckets import Bucket
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey, Task
 from partitioner.ir.graph import Graph
@@ -64,7 +65,7 @@ def held_curves(
 def _of_processors(
     graph: Graph, schedule: Schedule, devices: Collection[int], uses: Uses, scratch: Curves
 ) -> Curves:
-    ranks, messages = _Ranks(schedule, devices, uses), Messages.of(schedule, uses.roots)
+    ranks, messages = _Ranks(schedule, devices, uses), _Messages.of(schedule, uses.roots)
     lives, curves = ranks.lives(), dict[int, Curve]()
     for device in np.unique(lives.device).tolist():
         rows, phases = lives.device == device, schedule.runs(device)
@@ -142,7 +143,10 @@ class _Ranks:
         for life in exact_lifetimes(self.schedule, self.uses.roots):
             if life.device not in self.devices:
                 continue
-            if life.buffer and (arrives := self._scattered.get(life.local)) is not None:
+            bucket = self._buckets.get(life.local) if life.buffer else None
+            if bucket is not None:
+                yield _in_place(bucket, life)
+            elif life.buffer and (arrives := self._scattered.get(life.local)) is not None:
                 yield life._replace(first=arrives, last=max(arrives, life.last))
             elif life.buffer or life.local not in self.schedule.feeds:
                 last = self._ends.get(life.local, life.last)
@@ -225,6 +229,16 @@ class _Ranks:
         return {task.phase: position for position, task in enumerate(self.schedule.tasks)}
 
     @cached_property
+    def _buckets(self) -> Mapping[LocalKey, Bucket]:
+        """The buckets by the tensors that they bring."""
+        return {
+            (device, key): bucket
+            for bucket in self.schedule.buckets
+            for member in bucket.members
+            for device, key, _ in self.schedule.tasks[member.position].writes
+        }
+
+    @cached_property
     def _joined(self) -> Collection[int]:
         return {one.position for bucket in self.schedule.buckets for one in bucket.members}
 
@@ -259,8 +273,18 @@ class _Ranks:
         )
 
 
+def _in_place(bucket: Bucket, life: Lifetime) -> Lifetime:
+    """Change the lifetime of a bucket's operands, or of its results, to that on a processor."""
+    is_operand = life.nbytes == bucket.nbytes
+    if bucket.kind is CommKind.ALL_GATHER and is_operand:  # copied to its place in the result
+        return life._replace(last=life.first)
+    if bucket.kind is CommKind.REDUCE_SCATTER and not is_operand:
+        return life._replace(first=min(life.last, max(life.first, bucket.arrives)))
+    return life
+
+
 @dataclass(frozen=True)
-class Messages:
+class _Messages:
     """What passes between the phases of ranks."""
 
     schedule: Schedule
@@ -269,7 +293,7 @@ class Messages:
     alone: Mapping[Link, LocalKey]
 
     @classmethod
-    def of(cls, schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> Messages:
+    def of(cls, schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> _Messages:
         """Read them from the tasks of a schedule."""
         nbytes, tensors = defaultdict[Link, int](int), defaultdict[Link, list[LocalKey]](list)
         for task in schedule.tasks:

@@ -2,6 +2,8 @@
 
     OMP_NUM_THREADS=1 python tests/benchmarks/memory_ladder.py [--count 20] [--seed 0]
         [--only WORD] [--limit 20] [--beside 0.1] [--busy] [--processor] [--record FILE]
+    OMP_NUM_THREADS=1 python tests/benchmarks/memory_ladder.py --measure [--count 20] [--seed 0]
+        [--only WORD] [--limit 20]
     python tests/benchmarks/memory_ladder.py --table FILE
 
 Each sample is an MLP, a ConvNet, a GPT or a T5 of 2 to 8 layers, in training or inference, on 1, 2
@@ -12,6 +14,11 @@ other work. `--record` appends a line of JSON a sample, and `--table` prints the
 file. A line that begins with `!` breaks a promise: an internal error, a refusal of what a forced
 way fits, a cost above 1.02 of a forced plan, or more than 1.15 of the time limit. Exits with 1 if
 there is one.
+
+`--measure` plans the samples for processors instead, with weights, and runs one step of each plan
+on gloo ranks. It prints the most bytes that each rank allocated, with those foretold in brackets,
+and the limit. A promise is broken where a rank takes more than the limit, or where the fullest one
+takes 5 % more or less than foretold.
 """
 
 from __future__ import annotations
@@ -31,7 +38,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helpers.plans.memory_rungs import MODELS, STEPS, Rung, climbed
+from helpers.plans.memory_rungs import MODELS, STEPS, Rung, climbed, measured
+from partitioner.ir.errors import PartitionerError
 from partitioner.solver import work
 
 
@@ -61,6 +69,16 @@ def line(record: dict[str, Any]) -> str:
     spent = f"{record['cpu_s']} s of a processor, {record['over']} of the limit"
     mark = f"! {record['broken']}: " if record["broken"] else ""
     return f"{mark}{record['name']}: {shown}{cost}, {spent}{forced if record['forced'] else ''}"
+
+
+def measured_line(rung: Rung, limit_s: float) -> tuple[str, bool]:
+    """The measured peaks of a rung in words, and whether they break a promise."""
+    try:
+        found = measured(rung, limit_s)
+    except PartitionerError as error:
+        return f"{rung}: refused ({str(error)[:160]})", False
+    mark = f"! {found.broken}: " if found.broken else ""
+    return f"{mark}{rung}: {found}", bool(found.broken)
 
 
 def table(path: Path) -> str:
@@ -105,6 +123,7 @@ def main() -> int:
     parser.add_argument("--beside", type=float, default=0.1, help="share beside forced plans")
     parser.add_argument("--busy", action="store_true", help="keep a core busy meanwhile")
     parser.add_argument("--processor", action="store_true", help="limit seconds of the processor")
+    parser.add_argument("--measure", action="store_true", help="measure peaks on gloo ranks")
     parser.add_argument("--record", type=Path, help="file to append records to")
     parser.add_argument("--table", type=Path, help="file of records to sum up")
     args = parser.parse_args()
@@ -119,6 +138,11 @@ def main() -> int:
             rung, beside = drawn(seed), random.Random(-1 - seed).random() < args.beside
             seed += 1
             if args.only not in str(rung):
+                continue
+            if args.measure:
+                text, is_broken = measured_line(rung, args.limit)
+                seen, broken = seen + 1, broken + is_broken
+                print(f"{text} [{seed - 1}]", flush=True)
                 continue
             record = {"seed": seed - 1, **row(rung, args.limit, beside_forced=beside)}
             seen, broken = seen + 1, broken + bool(record["broken"])

@@ -165,7 +165,7 @@ def climbed(rung: Rung, time_limit_s: float, *, beside_forced: bool = False) -> 
 
 @dataclass(frozen=True)
 class MeasuredRung:
-    """The peak bytes of each rank of a plan: by the referee, and as PyTorch allocated them."""
+    """The peak bytes of each rank of a plan: foretold, and as PyTorch allocated them."""
 
     limit_bytes: int
     predicted: tuple[int, ...]
@@ -184,6 +184,11 @@ class MeasuredRung:
             return "over the limit"
         return "" if abs(self.off) <= OFF else "off the prediction"
 
+    def __str__(self) -> str:
+        ranks = zip(self.measured, self.predicted, strict=True)
+        shown = ", ".join(f"{mine / 1e6:.2f} ({told / 1e6:.2f})" for mine, told in ranks)
+        return f"{shown} of {self.limit_bytes / 1e6:.2f} MB, foretold {self.off:+.1%}"
+
 
 def measured(rung: Rung, time_limit_s: float, **options: Any) -> MeasuredRung:
     """Run the plan of a rung for one step on gloo ranks of this machine, after one to warm up.
@@ -194,7 +199,7 @@ def measured(rung: Rung, time_limit_s: float, **options: Any) -> MeasuredRung:
     result = rung.planned(time_limit_s, cluster=f"{rung.devices}xcpu", has_weights=True, **options)
     _, inputs = _made(rung.model, rung.layers, training=rung.training, has_weights=True)
     ranks = result.profile(*inputs, steps=1).measured.ranks
-    predicted = (result.evaluation.needed_bytes[rank] for rank in range(rung.devices))
+    predicted = (result.evaluation.executor_peak[rank].bytes for rank in range(rung.devices))
     return MeasuredRung(
         rung.limit_bytes, tuple(predicted), tuple(rank.peak_bytes or 0 for rank in ranks)
     )

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from partitioner.backends.torch.graphs.emit import PassGraph
 from partitioner.backends.torch.graphs.phases import RankPhases
 from partitioner.backends.torch.running.step_values import StepPlan, StepValues
-from partitioner.ir.phases import RunOrder, whole_batch_order
+from partitioner.ir.phases import Part, RunOrder, whole_batch_order
 from partitioner.ir.pipeline.generate import pipeline_schedule
 from partitioner.ir.program import Output
 
@@ -86,3 +86,23 @@ def test_micro_batches_add_gradients_and_read_what_the_one_before_wrote() -> Non
     values.store(stored, shown)
     assert stored["b"] == 11
     assert shown["loss"] == 0, "a view of a buffer is copied before the buffer is written over"
+
+
+def test_a_sum_that_a_later_phase_reads_is_held_once() -> None:
+    order = RunOrder(pipeline_schedule("gpipe", (0,), 2), ((0,),))
+    reduce = order.phases.number(Part.REDUCE)
+    names: Mapping[int, Names] = {BACKWARD: (["w"], ["g"]), reduce: (["g"], ["reduced"])}
+    phases = phases_of(order, names, ["reduced"], summed=["g"])
+    plan = StepPlan([phases] * 2, order.runs(0), {}, ["reduced"], adds=True)
+    values = StepValues(plan, [{"w": torch.zeros(1)} for _ in range(2)])
+    gradient = torch.ones(1)
+    for run in plan.runs:
+        if run.phase == reduce:
+            (total,) = values.arguments(run)
+            assert total is gradient
+            assert total == 2
+            values.finish(run, [total])
+        else:
+            _, total = values.arguments(run)
+            values.finish(run, [gradient if total is None else total.add_(1)])
+    assert values.total("reduced") == 2

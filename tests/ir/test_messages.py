@@ -1,0 +1,97 @@
+"""Messages leave while the next run goes on, and no order of ranks waits for itself."""
+
+import itertools
+
+import pytest
+
+from partitioner.ir.messages import Link, ends_of_messages
+from partitioner.ir.phases import Part, RunOrder
+from partitioner.ir.pipeline.generate import pipeline_schedule
+
+CHAINS = {
+    "forward": (0, 1, 2, 3),
+    "gpipe": (0, 1, 2, 3),
+    "1f1b": (0, 1, 2, 3),
+    "zb1": (0, 1, 2, 3),
+    "interleaved": (0, 1, 0, 1),
+    "zbv": (0, 1, 1, 0),
+    "dualpipev": (0, 1, 1, 0),
+}
+
+
+def order_of(name: str, micro_batches: int = 8) -> tuple[RunOrder, list[Link]]:
+    """An order of a chain of stages, one rank a lane, and what its passes send each other."""
+    lane_of = CHAINS[name]
+    table = pipeline_schedule(name, lane_of, micro_batches)
+    order = RunOrder(table, tuple((lane,) for lane in range(1 + max(lane_of))))
+    number, links = order.phases.number, list[Link]()
+    for a, b in itertools.pairwise(range(len(lane_of))):
+        links.append((number(Part.FORWARD, a), number(Part.FORWARD, b), lane_of[a], lane_of[b]))
+        if table.trains:
+            back = number(Part.BACKWARD, b), number(Part.BACKWARD, a)
+            links.append((*back, lane_of[b], lane_of[a]))
+    last = number(Part.FORWARD, len(lane_of) - 1), number(Part.DELIVER)
+    links += [(*last, lane_of[-1], rank) for rank in range(1 + max(lane_of))]
+    return order, [link for link in links if link[2] != link[3]]
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_ranks_that_wait_for_their_messages_finish(name: str) -> None:
+    """A message leaves only when the other rank has begun the run before that which reads it."""
+    order, links = order_of(name)
+    runs = {rank: order.runs(rank) for rank in range(len(order.lanes))}
+    ends = {rank: ends_of_messages(order, links, rank) for rank in runs}
+    done, begun = dict.fromkeys(runs, 0), dict.fromkeys(runs, -1)
+
+    def has_left(link: Link, micro_batch: int) -> bool:
+        return begun[link[3]] >= runs[link[3]].index((link[1], micro_batch)) - 1
+
+    def is_ready(rank: int) -> bool:
+        place = done[rank]
+        begun[rank] = max(begun[rank], place)  # gets ready to receive, then waits
+        phase, micro_batch = runs[rank][place]
+        arrived = all(
+            done[link[2]] > runs[link[2]].index((link[0], micro_batch))
+            for link in links
+            if link[1] == phase and link[3] == rank
+        )
+        left = all(has_left(*message) for message, end in ends[rank].items() if end == place)
+        return arrived and left
+
+    left = True
+    while left:
+        left = False
+        for rank, of in runs.items():
+            while done[rank] < len(of) and is_ready(rank):
+                done[rank] += 1
+                left = True
+    assert done == {rank: len(of) for rank, of in runs.items()}
+
+
+@pytest.mark.parametrize("name", ["forward", "gpipe", "1f1b"])
+def test_a_message_is_held_beside_one_run(name: str) -> None:
+    order, links = order_of(name)
+    deliver = order.phases.number(Part.DELIVER)
+    links = [link for link in links if link[1] != deliver]
+    for rank in range(len(order.lanes)):
+        runs = order.runs(rank)
+        for (link, micro_batch), end in ends_of_messages(order, links, rank).items():
+            place = runs.index((link[0], micro_batch))
+            assert end == place + 2, (rank, link, micro_batch)
+
+
+def test_results_are_held_until_the_other_rank_delivers() -> None:
+    """The first rank gets ready for the first results when it begins its last forward pass."""
+    order, links = order_of("forward")
+    deliver = order.phases.number(Part.DELIVER)
+    (link,) = (link for link in links if link[1] == deliver and link[3] == 0)
+    ends = [ends_of_messages(order, links, 3)[link, m] for m in range(8)]
+    assert ends == [6, 7, 8, 9, 10, 11, 12, 13]
+
+
+def test_a_rank_that_waits_for_itself_waits_for_no_message() -> None:
+    order, links = order_of("forward", 2)
+    first = links[0]
+    turned = (first[1], first[0], first[3], first[2])  # each waits for the other
+    ends = ends_of_messages(order, [*links, turned], 0)
+    assert ends[first, 1] == len(order.runs(0))

@@ -66,6 +66,8 @@ SPACE_S, SCARCE = 1.5e-4, 0.1
 #: A kind has one of so many parts of a search's steps at least, whatever the spaces before it left,
 #: and no fewer than such a search takes.
 KIND_PART, KIND_STEPS = 6, 2e6
+#: Kinds have no more looks within the gap once they took this share of the steps of the others.
+LOOK_PART = 0.1
 
 
 class Space(Protocol):
@@ -345,6 +347,7 @@ def _searched(
     have such a plan soon.
     """
     results: list[SpaceResult] = []
+    steps = {False: 0.0, True: 0.0}  # of all spaces so far, by whether they are kinds
     waiting = list(spaces)
     while waiting:
         is_known = any(result.plans for result in results)
@@ -352,6 +355,8 @@ def _searched(
             waiting.sort(key=lambda other: not _is_small(other))
         space = waiting.pop(0)
         is_kind = isinstance(space, KindSpace)
+        if isinstance(space, KindSpace):
+            space = replace(space, may_look=steps[True] <= LOOK_PART * steps[False])
         kinds = sum(isinstance(other, KindSpace) for other in waiting)
         after = len(waiting) - kinds
         over_axes = isinstance(space, KindSpace) and space.mesh is not None
@@ -361,6 +366,7 @@ def _searched(
             share = share.with_steps(max(budget.work.steps / KIND_PART, KIND_STEPS))
         begin_s, result = now_s(), space.search(share, tuple(results))
         results.append(replace(result, took_s=now_s() - begin_s))
+        steps[is_kind] += share.work.spent
     return _gone_on(results, request, cluster, budget)
 
 

@@ -322,11 +322,13 @@ class KindSpace:
     shared: JointSearch  #: The search, whose request has no constraints.
     kind: str  #: The kind, see `strategies.kinds.parallel`.
     mesh: Mapping[str, int] | None = None  #: The mesh, where the kind is of several joined.
+    #: Whether it has a look within the gap, too, for a plan that is a little cheaper.
+    may_look: bool = True
 
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The best plan of the kind, if there is one; its bound covers no other plan."""
         shared, devices = self.shared, len(self.shared.cluster)
-        least_gain = min(LEAST_GAP, budget.gap)
+        least_gain = min(LEAST_GAP, budget.gap) if self.may_look else budget.gap
         if not self._is_wanted(least_gain, others):
             return SpaceResult()
         try:

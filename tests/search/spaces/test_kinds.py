@@ -18,7 +18,7 @@ from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.examples import build
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.problem.build import Built
-from partitioner.search.find_plan import KIND_STEPS, find_plan
+from partitioner.search.find_plan import KIND_STEPS, LOOK_PART, find_plan
 from partitioner.search.outcome import OutOfTime, Refused, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.search.spaces.explicit import JointSearch, JointSpace, KindSpace
@@ -175,6 +175,28 @@ def test_kinds_have_steps_and_a_third_of_the_clock_whatever_the_spaces_before_th
     assert all(share.work.left >= KIND_STEPS for share in shares)
 
 
+def test_kinds_look_within_the_gap_until_that_took_a_share_of_the_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks, joint = list[bool](), [1000.0]
+
+    def spends(_space: JointSpace, budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:
+        budget.work.spend(joint.pop() if joint else 0.0)
+        return SpaceResult()
+
+    def noted(space: KindSpace, budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:
+        looks.append(space.may_look)
+        budget.work.spend(0.6 * LOOK_PART * 1000)
+        return SpaceResult()
+
+    monkeypatch.setattr(JointSpace, "search", spends)
+    monkeypatch.setattr(KindSpace, "search", noted)
+    graph, request = load_onnx(build("tiny")).graph, Request()
+    with pytest.raises(ValueError, match="empty"):  # nothing has a plan here
+        find_plan(graph, resolve_cluster("6xideal"), request, Budget.of(request))
+    assert looks == [True, True, False, False]
+
+
 def test_a_kind_that_was_refused_goes_on_beside_a_known_plan_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -191,3 +213,6 @@ def test_a_kind_that_was_refused_goes_on_beside_a_known_plan_alone(
     assert kind.search(beside, (SpaceResult((worse,)),)).more is not None
     near = replace(known, solution=replace(known.solution, bound=0.995 * beside.best_s))
     assert kind.search(beside, (SpaceResult((near,)),)).more is None
+    said: list[str] = []
+    replace(kind, may_look=False).search(replace(beside, say=said.append), (SpaceResult((near,)),))
+    assert not said

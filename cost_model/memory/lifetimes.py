@@ -219,7 +219,7 @@ def exact_lifetimes(
 
 
 class InFlight(NamedTuple):
-    """What a device sends in a communication within a phase, but an all-reduce or a bucket."""
+    """A tensor that a device sends within a phase, neither to an all-reduce nor in a bucket."""
 
     position: int  #: Of the communication.
     operand: LocalKey  #: The tensor whose memory it sends.

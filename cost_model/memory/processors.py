@@ -59,7 +59,8 @@ def held_curves(
     scratch = scratch_curves(graph, schedule, gpus)
     on_gpus = {device: curve for device, curve in exact.items() if device in gpus}
     curves = {device: curve + scratch.get(device, 0) for device, curve in on_gpus.items()}
-    return curves | _of_processors(graph, schedule, exact.keys() - on_gpus.keys(), uses, scratch)
+    others = exact.keys() - on_gpus.keys()
+    return {**curves, **_of_processors(graph, schedule, others, uses, scratch)}
 
 
 def _of_processors(
@@ -85,8 +86,8 @@ def _of_processors(
     after = ranks.gradients(lives.tensors)
     for device, (position, updates) in updates_of(schedule).items():
         if device in curves:
-            held = after[device] + ranks.inputs[device] + step_bytes(graph, updates, device)
-            curves[device][position] = max(curves[device][position], held)
+            in_step = after[device] + ranks.inputs[device] + step_bytes(graph, updates, device)
+            curves[device][position] = max(curves[device][position], in_step)
     return curves
 
 
@@ -285,7 +286,7 @@ def _in_place(bucket: Bucket, life: Lifetime) -> Lifetime:
 
 @dataclass(frozen=True)
 class _Messages:
-    """What passes between the phases of ranks."""
+    """Messages between the phases of ranks."""
 
     schedule: Schedule
     nbytes: Mapping[Link, int]  #: Bytes of each message.
@@ -316,7 +317,8 @@ class _Messages:
         for before, place in itertools.pairwise(acting):
             arriving = (link for link in self.nbytes if link[1::2] == (runs[place][0], device))
             held[before:place] += sum(map(self.nbytes.__getitem__, arriving))
-        kept = {lives.tensors[row].local for row in np.flatnonzero(lives.kept | lives.always)}
+        kept_rows = np.flatnonzero(lives.kept | lives.always).tolist()
+        kept = {lives.tensors[row].local for row in kept_rows}
         places = {run: place for place, run in enumerate(runs)}
         for (link, micro_batch), end in ends_of_messages(order, self.nbytes, device).items():
             if self.alone.get(link) not in kept:

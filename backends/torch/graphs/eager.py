@@ -27,7 +27,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
-from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
+from torch.distributed.distributed_c10d import GroupName
 from torch.fx.graph import _BoxedCodeGen
 
 from partitioner.backends.tensors import torch_dtype
@@ -123,7 +123,7 @@ def gathered(operand: Tensor, ranks: int, group: str) -> Tensor:
 
 
 def _rank_in(group: str) -> int:
-    return _resolve_process_group(GroupName(group)).rank()
+    return torch._C._distributed_c10d._resolve_process_group(GroupName(group)).rank()
 
 
 def _add_up(graph: fx.Graph, node: fx.Node) -> None:
@@ -141,7 +141,8 @@ def _add_up(graph: fx.Graph, node: fx.Node) -> None:
 def scattered(operand: Tensor, reduction: str, ranks: int, group: str, is_free: bool) -> Tensor:
     """Start a reduce-scatter along the first dim; a processor's is of all parts."""
     if operand.device.type != "cpu":
-        return c10d.reduce_scatter_tensor(operand, reduction, ranks, group)
+        sent: Tensor = c10d.reduce_scatter_tensor(operand, reduction, ranks, group)
+        return sent
     whole: Tensor = c10d.all_reduce_(operand if is_free else operand.clone(), reduction, group)
     return whole
 

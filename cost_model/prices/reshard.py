@@ -232,7 +232,8 @@ class Resharder:
         meshes = source.mesh, target.mesh
         if meshes not in self._real:
             real = self._real_of(source.mesh.members | target.mesh.members)
-            self._real[meshes] = real, *(_renamed(mesh, real.low) for mesh in meshes)
+            held, wanted = (_renamed(mesh, real.low) for mesh in meshes)
+            self._real[meshes] = real, held, wanted
         real, held, wanted = self._real[meshes]
         key = (dtype, Placement(held, source.sharding), Placement(wanted, target.sharding))
         if key not in self._low:

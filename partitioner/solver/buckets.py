@@ -21,19 +21,10 @@ Floats = npt.NDArray[np.float64]
 Answer = tuple[tuple[int, ...], float] | None  #: A plan and its value; None: too wide.
 
 
-@dataclass(frozen=True)
-class Room:
-    """The largest table, in entries, that elimination may make, and all of them together."""
-
-    table: int
-    work: int
-
-
-#: 8 MB, some tenths of a second.
-SMALL = Room(1_000_000, 10_000_000)
-#: 256 MB, some seconds.
-LARGE = Room(32_000_000, 600_000_000)
-#: numpy arrays have at most 64 axes; more two-way nodes than this exceed any room anyway.
+#: The largest table, in entries, that elimination may make (8 MB, some tenths of a second), and all
+#: of them together.
+MOST_ENTRIES, MOST_IN_ALL = 1_000_000, 10_000_000
+#: numpy arrays have at most 64 axes; more two-way nodes than this exceed the room anyway.
 MAX_SCOPE = 25
 
 
@@ -60,8 +51,8 @@ def expanded(table: npt.NDArray[T], nodes: Sequence[int], scope: Sequence[int]) 
     return table.reshape([sizes.get(node, 1) for node in scope])
 
 
-def eliminate(factors: Sequence[Factor], sizes: Sequence[int], room: Room = SMALL) -> Answer:
-    """The least sum of the factors, exactly, and its choices; None if a table exceeds the room.
+def eliminate(factors: Sequence[Factor], sizes: Sequence[int]) -> Answer:
+    """The least sum of the factors, exactly, and its choices; None if tables exceed the room.
 
     Infinite entries are forbidden. `sizes` is how many choices each node has.
     """
@@ -70,7 +61,7 @@ def eliminate(factors: Sequence[Factor], sizes: Sequence[int], room: Room = SMAL
         kept = [axis for axis, node in enumerate(factor.scope) if sizes[node] > 1]
         table = factor.table.reshape([factor.table.shape[axis] for axis in kept])
         squeezed.append(Factor(tuple(factor.scope[axis] for axis in kept), table))
-    order = _order([factor.scope for factor in squeezed], sizes, room)
+    order = _order([factor.scope for factor in squeezed], sizes)
     if order is None:
         return None
     place = {node: index for index, (node, _) in enumerate(order)}
@@ -101,9 +92,7 @@ def eliminate(factors: Sequence[Factor], sizes: Sequence[int], room: Room = SMAL
     return tuple(chosen), constant
 
 
-def _order(
-    scopes: Iterable[Scope], sizes: Sequence[int], room: Room
-) -> list[tuple[int, Scope]] | None:
+def _order(scopes: Iterable[Scope], sizes: Sequence[int]) -> list[tuple[int, Scope]] | None:
     """Nodes in order of elimination with the scopes of their tables; None if there is no room."""
     pool = {index: scope for index, scope in enumerate(scopes) if scope}
     touching: dict[int, set[int]] = {n: set() for n, size in enumerate(sizes) if size > 1}
@@ -117,7 +106,7 @@ def _order(
         node, scope = queue.cheapest()
         entries = math.prod(sizes[n] for n in scope)
         work += entries
-        if entries > room.table or work > room.work or len(scope) > MAX_SCOPE:
+        if entries > MOST_ENTRIES or work > MOST_IN_ALL or len(scope) > MAX_SCOPE:
             return None
         order.append((node, scope))
         for index in touching.pop(node):

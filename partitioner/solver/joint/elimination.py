@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.solver.buckets import LARGE, Answer, Factor, Floats, eliminate, expanded
-from partitioner.solver.problem import Choice, Edge, Item, Problem, Site, SolverError, item_sites
+from partitioner.solver.buckets import Answer, Factor, Floats, eliminate, expanded
+from partitioner.solver.problem import Edge, Problem, Site, item_sites
 from partitioner.solver.work import Work
 
 Ints = npt.NDArray[np.intp]
@@ -96,13 +96,13 @@ class Eliminator:
             np.array([item.bytes for item in problem.items]).reshape(shape).sum(axis=1)
         )
         self.spans = np.array([(item.first, item.last) for item in problem.items]).reshape(-1, 2)
-        #: Whether the direct way is known to be too wide.
+        #: Whether the graph is known to be too wide.
         self.too_wide = problem.devices == 1 and len(problem.items) > MAX_ITEMS
         self._known: dict[bytes, Answer] = {}
 
     @cached_property
     def tables(self) -> _Tables:
-        """The costs that the direct way adds up."""
+        """The costs that are added up."""
         self.work.spend(LAYOUT_STEPS * len(self.problem.items))
         costs = [_edge_costs(edge) for edge in self.problem.edges]
         private = _private(self.problem, costs)
@@ -125,7 +125,7 @@ class Eliminator:
             return None
         prices = self._prices(weights, byte_price)
         prices[list(self.tables.wide)] = 0.0
-        answer = self._direct(np.array(weights), prices)
+        answer = self._minimise(np.array(weights), prices)
         self.too_wide = answer is None  # at any prices: these tables are among all others
         return answer
 
@@ -146,51 +146,10 @@ class Eliminator:
     def _solve(self, weights: Floats, prices: Floats) -> Answer:
         key = weights.tobytes() + prices.tobytes()
         if key not in self._known:
-            answer = None if self.too_wide else self._direct(weights, prices)
-            if answer is None and self.problem.devices == 1:
-                self.too_wide = True
-                self.work.spend(ITEM_STEPS * len(self.problem.items) + NODE_STEPS * len(self.sizes))
-                answer = self._converted(weights, prices)
-            self._known[key] = answer
+            self._known[key] = None if self.too_wide else self._minimise(weights, prices)
         return self._known[key]
 
-    def _converted(self, weights: Floats, prices: Floats) -> Answer:
-        """Eliminate with shared items as extra nodes: larger tables, often of much smaller width.
-
-        Only where one device stands for all: other problems lose more by the time than they gain by
-        the bound.
-        """
-        # they load Numba
-        from partitioner.solver.pairwise.convert import PER_SECOND, convert, least_cost
-
-        problem = self.problem
-        priced = replace(
-            problem,
-            devices=1,
-            limit_bytes=(math.inf,),
-            nodes=tuple(
-                tuple(Choice((float(load @ weights),), 0, "") for load in loads)
-                for loads in self.loads
-            ),
-            items=tuple(
-                Item((float(price),), (0.0,), item.first, item.last)
-                for price, item in zip(prices, problem.items, strict=True)
-            ),
-            interchangeable=(),
-        )
-        try:
-            converted = convert(priced)
-        except SolverError:  # a cost above the largest that the format can hold
-            return None
-        answer = least_cost(converted.pairwise, LARGE)
-        if answer is None:
-            return None
-        strategies, cost = answer
-        rounding = 0.5 * (converted.pairwise.nodes + len(converted.pairwise.edges))
-        bound = max(0.0, (cost - rounding) / PER_SECOND)
-        return converted.restore(strategies), bound
-
-    def _direct(self, weights: Floats, prices: Floats) -> Answer:
+    def _minimise(self, weights: Floats, prices: Floats) -> Answer:
         answer = self._eliminated(weights, prices)
         item, node = (ITEM_LOOKS, NODE_LOOKS) if answer is None else (ITEM_STEPS, NODE_STEPS)
         self.work.spend(item * len(self.problem.items) + node * len(self.sizes))

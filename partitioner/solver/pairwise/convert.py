@@ -23,13 +23,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, product
 
-import networkx as nx
 import numpy as np
 
-from partitioner.solver.buckets import Answer, Factor, Room, eliminate
-from partitioner.solver.pairwise.problem import FORBIDDEN, Floats, Ints, Pairwise
+from partitioner.solver.pairwise.problem import FORBIDDEN, Ints, Pairwise
 from partitioner.solver.presolve.simplify import simplify_edges
 from partitioner.solver.problem import Problem, Site, SolverError, item_sites
 from partitioner.solver.referee import triggered
@@ -332,47 +330,3 @@ def _flat(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     flat = [value for values in lists for value in values]
     offsets = [0, *accumulate(map(len, lists))]
     return np.array(flat, dtype=np.int64), np.array(offsets, dtype=np.int64)
-
-
-def least_cost(problem: Pairwise, room: Room) -> Answer:
-    """The strategies of least cost, usages left aside, and their cost; None: too wide.
-
-    The cost is infinite if all choices are forbidden.
-    """
-    sizes = problem.sizes.tolist()
-    edges = [
-        (u, v, _allowed(problem.edge_costs[first:last]).reshape(sizes[u], sizes[v]))
-        for (u, v), (first, last) in zip(
-            problem.edges.tolist(), pairwise(problem.edge_offsets.tolist()), strict=True
-        )
-    ]
-    equal = nx.Graph()
-    equal.add_nodes_from(range(problem.nodes))
-    for u, v, table in edges:
-        if np.array_equal(np.isfinite(table), np.eye(len(table), dtype=np.bool_)):
-            equal.add_edge(u, v)
-    # of nodes that edges make equal to each other, the least.
-    leader = {node: min(of) for of in nx.connected_components(equal) for node in of}
-    factors: dict[tuple[int, ...], Floats] = {}
-
-    def add(scope: tuple[int, ...], table: Floats) -> None:
-        factors[scope] = factors[scope] + table if scope in factors else table
-
-    for node, (first, last) in enumerate(pairwise(problem.offsets.tolist())):
-        add((leader[node],), _allowed(problem.costs[first:last]))
-    for u, v, table in edges:
-        a, b = leader[u], leader[v]
-        if a == b:
-            add((a,), np.diagonal(table))
-        else:
-            add((min(a, b), max(a, b)), table if a < b else table.T)
-    sizes = [size if leader[node] == node else 1 for node, size in enumerate(sizes)]
-    answer = eliminate([Factor(scope, table) for scope, table in factors.items()], sizes, room)
-    if answer is None:
-        return None
-    chosen, cost = answer
-    return tuple(chosen[leader[node]] for node in range(problem.nodes)), cost
-
-
-def _allowed(costs: Ints) -> Floats:
-    return np.where(costs >= FORBIDDEN, np.inf, costs.astype(np.float64))

@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 #: Larger files are refused, packed or not; the largest of the contest has 0.1 GB.
 MAX_BYTES = 2 * 10**9
+#: Larger numbers are refused, and smaller than one part of it, but for 0: sums, products and ratios
+#: of a file's numbers are finite, so no search meets an infinite figure that is none of the file.
+LARGEST = 1e60
 
 
 class FormatError(SolverError):
@@ -84,11 +87,16 @@ def objects(top: Mapping[str, Any], key: str) -> Iterable[Mapping[str, Any]]:
 
 
 def number(entry: Mapping[str, Any], key: str, where: str) -> float:
-    """The finite number of at least 0 at `key`."""
+    """The number at `key`, which is 0 or within `LARGEST`."""
     value = entry.get(key)
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     if value is None or not numeric or not 0 <= value < math.inf:
         raise FormatError(f"{key!r} of {where} is {value!r}, not a finite number of at least 0")
+    if value and not 1 / LARGEST <= value <= LARGEST:
+        size = "large" if value > 1 else "small"
+        raise FormatError(
+            f"{key!r} of {where} is too {size}: it must be 0, or {1 / LARGEST:g} to {LARGEST:g}"
+        )
     return float(value)
 
 

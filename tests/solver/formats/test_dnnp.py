@@ -117,6 +117,7 @@ FAULTS: dict[str, Callable[[Json], None]] = {
     "a node's id is '3', not an integer": _set("nodes", 0, "id")("3"),
     "node 11 appears twice": _set("nodes", 0, "id")(11),
     "'fpgaLatency' of node 10 is -1": _set("nodes", 0, "fpgaLatency")(-1),
+    "'fpgaLatency' of node 10 is too large": _set("nodes", 0, "fpgaLatency")(10**400),
     "'cpuLatency' of node 10 is None": _set("nodes", 0, "cpuLatency")(None),
     "'size' of node 10 is 'x'": _set("nodes", 0, "size")("x"),
     "'supportedOnFpga' of node 10 is 2, not 0 or 1": _set("nodes", 0, "supportedOnFpga")(2),

@@ -139,6 +139,8 @@ FAULTS: dict[str, Callable[[Json], None]] = {
     r"1\[0\] is an int, not an object": lambda data: data["nodes"][0]["TMPCs"].update({"1": [3]}),
     "node 0 on 1: 'plain' is not the name of one TMPC": lambda data: _way(data, "id", "plain"),
     "'timePerSample' of node 0 on 1 is nan": lambda data: _way(data, "timePerSample", math.nan),
+    "'timePerSample' of node 0 on 1 is too large": lambda data: _way(data, "timePerSample", 1e308),
+    "'bandwidth' of the file is too small: it must be 0, or 1e-60 to 1e": _set("bandwidth", 1e-308),
     "'memoryUsageA' of node 0 on 1 is '3'": lambda data: _way(data, "memoryUsageA", "3"),
     "node 0 on 1: TMPCs 'plain' and 'small' differ in parameters or syncs": (
         lambda data: _way(data, "parameterSize", 99.0)

@@ -33,7 +33,7 @@ from partitioner.cost_model.schedule.buckets import Bucket
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey, Task
 from partitioner.ir.graph import Graph
-from partitioner.ir.messages import Link, ends_of_messages
+from partitioner.ir.messages import Group, Link, ends_of_messages
 from partitioner.ir.ops import is_stored, is_view
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import item_bytes
@@ -320,10 +320,16 @@ class _Messages:
         kept_rows = np.flatnonzero(lives.kept | lives.always).tolist()
         kept = {lives.tensors[row].local for row in kept_rows}
         places = {run: place for place, run in enumerate(runs)}
-        for (link, micro_batch), end in ends_of_messages(order, self.nbytes, device).items():
+        ends = ends_of_messages(order, self.nbytes, device, self._groups)
+        for (link, micro_batch), end in ends.items():
             if self.alone.get(link) not in kept:
                 held[places[link[0], micro_batch] + 1 : end] += self.nbytes[link]
         return held
+
+    @cached_property
+    def _groups(self) -> frozenset[Group]:
+        comms = [(t.comm, t.phase, t.target_phase) for t in self.schedule.tasks if t.comm]
+        return frozenset((at, comm.ranks) for comm, at, target in comms if at == target)
 
     def copied(self, device: int) -> Mapping[int, int]:
         """Bytes of the messages that a device makes of parts, by the position at which it does."""

@@ -95,3 +95,18 @@ def test_a_rank_that_waits_for_itself_waits_for_no_message() -> None:
     turned = (first[1], first[0], first[3], first[2])  # each waits for the other
     ends = ends_of_messages(order, [*links, turned], 0)
     assert ends[first, 1] == len(order.runs(0))
+
+
+def test_a_rank_is_no_further_than_those_that_it_communicates_with() -> None:
+    """Rank 1 gets nothing before it delivers, and is as late as rank 2, with which it sums."""
+    table = pipeline_schedule("forward", (0, 1), 6)
+    order = RunOrder(table, ((0,), (1, 2)))
+    first, second = (order.phases.number(Part.FORWARD, stage) for stage in (0, 1))
+    deliver = order.phases.number(Part.DELIVER)
+    links = [(first, second, 0, 2), (first, deliver, 0, 1)]
+    alone, joined = (
+        ends_of_messages(order, links, 0, groups) for groups in ((), [(second, (1, 2))])
+    )
+    assert alone[links[0], 0] == joined[links[0], 0] == 3
+    assert alone[links[1], 0] == 7
+    assert joined[links[1], 0] == 8

@@ -21,7 +21,7 @@ from partitioner.backends.torch.graphs.emit import (
     stored_values,
 )
 from partitioner.ir.graph import Graph
-from partitioner.ir.messages import Link, ends_of_messages
+from partitioner.ir.messages import Group, Link, ends_of_messages
 from partitioner.ir.phases import Part as StepPart
 from partitioner.ir.phases import Phases, RunOrder
 from partitioner.ir.program import Comm, Compute, Output, Part, Programs, RankProgram
@@ -208,8 +208,17 @@ def emit_phases(
         program.types,
         frozenset(summed),
         order,
-        ends_of_messages(order, links_of(programs), rank),
+        ends_of_messages(order, links_of(programs), rank, _groups(programs)),
     )
+
+
+def _groups(programs: Programs) -> set[Group]:
+    return {
+        (comm.phase, comm.ranks)
+        for program in programs.ranks
+        for comm in program.comms
+        if comm.phase == comm.target_phase
+    }
 
 
 def links_of(programs: Programs) -> list[Link]:

@@ -126,13 +126,14 @@ def staged(
     stages: Stages | None = None,
     parallel: str = "",
     source: ModuleSource | None = None,
+    cluster: Cluster | None = None,
 ) -> ModuleProgram:
     """A module on a plan in stages; `parallel`: how the stages of several devices are cut."""
     trace, cuts = traced_and_cut(
         module, batch, micro_batches, parallel, len(devices[0]), training=training
     )
     plan = staged_plan(trace.graph, devices, schedule, micro_batches, stages, cuts)
-    return on_trace(trace, plan, source)
+    return on_trace(trace, plan, source, cluster)
 
 
 def traced_and_cut(

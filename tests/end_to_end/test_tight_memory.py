@@ -182,7 +182,8 @@ def placed_whole(count: int, devices: int, optimizer: str, room: float, **option
         options: More options.
     """
     width, share = 64, -(-count // devices)
-    layer = (2.5 + (2 if optimizer == "adamw" else 0)) * 4 * width * width
+    # Two moments, and what a step computes of two of the weights.
+    layer = (2.5 + (3 if optimizer == "adamw" else 0)) * 4 * width * width
     program = planned(
         Equal(count, width),
         4,
@@ -216,7 +217,7 @@ def test_three_layers_are_placed_on_four_devices() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
 def test_layers_are_placed_on_any_number_of_devices(count: int, optimizer: str) -> None:
-    for devices, room in ((2, 1.5), (count + 1, 1.1), (count + 2, 2.5)):
+    for devices, room in ((2, 1.5), (count + 1, 1.1), (count + 2, 2.0)):
         placed_whole(count, devices, optimizer, room)
 
 

@@ -1,17 +1,16 @@
 """Bytes that ranks of PyTorch hold on processors, other than by the lives of tensors.
 
-gloo communicates where tensors lie. An all-reduce takes the place of an operand that nothing else
-reads. The operand of a reduce-scatter is added up as a whole, and a rank's part of it is copied
-where it is waited for (`backends.torch.graphs.eager`). The inputs of a step lie in the memory of
-its caller throughout. A pass adds gradients to the sums of those of earlier micro-batches as it
-makes them. Messages are received one phase ahead, and sent beside the next one (`ir.messages`).
-Behind the last pass the optimizer's step runs, beside all gradients.
+The operand of a reduce-scatter is added up as a whole, and a rank's part of it is copied where it
+is waited for (`backends.torch.graphs.eager`). The inputs of a step lie in the memory of its caller
+throughout. A pass adds gradients to the sums of those of earlier micro-batches as it makes them.
+Messages are received one phase ahead, and sent beside the next one (`ir.messages`). Behind the last
+pass the optimizer's step runs, beside all gradients.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +20,6 @@ import numpy as np
 from partitioner.cost_model.memory.lifetimes import (
     Curve,
     Curves,
-    InFlight,
     Lifetime,
     exact_lifetimes,
     in_flight,
@@ -34,17 +32,9 @@ from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.messages import Group, Link, ends_of_messages
-from partitioner.ir.ops import is_stored, is_view
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import item_bytes
 
-#: Views through which an all-reduce may write to the tensor that they are of.
-_PASSING_ON = frozenset(
-    {
-        *("aten::reshape", "aten::view", "aten::_unsafe_view"),
-        *("aten::t", "aten::transpose.int", "aten::permute"),
-    }
-)
 #: Operators that add their results to a sum by themselves.
 _ADDING = frozenset({"aten::mm", "aten::bmm", "aten::embedding_dense_backward"})
 
@@ -81,8 +71,6 @@ def _of_processors(
             most[phase] = max(most.get(phase, taken), taken)
         curves[device] += [most[task.phase] for task in schedule.tasks]
         curves[device] -= ranks.freed(device, lives)
-        for position, copied in messages.copied(device).items():
-            curves[device][position] += copied
     after = ranks.gradients(lives.tensors)
     for device, (position, updates) in updates_of(schedule).items():
         if device in curves:
@@ -150,8 +138,7 @@ class _Ranks:
             elif life.buffer and (arrives := self._scattered.get(life.local)) is not None:
                 yield life._replace(first=arrives, last=max(arrives, life.last))
             elif life.buffer or life.local not in self.schedule.feeds:
-                last = self._ends.get(life.local, life.last)
-                yield life._replace(last=max(life.first, min(last, life.last)))
+                yield life
 
     def gradients(self, lives: Iterable[Lifetime]) -> Mapping[int, int]:
         """Bytes of what is there when the last pass has ended, by device."""
@@ -171,63 +158,15 @@ class _Ranks:
         return held
 
     @cached_property
-    def _in_flight(self) -> Collection[InFlight]:
-        return tuple(in_flight(self.schedule, self.uses.roots))
-
-    @cached_property
     def _scattered(self) -> Mapping[LocalKey, int]:
-        """Positions at which the results of reduce-scatters are copied.
-
-        At the end of a phase one after the other is, and the operand freed: the largest result is
-        there with all operands.
-        """
-        arrives: dict[LocalKey, int] = {}
-        last: dict[tuple[int, int], tuple[int, LocalKey]] = {}
-        sizes = {
-            (device, key): nbytes
-            for sent in self._scatters
-            for device, key, nbytes in self.schedule.tasks[sent.position].writes
+        """Positions at which the results of reduce-scatters are copied."""
+        tasks, sent = self.schedule.tasks, in_flight(self.schedule, self.uses.roots)
+        comms = ((one, tasks[one.position].comm) for one in sent)
+        return {
+            one.result: one.until
+            for one, comm in comms
+            if comm is not None and comm.kind is CommKind.REDUCE_SCATTER
         }
-        for sent in self._scatters:
-            arrives[sent.result] = sent.until
-            if self._is_end(sent):
-                place = sent.result[0], sent.until  # device, end
-                largest = last.get(place, (-1, sent.result))
-                last[place] = max(largest, (sizes[sent.result], sent.result), key=lambda o: o[0])
-        for (_, end), (_, result) in last.items():
-            arrives[result] = end - 1
-        return arrives
-
-    @cached_property
-    def _ends(self) -> Mapping[LocalKey, int]:
-        """Positions at which operands of communications are held last."""
-        ends: dict[LocalKey, int] = {}
-        for position, task in enumerate(self.schedule.tasks):
-            if task.comm is None or task.comm.kind is not CommKind.ALL_REDUCE:
-                continue
-            for local in task.reads:
-                if position not in self._joined and self._is_free(local, task.phase):
-                    ends[self.uses.roots.get(local, local)] = position - 1
-        for sent in self._scatters:
-            if self._is_end(sent) and self._last_read[sent.operand] <= sent.position:
-                ends[sent.operand] = sent.until - 1
-        return ends
-
-    @cached_property
-    def _scatters(self) -> Collection[InFlight]:
-        def scatters(task: Task) -> bool:
-            return task.comm is not None and task.comm.kind is CommKind.REDUCE_SCATTER
-
-        return [one for one in self._in_flight if scatters(self.schedule.tasks[one.position])]
-
-    def _is_end(self, sent: InFlight) -> bool:
-        """Tell whether a communication is waited for at the end of its phase, some tasks later."""
-        end = self._end_of[self.schedule.tasks[sent.position].phase]
-        return sent.position + 1 < sent.until == end
-
-    @cached_property
-    def _end_of(self) -> Mapping[int, int]:
-        return {task.phase: position for position, task in enumerate(self.schedule.tasks)}
 
     @cached_property
     def _buckets(self) -> Mapping[LocalKey, Bucket]:
@@ -240,38 +179,9 @@ class _Ranks:
         }
 
     @cached_property
-    def _joined(self) -> Collection[int]:
-        return {one.position for bucket in self.schedule.buckets for one in bucket.members}
-
-    @cached_property
-    def _last_read(self) -> Mapping[LocalKey, int]:
-        roots = self.uses.roots
-        reads = enumerate(task.reads for task in self.schedule.tasks)
-        return {roots.get(local, local): at for at, of in reads for local in of}
-
-    @cached_property
-    def _readers(self) -> Counter[LocalKey]:
-        readers = Counter(local for task in self.schedule.tasks for local in task.reads)
-        return readers + Counter(old for task in self.schedule.tasks for _, old in task.aliases)
-
-    @cached_property
     def _makers(self) -> Mapping[LocalKey, Task]:
         tasks = self.schedule.tasks
         return {(device, key): task for task in tasks for device, key, _ in task.writes}
-
-    def _is_free(self, local: LocalKey, phase: int) -> bool:
-        """Tell whether an all-reduce may write over a tensor, its only reader."""
-        task = self._makers.get(local)
-        if task is None or task.placed is None or task.phase != phase:
-            return False
-        node = task.placed.node
-        if self._readers[local] > 1 or local in self.schedule.outputs or is_stored(node):
-            return False
-        if not is_view(node):
-            return len(task.placed.results()) == 1
-        return node.op in _PASSING_ON and self._is_free(
-            (local[0], task.placed.operands()[0]), phase
-        )
 
 
 def _in_place(bucket: Bucket, life: Lifetime) -> Lifetime:
@@ -330,15 +240,6 @@ class _Messages:
     def _groups(self) -> frozenset[Group]:
         comms = [(t.comm, t.phase, t.target_phase) for t in self.schedule.tasks if t.comm]
         return frozenset((at, comm.ranks) for comm, at, target in comms if at == target)
-
-    def copied(self, device: int) -> Mapping[int, int]:
-        """Bytes of the messages that a device makes of parts, by the position at which it does."""
-        ends = {task.phase: position for position, task in enumerate(self.schedule.tasks)}
-        made = defaultdict[int, int](int)
-        for link, nbytes in self.nbytes.items():
-            if link[2] == device and link not in self.alone:
-                made[ends[link[0]]] += nbytes
-        return made
 
     def _phases_of(self, device: int) -> Collection[int]:
         own = {task.phase for task in self.schedule.tasks if device in task.devices}

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from partitioner.ir.errors import IRError
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.mesh import DeviceMesh, by_fields
 from partitioner.ir.types import TensorType, dense_bytes
 
 #: Layouts of more segments than this are not offered as strategies.
@@ -211,6 +211,8 @@ class DimLayout:
 
     def __hash__(self) -> int:
         return self._hash
+
+    __reduce__ = by_fields
 
     @classmethod
     def whole(cls, size: int) -> DimLayout:
@@ -489,6 +491,8 @@ class Sharding:
     def __hash__(self) -> int:
         return self._hash
 
+    __reduce__ = by_fields
+
     @classmethod
     def replicate(cls, shape: Iterable[int]) -> Sharding:
         """Whole on every device."""
@@ -542,6 +546,8 @@ class Placement:
 
     def __hash__(self) -> int:
         return self._hash
+
+    __reduce__ = by_fields
 
     def local_bytes(self, dtype: str) -> Mapping[int, int]:
         """Bytes of the local part on each device, for an element type."""

@@ -7,14 +7,20 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
+from typing import Any
 
 from partitioner.ir.errors import IRError
 
 RANGE = 5  #: Fewest consecutive devices that are written as a range.
 #: The axis of meshes along which each place has a whole copy of the model, and requests of its own.
 COPIES = "copies"
+
+
+def by_fields(value: Any) -> tuple[Any, ...]:
+    """Pickle a dataclass by its fields: the hash that it keeps is another in each process."""
+    return type(value), tuple(getattr(value, one.name) for one in fields(value) if one.init)
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,8 @@ class DeviceMesh:
 
     def __hash__(self) -> int:
         return self._hash
+
+    __reduce__ = by_fields
 
     def coords(self) -> tuple[tuple[int, dict[str, int]], ...]:
         """Each device with its coordinate on every axis, in row-major order."""

@@ -1,5 +1,9 @@
 """Device meshes."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from partitioner.ir.errors import IRError
@@ -87,3 +91,26 @@ def test_copies_are_the_places_along_their_axis() -> None:
     )
     assert copies_on(meshes) == ((0, 1, 2), (4, 5, 6))
     assert copies_on([GRID]) == ()
+
+
+def test_a_pickled_placement_is_found_in_a_process_with_other_hashes() -> None:
+    """Strings have another hash in each process, unless it is told which."""
+    script = (
+        "import pickle, sys; from partitioner.ir.layout import DimLayout, Placement, Sharding; "
+        "from partitioner.ir.mesh import DeviceMesh; mesh = DeviceMesh.of({'tp': 2}, (0, 1)); "
+        "dim = DimLayout.cut(('tp',), [(1, 1)]); place = Placement(mesh, Sharding((dim,))); "
+        "known = (mesh, dim, place.sharding, place); "
+        "out = sys.argv[1] == 'dump' and sys.stdout.buffer.write(pickle.dumps(known)); "
+        "out or sys.exit(not set(known) == set(pickle.load(sys.stdin.buffer)))"
+    )
+
+    def run(what: str, seed: str, given: bytes = b"") -> bytes:
+        return subprocess.run(
+            [sys.executable, "-c", script, what],
+            input=given,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+        ).stdout
+
+    run("load", "2", run("dump", "1"))

@@ -79,7 +79,7 @@ class Delivery:
         whole_s = self.latency_s if objective == "latency" else self.step_s
         alone_s = alone.latency_s if objective == "latency" else alone.step_s
         gain = over = ""
-        if alone.fits and devices > 1:
+        if alone.fits and devices > 1 and whole_s > 0:  # a file may say anything
             gain = f", {units.digits(alone_s / whole_s)} times as fast as one device"
         if self.over_bytes:
             over = f"; a device is then {units.size(self.over_bytes)} above its memory"

@@ -81,6 +81,12 @@ def test_a_request_is_told_by_its_latency() -> None:
     assert delivery.clause("latency").startswith(units.seconds(delivery.more_latency_s))
 
 
+def test_seconds_of_an_edited_file_may_be_none() -> None:
+    program = in_parts("throughput")
+    said = replace(program.delivery, step_s=0.0).sentence("throughput", program.one_device, 4)
+    assert " in all (" in said
+
+
 def test_results_that_do_not_fit_are_spoken_of() -> None:
     program = compiled(scores=True)
     most = max(program.evaluation.exact_bytes.values())

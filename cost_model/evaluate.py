@@ -23,6 +23,7 @@ from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.cost_model.schedule.simulate import step_seconds
 from partitioner.cost_model.schedule.task_list import Schedule, UnequalWorkError, schedule
 from partitioner.cost_model.schedule.traffic import sent_bytes
+from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import Copies, DeviceMesh, copies_on
 from partitioner.ir.ops import rule_of
@@ -169,8 +170,9 @@ def evaluate(
         PlanError: The plan does not fit the graph.
         CostError: The plan uses a device that the cluster does not have.
     """
-    placed = resolve(graph, plan)
-    return evaluate_placed(graph, placed, cluster, plan.pipeline, everywhere, resharder)
+    with no_collection():
+        placed = resolve(graph, plan)
+        return evaluate_placed(graph, placed, cluster, plan.pipeline, everywhere, resharder)
 
 
 def one_device(

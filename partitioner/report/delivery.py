@@ -14,7 +14,6 @@ from typing import Self
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.foundations import units
-from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.report.one_device import OneDevice
@@ -51,8 +50,7 @@ class Delivery:
         """
         if not results or len(cluster) > MOST_EXPLICIT:
             return None
-        with no_collection():
-            whole = evaluate(graph, plan, cluster, frozenset(results))
+        whole = evaluate(graph, plan, cluster, frozenset(results))
         sent = sum(whole.sent_bytes.values()) - sum(evaluation.sent_bytes.values())
         if not sent:
             return None

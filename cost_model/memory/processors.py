@@ -20,6 +20,7 @@ import numpy as np
 from partitioner.cost_model.memory.lifetimes import (
     Curve,
     Curves,
+    InFlight,
     Lifetime,
     exact_lifetimes,
     in_flight,
@@ -129,14 +130,21 @@ class _Ranks:
 
     def lifetimes(self) -> Iterator[Lifetime]:
         """Yield exact lifetimes, as communications of a processor end and begin them."""
+        scatters = self._scatters()
+        arrives = {one.result: one.until for one in scatters}
+        # An operand goes as the result is copied.
+        added_up = {(one.operand, one.until) for one in scatters if one.position + 1 < one.until}
         for life in exact_lifetimes(self.schedule, self.uses.roots):
             if life.device not in self.devices:
                 continue
             bucket = self._buckets.get(life.local) if life.buffer else None
             if bucket is not None:
                 yield _in_place(bucket, life)
-            elif life.buffer and (arrives := self._scattered.get(life.local)) is not None:
-                yield life._replace(first=arrives, last=max(arrives, life.last))
+            elif life.buffer and life.local in arrives:
+                copied = arrives[life.local]
+                yield life._replace(first=copied, last=max(copied, life.last))
+            elif (life.local, life.last) in added_up:
+                yield life._replace(last=life.last - 1)
             elif life.buffer or life.local not in self.schedule.feeds:
                 yield life
 
@@ -157,16 +165,10 @@ class _Ranks:
             held[device] += nbytes * order.table.micro_batches
         return held
 
-    @cached_property
-    def _scattered(self) -> Mapping[LocalKey, int]:
-        """Positions at which the results of reduce-scatters are copied."""
+    def _scatters(self) -> Collection[InFlight]:
         tasks, sent = self.schedule.tasks, in_flight(self.schedule, self.uses.roots)
-        comms = ((one, tasks[one.position].comm) for one in sent)
-        return {
-            one.result: one.until
-            for one, comm in comms
-            if comm is not None and comm.kind is CommKind.REDUCE_SCATTER
-        }
+        kinds = ((one, tasks[one.position].comm) for one in sent)
+        return [one for one, of in kinds if of and of.kind is CommKind.REDUCE_SCATTER]
 
     @cached_property
     def _buckets(self) -> Mapping[LocalKey, Bucket]:

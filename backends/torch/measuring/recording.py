@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor
 
@@ -161,12 +162,38 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _most_bytes(run: Callable[[], object], held: int, device: torch.device) -> int:
-    """The most bytes that lie on a device while something runs, over those that are held before."""
+#: Times that a pass is run again for a count of its bytes.
+COUNTS = 10
+
+
+def _most_bytes(
+    run: Callable[[], object], held: int, device: torch.device, group: Group = None
+) -> int:
+    """The most bytes that lie on a device in a pass, over those that are held before.
+
+    PyTorch's profiler does not see what another thread frees, as one of gloo does that is the last
+    to let go of an operand: such a pass counts too much, and all ranks, which must call this, run
+    again until each had one without.
+
+    Args:
+        run: Runs the pass, and leaves nothing of what it took.
+        group: That of all ranks, on gloo; None for the default group.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         run()
         return torch.cuda.max_memory_allocated(device)
+    counts: list[tuple[int, int]] = []
+    unseen = torch.ones(1, dtype=torch.int64)
+    while unseen.item() and len(counts) < COUNTS:
+        counts.append(count_bytes(run))
+        unseen[0] = min(left for left, _ in counts)
+        dist.all_reduce(unseen, dist.ReduceOp.MAX, group=group)
+    return held + min(counts)[1]
+
+
+def count_bytes(run: Callable[[], object]) -> tuple[int, int]:
+    """Bytes that a run on a processor takes and is not seen to free, and the most that it holds."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profiler:
@@ -183,7 +210,7 @@ def _most_bytes(run: Callable[[], object], held: int, device: torch.device) -> i
     for _, nbytes in sorted(changes):
         now += nbytes
         most = max(most, now)
-    return held + most
+    return now, most
 
 
 #: Label of the events of a message.
@@ -237,7 +264,7 @@ class Recorder:
         offset_s = clock_offset(group)
         logged = tuple(self._step(plan, modules, spans, clock, group) for _ in range(steps))
         unrecorded_s = tuple(timed_steps(plain, steps, group))
-        peak_bytes = _most_bytes(plain, self._held(), self.device)
+        peak_bytes = _most_bytes(plain, self._held(), self.device, group)
         gpu = gpu_name(self.device)
         return RankLog(NAME, threads, logged, unrecorded_s, peak_bytes, gpu).shifted(offset_s)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import partitioner
 from helpers.modules.sized_models import Loss
 from partitioner.api.compiled.module import ModuleProgram
-from partitioner.backends.torch.measuring.recording import _most_bytes
+from partitioner.backends.torch.measuring.recording import count_bytes
 from partitioner.backends.torch.measuring.timing import OPTIMIZERS
 from partitioner.cost_model.evaluate import observed_schedule
 from partitioner.cost_model.memory.torch_kernels import scratch_bytes, scratch_curves
@@ -117,7 +117,7 @@ def test_convolutions_take_what_is_predicted(op: str, size: int) -> None:
         run = kernel(graph, node)
         run()
         made = graph.types[node.outputs[0]].nbytes
-        measured = _most_bytes(run, 0, CPU)
+        measured = count_bytes(run)[1]
         predicted = made + taken(graph, node)
         assert measured <= 1.02 * predicted + SLACK, node
         weights = node.outputs[0] if op.endswith("weight") else node.inputs[1]
@@ -130,7 +130,7 @@ def test_norms_take_nothing(op: str) -> None:
     graph = program_of(128).graph
     (node, *_) = [node for node in graph.nodes if node.op == f"partitioner::{op}"]
     assert taken(graph, node) == 0
-    assert _most_bytes(kernel(graph, node), 0, CPU) <= 1.01 * graph.types[node.outputs[0]].nbytes
+    assert count_bytes(kernel(graph, node))[1] <= 1.01 * graph.types[node.outputs[0]].nbytes
 
 
 def test_the_rules_of_processors_are_not_those_of_gpus() -> None:
@@ -164,7 +164,7 @@ def test_an_optimizer_holds_and_takes_what_is_predicted(optimizer: str, dtype: t
     state = [one for of in step.state.values() for one in of.values() if one.dim() > 0]
     nbytes = sum(parameter.nbytes for parameter in parameters)
     own = nbytes + sum(one.nbytes for one in state)
-    taken_bytes = _most_bytes(step.step, 0, CPU)
+    taken_bytes = count_bytes(step.step)[1]
     assert peak.resident_bytes == own
     # beside gradients, as the last of the passes
     assert abs(peak.activation_bytes - nbytes - taken_bytes) <= 0.01 * nbytes + SLACK
@@ -189,7 +189,7 @@ def test_a_step_on_a_processor_takes_what_is_predicted(
     step = OPTIMIZERS[optimizer](parameters)
     step.step()
     gradients = sum(parameter.nbytes for parameter in parameters)
-    taken_bytes = _most_bytes(step.step, 0, CPU)
+    taken_bytes = count_bytes(step.step)[1]
     assert abs(peak.activation_bytes - gradients - taken_bytes) <= SLACK
 
 

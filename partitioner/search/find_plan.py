@@ -182,11 +182,12 @@ def _winner(
 
 def _that_fit(result: SpaceResult) -> SpaceResult:
     """A space without the plans that do not fit by the referee; what they prove still holds."""
-    plans = tuple(plan for plan in result.plans if plan.evaluation.fits_exactly)
-    if len(plans) == len(result.plans):
+    if len(result.fitting) == len(result.plans):
         return result
     bounds = [plan.solution.bound for plan in result.plans if plan.bounds_space]
-    return replace(result, plans=plans, bound=min([result.bound, *bounds]), memory_binds=True)
+    return replace(
+        result, plans=result.fitting, bound=min([result.bound, *bounds]), memory_binds=True
+    )
 
 
 def goes_by_levels(graph: Graph, devices: int, request: Request) -> bool:
@@ -455,8 +456,8 @@ def _standing(results: Sequence[SpaceResult], request: Request, cluster: Cluster
 
 
 def _best_s(results: Sequence[SpaceResult], request: Request, cluster: Cluster) -> float:
-    """The cost of the best plan; infinite if there is none."""
-    plans = [plan for result in results for plan in result.plans]
+    """The cost of the best plan that fits by the referee; infinite if there is none."""
+    plans = [plan for result in results for plan in result.fitting]
     if not plans:
         return math.inf
     return best_of(plans, request.objective, len(cluster)).cost(request.objective)

@@ -137,6 +137,11 @@ class SpaceResult:
     took_s: float = 0.0  #: Seconds of the search, or of its last part.
 
     @property
+    def fitting(self) -> tuple[Candidate, ...]:
+        """The plans that fit by the referee, who counts more than the solver does."""
+        return tuple(plan for plan in self.plans if plan.evaluation.fits_exactly)
+
+    @property
     def least(self) -> float:
         """No plan of the space costs less."""
         return min((plan.solution.bound for plan in self.plans), default=self.bound)

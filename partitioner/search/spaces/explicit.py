@@ -29,7 +29,7 @@ from partitioner.solver.joint.local_search import State, tables
 from partitioner.solver.joint.solve import LEAST_GAP, solve
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.problem import Problem
-from partitioner.solver.referee import Objective
+from partitioner.solver.referee import Objective, evaluate_choices
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.shares import device_shares
@@ -43,6 +43,8 @@ CHOICE_STEPS, ITEM_STEPS = 150, 15
 FUSED, FUSED_OVER_AXES, MOST_WITH_FUSED = (4, 2, 1), (1,), 40_000
 #: A space is searched on if that gained so many times the gap asked for.
 LEAST_GAIN = 0.1
+#: Times that a search whose plan does not fit by the referee is repeated, within less memory.
+REPEATS = 3
 #: Nodes that are tried for each idle device, those with the least load first.
 MAX_TRIES = 200
 #: Relative difference of two costs that is rounding.
@@ -276,6 +278,7 @@ class JointSpace:
         """
         goal = self.shared.goal(self.family)
         budget.work.spend(ITEM_STEPS * len(built.problem.items))
+        steps = budget.work.left
         try:
             solution = solve(
                 built.problem,
@@ -296,7 +299,8 @@ class JointSpace:
             again = partial(self._solved, built, least=least, effort=1)
             more = again if budget.work.over or not effort else None
             return SpaceResult((), str(self.family), least, refused, more=more)
-        plans = [self.shared.candidate(self.family, built, solution)]
+        found = self.shared.candidate(self.family, built, solution)
+        plans = [self._that_fits(built, found, replace(budget, work=budget.work.beyond(steps)))]
         if goal == "throughput" and plans[0].evaluation.devices_used < len(self.shared.cluster):
             chosen = cover(built.problem, solution.chosen)
             if chosen is not None:
@@ -309,6 +313,56 @@ class JointSpace:
         ):
             more = partial(self._solved, built, least=least, effort=2, known=solution)
         return SpaceResult(tuple(plans), str(self.family), more=more)
+
+    def _that_fits(self, built: Built, plan: Candidate, budget: Budget) -> Candidate:
+        """The plan or, if it does not fit by the referee, the next one found that does.
+
+        The search is repeated within so much less memory as the executor takes beside what the
+        solver counts. If no plan fits, that which is short of the fewest bytes.
+        """
+        nearest, problem = plan, built.problem
+        for _ in range(REPEATS):
+            if plan.evaluation.fits_exactly or budget.work.over:
+                break
+            problem = _narrowed(problem, plan, self.shared.prices.devices)
+            try:
+                solution = solve(
+                    problem,
+                    self.shared.goal(self.family),
+                    budget.work,
+                    gap=budget.gap,
+                    seed=budget.seed,
+                    engine=budget.engine,
+                    cutoff=budget.best_s,
+                    reason_s=0.0,
+                )
+            except Infeasible:
+                break
+            solution = replace(solution, bound=nearest.solution.bound)
+            plan = self.shared.candidate(self.family, built, solution)
+            nearest = min(
+                nearest, plan, key=lambda one: max(one.evaluation.short_bytes.values(), default=0)
+            )
+        return nearest
+
+
+def _narrowed(problem: Problem, plan: Candidate, devices: Sequence[int]) -> Problem:
+    """The problem with so little memory that a search finds no such plan as one that does not fit.
+
+    The referee counts more bytes of a plan than the solver. Of another plan, and on other devices
+    of as much memory, it is taken to count as many more.
+    """
+    counted = evaluate_choices(problem, plan.solution.chosen).peak_bytes
+    limit_bytes = list(problem.limit_bytes)
+    for column, device in enumerate(devices):
+        short = plan.evaluation.short_bytes.get(device)
+        if short is not None:
+            alike = problem.limit_bytes[column]
+            limit_bytes = [
+                min(limit, counted[column] - short) if limit == alike else limit
+                for limit in limit_bytes
+            ]
+    return replace(problem, limit_bytes=tuple(limit_bytes))
 
 
 @dataclass(frozen=True)
@@ -371,7 +425,7 @@ class KindSpace:
         if self.shared.request.tune is not None:
             return True
         costs = [
-            plan.cost(self.shared.request.objective) for result in others for plan in result.plans
+            plan.cost(self.shared.request.objective) for result in others for plan in result.fitting
         ]
         if not costs:
             refused = [result.refused for result in others]

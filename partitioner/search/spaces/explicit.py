@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -250,7 +251,7 @@ class JointSpace:
             check()
             goal = self.shared.request.objective
             known_s = budget.best_s
-            best = "" if math.isinf(known_s) else f", best {units.cost(goal, known_s)}"
+            best = "" if known_s >= sys.float_info.max else f", best {units.cost(goal, known_s)}"
             budget.say(f"searching {self.family}{best}")
             options = self.shared.options(self.family, check)
             budget.work.spend(CHOICE_STEPS * sum(map(len, options.values())))

@@ -125,6 +125,7 @@ class CountSearch:
     #: Gives what one device would hold of a whole batch.
     held: Callable[[], BatchBytes] = lambda: BatchBytes(0, 0)
     traces: Traces = field(default_factory=Traces)  #: What graphs of micro-batches take.
+    is_short: bool = False  #: Whether bytes are, which values that are computed again save.
     #: The best plan of each number that has one.
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     #: The refusal of each other number.
@@ -216,6 +217,7 @@ class CountSearch:
         """
         if not counts:
             return None
+        self.is_short = True
         order = {count: place for place, count in enumerate(counts)}
         fits = next((count for count in self._likely(counts) if self._plan(count)), None)
         if fits is None:
@@ -309,9 +311,12 @@ class CountSearch:
     def _open_graphs(self, count: int, sizes: tuple[int, ...] | None) -> Iterator[Graph]:
         """The graphs of a micro-batch, but for one that is sure not to fit where another follows.
 
-        None follows behind the time limit.
+        Where bytes are short the last goes first, since it has the plans of the others. None
+        follows behind the time limit.
         """
         graphs = iter(self.graphs(count))
+        if self.is_short:
+            graphs = reversed([*graphs])
         for graph in graphs:
             on_one_mesh = sizes == (len(self.cluster),) and bool(graph.backward)
             is_too_large = on_one_mesh and not graph.optional and shortage(graph, self.cluster)[1]

@@ -10,6 +10,7 @@ takes the seconds that its nodes and messages take in the sharding of its size.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -399,7 +400,9 @@ def sharded_within(
     """The best plan of the graph on one mesh of so many devices, of `limit` bytes each.
 
     It takes half of what is left of the clock: its cuts take the rest, in training half of the
-    steps, too. One that is `known` is not searched again, and a new one becomes known.
+    steps, too. One that is `known` is not searched again, and a new one becomes known. The cost of
+    a known plan of the step, which is not of one mesh, bounds nothing here: that there is one lets
+    the clock end the search without a plan.
     """
     key = graph.digest, len(graph.optional), size, limit
     if key in known:
@@ -412,7 +415,8 @@ def sharded_within(
     spaces = request.inside_stages(size, micro_batches, len(cluster) // size).over(size).on(graph)
     work = budget.work.share(2 if graph.backward else 1).of_the_clock(2)
     try:
-        outcome = find_plan(graph, first, spaces, replace(budget, work=work, best_s=math.inf))
+        best_s = sys.float_info.max if budget.best_s < math.inf else math.inf
+        outcome = find_plan(graph, first, spaces, replace(budget, work=work, best_s=best_s))
     finally:
         if work.stopped:
             budget.work.cut_off()

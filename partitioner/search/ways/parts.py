@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import product
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.foundations import units
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
+from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.ir.plan import Plan
 from partitioner.rewrites.same_in_parts import Difference
 from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
@@ -29,6 +32,7 @@ from partitioner.search.ways.way import Impossible, Nearly
 from partitioner.search.what_would_fit import Change
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.kinds.parallel import PIPELINE
 
 
 @dataclass(frozen=True)
@@ -227,15 +231,24 @@ class InStages:
     def _go_on(self, before: Outcome, known: float, budget: Budget) -> Outcome:
         """The best plan in as many micro-batches and stages of the same sizes; `before` if none is.
 
-        Its bound is that of all numbers of them.
+        Behind it kinds of parallelism have a look, see `_of_kinds`. The bound is that of all
+        numbers.
         """
         count = before.plan.micro_batches
         assert count is not None
         sizes = tuple(sorted({mesh.size() for mesh in before.plan.groups}))
-        try:
-            with self.clock("searching"):
-                found = replace(self._counts(budget), sizes=sizes).all((Trial(count),))
-        except (Infeasible, NoCheaper):
+        is_short = before.of is not None and bool(before.of.optional)
+        share = budget.of_clock(2)
+        found: Outcome | None = None
+        with self.clock("searching"):
+            with suppress(Infeasible, NoCheaper):
+                search = replace(self._counts(share), sizes=sizes, is_short=is_short)
+                found = search.all((Trial(count),))
+            best_s = min(budget.best_s, (found or before).evaluation.cost(self.request.objective))
+            others = tuple(size for size in self.sizes or () if size not in sizes)
+            rest = replace(budget, best_s=best_s)
+            found = self._of_kinds(rest, (*others, *sizes), is_short=is_short) or found
+        if found is None:
             return replace(self._named(before, known), more=None)
         one, other = found.plan.certificate, before.plan.certificate
         assert one is not None and other is not None  # noqa: PT018
@@ -245,6 +258,27 @@ class InStages:
         return (
             found if one.cost < (1 - self.request.gap) * other.cost else replace(found, more=None)
         )
+
+    def _of_kinds(self, budget: Budget, sizes: Sequence[int], *, is_short: bool) -> Outcome | None:
+        """The best plan of stages with one kind of parallelism each, if any costs less than known.
+
+        The space of all plans of a stage has theirs, but may hide them from a short search.
+        """
+        best: Outcome | None = None
+        request, devices = self.request, len(self.cluster)
+        if request.parallel is not None or request.mesh or request.constraints.bound:
+            return best
+        for size, kind, trial in product(sizes, ("tp", "dp"), self.trials):
+            if not 1 < size < devices or budget.work.late:
+                continue
+            mesh = {PIPELINE: devices // size, kind: size}
+            of_kind = replace(request, parallel=f"{PIPELINE}+{kind}", mesh=mesh)
+            search = self._counts(budget)
+            search = replace(search, request=of_kind, sizes=(size,), is_short=is_short)
+            with suppress(Infeasible, NoCheaper, ConstraintError, PipelineScheduleError):
+                best = search.all((trial,))
+                budget = replace(budget, best_s=best.evaluation.cost(request.objective))
+        return best
 
     def _best(self, budget: Budget) -> Outcome:
         asked, trials = self.request.micro_batch_count, self.trials

@@ -208,7 +208,7 @@ class Weighing:
             assert before.more is not None
             self.found[number] = replace(before, more=None)
             self._went_on.add(number)
-            self._tried(number, before.more, 1 if idle[number] else len(stopped))
+            self._tried(number, before.more, 1 if idle[number] else (1 + len(stopped)) / 2)
             after = self.found.get(number)  # none if its graph was a wrong guess
             same = after is None or after.plan.certificate == before.plan.certificate
             idle[number] = idle[number] + 1 if same else 0

@@ -343,7 +343,7 @@ def test_a_way_has_all_steps_once_more_where_its_steps_left_a_wide_gap(
 
 
 def test_searches_that_gain_nothing_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each way goes on with a share of the clock, then with all that is left, the best first."""
+    """Each way goes on with a share of the clock, two thirds beside one other, then with all."""
     at_a_clock(monkeypatch)
     shares: list[tuple[float, float]] = []
 
@@ -356,7 +356,7 @@ def test_searches_that_gain_nothing_end(monkeypatch: pytest.MonkeyPatch) -> None
         return Way(f"{cost_s}", lambda _budget: replace(outcome(cost_s, 1.0).stopped(), more=go_on))
 
     weighed(way(4.0), way(3.0))
-    assert shares == [(3.0, 15.0), (4.0, 15.0), (3.0, 30.0), (4.0, 30.0)]
+    assert shares == [(3.0, 20.0), (4.0, 20.0), (3.0, 30.0), (4.0, 30.0)]
 
 
 def test_a_way_that_the_clock_refused_begins_anew_with_more_of_it(

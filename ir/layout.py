@@ -303,12 +303,17 @@ class DimLayout:
     @property
     def is_complete(self) -> bool:
         """Tell whether every element is held by some coordinate."""
-        return not self.windows or _is_complete(self)
+        end = 0
+        for start, length in sorted(self.windows or ((0, self.size),)):
+            if start > end:
+                return False
+            end = max(end, start + length)
+        return end == self.size
 
     @property
     def is_equal(self) -> bool:
         """Tell whether every coordinate holds the same number of elements."""
-        return not self.axes or _is_equal(self)
+        return len(set(self.sizes())) == 1
 
     @property
     def is_in_order(self) -> bool:
@@ -358,21 +363,6 @@ def _interned(
 ) -> DimLayout:
     """Equal layouts are mostly one object, which is quicker to compare."""
     return DimLayout(axes, segments, windows)
-
-
-@lru_cache(maxsize=65536)
-def _is_complete(layout: DimLayout) -> bool:
-    end = 0
-    for start, length in sorted(layout.windows):
-        if start > end:
-            return False
-        end = max(end, start + length)
-    return end == layout.size
-
-
-@lru_cache(maxsize=65536)
-def _is_equal(layout: DimLayout) -> bool:
-    return len(set(layout.sizes())) == 1
 
 
 @lru_cache(maxsize=65536)
@@ -524,10 +514,6 @@ class Sharding:
         """Type of the local part at a mesh coordinate."""
         return type_.with_shape(self.local_shape(mesh, point))
 
-    def without_partial(self) -> Sharding:
-        """The sharding after the pending reductions."""
-        return Sharding(self.dims)
-
     def __str__(self) -> str:
         dims = "[" + ", ".join(map(str, self.dims)) + "]"
         return dims + "".join(f" partial({op}:{axis})" for axis, op in self.partial)
@@ -551,7 +537,10 @@ class Placement:
 
     def local_bytes(self, dtype: str) -> Mapping[int, int]:
         """Bytes of the local part on each device, for an element type."""
-        return _local_bytes(self, dtype)
+        return {
+            device: dense_bytes(math.prod(self.sharding.local_shape(self.mesh, point)), dtype)
+            for device, point in self.mesh.coords()
+        }
 
     def parts(self) -> tuple[tuple[int, tuple[tuple[Interval, ...], ...]], ...]:
         """(device, pieces of every dim) for each device of the group."""
@@ -563,7 +552,8 @@ class Placement:
 
     def without_partial(self) -> Placement:
         """The placement after the pending reductions."""
-        return _without_partial(self) if self.sharding.partial else self
+        is_pending = bool(self.sharding.partial)
+        return Placement(self.mesh, Sharding(self.sharding.dims)) if is_pending else self
 
     def __str__(self) -> str:
         return f"{self.sharding} on {self.mesh}"
@@ -572,17 +562,3 @@ class Placement:
 @lru_cache(maxsize=65536)
 def _parts(placement: Placement) -> tuple[tuple[int, tuple[tuple[Interval, ...], ...]], ...]:
     return tuple((device, placement.region(point)) for device, point in placement.mesh.coords())
-
-
-@lru_cache(maxsize=65536)
-def _local_bytes(placement: Placement, dtype: str) -> Mapping[int, int]:
-    mesh, sharding = placement.mesh, placement.sharding
-    return {
-        device: dense_bytes(math.prod(sharding.local_shape(mesh, point)), dtype)
-        for device, point in mesh.coords()
-    }
-
-
-@lru_cache(maxsize=65536)
-def _without_partial(placement: Placement) -> Placement:
-    return Placement(placement.mesh, placement.sharding.without_partial())

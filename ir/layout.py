@@ -70,11 +70,15 @@ def folded_cut(size: int, parts: int) -> Segments:
     >>> folded_cut(8, 2)
     ((2, 0), (0, 2), (0, 2), (2, 0))
     """
-    chunks = even_cut(size, 2 * parts)
     owners = (*range(parts), *reversed(range(parts)))
+    return owned(even_cut(size, 2 * parts), owners, parts)
+
+
+def owned(sizes: Sequence[int], owners: Sequence[int], count: int) -> Segments:
+    """Runs of these sizes, each of one of `count` owners."""
     return tuple(
-        tuple(chunk if part == owner else 0 for part in range(parts))
-        for chunk, owner in zip(chunks, owners, strict=True)
+        tuple(size if owner == one else 0 for one in range(count))
+        for size, owner in zip(sizes, owners, strict=True)
     )
 
 
@@ -94,18 +98,15 @@ def loaded_cut(
     """
     sizes = even_cut(len(loads), len(speeds))
     owners = [part for part, size in enumerate(sizes) for _ in range(size)]
-    segments = _owned(owners, len(speeds))
+    ones = (1,) * len(loads)
+    segments = _canonical(owned(ones, owners, len(speeds)))
     while (better := _better(owners, loads, speeds, equal=equal)) is not None:
         try:
-            segments = _owned(better, len(speeds))
+            segments = _canonical(owned(ones, better, len(speeds)))
         except LayoutError:
             break
         owners = better
     return segments
-
-
-def _owned(owners: Sequence[int], parts: int) -> Segments:
-    return _canonical(tuple(int(part == owner) for part in range(parts)) for owner in owners)
 
 
 def _better(
@@ -281,15 +282,8 @@ class DimLayout:
             return DimLayout.whole(self.size)
         points = itertools.product(*(range(mesh.size((axis,))) for axis in self.axes))
         owners = [mesh.linear(kept, dict(zip(self.axes, point, strict=True))) for point in points]
-        width = mesh.size(kept)
-        return DimLayout.cut(
-            kept,
-            [
-                tuple(size if owner == index else 0 for index in range(width))
-                for cuts in self.segments
-                for owner, size in zip(owners, cuts, strict=True)
-            ],
-        )
+        runs = (owned(cuts, owners, mesh.size(kept)) for cuts in self.segments)
+        return DimLayout.cut(kept, itertools.chain.from_iterable(runs))
 
     def scaled(self, minor: int) -> DimLayout:
         """The layout of the compound dim (this, minor) with `minor` not cut."""

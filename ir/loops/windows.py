@@ -7,7 +7,6 @@ transposed convolution has stride 1, and its own stride is the divisor. See ADR 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -107,11 +106,3 @@ class Parts:
 
     def _single(self, axes: tuple[str, ...]) -> DimLayout:
         return DimLayout.cut(axes, [(1,) * len(self.segments[0])])
-
-
-def owned(sizes: Sequence[int], owners: Sequence[int], count: int) -> Segments:
-    """Runs of these sizes, each of one of `count` owners."""
-    return tuple(
-        tuple(size if owner == one else 0 for one in range(count))
-        for size, owner in zip(sizes, owners, strict=True)
-    )

@@ -221,7 +221,6 @@ def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
     return tuple(sorted(transfers, key=lambda t: (t.target, t.source, t.write)))
 
 
-@lru_cache(maxsize=65536)
 def _contains(held: Region, wanted: Region) -> bool:
     """Tell whether a part has all of another one, and both have any."""
     pairs = zip(held, wanted, strict=True)

@@ -70,11 +70,15 @@ def folded_cut(size: int, parts: int) -> Segments:
     >>> folded_cut(8, 2)
     ((2, 0), (0, 2), (0, 2), (2, 0))
     """
-    chunks = even_cut(size, 2 * parts)
     owners = (*range(parts), *reversed(range(parts)))
+    return owned(even_cut(size, 2 * parts), owners, parts)
+
+
+def owned(sizes: Sequence[int], owners: Sequence[int], count: int) -> Segments:
+    """Runs of these sizes, each of one of `count` owners."""
     return tuple(
-        tuple(chunk if part == owner else 0 for part in range(parts))
-        for chunk, owner in zip(chunks, owners, strict=True)
+        tuple(size if owner == one else 0 for one in range(count))
+        for size, owner in zip(sizes, owners, strict=True)
     )
 
 
@@ -94,18 +98,15 @@ def loaded_cut(
     """
     sizes = even_cut(len(loads), len(speeds))
     owners = [part for part, size in enumerate(sizes) for _ in range(size)]
-    segments = _owned(owners, len(speeds))
+    ones = (1,) * len(loads)
+    segments = _canonical(owned(ones, owners, len(speeds)))
     while (better := _better(owners, loads, speeds, equal=equal)) is not None:
         try:
-            segments = _owned(better, len(speeds))
+            segments = _canonical(owned(ones, better, len(speeds)))
         except LayoutError:
             break
         owners = better
     return segments
-
-
-def _owned(owners: Sequence[int], parts: int) -> Segments:
-    return _canonical(tuple(int(part == owner) for part in range(parts)) for owner in owners)
 
 
 def _better(
@@ -281,15 +282,8 @@ class DimLayout:
             return DimLayout.whole(self.size)
         points = itertools.product(*(range(mesh.size((axis,))) for axis in self.axes))
         owners = [mesh.linear(kept, dict(zip(self.axes, point, strict=True))) for point in points]
-        width = mesh.size(kept)
-        return DimLayout.cut(
-            kept,
-            [
-                tuple(size if owner == index else 0 for index in range(width))
-                for cuts in self.segments
-                for owner, size in zip(owners, cuts, strict=True)
-            ],
-        )
+        runs = (owned(cuts, owners, mesh.size(kept)) for cuts in self.segments)
+        return DimLayout.cut(kept, itertools.chain.from_iterable(runs))
 
     def scaled(self, minor: int) -> DimLayout:
         """The layout of the compound dim (this, minor) with `minor` not cut."""
@@ -303,12 +297,17 @@ class DimLayout:
     @property
     def is_complete(self) -> bool:
         """Tell whether every element is held by some coordinate."""
-        return not self.windows or _is_complete(self)
+        end = 0
+        for start, length in sorted(self.windows or ((0, self.size),)):
+            if start > end:
+                return False
+            end = max(end, start + length)
+        return end == self.size
 
     @property
     def is_equal(self) -> bool:
         """Tell whether every coordinate holds the same number of elements."""
-        return not self.axes or _is_equal(self)
+        return len(set(self.sizes())) == 1
 
     @property
     def is_in_order(self) -> bool:
@@ -358,21 +357,6 @@ def _interned(
 ) -> DimLayout:
     """Equal layouts are mostly one object, which is quicker to compare."""
     return DimLayout(axes, segments, windows)
-
-
-@lru_cache(maxsize=65536)
-def _is_complete(layout: DimLayout) -> bool:
-    end = 0
-    for start, length in sorted(layout.windows):
-        if start > end:
-            return False
-        end = max(end, start + length)
-    return end == layout.size
-
-
-@lru_cache(maxsize=65536)
-def _is_equal(layout: DimLayout) -> bool:
-    return len(set(layout.sizes())) == 1
 
 
 @lru_cache(maxsize=65536)
@@ -524,10 +508,6 @@ class Sharding:
         """Type of the local part at a mesh coordinate."""
         return type_.with_shape(self.local_shape(mesh, point))
 
-    def without_partial(self) -> Sharding:
-        """The sharding after the pending reductions."""
-        return Sharding(self.dims)
-
     def __str__(self) -> str:
         dims = "[" + ", ".join(map(str, self.dims)) + "]"
         return dims + "".join(f" partial({op}:{axis})" for axis, op in self.partial)
@@ -551,7 +531,10 @@ class Placement:
 
     def local_bytes(self, dtype: str) -> Mapping[int, int]:
         """Bytes of the local part on each device, for an element type."""
-        return _local_bytes(self, dtype)
+        return {
+            device: dense_bytes(math.prod(self.sharding.local_shape(self.mesh, point)), dtype)
+            for device, point in self.mesh.coords()
+        }
 
     def parts(self) -> tuple[tuple[int, tuple[tuple[Interval, ...], ...]], ...]:
         """(device, pieces of every dim) for each device of the group."""
@@ -563,7 +546,8 @@ class Placement:
 
     def without_partial(self) -> Placement:
         """The placement after the pending reductions."""
-        return _without_partial(self) if self.sharding.partial else self
+        is_pending = bool(self.sharding.partial)
+        return Placement(self.mesh, Sharding(self.sharding.dims)) if is_pending else self
 
     def __str__(self) -> str:
         return f"{self.sharding} on {self.mesh}"
@@ -572,17 +556,3 @@ class Placement:
 @lru_cache(maxsize=65536)
 def _parts(placement: Placement) -> tuple[tuple[int, tuple[tuple[Interval, ...], ...]], ...]:
     return tuple((device, placement.region(point)) for device, point in placement.mesh.coords())
-
-
-@lru_cache(maxsize=65536)
-def _local_bytes(placement: Placement, dtype: str) -> Mapping[int, int]:
-    mesh, sharding = placement.mesh, placement.sharding
-    return {
-        device: dense_bytes(math.prod(sharding.local_shape(mesh, point)), dtype)
-        for device, point in mesh.coords()
-    }
-
-
-@lru_cache(maxsize=65536)
-def _without_partial(placement: Placement) -> Placement:
-    return Placement(placement.mesh, placement.sharding.without_partial())

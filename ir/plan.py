@@ -128,20 +128,6 @@ class Plan:
         """Number of micro-batches of a step; None for a plan that runs each batch as a whole."""
         return None if self.pipeline is None else self.pipeline.micro_batches
 
-    def with_groups(
-        self,
-        groups: Sequence[DeviceMesh],
-        stages: Sequence[int],
-        nodes: Mapping[str, NodePlan],
-    ) -> Plan:
-        """The plan on other groups, each with its stage."""
-        return replace(self, groups=tuple(groups), stages=tuple(stages), nodes=nodes)
-
-    def in_micro_batches(self, count: int) -> Plan:
-        """The plan with another number of micro-batches of a step, by the same schedule."""
-        assert self.pipeline, "each batch runs as a whole"
-        return replace(self, pipeline=replace(self.pipeline, micro_batches=count))
-
     @property
     def stage_devices(self) -> Mapping[int, tuple[int, ...]]:
         """The devices of each stage, in the order of its largest group."""

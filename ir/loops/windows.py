@@ -7,9 +7,7 @@ transposed convolution has stride 1, and its own stride is the divisor. See ADR 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from partitioner.ir.layout import DimLayout, Interval, LayoutError, Segments
@@ -43,7 +41,17 @@ class Window:
 
     def layout(self, positions: DimLayout) -> DimLayout:
         """Layout of the dim under a cut of the loop; LayoutError if a part is split or empty."""
-        return _layout(self, positions)
+        if not positions.axes:
+            return DimLayout.whole(self.size)
+        if len(positions.segments) > 1 or 0 in positions.sizes():
+            raise LayoutError(f"a sliding window needs parts of one piece each, not {positions}")
+        parts = positions.windows
+        if not parts:
+            (cuts,) = positions.segments
+            starts = (sum(cuts[:index]) for index in range(len(cuts)))
+            parts = tuple(zip(starts, cuts, strict=True))
+        read = [self.read(start, length) for start, length in parts]
+        return DimLayout.windowed(self.size, positions.axes, read)
 
     def positions(self, layout: DimLayout, count: int) -> DimLayout | None:
         """The cut of the loop, of `count` positions, along the dim's parts, if any; no padding."""
@@ -62,21 +70,6 @@ class Window:
         ends = (end * self.stride // self.divisor for end in accumulate(cuts[:-1]))
         bounds = [0, *(min(end, self.size) for end in ends), self.size]
         return DimLayout.cut(positions.axes, [tuple(b - a for a, b in pairwise(bounds))])
-
-
-@lru_cache(maxsize=65536)
-def _layout(window: Window, positions: DimLayout) -> DimLayout:
-    if not positions.axes:
-        return DimLayout.whole(window.size)
-    if len(positions.segments) > 1 or 0 in positions.sizes():
-        raise LayoutError(f"a sliding window needs parts of one piece each, not {positions}")
-    parts = positions.windows
-    if not parts:
-        (cuts,) = positions.segments
-        starts = (sum(cuts[:index]) for index in range(len(cuts)))
-        parts = tuple(zip(starts, cuts, strict=True))
-    read = [window.read(start, length) for start, length in parts]
-    return DimLayout.windowed(window.size, positions.axes, read)
 
 
 @dataclass(frozen=True)
@@ -113,11 +106,3 @@ class Parts:
 
     def _single(self, axes: tuple[str, ...]) -> DimLayout:
         return DimLayout.cut(axes, [(1,) * len(self.segments[0])])
-
-
-def owned(sizes: Sequence[int], owners: Sequence[int], count: int) -> Segments:
-    """Runs of these sizes, each of one of `count` owners."""
-    return tuple(
-        tuple(size if owner == one else 0 for one in range(count))
-        for size, owner in zip(sizes, owners, strict=True)
-    )

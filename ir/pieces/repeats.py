@@ -56,12 +56,20 @@ def numbered(keys: Iterable[Hashable]) -> Ints:
 
 def crossing(graph: Graph, weight: Callable[[str], float]) -> Floats:
     """Add up, before each node, the weights of values made before it and read from there on."""
-    change = np.zeros(len(graph.nodes) + 1)
-    for value, producer in graph.producers.items():
-        readers = [graph.order[node.name] for node in graph.consumers[value]]
-        if readers:
-            change[graph.order[producer.name] + 1] += weight(value)
-            change[max(readers) + 1] -= weight(value)
+    spans = (
+        (graph.order[producer.name], max(graph.order[node.name] for node in readers), weight(value))
+        for value, producer in graph.producers.items()
+        if (readers := graph.consumers[value])
+    )
+    return held(spans, len(graph.nodes))[:-1]
+
+
+def held(spans: Iterable[tuple[int, int, float]], count: int) -> Floats:
+    """Add up the weights of (maker, last reader, weight) at each of `count` nodes, and behind."""
+    change = np.zeros(count + 2)
+    for first, last, weight in spans:
+        change[first + 1] += weight
+        change[last + 1] -= weight
     return np.cumsum(change)[:-1]
 
 

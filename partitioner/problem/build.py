@@ -196,8 +196,8 @@ class _Builder:
                 yield value, at
 
     def _reduction(self, value: str, at: Placement) -> tuple[Hop, ...]:
-        plain = Placement(at.mesh, at.sharding.without_partial())
-        return self.prices.resharder.priced(self.graph.types[value].dtype, at, plain)
+        dtype = self.graph.types[value].dtype
+        return self.prices.resharder.priced(dtype, at, at.without_partial())
 
     def hold(self, node: Node) -> Hold:
         """Items that each strategy of a node holds, whatever the others choose."""
@@ -237,7 +237,7 @@ class _Builder:
 
     def _fed(self, value: str, at: Placement) -> Iterator[int | None]:
         """A graph input where a node wants it; a pending sum is the input and blocks of zeros."""
-        plain = Placement(at.mesh, at.sharding.without_partial())
+        plain = at.without_partial()
         nbytes = self._bytes(value, at)
         first = min(self.graph.order[node.name] for node in self.graph.consumers[value])
         last = self._last_uses[value]

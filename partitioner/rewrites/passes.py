@@ -28,7 +28,7 @@ import numpy.typing as npt
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import UNKNOWN, is_stored, is_view, row_of, writes_stored
 from partitioner.ir.ops.aten.state import ALIAS, EITHER, KEEP, REST, STATE, UPDATE
-from partitioner.ir.pieces.repeats import Stretch, numbered, repetitions
+from partitioner.ir.pieces.repeats import Stretch, held, numbered, repetitions, signature
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import GraphWriter, reading
 
@@ -314,14 +314,7 @@ def _values_within_regions(
         value: Life(made[value], last.get(value, made[value]), types[value].nbytes, value in saved)
         for value in values
     }
-    classes = numbered(
-        (
-            node.op,
-            repr(sorted(node.attrs.items())),
-            *(str(types[value]) for value in (*node.reads, *node.writes)),
-        )
-        for node in forward
-    )
+    classes = numbered(signature(node, types) for node in forward)
     of = regions(tuple(lives.values()), len(forward), tuple(repetitions(classes)))
     return {value for value, life in lives.items() if of[life.first] == of[life.last]}
 
@@ -349,11 +342,7 @@ def regions(lives: Sequence[Life], count: int, repeated: Sequence[Stretch] = ())
     (0, 0, 1, 1)
     """
     # [position]: bytes made before the position that it or a later one reads
-    change = np.zeros(count + 1)
-    for life in lives:
-        change[life.first + 1] += life.nbytes
-        change[min(count, life.last + 1)] -= life.nbytes
-    live = np.cumsum(change)
+    live = held(((life.first, life.last, life.nbytes) for life in lives), count)
     required = {cut for stretch in repeated for cut in _block_cuts(lives, live, stretch)}
     # regions end at the required cuts, and beside their blocks at all that few bytes cross
     low = (p for p in range(1, count) if live[p] <= live[p - 1] and live[p] <= live[p + 1])

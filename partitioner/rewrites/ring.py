@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from partitioner.ir.graph import Attr, Graph, Node
-from partitioner.ir.layout import DimLayout, Interval, Segments, even_cut, folded_cut
-from partitioner.ir.loops.windows import owned
+from partitioner.ir.layout import DimLayout, Interval, Segments, even_cut, folded_cut, owned
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops.aten.state import ALIAS
 from partitioner.ir.types import TensorType

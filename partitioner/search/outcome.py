@@ -276,10 +276,11 @@ def _renumbered(plan: Plan, order: Sequence[int], numbers: Mapping[int, int]) ->
     order = (*order, *(group for group in range(len(plan.groups)) if group not in order))
     place = {old: new for new, old in enumerate(order)}
     meshes = (plan.groups[old] for old in order)
-    return plan.with_groups(
-        [DeviceMesh(m.axes, tuple(numbers[d] for d in m.devices)) for m in meshes],
-        [plan.stages[old] for old in order],
-        {name: replace(node, group=place[node.group]) for name, node in plan.nodes.items()},
+    return replace(
+        plan,
+        groups=tuple(DeviceMesh(m.axes, tuple(numbers[d] for d in m.devices)) for m in meshes),
+        stages=tuple(plan.stages[old] for old in order),
+        nodes={name: replace(node, group=place[node.group]) for name, node in plan.nodes.items()},
     )
 
 

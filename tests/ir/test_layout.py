@@ -272,7 +272,6 @@ def test_a_sharding_gives_local_types() -> None:
     assert sharding.shape == (5, 3)
     assert sharding.axes == {"dp", "tp"}
     assert str(sharding) == "[dp, -] partial(sum:tp)"
-    assert sharding.without_partial() == Sharding((cut, DimLayout.whole(3)))
 
 
 def test_a_replicated_tensor_uses_no_axis() -> None:

@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from partitioner.ir.layout import Interval
-from partitioner.ir.loops.windows import Parts, owned
+from partitioner.ir.layout import Interval, owned
+from partitioner.ir.loops.windows import Parts
 from partitioner.ir.ops.local import other_node, same_node
 from partitioner.ir.ops.rules.attention import Attention, group_of
 from partitioner.ir.ops.signature import Dims, pattern

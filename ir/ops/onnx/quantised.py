@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL, elementwise
+from partitioner.ir.ops.rules.reduction import along
 from partitioner.ir.ops.signature import OpaqueError, broadcast, names
 from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
@@ -21,11 +22,8 @@ Dims = Sequence[str] | None
 
 def _softmax(view: OpView) -> Rule:
     """Dims from `axis` on, or that dim alone, by the opset of ONNX's Softmax that it replaces."""
-    rank, axis = view.rank(), view.dim("axis", -1)
-    dims = names("d", rank)
-    alone = view.int_attr("opset", 13) >= 13
-    whole = dims[axis : axis + 1] if alone else dims[axis:]
-    return view.rule([dims], [dims], whole=whole, flops=TRANSCENDENTAL + 6)
+    axis, alone = view.dim("axis", -1), view.int_attr("opset", 13) >= 13
+    return along(view, [axis] if alone else range(axis, view.rank()), flops=TRANSCENDENTAL + 6)
 
 
 def _concat(view: OpView) -> Rule:

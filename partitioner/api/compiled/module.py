@@ -456,7 +456,8 @@ def variant(
             plan = of.plan
             if micro is not None:
                 count = traced.micro.count if traced.micro else 1
-                plan = plan.in_micro_batches(count)
+                assert plan.pipeline
+                plan = replace(plan, pipeline=replace(plan.pipeline, micro_batches=count))
             plan = taken_over(plan, of.graph, module.graph)
     else:
         plain = tuple(one for one in like if not one.training)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partitioner.frontends.model_names import module_name
-from partitioner.ir.errors import OptionError, PartitionerError, typed
+from partitioner.ir.errors import OptionError, PartitionerError, naming, typed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -103,10 +103,8 @@ def _call(factory: str, folder: Path | None) -> tuple[nn.Module, Example]:
         function = getattr(function, part)
     if not callable(function):
         raise SourceError(f"{factory} is {typed(function)}, not a function")
-    try:
+    with naming(factory, SourceError):
         result = function()
-    except Exception as error:
-        raise SourceError(f"{factory}: {_text_of(error)}") from error
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module):
         return result[0], Example.of(result[1])
     types = type(result).__name__
@@ -116,15 +114,10 @@ def _call(factory: str, folder: Path | None) -> tuple[nn.Module, Example]:
 
 
 def _import(factory: str, package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{package}.".startswith(f"{error.name}."):
-            raise SourceError(f"{factory}: there is no module {error.name!r}") from None
-        raise SourceError(f"{factory}: {_text_of(error)}") from error
-    except Exception as error:
-        raise SourceError(f"{factory}: importing {package}: {_text_of(error)}") from error
-
-
-def _text_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    with naming(f"{factory}: importing {package}", SourceError):
+        try:
+            return importlib.import_module(package)
+        except ModuleNotFoundError as error:
+            if error.name is not None and f"{package}.".startswith(f"{error.name}."):
+                raise SourceError(f"{factory}: there is no module {error.name!r}") from None
+            raise

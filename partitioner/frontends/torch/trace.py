@@ -203,11 +203,8 @@ def _meeting(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
 def _overlap(one: Tensor, other: Tensor) -> bool:
     """Test whether tensors in one memory whose bytes meet have an element in common."""
     (_, first), (_, second) = _place_of(one), _place_of(other)
-    is_dense = all(
-        x.numel() * x.element_size() == len(span) for x, span in ((one, first), (other, second))
-    )
     item, start = one.element_size(), min(first.start, second.start)
-    if is_dense or item != other.element_size() or (first.start - second.start) % item:
+    if item != other.element_size() or (first.start - second.start) % item:
         return True
     end = (max(first.stop, second.stop) - start) // item
     counts = torch.zeros(end, dtype=torch.int8)  # of the tensors that have each element

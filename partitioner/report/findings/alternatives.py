@@ -93,14 +93,13 @@ class Neighbourhood:
     def changed(self, placed: PlacedNode) -> Plan:
         """The plan with this strategy for its node, without a certificate."""
         plan, name = self.plan, placed.node.name
-        groups, stages, stage = [*plan.groups], [*plan.stages], self.placed[name].stage
+        groups, stages, stage = plan.groups, plan.stages, self.placed[name].stage
         group = self._groups[stage].get(placed.mesh, len(groups))
         if group == len(groups):
-            groups.append(placed.mesh)
-            stages.append(stage)
+            groups, stages = (*groups, placed.mesh), (*stages, stage)
         cuts = {factor: Cut.of(layout, placed.mesh) for factor, layout in placed.layouts.items()}
         nodes = {**plan.nodes, name: NodePlan(group, cuts)}
-        return replace(plan, certificate=None).with_groups(groups, stages, nodes)
+        return replace(plan, certificate=None, groups=groups, stages=stages, nodes=nodes)
 
     @cached_property
     def _groups(self) -> Mapping[int, Mapping[DeviceMesh, int]]:

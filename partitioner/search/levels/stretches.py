@@ -189,8 +189,7 @@ class _Stretches:
         arriving: _Hops = {}
         if value in self.graph.outputs and home.sharding.partial and readers:
             # without readers it is in the node's own load
-            done = Placement(home.mesh, home.sharding.without_partial())
-            _note(inside, self.resharder.hops(dtype, home, done), [position])
+            _note(inside, self.resharder.hops(dtype, home, home.without_partial()), [position])
         for want, positions in readers.items():
             _note(inside, self.resharder.hops(dtype, home, want), positions)
             across = self.resharder.hops(dtype, home, moved(want, self.other))

@@ -64,7 +64,7 @@ def check(rng: np.random.Generator, source: Placement, target: Placement) -> Non
         parts = apply(hop, parts)
     assert (steps[-1].after if steps else source) == target
     assert parts.keys() == set(target.mesh.devices)
-    plain = Placement(target.mesh, target.sharding.without_partial())
+    plain = target.without_partial()
     if not target.sharding.partial:
         for device, part in cut(total, plain).items():
             np.testing.assert_array_equal(parts[device], part)

@@ -72,11 +72,9 @@ class Calls(GraphWriter):
                 self._add_call(node)
 
     def add_value(self, node: fx.Node, wish: str) -> str:
-        """Declare the value of an fx node; returns its name, which has primes if it was in use."""
-        while wish in self.types:
-            wish += "'"
-        self.values[node.name] = self.value(wish, _type(node.meta["val"], node.name))
-        return wish
+        """Declare the value of an fx node; returns its name, which may have a number."""
+        value = self.values[node.name] = self.value(wish, _type(node.meta["val"], node.name))
+        return value
 
     def seeded(self, node: fx.Node, inputs: tuple[str, ...], attrs: dict[str, Attr]) -> OpCall:
         """The draw from a shared seed that takes the place of a random call."""

@@ -265,10 +265,8 @@ class _ModuleCalls(Calls):
     def seeded(self, node: fx.Node, inputs: tuple[str, ...], attrs: dict[str, Attr]) -> OpCall:
         """Dropout (with an operand) or uniform numbers, drawn from a seed that all ranks share."""
         if not self.seed:
-            self.seed = SEED
-            while self.seed in self.types:  # the module has an argument or a parameter of that name
-                self.seed += "'"
-            self.inputs.append(self.value(self.seed, TensorType.of("int64", ())))
+            self.seed = self.value(SEED, TensorType.of("int64", ()))
+            self.inputs.append(self.seed)
         self.draws += 1
         if inputs:
             attrs = {"p": attrs["p"], "index": self.draws}
@@ -316,10 +314,8 @@ class _ModuleCalls(Calls):
         for _, node in self._outputs(Role.OUTPUT):
             value = "" if node is None else self.values[node.name]
             if value and (value not in made or value in results):
-                source, value = value, f"{value}.result"
-                while value in self.types:
-                    value += "'"
-                self.add("/result", ALIAS, (source,), made=(self.value(value, self.types[source]),))
+                source, value = value, self.copied(value, "result")
+                self.add("/result", ALIAS, (source,), made=(value,))
             results.append(value)
         return tuple(results)
 

@@ -16,6 +16,7 @@ are gathered by row: they are embedding tables, whose rows may be cut.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -132,10 +133,7 @@ def _layer(rows: _Rows) -> _Layer | None:
     if scaled is None:
         return None
     down, weights = scaled
-    result = through(down.rows)
-    inner = named_activation(result)
-    if inner is None or _product(inner[0]) is None:
-        inner = activation_program(result, lambda node: _product(node) is not None)
+    inner = _activation(through(down.rows), lambda node: _product(node) is not None)
     if inner is None:
         return None
     before, activation, gated = inner
@@ -391,28 +389,16 @@ _BINARY = {
 _ACTIVATIONS = {_aten.relu.default: "relu", _aten.silu.default: "silu"}
 
 
-def named_activation(node: fx.Node) -> tuple[fx.Node, str, bool] | None:
-    """(what it is applied to, its name, whether it is gated)."""
-    if not calls(node, _aten.mul.Tensor):
-        name = _named(node)
-        return (through(args_of(node)[0]), name, False) if name else None
-    one, two = map(through, args_of(node)[:2])
-    for act, other in ((one, two), (two, one)):
-        if not (name := _named(act)):
-            continue
-        halves = through(args_of(act)[0]), other
-        if not all(calls(half, operator.getitem) for half in halves):
-            continue
-        (chunk, first), (same, second) = (args_of(half) for half in halves)
-        if chunk is same and (first, second) == (0, 1) and _halves(chunk):
-            return through(args_of(chunk)[0]), name, True
-    return None
+#: The programs that have a name: one function of the columns, or of half of them times the others.
+_NAMED = re.compile(
+    r"(?P<plain>relu|silu|gelu(-tanh)?) %0"
+    r"|part %0 0 2; (?P<first>relu|silu|gelu(-tanh)?) %1; part %0 1 2; mul %2 %3"
+    r"|part %0 1 2; part %0 0 2; (?P<second>relu|silu|gelu(-tanh)?) %2; mul %1 %3"
+)
 
 
-def activation_program(
-    node: Any, is_begin: Callable[[fx.Node], bool]
-) -> tuple[fx.Node, str, bool] | None:
-    """As `named_activation`, of steps on columns from `is_begin` on: the name is a program."""
+def _activation(node: Any, is_begin: Callable[[fx.Node], bool]) -> tuple[fx.Node, str, bool] | None:
+    """(what it is applied to, its name or the program of its steps, whether it is gated)."""
     if not isinstance(node, fx.Node) or not is_tensor(node) or value(node).dim() != 2:
         return None
     steps: list[str] = []
@@ -423,7 +409,10 @@ def activation_program(
     width, columns = value(node).shape[1], value(begin).shape[1]
     if columns not in (width, 2 * width):
         return None
-    return begin, "; ".join(steps), columns == 2 * width
+    program = "; ".join(steps)
+    named = _NAMED.fullmatch(program)
+    name = named and (named["plain"] or named["first"] or named["second"])
+    return begin, name or program, columns == 2 * width
 
 
 def _written(

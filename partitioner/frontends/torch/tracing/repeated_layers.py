@@ -16,12 +16,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from partitioner.ir.pieces.repeats import Floats, numbered, repetitions
+from partitioner.ir.pieces.repeats import Floats, held, numbered, repetitions
 
 #: Layers that are traced: the first, the last and two in the middle may be unlike one another, and
 #: each of two more is compared with the one before.
@@ -122,12 +121,7 @@ def _crossing(calls: Sequence[fx.Node], operands: Sequence[Sequence[fx.Node]]) -
     """Count, for the point before each call, the earlier results that are read from there on."""
     at = {node: index for index, node in enumerate(calls)}
     last = {read: index for index, reads in enumerate(operands) for read in reads}
-    change = np.zeros(len(calls) + 1)
-    for read, index in last.items():
-        if read in at:
-            change[at[read] + 1] += 1
-            change[index + 1] -= 1
-    return np.cumsum(change)[:-1]
+    return held(((at[read], last[read], 1) for read in last if read in at), len(calls))[:-1]
 
 
 @dataclass

@@ -5,10 +5,9 @@ Data travels as bytes, which works for every element type. Ranks are counted wit
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from partitioner.backends.errors import BackendError, CommunicationError, one_line
-from partitioner.backends.process_group import Group, free_default_arguments
-from partitioner.backends.tensors import REDUCIBLE, combine
+from partitioner.backends.errors import BackendError, failing
+from partitioner.backends.process_group import REDUCTIONS, Group, free_default_arguments
+from partitioner.backends.tensors import REDUCIBLE, bytes_of, combine
 from partitioner.backends.torch.by_hand.labels import (
     DTYPES,
     LABEL_SIZE,
@@ -31,7 +30,6 @@ from partitioner.backends.torch.by_hand.labels import (
 #: Bytes: tensors packed together start at multiples of the largest element's size.
 _ALIGN = 16
 _NUMBERS = itertools.count(1)
-_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
 @dataclass(frozen=True)
@@ -141,19 +139,6 @@ def _onto(tensor: Tensor, device: torch.device) -> Tensor:
     return (plain if plain.device.type == device.type else plain.to(device)).contiguous()
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.view(-1).view(torch.uint8)
-
-
-@contextlib.contextmanager
-def _failing(call: Call, peers: str) -> Iterator[None]:
-    """Name the call and its peers in the library's errors."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise CommunicationError(f"{call} {peers}: {one_line(error)}") from error
-
-
 # Between two ranks -------------------------------------------------------------------------------
 
 
@@ -168,7 +153,7 @@ class Leaving:
 
     def wait(self) -> None:
         """Wait until it is sent."""
-        with _failing(self.call, f"to rank {self.target}"):
+        with failing(self.call, f"to rank {self.target}"):
             for work in self.works:
                 work.wait()
 
@@ -183,8 +168,8 @@ def put(call: Call, tensor: object, target: int) -> Leaving:
     label = call.label([tensor])
     data = _onto(tensor, carrier(call.group, [label]))
     ahead = torch.tensor(label.pack(), dtype=torch.int64, device=_label_device(call.group))
-    buffers = (ahead, _bytes(data)) if data.numel() else (ahead,)
-    with _failing(call, f"to rank {target}"):
+    buffers = (ahead, bytes_of(data)) if data.numel() else (ahead,)
+    with failing(call, f"to rank {target}"):
         works = [dist.isend(buffer, group=call.group, group_dst=target) for buffer in buffers]
     return Leaving(call, target, works, buffers)
 
@@ -192,14 +177,14 @@ def put(call: Call, tensor: object, target: int) -> Leaving:
 def get(call: Call, source: int) -> tuple[Label, Tensor]:
     """Receive the tensor that a rank sends next, on the device that it is received on."""
     ahead = torch.empty(LABEL_SIZE, dtype=torch.int64, device=_label_device(call.group))
-    with _failing(call, f"from rank {source}"):
+    with failing(call, f"from rank {source}"):
         dist.recv(ahead, group=call.group, group_src=source)
     label = _unpacked(call, ahead)
     device = carrier(call.group, [label])
     data = torch.empty(label.shape, dtype=DTYPES[label.dtype], device=device)
     if data.numel():
-        with _failing(call, f"from rank {source}"):
-            dist.recv(_bytes(data), group=call.group, group_src=source)
+        with failing(call, f"from rank {source}"):
+            dist.recv(bytes_of(data), group=call.group, group_src=source)
     if (label.name, label.backward) != (call.label().name, call.backward):
         sent, awaited = (
             "a gradient" if backward else "a tensor" for backward in (label.backward, call.backward)
@@ -242,7 +227,7 @@ def agree(
     device = _label_device(call.group)
     ahead = torch.tensor(packed, dtype=torch.int64, device=device)
     rows = torch.empty(call.size * LABEL_SIZE, dtype=torch.int64, device=device)
-    with _failing(call, call.others):
+    with failing(call, call.others):
         dist.all_gather_single(rows, ahead, group=call.group)
     labels = [_unpacked(call, row) for row in rows.view(call.size, LABEL_SIZE)]
     problem = conflict(labels, wanted)
@@ -257,7 +242,7 @@ def swap_labels(call: Call, tensors: Sequence[Tensor]) -> list[Label]:
     packed = [call.label([x]).pack() for x in tensors]
     ahead = torch.tensor(packed, dtype=torch.int64, device=device)
     rows = torch.empty_like(ahead)
-    with _failing(call, call.others):
+    with failing(call, call.others):
         dist.all_to_all_single(rows, ahead, group=call.group)
     return [_unpacked(call, row) for row in rows]
 
@@ -267,12 +252,12 @@ def swap(
 ) -> list[Tensor]:
     """Send a tensor to each rank and receive one from each; `labels` are of those that arrive."""
     leaving = []
-    for data in (_bytes(_onto(x, device)) for x in tensors):
+    for data in (bytes_of(_onto(x, device)) for x in tensors):
         missing = _padded_size(data.numel()) - data.numel()
         leaving.append(torch.cat((data, data.new_zeros(missing))) if missing else data)
     sizes = [_padded_size(_nbytes(label)) for label in labels]
     arriving = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-    with _failing(call, call.others):
+    with failing(call, call.others):
         dist.all_to_all_single(
             arriving, torch.cat(leaving), sizes, [x.numel() for x in leaving], group=call.group
         )
@@ -300,8 +285,8 @@ def all_gather(call: Call, tensor: Tensor, labels: Sequence[Label]) -> Sequence[
     data = _onto(tensor, device)
     parts = data.new_empty((call.size, *data.shape))
     if data.numel():
-        with _failing(call, call.others):
-            dist.all_gather_single(_bytes(parts), _bytes(data), group=call.group)
+        with failing(call, call.others):
+            dist.all_gather_single(bytes_of(parts), bytes_of(data), group=call.group)
     return parts.unbind()
 
 
@@ -318,11 +303,11 @@ def all_reduce(
         return combine(all_gather(call, tensor, labels), reduction)
     total = numbers.clone()
     if total.numel():
-        with _failing(call, call.others):
+        with failing(call, call.others):
             if target is None:
-                dist.all_reduce(total, _OPS[reduction], group=call.group)
+                dist.all_reduce(total, REDUCTIONS[reduction], group=call.group)
             else:
-                dist.reduce(total, op=_OPS[reduction], group=call.group, group_dst=target)
+                dist.reduce(total, op=REDUCTIONS[reduction], group=call.group, group_dst=target)
     return torch.view_as_complex(total) if data.is_complex() else total
 
 
@@ -334,6 +319,6 @@ def broadcast(call: Call, tensor: Tensor | None, label: Label, source: int) -> T
     else:
         data = torch.empty(label.shape, dtype=DTYPES[label.dtype], device=device)
     if data.numel():
-        with _failing(call, call.others):
-            dist.broadcast(_bytes(data), group=call.group, group_src=source)
+        with failing(call, call.others):
+            dist.broadcast(bytes_of(data), group=call.group, group_src=source)
     return data

@@ -315,7 +315,7 @@ def once_a_graph(
     results: WeakKeyDictionary[Graph, dict[object, Result]] = WeakKeyDictionary()
 
     @wraps(function)
-    def kept(graph: Graph, *args: Others.args, **kwargs: Others.kwargs) -> Result:
+    def kept(graph: Graph, /, *args: Others.args, **kwargs: Others.kwargs) -> Result:
         known, key = results.setdefault(graph, {}), (args, *kwargs.items())
         if key not in known:
             known[key] = function(graph, *args, **kwargs)

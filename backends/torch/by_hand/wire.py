@@ -19,8 +19,7 @@ from partitioner.backends.errors import BackendError, failing
 from partitioner.backends.process_group import REDUCTIONS, Group, free_default_arguments
 from partitioner.backends.tensors import REDUCIBLE, bytes_of, combine
 from partitioner.backends.torch.by_hand.labels import (
-    DTYPES,
-    LABEL_SIZE,
+    LABEL_BYTES,
     Label,
     conflict,
     is_sendable,
@@ -167,7 +166,7 @@ def put(call: Call, tensor: object, target: int) -> Leaving:
         raise call.error(f"{said} to rank {target}, where a dense tensor is wanted")
     label = call.label([tensor])
     data = _onto(tensor, carrier(call.group, [label]))
-    ahead = torch.tensor(label.pack(), dtype=torch.int64, device=_label_device(call.group))
+    ahead = _packed([label], call.group)
     buffers = (ahead, bytes_of(data)) if data.numel() else (ahead,)
     with failing(call, f"to rank {target}"):
         works = [dist.isend(buffer, group=call.group, group_dst=target) for buffer in buffers]
@@ -176,12 +175,12 @@ def put(call: Call, tensor: object, target: int) -> Leaving:
 
 def get(call: Call, source: int) -> tuple[Label, Tensor]:
     """Receive the tensor that a rank sends next, on the device that it is received on."""
-    ahead = torch.empty(LABEL_SIZE, dtype=torch.int64, device=_label_device(call.group))
+    ahead = torch.empty(LABEL_BYTES, dtype=torch.uint8, device=_label_device(call.group))
     with failing(call, f"from rank {source}"):
         dist.recv(ahead, group=call.group, group_src=source)
     label = _unpacked(call, ahead)
     device = carrier(call.group, [label])
-    data = torch.empty(label.shape, dtype=DTYPES[label.dtype], device=device)
+    data = torch.empty(label.shape, dtype=label.element_type, device=device)
     if data.numel():
         with failing(call, f"from rank {source}"):
             dist.recv(bytes_of(data), group=call.group, group_src=source)
@@ -196,9 +195,14 @@ def get(call: Call, source: int) -> tuple[Label, Tensor]:
     return label, data
 
 
-def _unpacked(call: Call, numbers: Tensor) -> Label:
+def _packed(labels: Sequence[Label], group: Group) -> Tensor:
+    packed = b"".join(label.pack() for label in labels)
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(_label_device(group))
+
+
+def _unpacked(call: Call, packed: Tensor) -> Label:
     try:
-        return Label.unpack(numbers.tolist())
+        return Label.unpack(packed.cpu().numpy().tobytes())
     except BackendError as error:
         raise call.error(str(error)) from None
 
@@ -223,13 +227,11 @@ def agree(
         BackendError: The labels are not those of one call; raised on all ranks.
         CommunicationError: A rank is gone, or the group's timeout is over.
     """
-    packed = call.label(tensors, root, reduction).pack()
-    device = _label_device(call.group)
-    ahead = torch.tensor(packed, dtype=torch.int64, device=device)
-    rows = torch.empty(call.size * LABEL_SIZE, dtype=torch.int64, device=device)
+    ahead = _packed([call.label(tensors, root, reduction)], call.group)
+    rows = ahead.new_empty(call.size * LABEL_BYTES)
     with failing(call, call.others):
         dist.all_gather_single(rows, ahead, group=call.group)
-    labels = [_unpacked(call, row) for row in rows.view(call.size, LABEL_SIZE)]
+    labels = [_unpacked(call, row) for row in rows.view(call.size, LABEL_BYTES)]
     problem = conflict(labels, wanted)
     if problem is not None:
         raise call.error(problem)
@@ -238,13 +240,11 @@ def agree(
 
 def swap_labels(call: Call, tensors: Sequence[Tensor]) -> list[Label]:
     """Each rank's label of the tensor that it has for this rank."""
-    device = _label_device(call.group)
-    packed = [call.label([x]).pack() for x in tensors]
-    ahead = torch.tensor(packed, dtype=torch.int64, device=device)
+    ahead = _packed([call.label([x]) for x in tensors], call.group)
     rows = torch.empty_like(ahead)
     with failing(call, call.others):
         dist.all_to_all_single(rows, ahead, group=call.group)
-    return [_unpacked(call, row) for row in rows]
+    return [_unpacked(call, row) for row in rows.view(call.size, LABEL_BYTES)]
 
 
 def swap(
@@ -262,13 +262,13 @@ def swap(
             arriving, torch.cat(leaving), sizes, [x.numel() for x in leaving], group=call.group
         )
     return [
-        part[: _nbytes(label)].view(DTYPES[label.dtype]).view(label.shape)
+        part[: _nbytes(label)].view(label.element_type).view(label.shape)
         for label, part in zip(labels, torch.split(arriving, sizes), strict=True)
     ]
 
 
 def _nbytes(label: Label) -> int:
-    return torch.Size(label.shape).numel() * DTYPES[label.dtype].itemsize
+    return torch.Size(label.shape).numel() * label.element_type.itemsize
 
 
 def _padded_size(nbytes: int) -> int:
@@ -317,7 +317,7 @@ def broadcast(call: Call, tensor: Tensor | None, label: Label, source: int) -> T
     if tensor is not None:
         data = _onto(tensor, device).clone()
     else:
-        data = torch.empty(label.shape, dtype=DTYPES[label.dtype], device=device)
+        data = torch.empty(label.shape, dtype=label.element_type, device=device)
     if data.numel():
         with failing(call, call.others):
             dist.broadcast(bytes_of(data), group=call.group, group_src=source)

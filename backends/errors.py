@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from partitioner.ir.errors import PartitionerError
 
 
@@ -17,6 +20,16 @@ def one_line(error: BaseException | str) -> str:
     """Text of another library's error on one line."""
     text = " ".join(str(error).split())
     return text or type(error).__name__
+
+
+@contextmanager
+def failing(*where: object) -> Iterator[None]:
+    """Raise an error of torch.distributed as a CommunicationError that begins with `where`."""
+    try:
+        yield
+    except RuntimeError as error:
+        at = " ".join(map(str, where))
+        raise CommunicationError(f"{at}: {one_line(error)}") from error
 
 
 def why_unreadable(error: Exception) -> str:

@@ -33,6 +33,13 @@ _POLL_S = 0.05
 
 Group = Any  #: `dist.ProcessGroup`; torch exports no type for "not a member".
 _ResultT = TypeVar("_ResultT")
+#: Reductions of torch.distributed by our names.
+REDUCTIONS: Mapping[str, Any] = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,11 @@ def combine(parts: Sequence[torch.Tensor], reduce: str) -> torch.Tensor:
     return total
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a dense tensor, as bytes."""
+    return tensor.view(-1).view(torch.uint8)
+
+
 def torch_dtype(dtype: str) -> torch.dtype:
     """The torch type of an element type's name; packed 4-bit elements are refused."""
     if dtype not in _TORCH:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.classes import representatives
@@ -24,17 +23,13 @@ from partitioner.cost_model.schedule.simulate import step_seconds
 from partitioner.cost_model.schedule.task_list import Schedule, UnequalWorkError, schedule
 from partitioner.cost_model.schedule.traffic import sent_bytes
 from partitioner.foundations.no_gc import no_collection
-from partitioner.ir.graph import Graph
+from partitioner.ir.graph import Graph, once_a_graph
 from partitioner.ir.mesh import Copies, DeviceMesh, copies_on
 from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import OBJECTIVES, Pipeline, PlacedNode, Plan, devices_of, place, resolve
 from partitioner.ir.rule import Rule
 
 Figure = TypeVar("Figure", int, float, MemoryPeak)
-#: What is known of each graph on one device, by cluster, device and number of micro-batches.
-_ALONE: WeakKeyDictionary[Graph, dict[tuple[Cluster, int, int | None], Evaluation]] = (
-    WeakKeyDictionary()
-)
 
 
 @dataclass(frozen=True)
@@ -175,19 +170,11 @@ def evaluate(
         return evaluate_placed(graph, placed, cluster, plan.pipeline, everywhere, resharder)
 
 
+@once_a_graph
 def one_device(
     graph: Graph, cluster: Cluster, device: int = 0, micro_batches: int | None = None
 ) -> Evaluation:
     """Cost of the whole graph on one device, whether or not it fits; micro-batches in turn."""
-    known, key = _ALONE.setdefault(graph, {}), (cluster, device, micro_batches)
-    if key not in known:
-        known[key] = _on_device(graph, cluster, device, micro_batches)
-    return known[key]
-
-
-def _on_device(
-    graph: Graph, cluster: Cluster, device: int, micro_batches: int | None
-) -> Evaluation:
     mesh = DeviceMesh.single(device)
     placed, pipeline = [], None
     for node in graph.nodes:

@@ -10,8 +10,9 @@ import hashlib
 import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, TypeAlias
+from functools import cached_property, partial, wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -301,3 +302,23 @@ def _attr_text(value: Attr) -> str:
     if isinstance(value, Graph):
         return value.digest
     return repr(value)
+
+
+Others = ParamSpec("Others")
+Result = TypeVar("Result")
+
+
+def once_a_graph(
+    function: Callable[Concatenate[Graph, Others], Result],
+) -> Callable[Concatenate[Graph, Others], Result]:
+    """Keep results of a function while the graph lives, by its other arguments in their order."""
+    results: WeakKeyDictionary[Graph, dict[object, Result]] = WeakKeyDictionary()
+
+    @wraps(function)
+    def kept(graph: Graph, /, *args: Others.args, **kwargs: Others.kwargs) -> Result:
+        known, key = results.setdefault(graph, {}), (args, *kwargs.items())
+        if key not in known:
+            known[key] = function(graph, *args, **kwargs)
+        return known[key]
+
+    return kept

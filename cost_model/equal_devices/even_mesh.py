@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import lru_cache
 
 import numpy as np
@@ -39,13 +38,15 @@ from partitioner.cost_model.prices.compute import (
 )
 from partitioner.cost_model.prices.reshard import (
     Hop,
+    Overlap,
     PricedComm,
     Real,
     Reshard,
     Resharder,
     overlap_share,
+    overlaps,
+    scatters,
 )
-from partitioner.ir.exchange import intersect
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, Interval, Placement
 from partitioner.ir.loops.factors import Dispatch
@@ -190,32 +191,6 @@ def _line(mesh: DeviceMesh, axes: frozenset[str]) -> tuple[int, ...]:
     return tuple(int(device) for device in np.asarray(line).flat)
 
 
-class Overlap(Enum):
-    """Relation of a device's share of a dim before a reshard to its share after it."""
-
-    EQUAL = "equal"
-    SLICE = "slice"  #: The share after lies within the share before.
-    GATHER = "gather"  #: The share before lies within the share after.
-    MIXED = "mixed"
-
-
-@lru_cache(maxsize=65536)
-def overlap(before: DimLayout, after: DimLayout, mesh: DeviceMesh) -> Overlap:
-    """The relation of the shares of one dim, which is the same at all coordinates."""
-    if before == after:
-        return Overlap.EQUAL
-    axes = {*before.axes, *after.axes}
-    is_slice = is_gather = True
-    for _, point in mesh.coords():
-        if any(point[name] for name in mesh.names if name not in axes):
-            continue
-        held, wanted = before.pieces(mesh, point), after.pieces(mesh, point)
-        common = intersect(held, wanted)
-        is_slice &= common == wanted
-        is_gather &= common == held
-    return Overlap.SLICE if is_slice else Overlap.GATHER if is_gather else Overlap.MIXED
-
-
 @lru_cache(maxsize=65536)
 def _shared(
     held: tuple[int, ...], before: int, wanted: tuple[int, ...], after: int
@@ -248,14 +223,6 @@ def _shared(
     )
 
 
-def _overlaps(source: Placement, target: Placement) -> tuple[Overlap, ...]:
-    dims = zip(source.sharding.dims, target.sharding.dims, strict=True)
-    return tuple(
-        Overlap.EQUAL if before is after else overlap(before, after, source.mesh)
-        for before, after in dims
-    )
-
-
 @dataclass
 class EvenResharder(Resharder):
     """Reshards within one group of equal devices and between two such groups, by formula.
@@ -272,11 +239,7 @@ class EvenResharder(Resharder):
 
     def allows(self, source: Placement, target: Placement) -> bool:
         """Test whether the reshard has a price: no dim's shares overlap in part only."""
-        return source.mesh != target.mesh or Overlap.MIXED not in _overlaps(source, target)
-
-    def priced(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
-        """The steps of `hops`, which have prices and no transfers."""
-        return self.hops(dtype, source, target)
+        return source.mesh != target.mesh or Overlap.MIXED not in overlaps(source, target)
 
     def _real_of(self, devices: Collection[int]) -> Real:
         """The devices themselves: those of a stand-in are not those of the cluster."""
@@ -297,13 +260,9 @@ class EvenResharder(Resharder):
         return self._collective(CommKind.ALL_REDUCE, axes, numel, (dtype, source, target))
 
     def _reduce_scatter(self, dtype: str, source: Placement, target: Placement) -> Hop | None:
-        if source.mesh != target.mesh or len({op for _, op in source.sharding.partial}) > 1:
+        if not scatters(source, target):
             return None
         axes = frozenset(axis for axis, _ in source.sharding.partial)
-        if axes - target.sharding.axes:
-            return None
-        if not {Overlap.GATHER, Overlap.MIXED}.isdisjoint(_overlaps(source, target)):
-            return None
         numel = self.even.local_numel(target)
         return self._collective(CommKind.REDUCE_SCATTER, axes, numel, (dtype, source, target))
 
@@ -322,22 +281,22 @@ class EvenResharder(Resharder):
 
     def _within(self, reshard: Reshard) -> Hop:
         dtype, source, target = reshard
-        overlaps = _overlaps(source, target)
-        if Overlap.MIXED in overlaps:
+        shares = overlaps(source, target)
+        if Overlap.MIXED in shares:
             raise CostError(f"{source} -> {target} is not priced on a large mesh")
-        if {*overlaps} <= {Overlap.EQUAL}:
+        if {*shares} <= {Overlap.EQUAL}:
             return self._alias(target)
         numel = self.even.local_numel(target)
-        if Overlap.GATHER not in overlaps:
+        if Overlap.GATHER not in shares:
             device = self.even.device
             spec = self.cluster.devices[device]
             copy_s = 2 * numel * item_bytes(dtype) / spec.memory_bytes_per_s
             seconds = max(spec.launch_s, copy_s)
             return self._hop(CommKind.SLICE, (device,), reshard, seconds)
-        pairs = zip(source.sharding.dims, target.sharding.dims, overlaps, strict=True)
+        pairs = zip(source.sharding.dims, target.sharding.dims, shares, strict=True)
         gathered = [(before, after) for before, after, how in pairs if how is Overlap.GATHER]
         axes = frozenset(a for before, after in gathered for a in {*before.axes} - {*after.axes})
-        if Overlap.SLICE not in overlaps:
+        if Overlap.SLICE not in shares:
             part = self.even.local_numel(source)
             return self._collective(CommKind.ALL_GATHER, axes, part, reshard)
         # each device gets an equal share from every device along the axes

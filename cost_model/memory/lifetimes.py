@@ -198,8 +198,8 @@ def exact_lifetimes(
             last[root] = position
     for key in schedule.outputs:
         last[roots.get(key, key)] = len(schedule.tasks) - 1
-    for key, position in operands_in_flight(schedule, roots):
-        last[key] = max(last[key], position)
+    for sent in in_flight(schedule, roots):
+        last[sent.operand] = max(last[sent.operand], sent.until)
     buckets = schedule.buckets
     is_summed = bool(buckets) and schedule.order.table.micro_batches > 1
     summed = summed_tensors(schedule, roots) if is_summed else frozenset[LocalKey]()
@@ -227,21 +227,13 @@ class InFlight(NamedTuple):
     until: int  #: Position at which a node reads the result, or the end of the phase.
 
 
-def operands_in_flight(
-    schedule: Schedule, roots: Mapping[LocalKey, LocalKey]
-) -> Iterator[tuple[LocalKey, int]]:
-    """The operands of communications within a phase, and until when each of them is held.
+def in_flight(schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> Iterator[InFlight]:
+    """Yield what devices send within a phase, and until when each of the operands is held.
 
     That is until a node reads the result, or the end of the phase: nothing waits earlier for what
     is on its way, and parts of it are taken then, too. Operands of all-reduces, and those that are
     copied into buckets, are left out.
     """
-    for sent in in_flight(schedule, roots):
-        yield sent.operand, sent.until
-
-
-def in_flight(schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> Iterator[InFlight]:
-    """Yield what devices send within a phase; see `operands_in_flight`."""
     read: dict[LocalKey, int] = {}
     end_of: dict[int, int] = {}
     for position, task in enumerate(schedule.tasks):

@@ -22,6 +22,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -39,7 +40,7 @@ from partitioner.ir.exchange import (
     region_numel,
 )
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import DimLayout, Placement, Sharding
+from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import is_view, row_of, writes_stored
 from partitioner.ir.program import BUCKET_BYTES, JOINING, SMALL_BYTES, Comm, CommKind
@@ -200,7 +201,6 @@ class Resharder:
     bucket_bytes: Mapping[CommKind, int] = field(default_factory=dict)
     _hops: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
     _low: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
-    _priced: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
     #: By two meshes, what the lowest devices stand for, and the meshes of these.
     _real: dict[tuple[DeviceMesh, DeviceMesh], tuple[Real, DeviceMesh, DeviceMesh]] = field(
         default_factory=dict
@@ -250,19 +250,6 @@ class Resharder:
             specs[device] == specs[real.low(device)] for device in devices
         )
         return real if alike else Real(len(specs), (0,))
-
-    def priced(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
-        """The steps of `hops` with the communications of the simplest tensor of the same prices."""
-        if source == target:
-            return ()
-        key = (dtype, source, target)
-        if key not in self._priced:
-            simple = simplest(source, target)
-            real = dict(zip(_stations(*simple), _stations(source, target), strict=True))
-            self._priced[key] = tuple(
-                replace(hop, after=real[hop.after]) for hop in self.hops(dtype, *simple)
-            )
-        return self._priced[key]
 
     def _plan(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
         def busiest_s(hops: Sequence[Hop]) -> float:
@@ -335,20 +322,9 @@ class Resharder:
         return Hop(after, tuple(self._reductions(CommKind.ALL_REDUCE, dtype, source, after)))
 
     def _reduce_scatter(self, dtype: str, source: Placement, target: Placement) -> Hop | None:
-        """Straight to the target, if each member's part lies within the part its group reduces."""
-        if source.mesh != target.mesh or len({op for _, op in source.sharding.partial}) > 1:
+        """Straight to the target, if that can be."""
+        if not scatters(source, target):
             return None
-        if {a for a, _ in source.sharding.partial} - target.sharding.axes:
-            return None
-        if any(dim.windows for dim in target.sharding.dims):  # parts that overlap
-            return None
-        held, wanted = dict(source.parts()), dict(target.parts())
-        for device, region in wanted.items():
-            if not region_numel(region):
-                return None
-            dims = zip(held[device], region, strict=True)
-            if any(intersect(pieces, part) != part for pieces, part in dims):
-                return None
         return Hop(target, tuple(self._reductions(CommKind.REDUCE_SCATTER, dtype, source, target)))
 
     def _reductions(
@@ -415,48 +391,6 @@ def _comm_on(priced: PricedComm, real: Real, chosen: Container[int]) -> PricedCo
     return priced.among(real, comm, [d for d in priced.seconds if d in chosen])
 
 
-def simplest(source: Placement, target: Placement) -> tuple[Placement, Placement]:
-    """A reshard of another tensor between the same groups at the same price.
-
-    All elements that no cut tells apart are one dim in front: uncut dims, and the unit in which a
-    dim's cuts are counted. The other dims are sorted.
-    """
-    numel, pairs = 1, []
-    for held, wanted in zip(source.sharding.dims, target.sharding.dims, strict=True):
-        unit, pair = _in_units(held, wanted)
-        numel *= unit if held.size else 0
-        if held.axes or wanted.axes:
-            pairs.append(pair)
-    if len(pairs) > 1:
-        pairs.sort(key=lambda pair: [(d.axes, d.segments, d.windows) for d in pair])
-    first = DimLayout.whole(numel)
-    before, after = ((first, *(pair[side] for pair in pairs)) for side in (0, 1))
-    return (
-        Placement(source.mesh, Sharding(before, source.sharding.partial)),
-        Placement(target.mesh, Sharding(after, target.sharding.partial)),
-    )
-
-
-@lru_cache(maxsize=65536)
-def _in_units(held: DimLayout, wanted: DimLayout) -> tuple[int, tuple[DimLayout, ...]]:
-    """The greatest divisor of all cuts of a dim, and its two layouts counted in it."""
-    rows = (*held.segments, *held.windows, *wanted.segments, *wanted.windows)
-    unit = math.gcd(*itertools.chain(*rows)) or 1
-    return unit, tuple(
-        DimLayout(
-            dim.axes,
-            tuple(tuple(part // unit for part in cuts) for cuts in dim.segments),
-            tuple((start // unit, length // unit) for start, length in dim.windows),
-        )
-        for dim in (held, wanted)
-    )
-
-
-def _stations(source: Placement, target: Placement) -> tuple[Placement, ...]:
-    """Placements that a reshard may pass: the source reduced, the target reduced, the target."""
-    return source.without_partial(), target.without_partial(), target
-
-
 def overlap_share(comm: Comm, cluster: Cluster) -> float:
     """Share of a communication that compute may hide; a local copy is compute itself."""
     if comm.kind is CommKind.SLICE:
@@ -473,35 +407,65 @@ def _lines(mesh: DeviceMesh, axes: frozenset[str]) -> Iterator[tuple[int, ...]]:
     return map(tuple, map(sorted, groups.values()))
 
 
+class Overlap(Enum):
+    """Relation of a device's share of a dim before a reshard to its share after it."""
+
+    EQUAL = "equal"
+    SLICE = "slice"  #: The share after lies within the share before.
+    GATHER = "gather"  #: The share before lies within the share after.
+    MIXED = "mixed"
+
+
+def overlaps(source: Placement, target: Placement) -> tuple[Overlap, ...]:
+    """The relation of the shares of each dim on one mesh, which is the same at all coordinates."""
+    dims = zip(source.sharding.dims, target.sharding.dims, strict=True)
+    return tuple(
+        Overlap.EQUAL if before is after else _overlap(before, after, source.mesh)
+        for before, after in dims
+    )
+
+
+@lru_cache(maxsize=65536)
+def _overlap(before: DimLayout, after: DimLayout, mesh: DeviceMesh) -> Overlap:
+    if before == after:
+        return Overlap.EQUAL
+    axes, sizes = dict.fromkeys((*before.axes, *after.axes)), dict(mesh.axes)
+    is_slice = is_gather = True
+    for at in itertools.product(*(range(sizes[axis]) for axis in axes)):
+        point = dict(zip(axes, at, strict=True))
+        held, wanted = before.pieces(mesh, point), after.pieces(mesh, point)
+        common = intersect(held, wanted)
+        is_slice &= common == wanted
+        is_gather &= common == held
+    return Overlap.SLICE if is_slice else Overlap.GATHER if is_gather else Overlap.MIXED
+
+
+def scatters(source: Placement, target: Placement) -> bool:
+    """Test whether a member's part, of some elements, lies within that which its group reduces."""
+    axes, target_dims = {axis for axis, _ in source.sharding.partial}, target.sharding.dims
+    if source.mesh != target.mesh or len({op for _, op in source.sharding.partial}) > 1:
+        return False
+    if axes - target.sharding.axes or any(dim.windows for dim in target_dims):  # that overlap
+        return False
+    within = {Overlap.GATHER, Overlap.MIXED}.isdisjoint(overlaps(source, target))
+    return within and all(min(dim.sizes()) for dim in target_dims)
+
+
 def _gathered_axes(source: Placement, target: Placement) -> frozenset[str]:
     """The axes along which devices lack the equal parts of all others, and nothing else."""
-    mesh = source.mesh
     axes: frozenset[str] = frozenset()
-    if mesh != target.mesh:
+    if source.mesh != target.mesh:
         return axes
-    for held, wanted in zip(source.sharding.dims, target.sharding.dims, strict=True):
-        if held != wanted:
-            more = frozenset(held.axes) - frozenset(wanted.axes)
-            if not more or not _is_gathered(mesh, held, wanted):
-                return frozenset()
-            axes |= more
+    shares = overlaps(source, target)
+    for held, wanted, share in zip(source.sharding.dims, target.sharding.dims, shares, strict=True):
+        if held == wanted:
+            continue
+        is_even = all(dim.is_equal and not dim.windows for dim in (held, wanted))
+        is_less_cut = {*wanted.axes} < {*held.axes}
+        if share is not Overlap.GATHER or not is_even or not is_less_cut or not min(held.sizes()):
+            return frozenset()
+        axes |= frozenset(held.axes) - frozenset(wanted.axes)
     return axes
-
-
-def _is_gathered(mesh: DeviceMesh, held: DimLayout, wanted: DimLayout) -> bool:
-    """Tell whether parts of a dim are joined from equal ones over the axes that are cut no more."""
-    if held.windows or wanted.windows or not {*wanted.axes} <= {*held.axes}:
-        return False
-    sizes, larger = {*held.sizes()}, {*wanted.sizes()}
-    if len(sizes) > 1 or len(larger) > 1 or not min(sizes):
-        return False
-    sizes_of = dict(mesh.axes)
-    for at in itertools.product(*(range(sizes_of[axis]) for axis in held.axes)):
-        point = dict(zip(held.axes, at, strict=True))
-        part = held.pieces(mesh, point)
-        if intersect(wanted.pieces(mesh, point), part) != part:
-            return False
-    return True
 
 
 def _classify(

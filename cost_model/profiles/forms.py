@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from partitioner.cost_model.executors import executor_of
-from partitioner.ir.graph import LOADS, Attr, Graph, Node, Opaque
+from partitioner.ir.graph import LOADS, Attr, Graph, Node, Opaque, once_a_graph
 from partitioner.ir.layout import Placement
 from partitioner.ir.loops.factors import FactorKind
 from partitioner.ir.ops import row_of, rule_of, writes_stored
@@ -78,23 +77,14 @@ TRAINED = "gradient"
 _LONGEST_CHAIN = 4
 
 
-_CHAINS: WeakKeyDictionary[Graph, dict[tuple[str, int], tuple[Node, ...]]] = WeakKeyDictionary()
-
-
-def chain(graph: Graph, node: Node, most: int = _LONGEST_CHAIN) -> tuple[Node, ...]:
+@once_a_graph
+def chain(graph: Graph, name: str, most: int = _LONGEST_CHAIN) -> tuple[Node, ...]:
     """The nodes whose kernel may compute a pointwise one too, the first of them first.
 
     Each alone reads the result of the one before it. The first one sums (a convolution, a product),
     the others are pointwise. Empty if there are none, or more than `most`.
     """
-    chains = _CHAINS.setdefault(graph, {})
-    key = node.name, most
-    if key not in chains:
-        chains[key] = _chain(graph, node, most)
-    return chains[key]
-
-
-def _chain(graph: Graph, node: Node, most: int) -> tuple[Node, ...]:
+    node = graph.by_name[name]
     rule = rule_of(graph, node)
     if not most or not isinstance(rule, Rule) or not rule.is_pointwise:
         return ()
@@ -110,24 +100,25 @@ def _chain(graph: Graph, node: Node, most: int) -> tuple[Node, ...]:
             factor.kind is FactorKind.REDUCE for factor in producer_rule.factors.values()
         ):
             return (producer,)
-        producer_chain = chain(graph, producer, most - 1)
+        producer_chain = chain(graph, producer.name, most - 1)
         if producer_chain:
             return (*producer_chain, producer)
     return ()
 
 
-_ORDERS: WeakKeyDictionary[Graph, dict[str, Order | None]] = WeakKeyDictionary()
-
-
+@once_a_graph
 def memory_order(graph: Graph, value: str) -> Order | None:
     """The order in which a value lies in memory, if views have changed it: (1, 0) of ``w.T``.
 
     None if it is that of its dims, or not known: of a view that does more than to change the order.
     """
-    orders = _ORDERS.setdefault(graph, {})
-    if value not in orders:
-        orders[value] = _memory_order(graph, value)
-    return orders[value]
+    producer = graph.producers.get(value)
+    permuted = None if producer is None else _permutation(graph, producer)
+    if producer is None or permuted is None:
+        return None
+    lies = memory_order(graph, producer.inputs[0]) or range(len(permuted))
+    order = tuple(permuted[dim] for dim in lies)
+    return None if order == tuple(range(len(order))) else order
 
 
 def turns_back(graph: Graph, first: Node, second: Node) -> bool:
@@ -136,16 +127,6 @@ def turns_back(graph: Graph, first: Node, second: Node) -> bool:
     if first.op != second.op or before is None or after is None:
         return False
     return all(after[dim] == index for index, dim in enumerate(before))
-
-
-def _memory_order(graph: Graph, value: str) -> Order | None:
-    producer = graph.producers.get(value)
-    permuted = None if producer is None else _permutation(graph, producer)
-    if producer is None or permuted is None:
-        return None
-    lies = memory_order(graph, producer.inputs[0]) or range(len(permuted))
-    order = tuple(permuted[dim] for dim in lies)
-    return None if order == tuple(range(len(order))) else order
 
 
 def _permutation(graph: Graph, node: Node) -> Order | None:
@@ -213,7 +194,7 @@ def form_of(
             for operand, order in zip(operands, orders, strict=True)
         ),
         tuple(map(typed_part, node.outputs, placed.outs)),
-        tuple(one.op for one in chain(graph, node)) if executor_of(graph).fuses else (),
+        tuple(one.op for one in chain(graph, node.name)) if executor_of(graph).fuses else (),
     )
 
 

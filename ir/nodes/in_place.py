@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from weakref import WeakKeyDictionary
 
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph, Node, once_a_graph
 from partitioner.ir.ops import row_of, writes_stored
 
-_KNOWN: WeakKeyDictionary[Graph, frozenset[str]] = WeakKeyDictionary()
 
-
+@once_a_graph
 def writes_in_place(graph: Graph) -> frozenset[str]:
     """Names of the nodes whose result may lie where their first operand lies; none in training.
 
@@ -24,11 +22,9 @@ def writes_in_place(graph: Graph) -> frozenset[str]:
     reader of its operand: neither a node behind it, nor one before it whose result might be a view
     of the operand, would see the new rows.
     """
-    if graph not in _KNOWN:
-        updates = () if graph.backward else filter(writes_stored, graph.nodes)
-        chains = (_chain(graph, node, node.inputs[row_of(node).in_place or 0]) for node in updates)
-        _KNOWN[graph] = frozenset(chain.from_iterable(chains))
-    return _KNOWN[graph]
+    updates = () if graph.backward else filter(writes_stored, graph.nodes)
+    chains = (_chain(graph, node, node.inputs[row_of(node).in_place or 0]) for node in updates)
+    return frozenset(chain.from_iterable(chains))
 
 
 def _chain(graph: Graph, update: Node, stored: str) -> Sequence[str]:

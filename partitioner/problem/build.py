@@ -197,7 +197,7 @@ class _Builder:
 
     def _reduction(self, value: str, at: Placement) -> tuple[Hop, ...]:
         dtype = self.graph.types[value].dtype
-        return self.prices.resharder.priced(dtype, at, at.without_partial())
+        return self.prices.resharder.hops(dtype, at, at.without_partial())
 
     def hold(self, node: Node) -> Hold:
         """Items that each strategy of a node holds, whatever the others choose."""
@@ -242,7 +242,7 @@ class _Builder:
         first = min(self.graph.order[node.name] for node in self.graph.consumers[value])
         last = self._last_uses[value]
         yield self._item(self._key(value, plain), self._bytes(value, plain), first, last)
-        for hop in self.prices.resharder.priced(self.graph.types[value].dtype, plain, at):
+        for hop in self.prices.resharder.hops(self.graph.types[value].dtype, plain, at):
             zeros = self._on(nbytes, hop.zeros)
             yield self._staying(self._key(value, plain, at), zeros, self.zeros)
 
@@ -356,7 +356,7 @@ class _Builder:
             self._steps[key] = (
                 tuple(
                     self._copy(dtype, source, hop, beside=beside)
-                    for hop in resharder.priced(dtype, source, target)
+                    for hop in resharder.hops(dtype, source, target)
                 )
                 if resharder.allows(source, target)
                 else None

@@ -59,7 +59,7 @@ def kernel_ends(programs: Programs, graph: Graph) -> list[int]:
         index
         for index, step in enumerate(steps)
         if index > 0
-        and not chain(graph, graph.by_name[step.origin])
+        and not chain(graph, step.origin)
         and sum(at < index <= last.get(name, -1) for name, at in made.items()) == 1
     ]
 

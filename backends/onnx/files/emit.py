@@ -167,9 +167,6 @@ def _add_step(body: GraphProto, step: Compute | Comm, program: RankProgram, opse
         what = f"rank {program.rank}: node {step.node.name!r} ({step.node.op})"
         with naming(what, BackendError):
             node = node_proto(step.node, dict(step.renames))
-        # Operands and results have local names; `renames` is for the bodies inside only.
-        node.input[:] = step.node.inputs
-        node.output[:] = step.node.outputs
         _add_node(body, node, step.phase, step.origin)
     elif step.kind is CommKind.SLICE:
         nodes, literals = _slice_nodes(step, program, opset)

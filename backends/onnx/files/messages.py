@@ -45,11 +45,9 @@ BLOCK_KEY = f"{DOMAIN}.block"
 #: Metadata of convolutions that ONNX Runtime is to compute in plain layouts, with their segment.
 PLAIN_KEY = f"{DOMAIN}.plain"
 
-_NO_RENAMES: Mapping[str, str] = MappingProxyType({})
 
-
-def node_proto(node: Node, rename: Mapping[str, str] = _NO_RENAMES) -> NodeProto:
-    """A node with some values (operands, results, captured outer values) renamed, by old name."""
+def node_proto(node: Node, rename: Mapping[str, str] = MappingProxyType({})) -> NodeProto:
+    """A node; outer values that the bodies in it read are renamed, by old name."""
     domain, _, op_type = node.op.rpartition("::")
     # attribute types of the newest schema: what an empty list is a list of
     is_known = onnx.defs.has(op_type, domain)
@@ -59,8 +57,8 @@ def node_proto(node: Node, rename: Mapping[str, str] = _NO_RENAMES) -> NodeProto
         name=node.name,
         op_type=op_type,
         domain=domain,
-        input=[rename.get(name, name) for name in node.inputs],
-        output=[rename.get(name, name) for name in node.outputs],
+        input=node.inputs,
+        output=node.outputs,
         attribute=[
             _attribute(key, value, types.get(key, AttributeProto.INTS), rename)
             for key, value in node.attrs.items()

@@ -24,18 +24,11 @@ import torch.distributed as dist
 from partitioner.backends.onnx.files.steps import Cut, RankModel
 from partitioner.backends.onnx.running.executor import write_parts
 from partitioner.backends.onnx.running.turns import Turns
-from partitioner.backends.process_group import Group, Groups
+from partitioner.backends.process_group import REDUCTIONS, Group, Groups
 from partitioner.backends.regions import box_view, read_region, region_shape, write_region
-from partitioner.backends.tensors import REDUCIBLE, combine, torch_dtype
+from partitioner.backends.tensors import REDUCIBLE, bytes_of, combine, torch_dtype
 from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.program import CommKind
-
-_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "prod": dist.ReduceOp.PRODUCT,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-}
 
 
 @dataclass(frozen=True)
@@ -112,7 +105,7 @@ class DistributedCommunicator:
             self._reap(self._turns.turn(self._rank, cut.comm.phase, number))
             for transfer in _moving(cut):
                 if transfer.source == self._rank != transfer.target:
-                    data = _bytes(_packed(source, transfer.read))
+                    data = bytes_of(_packed(source, transfer.read))
                     group = self._groups.mail(self._rank, transfer.target)
                     work = dist.isend(data, transfer.target, group=group)
                     self._sent.append(_Sent(work, data, due))
@@ -195,7 +188,7 @@ class DistributedCommunicator:
         if place is None:
             place = apart = self._empty(cut, region_shape(region))
         group = self._groups.mail(source, self._rank)
-        self._arriving[message] = dist.irecv(_bytes(place), source, group=group), apart
+        self._arriving[message] = dist.irecv(bytes_of(place), source, group=group), apart
 
     def _empty(self, cut: Cut, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=torch_dtype(cut.comm.dtype), device=self._device)
@@ -232,12 +225,12 @@ class DistributedCommunicator:
                 if place is None:
                     place = target.new_empty(region_shape(transfer.write))
                     parts.append((transfer.write, place))
-                works.append(dist.irecv(_bytes(place), transfer.source, group=group))
+                works.append(dist.irecv(bytes_of(place), transfer.source, group=group))
                 continue
             assert source is not None
             part = _packed(source, transfer.read)
             if transfer.target != rank:
-                work = dist.isend(_bytes(part), transfer.target, group=group)
+                work = dist.isend(bytes_of(part), transfer.target, group=group)
                 self._sent.append(_Sent(work, part, now))
             elif target is not None:
                 parts.append((transfer.write, part))
@@ -259,13 +252,13 @@ def _moving(cut: Cut) -> Iterator[Transfer]:
 
 def _all_reduce(cut: Cut, source: torch.Tensor, target: torch.Tensor, group: Group) -> None:
     reduce = cut.comm.reduce
-    if target.dtype in REDUCIBLE and reduce in _OPS:
+    if target.dtype in REDUCIBLE and reduce in REDUCTIONS:
         if target.data_ptr() != source.data_ptr():
             target.copy_(source)
-        dist.all_reduce(target, _OPS[reduce], group=group)
+        dist.all_reduce(target, REDUCTIONS[reduce], group=group)
         return
     parts = target.new_empty((len(cut.active), *target.shape))
-    dist.all_gather_single(_bytes(parts), _bytes(source), group=group)
+    dist.all_gather_single(bytes_of(parts), bytes_of(source), group=group)
     target.copy_(combine(tuple(parts), reduce))
 
 
@@ -278,7 +271,7 @@ def _broadcast(
     else:
         assert target is not None
         part = target.new_empty(region_shape(transfer.write))
-    dist.broadcast(_bytes(part), transfer.source, group=group)
+    dist.broadcast(bytes_of(part), transfer.source, group=group)
     if target is not None:
         arriving = next(t for t in _moving(cut) if t.target == cut.rank)
         write_region(target, arriving.write, part)
@@ -290,10 +283,10 @@ def _all_gather(cut: Cut, source: torch.Tensor, target: torch.Tensor, group: Gro
     part = _packed(source, next(t for t in moving if t.source == cut.rank).read)
     arriving = sorted((t for t in moving if t.target == cut.rank), key=lambda t: t.source)
     if _are_rows(arriving, target):
-        dist.all_gather_single(_bytes(target), _bytes(part), group=group)
+        dist.all_gather_single(bytes_of(target), bytes_of(part), group=group)
         return
     parts = target.new_empty((len(arriving), part.numel()))
-    dist.all_gather_single(_bytes(parts), _bytes(part), group=group)
+    dist.all_gather_single(bytes_of(parts), bytes_of(part), group=group)
     for transfer, data in zip(arriving, parts, strict=True):
         write_region(target, transfer.write, data.view(region_shape(transfer.write)))
 
@@ -322,7 +315,3 @@ def _packed(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     part = tensor.new_empty(region_shape(region))
     read_region(tensor, region, part)
     return part
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(-1).view(torch.uint8)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,7 +15,7 @@ import numpy as np
 import onnxruntime as ort
 import torch
 
-from partitioner.backends.errors import BackendError, CommunicationError, one_line
+from partitioner.backends.errors import BackendError, failing, one_line
 from partitioner.backends.onnx.files.load import constants_outside
 from partitioner.backends.onnx.files.steps import Cut, RankModel, Segment
 from partitioner.backends.onnx.running.turns import Action, Role, Turns
@@ -209,7 +208,7 @@ class Executor:
         if isinstance(step, Segment):
             self._compute(action.index, step, values, freed)
         elif action.role is Role.SEND:
-            with _failing(self.model.rank, step):
+            with failing(f"rank {self.model.rank}:", step):
                 self.communicator.send(step, number, values[step.comm.source])
         elif step.keeps_all:
             values[step.comm.target] = values[step.comm.source]
@@ -218,7 +217,7 @@ class Executor:
             assert step.target is not None
             target = values[step.comm.source] if in_place else self._empty(step.target)
             yield Waiting(step, number)
-            with _failing(self.model.rank, step):
+            with failing(f"rank {self.model.rank}:", step):
                 values[step.comm.target] = self.communicator.receive(step, number, target)
 
     def _empty(self, type_: TensorType) -> torch.Tensor:
@@ -332,11 +331,3 @@ def _in_place(steps: Sequence[Segment | Cut], kept: frozenset[str]) -> Iterator[
             source = step.comm.source
             if source in computed and source not in kept and reads[source] == 1:
                 yield step.comm.target
-
-
-@contextmanager
-def _failing(rank: int, cut: Cut) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise CommunicationError(f"rank {rank}: {cut}: {one_line(error)}") from error

@@ -7,80 +7,70 @@ hanging or mixing up data.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
-from typing import Any
 
 import torch
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import dtype_word
 
-#: Element types that can be sent; a label holds the index.
+#: Element types that can be sent.
 DTYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32),
     *(torch.int64, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.float16),
     *(torch.bfloat16, torch.float32, torch.float64),
     *(torch.complex32, torch.complex64, torch.complex128),
 )
-NAMES = (
-    *("send", "bcast", "scatter", "gather"),
-    *("allgather", "alltoall", "allreduce", "reduce_scatter"),
-)
 REDUCTIONS = ("sum", "mean", "max", "min")
-#: Index of an element type or reduction that is none of those above.
-UNKNOWN = -1
-#: First number of every label: other data that arrives in its place is refused.
-_MAGIC = 0x7061_7274_0001
+#: In place of an element type or reduction that is none of those above.
+UNKNOWN = ""
 MAX_DIMS = 64
+#: Bytes of a packed label, whose sizes have up to 19 digits.
+LABEL_BYTES = 2048
 
 
 @dataclass(frozen=True)
 class Label:
     """A rank's description of a call and of the tensors that it passes to it."""
 
-    name: int  #: Index in `NAMES`.
+    name: str  #: The communication.
     backward: bool
     number: int  #: Number of the call; a backward has its forward's.
     root: int  #: `src` or `dst`; -1 without.
-    reduction: int  #: Index in `REDUCTIONS`.
+    reduction: str  #: One of `REDUCTIONS`, or UNKNOWN.
     count: int
     needs: bool  #: Whether a tensor needs a gradient.
     enabled: bool  #: Whether this rank records gradients.
     smooth: bool  #: Whether every tensor could have a gradient.
     near: bool  #: Whether every tensor lies on an accelerator.
-    dtype: int  #: Index in `DTYPES` of the first tensor's type; UNKNOWN if a tensor cannot be sent.
-    digest: int  #: Hash of all element types and shapes.
+    dtype: str  #: Type of the first tensor; UNKNOWN if a tensor cannot be sent.
+    digest: str  #: Hash of all element types and shapes.
     shape: tuple[int, ...]
 
-    def pack(self) -> list[int]:
-        """The label as `LABEL_SIZE` numbers."""
-        fixed = [int(getattr(self, field.name)) for field in fields(self)[:-1]]
-        padding = [0] * (MAX_DIMS - len(self.shape))
-        return [_MAGIC, *fixed, len(self.shape), *self.shape, *padding]
+    def pack(self) -> bytes:
+        """The label as JSON, filled up to `LABEL_BYTES`."""
+        return json.dumps(vars(self)).encode().ljust(LABEL_BYTES)
 
     @classmethod
-    def unpack(cls, numbers: Sequence[int]) -> Label:
-        """The label that `pack` made numbers of."""
-        magic, *rest = numbers
-        if magic != _MAGIC:
-            raise BackendError("what arrived was not sent by partitioner.functional")
-        scalars = fields(cls)[:-1]
-        values: dict[str, Any] = {
-            field.name: bool(value) if field.type == "bool" else value
-            for field, value in zip(scalars, rest, strict=False)
-        }
-        dims, *shape = rest[len(scalars) :]
-        return cls(**values, shape=tuple(shape[:dims]))
+    def unpack(cls, packed: bytes) -> Label:
+        """The label that `pack` made bytes of; a BackendError for other data in its place."""
+        try:
+            values = json.loads(packed)
+            return cls(**{**values, "shape": tuple(values["shape"])})
+        except (ValueError, TypeError, LookupError):
+            raise BackendError("what arrived was not sent by partitioner.functional") from None
+
+    @property
+    def element_type(self) -> torch.dtype:
+        """Type of the first tensor."""
+        return next(dtype for dtype in DTYPES if dtype_word(dtype) == self.dtype)
 
     def __str__(self) -> str:
-        return f"{dtype_word(DTYPES[self.dtype])} {self.shape}"
-
-
-#: int64 numbers of a packed label: magic, fields, number of dims, dims.
-LABEL_SIZE = 1 + len(fields(Label)) + MAX_DIMS
+        return f"{self.dtype} {self.shape}"
 
 
 def label_of(
@@ -97,20 +87,20 @@ def label_of(
     sendable = [x for x in tensors if isinstance(x, torch.Tensor) and is_sendable(x)]
     first = sendable[0] if sendable else None
     known = first is not None and len(sendable) == len(tensors)
-    digest = blake2b(repr([(x.dtype, tuple(x.shape)) for x in sendable]).encode(), digest_size=7)
+    shapes = repr([(x.dtype, tuple(x.shape)) for x in sendable])
     return Label(
-        name=NAMES.index(name),
+        name=name,
         backward=backward,
         number=number,
         root=root,
-        reduction=REDUCTIONS.index(reduction) if reduction in REDUCTIONS else UNKNOWN,
+        reduction=reduction if reduction in REDUCTIONS else UNKNOWN,
         count=len(tensors),
         needs=enabled and any(x.requires_grad for x in sendable),
         enabled=enabled,
         smooth=all(x.is_floating_point() or x.is_complex() for x in sendable),
         near=all(x.device.type != "cpu" for x in sendable),
-        dtype=DTYPES.index(first.dtype) if first is not None and known else UNKNOWN,
-        digest=int.from_bytes(digest.digest()),
+        dtype=dtype_word(first.dtype) if first is not None and known else UNKNOWN,
+        digest=blake2b(shapes.encode(), digest_size=8).hexdigest(),
         shape=tuple(first.shape) if first is not None else (),
     )
 
@@ -124,7 +114,7 @@ def is_sendable(tensor: torch.Tensor) -> bool:
 def conflict(labels: Sequence[Label], wanted: int) -> str | None:
     """The reason why labels, of `wanted` tensors each, are not of one call; None if they are."""
     root = labels[0].root
-    from_root = NAMES[labels[0].name] in ("bcast", "scatter")
+    from_root = labels[0].name in ("bcast", "scatter")
     givers = [rank for rank in range(len(labels)) if not from_root or rank == root]
     return next(chain(_differences(labels), _shortcomings(labels, givers, wanted)), None)
 
@@ -137,7 +127,7 @@ def _differences(labels: Sequence[Label]) -> Iterator[str]:
             yield f"rank {rank} is in {_call(label)}, rank 0 in {_call(first)}"
         if first.backward and label.number != first.number:
             yield (
-                f"rank {rank} runs the backward of another {NAMES[label.name]} than rank 0: "
+                f"rank {rank} runs the backward of another {label.name} than rank 0: "
                 "backward order follows the graph, so chain the calls in the same way on all ranks"
             )
         if label.root != first.root:
@@ -145,14 +135,11 @@ def _differences(labels: Sequence[Label]) -> Iterator[str]:
         if label.reduction == UNKNOWN:
             yield f"op at rank {rank} is not one of {', '.join(REDUCTIONS)}"
         if label.reduction != first.reduction:
-            yield (
-                f"op is {REDUCTIONS[label.reduction]} at rank {rank} "
-                f"and {REDUCTIONS[first.reduction]} at rank 0"
-            )
+            yield f"op is {label.reduction} at rank {rank} and {first.reduction} at rank 0"
 
 
 def _call(label: Label) -> str:
-    return f"{'the backward of ' if label.backward else ''}{NAMES[label.name]}"
+    return f"{'the backward of ' if label.backward else ''}{label.name}"
 
 
 def _shortcomings(labels: Sequence[Label], givers: Sequence[int], wanted: int) -> Iterator[str]:

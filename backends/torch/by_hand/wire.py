@@ -5,10 +5,9 @@ Data travels as bytes, which works for every element type. Ranks are counted wit
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from partitioner.backends.errors import BackendError, CommunicationError, one_line
-from partitioner.backends.process_group import Group, free_default_arguments
-from partitioner.backends.tensors import REDUCIBLE, combine
+from partitioner.backends.errors import BackendError, failing
+from partitioner.backends.process_group import REDUCTIONS, Group, free_default_arguments
+from partitioner.backends.tensors import REDUCIBLE, bytes_of, combine
 from partitioner.backends.torch.by_hand.labels import (
-    DTYPES,
-    LABEL_SIZE,
+    LABEL_BYTES,
     Label,
     conflict,
     is_sendable,
@@ -31,7 +29,6 @@ from partitioner.backends.torch.by_hand.labels import (
 #: Bytes: tensors packed together start at multiples of the largest element's size.
 _ALIGN = 16
 _NUMBERS = itertools.count(1)
-_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
 @dataclass(frozen=True)
@@ -141,19 +138,6 @@ def _onto(tensor: Tensor, device: torch.device) -> Tensor:
     return (plain if plain.device.type == device.type else plain.to(device)).contiguous()
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.view(-1).view(torch.uint8)
-
-
-@contextlib.contextmanager
-def _failing(call: Call, peers: str) -> Iterator[None]:
-    """Name the call and its peers in the library's errors."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise CommunicationError(f"{call} {peers}: {one_line(error)}") from error
-
-
 # Between two ranks -------------------------------------------------------------------------------
 
 
@@ -168,7 +152,7 @@ class Leaving:
 
     def wait(self) -> None:
         """Wait until it is sent."""
-        with _failing(self.call, f"to rank {self.target}"):
+        with failing(self.call, f"to rank {self.target}"):
             for work in self.works:
                 work.wait()
 
@@ -182,24 +166,24 @@ def put(call: Call, tensor: object, target: int) -> Leaving:
         raise call.error(f"{said} to rank {target}, where a dense tensor is wanted")
     label = call.label([tensor])
     data = _onto(tensor, carrier(call.group, [label]))
-    ahead = torch.tensor(label.pack(), dtype=torch.int64, device=_label_device(call.group))
-    buffers = (ahead, _bytes(data)) if data.numel() else (ahead,)
-    with _failing(call, f"to rank {target}"):
+    ahead = _packed([label], call.group)
+    buffers = (ahead, bytes_of(data)) if data.numel() else (ahead,)
+    with failing(call, f"to rank {target}"):
         works = [dist.isend(buffer, group=call.group, group_dst=target) for buffer in buffers]
     return Leaving(call, target, works, buffers)
 
 
 def get(call: Call, source: int) -> tuple[Label, Tensor]:
     """Receive the tensor that a rank sends next, on the device that it is received on."""
-    ahead = torch.empty(LABEL_SIZE, dtype=torch.int64, device=_label_device(call.group))
-    with _failing(call, f"from rank {source}"):
+    ahead = torch.empty(LABEL_BYTES, dtype=torch.uint8, device=_label_device(call.group))
+    with failing(call, f"from rank {source}"):
         dist.recv(ahead, group=call.group, group_src=source)
     label = _unpacked(call, ahead)
     device = carrier(call.group, [label])
-    data = torch.empty(label.shape, dtype=DTYPES[label.dtype], device=device)
+    data = torch.empty(label.shape, dtype=label.element_type, device=device)
     if data.numel():
-        with _failing(call, f"from rank {source}"):
-            dist.recv(_bytes(data), group=call.group, group_src=source)
+        with failing(call, f"from rank {source}"):
+            dist.recv(bytes_of(data), group=call.group, group_src=source)
     if (label.name, label.backward) != (call.label().name, call.backward):
         sent, awaited = (
             "a gradient" if backward else "a tensor" for backward in (label.backward, call.backward)
@@ -211,9 +195,14 @@ def get(call: Call, source: int) -> tuple[Label, Tensor]:
     return label, data
 
 
-def _unpacked(call: Call, numbers: Tensor) -> Label:
+def _packed(labels: Sequence[Label], group: Group) -> Tensor:
+    packed = b"".join(label.pack() for label in labels)
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(_label_device(group))
+
+
+def _unpacked(call: Call, packed: Tensor) -> Label:
     try:
-        return Label.unpack(numbers.tolist())
+        return Label.unpack(packed.cpu().numpy().tobytes())
     except BackendError as error:
         raise call.error(str(error)) from None
 
@@ -238,13 +227,11 @@ def agree(
         BackendError: The labels are not those of one call; raised on all ranks.
         CommunicationError: A rank is gone, or the group's timeout is over.
     """
-    packed = call.label(tensors, root, reduction).pack()
-    device = _label_device(call.group)
-    ahead = torch.tensor(packed, dtype=torch.int64, device=device)
-    rows = torch.empty(call.size * LABEL_SIZE, dtype=torch.int64, device=device)
-    with _failing(call, call.others):
+    ahead = _packed([call.label(tensors, root, reduction)], call.group)
+    rows = ahead.new_empty(call.size * LABEL_BYTES)
+    with failing(call, call.others):
         dist.all_gather_single(rows, ahead, group=call.group)
-    labels = [_unpacked(call, row) for row in rows.view(call.size, LABEL_SIZE)]
+    labels = [_unpacked(call, row) for row in rows.view(call.size, LABEL_BYTES)]
     problem = conflict(labels, wanted)
     if problem is not None:
         raise call.error(problem)
@@ -253,13 +240,11 @@ def agree(
 
 def swap_labels(call: Call, tensors: Sequence[Tensor]) -> list[Label]:
     """Each rank's label of the tensor that it has for this rank."""
-    device = _label_device(call.group)
-    packed = [call.label([x]).pack() for x in tensors]
-    ahead = torch.tensor(packed, dtype=torch.int64, device=device)
+    ahead = _packed([call.label([x]) for x in tensors], call.group)
     rows = torch.empty_like(ahead)
-    with _failing(call, call.others):
+    with failing(call, call.others):
         dist.all_to_all_single(rows, ahead, group=call.group)
-    return [_unpacked(call, row) for row in rows]
+    return [_unpacked(call, row) for row in rows.view(call.size, LABEL_BYTES)]
 
 
 def swap(
@@ -267,23 +252,23 @@ def swap(
 ) -> list[Tensor]:
     """Send a tensor to each rank and receive one from each; `labels` are of those that arrive."""
     leaving = []
-    for data in (_bytes(_onto(x, device)) for x in tensors):
+    for data in (bytes_of(_onto(x, device)) for x in tensors):
         missing = _padded_size(data.numel()) - data.numel()
         leaving.append(torch.cat((data, data.new_zeros(missing))) if missing else data)
     sizes = [_padded_size(_nbytes(label)) for label in labels]
     arriving = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-    with _failing(call, call.others):
+    with failing(call, call.others):
         dist.all_to_all_single(
             arriving, torch.cat(leaving), sizes, [x.numel() for x in leaving], group=call.group
         )
     return [
-        part[: _nbytes(label)].view(DTYPES[label.dtype]).view(label.shape)
+        part[: _nbytes(label)].view(label.element_type).view(label.shape)
         for label, part in zip(labels, torch.split(arriving, sizes), strict=True)
     ]
 
 
 def _nbytes(label: Label) -> int:
-    return torch.Size(label.shape).numel() * DTYPES[label.dtype].itemsize
+    return torch.Size(label.shape).numel() * label.element_type.itemsize
 
 
 def _padded_size(nbytes: int) -> int:
@@ -300,8 +285,8 @@ def all_gather(call: Call, tensor: Tensor, labels: Sequence[Label]) -> Sequence[
     data = _onto(tensor, device)
     parts = data.new_empty((call.size, *data.shape))
     if data.numel():
-        with _failing(call, call.others):
-            dist.all_gather_single(_bytes(parts), _bytes(data), group=call.group)
+        with failing(call, call.others):
+            dist.all_gather_single(bytes_of(parts), bytes_of(data), group=call.group)
     return parts.unbind()
 
 
@@ -318,11 +303,11 @@ def all_reduce(
         return combine(all_gather(call, tensor, labels), reduction)
     total = numbers.clone()
     if total.numel():
-        with _failing(call, call.others):
+        with failing(call, call.others):
             if target is None:
-                dist.all_reduce(total, _OPS[reduction], group=call.group)
+                dist.all_reduce(total, REDUCTIONS[reduction], group=call.group)
             else:
-                dist.reduce(total, op=_OPS[reduction], group=call.group, group_dst=target)
+                dist.reduce(total, op=REDUCTIONS[reduction], group=call.group, group_dst=target)
     return torch.view_as_complex(total) if data.is_complex() else total
 
 
@@ -332,8 +317,8 @@ def broadcast(call: Call, tensor: Tensor | None, label: Label, source: int) -> T
     if tensor is not None:
         data = _onto(tensor, device).clone()
     else:
-        data = torch.empty(label.shape, dtype=DTYPES[label.dtype], device=device)
+        data = torch.empty(label.shape, dtype=label.element_type, device=device)
     if data.numel():
-        with _failing(call, call.others):
-            dist.broadcast(_bytes(data), group=call.group, group_src=source)
+        with failing(call, call.others):
+            dist.broadcast(bytes_of(data), group=call.group, group_src=source)
     return data

@@ -28,12 +28,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from partitioner.backends.torch.operators.activations import STEPS, Program
+from partitioner.backends.torch.operators.activations import activation, with_gradient
 from partitioner.backends.torch.operators.registry import (
     Call,
     Steps,
@@ -81,6 +81,11 @@ class _Layer:
         """The layer of an operator's operands and settings."""
         operands, settings = call[: 7 if biased else 5], call[7 if biased else 5 :]
         return cls(*operands[:5], *settings, *operands[5:])
+
+    @property
+    def has_gate(self) -> bool:
+        """Tell whether the gate's columns are told apart here, not by a program."""
+        return self.gated and self.activation in ACTIVATIONS
 
     @property
     def result_type(self) -> torch.dtype:
@@ -159,10 +164,8 @@ class _Layer:
 
     def inner(self, before: Tensor) -> Tensor:
         """The activation of the first product."""
-        if self.activation not in ACTIVATIONS:
-            return Program.of(self.activation).results(before)[-1]
-        act = STEPS[self.activation].compute
-        if not self.gated:
+        act = activation(self.activation)
+        if not self.has_gate:
             return act(before)
         gate, other = before.chunk(2, -1)
         return act(gate).mul_(other)
@@ -180,15 +183,12 @@ class _Layer:
 
     def inner_gradient(self, grad: Tensor, before: Tensor) -> Tensor:
         """The gradient of the first product from that of the activation."""
-        if self.activation not in ACTIVATIONS:
-            return Program.of(self.activation).gradient(grad, before)
-        act = STEPS[self.activation]
-        if not self.gated:
-            (slope,) = act.slopes(grad, before, before)  # which look at no result
-            return cast("Tensor", slope)
+        act = activation(self.activation)
+        if not self.has_gate:
+            return with_gradient(act, before, grad)[1]
         gate, other = before.chunk(2, -1)
-        (of_gate,) = act.slopes(grad * other, gate, gate)
-        return torch.cat([of_gate, grad * act.compute(gate)], -1)
+        acted, of_gate = with_gradient(act, gate, grad * other)
+        return torch.cat([of_gate, grad * acted], -1)
 
 
 def _empty_results(biased: bool, *call: Any) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from partitioner.api.compiled.folder import EXAMPLES, GraphFile, RankFiles, is_written
+from partitioner.api.compiled.folder import EXAMPLES, GraphFile, is_written, rank_files
 from partitioner.api.lowering import lower
 from partitioner.api.verify.compare import Verification
 from partitioner.backends.arrays import save_named_arrays
@@ -101,7 +101,6 @@ class Ranks(ABC):
 class Model(ABC):
     """A planned model: its graph, and the ways to emit ranks of it and to read them back."""
 
-    files: type[RankFiles]  #: Reader of its rank files.
     delivers_all: bool  #: Whether every rank delivers all results whole.
 
     @property
@@ -317,7 +316,7 @@ class Compiled(Planned):
             BackendError: A rank file is wrong, or a rank fails.
             VerificationError: As `verify`.
         """
-        self.model.files(folder).check(self.plan, self.graph)
+        rank_files(folder).check(self.plan, self.graph)
         ranks = self.model.ranks(self.programs, self.plan, folder)
         return ranks.at(optimization).verify(seed, inputs)
 

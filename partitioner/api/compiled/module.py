@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from partitioner.api.compiled.base import Compiled, Model, ProfiledRun
-from partitioner.api.compiled.folder import GraphFile, ModuleFiles, ModuleRequest
+from partitioner.api.compiled.folder import GraphFile, ModuleRequest
 from partitioner.api.compiled.module_ranks import (
     ModuleRanks,
     rest_of,
@@ -62,7 +62,6 @@ class ModuleModel(Model):
 
     module: TracedModule
     source: ModuleSource  #: The file or factory that the module came from, if any.
-    files = ModuleFiles
     delivers_all = True
 
     @cached_property

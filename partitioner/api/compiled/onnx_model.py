@@ -69,7 +69,6 @@ class OnnxModel(Model):
     #: The part of a request that is planned, if it runs in micro-batches.
     part: MicroBatch | None = None
     cut: Graph | None = None  #: The graph that runs in blocks, if any of it does.
-    files = OnnxFiles
     delivers_all = False
 
     @property

@@ -18,11 +18,8 @@ from partitioner.api.compiled.base import Compiled, Model
 from partitioner.api.compiled.folder import (
     GRAPH_FILE,
     GraphFile,
-    ModuleFiles,
     ModuleRequest,
-    OnnxFiles,
     OnnxRequest,
-    RankFiles,
     load_plan,
     load_request,
     load_summary,
@@ -66,7 +63,6 @@ class _StoredModel(Model):
     folder: Path  #: Folder of the saved compilation.
     request: OnnxRequest | ModuleRequest
     stored: GraphFile
-    files: type[RankFiles]
     delivers_all: bool
 
     @property
@@ -183,8 +179,7 @@ def _read_model(folder: Path) -> Model:
     if os.path.lexists(folder / GRAPH_FILE):
         is_module = isinstance(request, ModuleRequest)
         stored = GraphFile.read(folder, request.graph_digest)
-        files = ModuleFiles if is_module else OnnxFiles
-        return _StoredModel(folder, request, stored, files, is_module)
+        return _StoredModel(folder, request, stored, is_module)
     if isinstance(request, ModuleRequest) and request.file is None:
         raise ResultError(
             f"{folder} was saved by an earlier version, without {GRAPH_FILE}: partition it again, "

@@ -100,7 +100,7 @@ def _placed_chain(
 ) -> tuple[PlacedNode, ...]:
     """The nodes that a node stands behind, where no communication parts them; else empty."""
     found: list[PlacedNode] = []
-    for node in reversed(chain(graph, placed.node)):
+    for node in reversed(chain(graph, placed.node.name)):
         wanted = dict((found[0] if found else placed).operands())
         value = next(value for value in node.writes if value in wanted)
         match = (one for one in by_node[node.name] if dict(one.results())[value] == wanted[value])

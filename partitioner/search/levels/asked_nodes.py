@@ -214,7 +214,7 @@ class AskedNodes:
             if producer is None:
                 continue
             home = dict(self._at(producer).results())[value]
-            hops = self.resharder.priced(self.graph.types[value].dtype, home, want)
+            hops = self.resharder.hops(self.graph.types[value].dtype, home, want)
             comms = (priced for hop in hops for priced in hop.comms)
             seconds += sum(max(priced.seconds.values(), default=0.0) for priced in comms)
         return seconds

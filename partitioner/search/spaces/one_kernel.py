@@ -33,7 +33,7 @@ def beside_producers(
     picks = list(chosen)
     known: float | None = None
     for index, node in enumerate(graph.nodes):
-        *_, producer = chain(graph, node) or (None,)
+        *_, producer = chain(graph, node.name) or (None,)
         if producer is None:
             continue
         above = built.candidates[producer.name][picks[graph.order[producer.name]]]

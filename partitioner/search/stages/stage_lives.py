@@ -21,7 +21,7 @@ from partitioner.cost_model.memory.lifetimes import (
     HEADROOM_PERCENT,
     Lifetime,
     exact_lifetimes,
-    operands_in_flight,
+    in_flight,
     roots_of,
     summed_tensors,
 )
@@ -418,7 +418,7 @@ class _Reading:
                 if apart and home.placed is not None:  # it is sent, if not to the same devices
                     how = _FAR if is_first else _WITHOUT
                     yield read, (maker, _END, parts[home.phase], unit, how)
-        for local, until in operands_in_flight(self.tasks, self._roots):
-            if (sent := alone.get(local)) is not None:
-                unit, part = self._unit(tasks[until]), parts[tasks[until].phase]
-                yield sent, (unit, until, part, self.maker(sent), _WITH)
+        for one in in_flight(self.tasks, self._roots):
+            if (sent := alone.get(one.operand)) is not None:
+                unit, part = self._unit(tasks[one.until]), parts[tasks[one.until].phase]
+                yield sent, (unit, one.until, part, self.maker(sent), _WITH)

@@ -11,7 +11,7 @@ from helpers.op_rows.placements import MESHES, apply, cut, placement, random_pla
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.prices import reshard
 from partitioner.cost_model.prices.collectives import comm_cost
-from partitioner.cost_model.prices.reshard import Hop, Real, Resharder, simplest
+from partitioner.cost_model.prices.reshard import Hop, Real, Resharder
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import CommKind
@@ -225,40 +225,6 @@ def test_a_reshard_moved_to_other_devices_is_that_of_those(
             assert [p.seconds for p in seen.comms] == [{device: p.seconds[device]} for p in some]
             assert (seen.aliases, seen.zeros) == (whole.aliases & own, whole.zeros & own)
             assert (seen.after, seen.has_more) == (whole.after, len(some) < len(whole.comms))
-
-
-@budget
-@given(
-    meshes, meshes, st.sampled_from(((6, 5), (0, 8), (4, 1, 9), (2, 8, 4, 3))), st.booleans(), seeds
-)
-def test_prices_are_those_of_the_steps(
-    source: DeviceMesh, target: DeviceMesh, shape: tuple[int, ...], reduce: bool, seed: int
-) -> None:
-    """Priced on a simpler tensor, a reshard costs exactly what it costs."""
-    rng = np.random.default_rng(seed)
-    before = random_placement(rng, shape, source, partial="sum" if reduce else "")
-    after = random_placement(rng, shape, source if seed % 2 else target)
-    simple, real = REAL.priced("float32", before, after), hops(before, after)
-    assert [(hop.after, hop.aliases, hop.zeros) for hop in simple] == [
-        (hop.after, hop.aliases, hop.zeros) for hop in real
-    ]
-    for ours, theirs in zip(simple, real, strict=True):
-        assert [(p.seconds, p.overlap) for p in ours.comms] == [
-            (p.seconds, p.overlap) for p in theirs.comms
-        ]
-
-
-def test_reshards_of_one_price_have_one_form() -> None:
-    """Dims that are cut nowhere only count, cuts count in units, and dims have no order."""
-    rows, columns = DimLayout.even(8, ("tp",), LINE), DimLayout.whole(6)
-    first = simplest(placement(LINE, rows, columns), placement(LINE, DimLayout.whole(8), columns))
-    small = DimLayout.even(4, ("tp",), LINE)
-    other = (
-        placement(LINE, DimLayout.whole(12), small),
-        placement(LINE, *map(DimLayout.whole, (12, 4))),
-    )
-    assert first == simplest(*other)
-    assert [dim.size for dim in first[0].sharding.dims] == [12, 4]
 
 
 @pytest.mark.parametrize(

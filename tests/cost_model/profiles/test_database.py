@@ -487,7 +487,7 @@ def _relus(*ops: str) -> Graph:
 
 def test_a_form_stands_behind_what_it_alone_reads() -> None:
     graph = _relus("Relu", "Tanh", "Relu")
-    behind = {node.name: tuple(one.name for one in chain(graph, node)) for node in graph.nodes}
+    behind = {node.name: tuple(one.name for one in chain(graph, node.name)) for node in graph.nodes}
     assert behind == {"mm": (), "n0": ("mm",), "n1": ("mm", "n0"), "n2": (), "other": ()}
     first, second = (
         form_of(graph, placed(graph, name, ONE), partial(compute.shape_at, {}))
@@ -613,7 +613,7 @@ def test_what_is_known_alone_of_dense_operands_serves_a_chain_of_transposed_ones
 def test_long_rows_of_pointwise_operators_are_no_chains() -> None:
     """A chain is looked for no farther than it may be long."""
     graph = chain_graph(length=3000)
-    assert not any(chain(graph, node) for node in graph.nodes)
+    assert not any(chain(graph, node.name) for node in graph.nodes)
     ops = ("Relu", "Tanh", "Relu", "Tanh", "Relu")
     names = ["y", *(f"v{index}" for index in range(len(ops)))]
     types = dict.fromkeys(["x", "w", *names], TensorType.of("float32", (4, 4)))
@@ -621,7 +621,7 @@ def test_long_rows_of_pointwise_operators_are_no_chains() -> None:
     nodes = [Node(f"n{i}", ops[i], (a,), (b,)) for i, (a, b) in enumerate(pairs)]
     product = Node("mm", "MatMul", ("x", "w"), ("y",))
     row = graph_of([product, *nodes], types, ("x",), (names[-1],), ("w",))
-    assert [len(chain(row, node)) for node in row.nodes] == [0, 1, 2, 3, 4, 0]
+    assert [len(chain(row, node.name)) for node in row.nodes] == [0, 1, 2, 3, 4, 0]
 
 
 def test_a_missing_folder_is_refused_and_not_made(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_pytorch_runs_a_kernel_for_each_node() -> None:
     """Its activations take what they take alone, not next to nothing as behind a session's Conv."""
     graph = graph_of(nn.Sequential(nn.Linear(6, 4), nn.GELU()), torch.ones(3, 6))
     (node,) = (node for node in graph.nodes if node.op == "aten::gelu")
-    assert [one.op for one in chain(graph, node)] == ["aten::addmm"]
+    assert [one.op for one in chain(graph, node.name)] == ["aten::addmm"]
     placed = place(graph, node, DeviceMesh.single(0), {}, Rules.of(graph).rule(node))
     form = form_of(graph, placed, lambda at: shape_at({}, at))
     assert form == form.alone

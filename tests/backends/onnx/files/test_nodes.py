@@ -49,9 +49,9 @@ def test_attributes_of_every_kind() -> None:
         "none": (),
         "rest": Opaque("AttributeProto", helper.make_attribute("rest", [1]).SerializeToString()),
     }
-    proto = node_proto(Node("n", "acme::Op", ("x", "", "w"), ("y", ""), attrs), {"x": "x2"})
+    proto = node_proto(Node("n", "acme::Op", ("x", "", "w"), ("y", ""), attrs))
     assert (proto.name, proto.op_type, proto.domain) == ("n", "Op", "acme")
-    assert (list(proto.input), list(proto.output)) == (["x2", "", "w"], ["y", ""])
+    assert (list(proto.input), list(proto.output)) == (["x", "", "w"], ["y", ""])
     written = {a.name: a for a in proto.attribute}
     types = {name: AttributeProto.AttributeType.Name(a.type) for name, a in written.items()}
     assert types == {

@@ -11,7 +11,7 @@ from jobs.by_hand.functional_jobs import JOBS
 from partitioner import functional as comm
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.by_hand import wire
-from partitioner.backends.torch.by_hand.labels import DTYPES, LABEL_SIZE, Label, label_of
+from partitioner.backends.torch.by_hand.labels import DTYPES, LABEL_BYTES, Label, label_of
 
 
 @pytest.mark.parametrize("job", job_parameters(JOBS))
@@ -42,15 +42,18 @@ def test_without_a_process_group_every_function_says_what_to_call(name: str) -> 
 def test_a_label_survives_the_way(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x = torch.zeros(shape, dtype=dtype)
     label = label_of([x, x], name="alltoall", number=2**40, backward=True, root=3, reduction="max")
-    numbers = label.pack()
-    assert len(numbers) == LABEL_SIZE
-    assert Label.unpack(torch.tensor(numbers).tolist()) == label
-    assert (label.shape, DTYPES[label.dtype], label.count) == (shape, dtype, 2)
+    packed = label.pack()
+    assert len(packed) == LABEL_BYTES
+    assert Label.unpack(packed) == label
+    assert (label.shape, label.element_type, label.count) == (shape, dtype, 2)
+    wide = replace(label, shape=(2**63 - 1,) * 64, number=2**63 - 1)
+    assert len(wide.pack()) == LABEL_BYTES
 
 
-def test_numbers_that_are_no_label() -> None:
+@pytest.mark.parametrize("other", [b"", bytes(LABEL_BYTES), b"\xff", b"3", b"{}"])
+def test_bytes_that_are_no_label(other: bytes) -> None:
     with pytest.raises(BackendError, match=r"^what arrived was not sent by partitioner.functional"):
-        Label.unpack([0] * LABEL_SIZE)
+        Label.unpack(other.ljust(LABEL_BYTES))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - the usual name
 
 from helpers.op_rows.aten_rows import aten
 from helpers.op_rows.rows import Case, check_row, f32, ints
-from partitioner.backends.torch.operators.activations import Program
+from partitioner.backends.torch.operators.activations import activation
 from partitioner.backends.torch.operators.experts import ACTIVATIONS
 
 TOKENS, CHOSEN, EXPERTS, CHANNELS, WIDTH = 6, 2, 5, 4, 3
@@ -212,7 +212,7 @@ def test_gradients_of_programs_are_those_of_autograd(name: str, biased: bool) ->
 
 def test_a_step_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="activation 'system %0': there is no step 'system'"):
-        Program.of("system %0")
+        activation("system %0")
 
 
 def test_gradients_do_not_depend_on_which_products_were_kept() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -81,7 +82,7 @@ class PipelineSchedule:
         """Number of stages."""
         return len(self.lane_of)
 
-    @property
+    @cached_property
     def trains(self) -> bool:
         """Tell whether there are backward passes."""
         backward = (ActionKind.FULL_BACKWARD, ActionKind.BACKWARD_INPUT)

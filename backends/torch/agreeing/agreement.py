@@ -16,6 +16,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import reduce
 from typing import Any, TypeVar
@@ -169,12 +170,12 @@ class Agreement:
         The first element is no number if a rank that does something else has joined. Such a rank
         waits in a meeting, and looks now and then whether others wait here.
         """
-        with self._telling(doing):
+        with _Telling(self, doing):
             work = resolved_group(group).allreduce([part])
-        where = json.dumps([self.meetings, group, part.numel(), dtype_word(part.dtype)])
+        where = self.meetings, group, part
 
         def all_take_part() -> bool:
-            with self._telling(doing):
+            with _Telling(self, doing):
                 self._wait(work, doing, where)
             are_all = not math.isnan(part.view(-1)[0])
             self.meetings += are_all
@@ -198,12 +199,18 @@ class Agreement:
         return finish
 
     def compared(
-        self, doing: str, problem: str, sums: Sequence[Sums], row: list[int], rows: Tensor
+        self,
+        doing: str,
+        problem: str,
+        sums: Sequence[Sums],
+        row: list[int],
+        table: Sequence[list[int]],
     ) -> bool:
         """Tell whether any rank asks, from the rows of all ranks, of which this one has `row`."""
         own = [row[0], row[1], *row[_HEAD:]]
-        if not problem and all([*one[:2], *one[_HEAD : len(row)]] == own for one in rows.tolist()):
+        if not problem and all([*one[:2], *one[_HEAD:]] == own for one in table):
             return bool(row[1])
+        rows = torch.tensor(table)
         codes = rows[:, 0]
         if bool((codes == codes[0]).all()) and not problem:
             news, start = bool(rows[:, 1].any()), _HEAD
@@ -334,37 +341,25 @@ class Agreement:
 
     def _gather(self, part: Tensor, doing: str) -> Callable[[], Tensor]:
         """Begin to gather the ranks' tensors along their first dim; gives them, on the CPU."""
-        whole = part.new_empty((self.ranks * part.shape[0], *part.shape[1:]), device=self._device)
-        with self._telling(doing):
-            group = resolved_group(self._group)
-            work = group._allgather_base(whole, part.to(self._device))
-        del group
+        # an all-to-all of copies goes straight to each rank: half of the messages of gloo's gather
+        copies = torch.cat([part] * self.ranks).to(self._device)
+        whole = torch.empty_like(copies)
+        with _Telling(self, doing):
+            work = resolved_group(self._group).alltoall_base(whole, copies, [], [])
 
         def gathered() -> Tensor:
-            with self._telling(doing):
+            with _Telling(self, doing):
                 self._wait(work, doing)
             return whole.cpu()
 
         return gathered
 
-    @contextmanager
-    def _telling(self, doing: str) -> Iterator[None]:
-        """Say in errors of messages for what this rank waits."""
-        try:
-            yield
-        except RuntimeError as error:
-            if isinstance(error, PartitionerError):
-                raise
-            raise CommunicationError(
-                f"rank {self.rank}: waiting for the other ranks before {doing}: "
-                f"{cause(error, self.roll)}"
-            ) from error
-
-    def _wait(self, work: Any, doing: str, where: str = "") -> None:
+    def _wait(self, work: Any, doing: str, where: tuple[int, str, Tensor] | None = None) -> None:
         """Wait for a message, and look now and then whether another rank waits for this one.
 
         Args:
-            where: Of a message that is an all-reduce: what others join if they do something else.
+            where: Of a message that is an all-reduce: what others join if they do something else,
+                which is the number of the meeting, the group, and the rank's part.
 
         Raises:
             BackendError: A rank waits in another communication, which this one is to join.
@@ -381,9 +376,11 @@ class Agreement:
             if not posted:
                 self._whereabouts.post(doing)
                 posted = True
-                if where:
-                    self._whereabouts.store.set(f"{_REDUCING}/{self._group}", where)
-            if not where:
+                if where is not None:
+                    meeting, group, part = where
+                    words = json.dumps([meeting, group, part.numel(), dtype_word(part.dtype)])
+                    self._whereabouts.store.set(f"{_REDUCING}/{self._group}", words)
+            if where is None:
                 self._join(self._whereabouts.store)
             elsewhere = self._whereabouts.elsewhere(doing)
             if elsewhere:
@@ -399,6 +396,24 @@ class Agreement:
         if meeting == self.meetings and meeting != self._joined[0]:
             part = torch.full((numel,), math.nan, dtype=torch_dtype(dtype))
             self._joined = meeting, resolved_group(name).allreduce([part])
+
+
+@dataclass
+class _Telling:
+    """Names the activity before which a rank waits in errors of messages."""
+
+    agreement: Agreement
+    doing: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, RuntimeError) and not isinstance(error, PartitionerError):
+            raise CommunicationError(
+                f"rank {self.agreement.rank}: waiting for the other ranks before {self.doing}: "
+                f"{cause(error, self.agreement.roll)}"
+            ) from error
 
 
 class Meeting:
@@ -423,7 +438,7 @@ class Meeting:
         self._asks = asks
         self._marks = int(marks)
         self._row: list[int] = []
-        self._posted: Callable[[], tuple[Tensor, bool]] | None = None
+        self._posted: Callable[[], tuple[Tensor, list[list[int]], bool]] | None = None
         self._is_over = False
         #: The group of all ranks, if the part that `meet` is given may be marked.
         self.group = ""
@@ -443,12 +458,13 @@ class Meeting:
             row[len(self._row) :].view(part.dtype)[: part.numel()] = part.reshape(-1)
         self._posted = agreement.gather(row, self._doing, self._compared)
 
-    def _compared(self, rows: Tensor) -> tuple[Tensor, bool]:
+    def _compared(self, rows: Tensor) -> tuple[Tensor, list[list[int]], bool]:
         agreement, own = self._agreement, self._row
-        asks = agreement.compared(self._doing, self._problem, self._sums, own, rows)
-        if _MARKED in (how := rows[:, 2].tolist()) and how.count(_MARKED) < agreement.ranks:
+        table = rows[:, : len(own)].tolist()
+        asks = agreement.compared(self._doing, self._problem, self._sums, own, table)
+        if _MARKED in (how := [row[2] for row in table]) and how.count(_MARKED) < len(table):
             raise AgreedError(f"{self._doing}: compile() the module on all ranks or on none")
-        return rows, asks
+        return rows, table, asks
 
     def meet(self, given: Tensor | Exception | None = None) -> tuple[bool, Tensor | None]:
         """Wait for the other ranks, once.
@@ -489,12 +505,11 @@ class Meeting:
             reduced, part, self._marks = part, None, _MARKED
         self.post(part)
         assert self._posted is not None
-        rows, asks = self._posted()
+        rows, table, asks = self._posted()
         if reduced is not None:  # all ranks have a gradient that is no number
             return False, reduced
-        carried = rows[:, _HEAD - 1].tolist()
-        agreement.marking = agreement.meetings if bool(rows[:, _HEAD - 2].all()) else -1
-        if part is None or carried.count(part.nbytes) < agreement.ranks:
+        agreement.marking = agreement.meetings if all(marks for _, _, marks, *_ in table) else -1
+        if part is None or any(row[_HEAD - 1] != part.nbytes for row in table):
             return asks, None
         parts = rows[:, len(self._row) :].view(part.dtype)[:, : part.numel()].unbind()
         return asks, reduce(torch.add, parts).reshape(part.shape)

@@ -33,7 +33,13 @@ from torch.fx.graph import _BoxedCodeGen
 from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.graphs.calls import add_argument, overload
 from partitioner.backends.torch.graphs.emit import IN_PLACE
-from partitioner.backends.torch.graphs.notes import COMM, OPERATOR, note_tasks, noted_tasks
+from partitioner.backends.torch.graphs.notes import (
+    COMM,
+    OPERATOR,
+    move_notes,
+    note_tasks,
+    noted_tasks,
+)
 from partitioner.backends.torch.operators.normalization import layer_norm_backward
 from partitioner.backends.torch.operators.registry import KERNELS, SENDING
 from partitioner.backends.torch.operators.vocabulary import write_part
@@ -105,6 +111,7 @@ def eager(
             node.target = WRITES[node.target]
     join_norms(graph)
     pack_at_once(graph)
+    unpack_at_once(graph)
     add_to_sums(graph, summed)
     return fx.GraphModule(module, graph)
 
@@ -281,6 +288,54 @@ def _source_of(line: fx.Node) -> fx.Node:
     source = line.all_input_nodes[0]
     is_dense = source.op == "call_method" and source.target == "contiguous"
     return source.all_input_nodes[0] if is_dense and not source.kwargs else source
+
+
+def unpack_at_once(graph: fx.Graph) -> None:
+    """Let one call take the lines, in their shapes, out of what a collective brought."""
+    for flat in list(graph.nodes):
+        if flat.target not in (c10d.wait_tensor.default, scattered_part):
+            continue
+        users = {_line(user): user for user in flat.users}
+        if len(users) < 2 or None in users:
+            continue
+        lines = sorted(line for line in users if line is not None)
+        if [start for start, _, _ in lines] != [0, *(end for _, end, _ in lines[:-1])]:
+            continue
+        with graph.inserting_after(flat):
+            call = graph.call_function(unpacking([shape for *_, shape in lines]), (flat,))
+        note_tasks([call], noted_tasks(flat))
+        for index, line in enumerate(lines):
+            (shaped,) = users[line].users
+            with graph.inserting_before(shaped):
+                part = graph.call_function(getitem, (call, index))
+            note_tasks([part], noted_tasks(shaped))
+            move_notes(shaped, part)
+            shaped.replace_all_uses_with(part)
+            graph.erase_node(shaped)
+            graph.erase_node(users[line])
+
+
+def _line(node: fx.Node) -> tuple[int, int, tuple[int, ...]] | None:
+    """Start, end and shape of a line that a node takes out of another; None of other nodes."""
+    if node.target is not aten.slice.Tensor or len(node.args) != 4 or node.args[1] != 0:
+        return None
+    _, _, start, end = cast("tuple[fx.Node, int, int, int]", node.args)
+    shaped = next(iter(node.users), node)
+    if len(node.users) != 1 or shaped.target is not aten.reshape.default:
+        return None
+    shape = tuple(cast("Sequence[int]", shaped.args[1]))
+    return (start, end, shape) if 0 < end - start == math.prod(shape) else None
+
+
+def unpacking(shapes: Sequence[Sequence[int]]) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Make a function that gives tensors of these shapes in the memory of one of one dim."""
+    like = [torch.empty(()).expand(list(shape)) for shape in shapes]
+
+    def unpacked(flat: Tensor) -> Sequence[Tensor]:
+        tensors: Sequence[Tensor] = torch._C._nn.unflatten_dense_tensors(flat, like)
+        return tensors
+
+    return unpacked
 
 
 # Sums over micro-batches --------------------------------------------------------------------------

@@ -43,8 +43,7 @@ class Signature:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """A call in the form of the trace; one that the module would not take stays as it is."""
-        count = len(self.in_spec.child(0).children())
-        if len(args) == count:
+        if len(args) == (count := self._positions):
             return args, kwargs
         first, given = self.parameters[:count], dict(zip(self.parameters, args, strict=False))
         taken = len(given) == len(args) and len(first) == count and not given.keys() & kwargs.keys()
@@ -94,7 +93,15 @@ class Signature:
         if kwargs.keys() != self._keywords.keys():
             return None
         tensors = (*args, *map(kwargs.__getitem__, self._keywords))
-        return tensors if all(isinstance(x, Tensor) for x in tensors) else None
+        for value in tensors:  # every call of a module comes here
+            if not isinstance(value, Tensor):
+                return None
+        return tensors
+
+    @cached_property
+    def _positions(self) -> int:
+        """Number of arguments of the trace by position."""
+        return len(self.in_spec.child(0).children())
 
     @cached_property
     def _keywords(self) -> dict[str, None] | None:

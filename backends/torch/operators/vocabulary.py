@@ -137,9 +137,10 @@ def cross_entropy_parts(
     The classes are dim 1, or dim 0 of a single row, and `maximum` keeps it with size 1. The loss
     of a row is ``log(sum) - target``, whatever the maximum.
     """
-    check_ids(target, size, "cross entropy target", ignore_index)
     dim = _class_dim(logits)
     places, others = _places_and_others(target, starts, lengths)
+    if others is not None:
+        check_ids(target, size, "cross entropy target", ignore_index)
     highest = widened(maximum)
     if logits.shape[dim]:
         chosen = widened(logits.gather(dim, places.unsqueeze(dim))) - highest

@@ -103,20 +103,22 @@ class HeldState:
 
     def shards_now(self) -> Mapping[str, Tensor]:
         """Return the shards as they lie: the same tensors until what they are of lies elsewhere."""
+        shards = self.shards
         for name, tensor in self.tensors.items():
             part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-            if not part.is_set_to(self.shards[name]):
-                self.shards[name] = part.detach()
-        return self.shards
+            if not part.is_set_to(shards[name]):
+                shards[name] = part.detach()
+        return shards
 
-    def writes_to(self, shards: Mapping[str, Tensor]) -> dict[str, tuple[int, int] | None]:
+    def writes_to(self, shards: Mapping[str, Tensor]) -> list[tuple[int, int] | None]:
         """PyTorch's counts of writes to tensors and `shards`; None of those elsewhere by now."""
-        return {
-            name: (self.tensors[name]._version, shard._version)
-            if local_part(self.tensors[name]).is_set_to(shard)
-            else None
-            for name, shard in shards.items()
-        }
+        counts: list[tuple[int, int] | None] = []
+        for name, shard in shards.items():
+            tensor = self.tensors[name]
+            part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+            is_there = part.is_set_to(shard)
+            counts.append((tensor._version, shard._version) if is_there else None)
+        return counts
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -117,6 +117,14 @@ class RankPasses:
         read = {name for run in self._late.runs for name in run.arguments} | gradients
         made = {name for run in self._late.runs for _, name in run.kept}
         self._read_late = sorted(read - made) if late else []
+        #: First names of the stored values that the backward pass reads as they lie.
+        self.read_again = tuple(
+            entry.names[0]
+            for entry in whole.stored
+            if entry.value in homes
+            and homes[entry.value].name in self._read_late
+            and not entry.written
+        )
         forward = [run for run in early if self.graphs.is_forward(run[0])]
         self._early = {  # by whether the backward pass runs
             True: plan(early, keep=outputs.union(self._read_late)),

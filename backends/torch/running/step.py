@@ -54,9 +54,7 @@ class TrainingStep(torch.autograd.Function):
         passes, held, shards = call.passes, call.held, call.shards
         ctx.agreement, ctx.passes, ctx.held, ctx.step = agreement, passes, held, call.step
         ctx.kept, ctx.names, ctx.meetings = kept, names, agreement.meetings
-        again = {id(value) for value in kept.values()}
-        read = {name for name in shards if name in held.tensors and id(shards[name]) in again}
-        ctx.shards = {name: shards[name] for name in read}
+        ctx.shards = {name: shards[name] for name in passes.read_again}
         ctx.versions = held.writes_to(ctx.shards)
         ctx.writes = versions(kept.values())
         signature = passes.whole.signature
@@ -155,29 +153,35 @@ def _gradients(
         BackendError: The plan gives this rank no part of a gradient that is of its parameter's.
     """
     parts: dict[str, Tensor] = {}
+    shards, tensors = held.shards, held.tensors
     for name in names:
-        gradient = gradients.get(name)
-        if gradient is None:
+        if (gradient := gradients.get(name)) is None:
             continue
-        shard = held.shards[name]
-        if gradient.shape != shard.shape:  # a part of it is of the part here: a view, if it can be
-            (value,) = (e.gradient for e in passes.whole.stored if e.names[0] == name)
-            place = passes.whole.programs.homes[value].placement
-            region = region_within(held.places.by_name[name], place, held.rank)
-            if region is None:
-                raise BackendError(
-                    f"rank {held.rank}: the optimizer's state of {name} is of no part of the "
-                    "gradient that it holds: compile with parallel='zero2'"
-                )
-            view = view_within(gradient, region)
-            gradient = part_of(gradient, region) if view is None else view
+        shard = shards[name]
+        if gradient.shape != shard.shape:  # a part of it is of the part here
+            gradient = _part_here(gradient, name, passes, held)
         # fused optimizers read both in one order
         is_alike = gradient.stride() == shard.stride()
         parts[name] = gradient if is_alike else torch.empty_like(shard).copy_(gradient)
     parts = apart(parts, [tangent])
     for name in names:
-        if name in held.elsewhere:  # without elements: what asks for all ranks' goes through it
-            yield torch.zeros_like(held.elsewhere[name])
-            continue
-        tensor, part = held.tensors[name], parts.get(name)
-        yield tensor.like(part) if part is not None and isinstance(tensor, RankTensor) else part
+        part, tensor = parts.get(name), tensors.get(name)
+        if tensor is None:  # without elements: what asks for all ranks' goes through it
+            part = torch.zeros_like(held.elsewhere[name])
+        elif part is not None and isinstance(tensor, RankTensor):
+            part = tensor.like(part)
+        yield part
+
+
+def _part_here(gradient: Tensor, name: str, passes: RankPasses, held: HeldState) -> Tensor:
+    """Take the part of a gradient that is of the parameter's part here: a view, if it can be."""
+    (value,) = (e.gradient for e in passes.whole.stored if e.names[0] == name)
+    place = passes.whole.programs.homes[value].placement
+    region = region_within(held.places.by_name[name], place, held.rank)
+    if region is None:
+        raise BackendError(
+            f"rank {held.rank}: the optimizer's state of {name} is of no part of the "
+            "gradient that it holds: compile with parallel='zero2'"
+        )
+    view = view_within(gradient, region)
+    return part_of(gradient, region) if view is None else view

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class Run:
     phase: int
     micro_batch: int  #: The micro-batch; the first one for a phase of the whole step.
     is_once: bool  #: Whether it runs once a step.
+    receives: tuple[Message, ...]  #: Messages of other ranks that it is called with.
     arguments: tuple[str, ...]  #: Names of its arguments.
     last: tuple[str, ...]  #: The arguments that nothing reads later.
     sums: tuple[str, ...]  #: The sums that it adds to itself, behind its arguments.
@@ -109,6 +111,7 @@ class StepPlan:
             phase,
             micro_batch,
             is_once,
+            tuple(message for message in graph.receives if message.source != of.rank),
             graph.arguments,
             tuple(
                 name
@@ -256,9 +259,10 @@ def run_phases(
     runs = values.plan.runs
     for position, one in enumerate(runs):
         for ahead in runs[position : position + 2]:
-            posts.post(ahead.phase, ahead.micro_batch)
+            posts.post(ahead)
         posts.free(one.phase, one.micro_batch)
-        _receive(values, posts, one)
+        if one.receives:
+            _receive(values, posts, one)
         results = run(one, values.arguments(one))
         _send(values, posts, one, results, wanted)
         del results
@@ -305,16 +309,19 @@ class Posts:
         self._around = around
         self._posted: dict[tuple[int, int], list[tuple[Message, Tensor, Any]]] = {}
         self._sent: list[tuple[Message, Tensor, Any, int]] = []
-        self._place = {run: place for place, run in enumerate(phases[0].order.runs(self.rank))}
 
-    def post(self, phase: int, micro_batch: int) -> None:
+    @cached_property
+    def _place(self) -> Mapping[tuple[int, int], int]:
+        order = self._phases[0].order
+        return {run: place for place, run in enumerate(order.runs(self.rank))}
+
+    def post(self, run: Run) -> None:
         """Get ready to receive what a phase is called with, once."""
-        if (phase, micro_batch) in self._posted:
+        phase, micro_batch = run.phase, run.micro_batch
+        if not run.receives or (phase, micro_batch) in self._posted:
             return
         posted = self._posted[phase, micro_batch] = []
-        for message in self._phases[micro_batch].graphs[phase].receives:
-            if message.source == self.rank:
-                continue
+        for message in run.receives:
             buffer = torch.empty(message.numel, dtype=message.dtype, device=self._device)
             link = resolved_link(_link(message))
             posted.append((message, buffer, dist.irecv(buffer, message.source, link, micro_batch)))
@@ -333,6 +340,8 @@ class Posts:
 
     def free(self, phase: int, micro_batch: int) -> None:
         """Free what has left when a phase begins; waits for it where the order says so."""
+        if not self._sent:
+            return
         place = self._place.get((phase, micro_batch), -1)
         self._wait([entry for entry in self._sent if entry[3] <= place])
         self._sent = [entry for entry in self._sent if entry[3] > place]

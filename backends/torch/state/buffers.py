@@ -40,9 +40,8 @@ def apart(tensors: Mapping[str, Tensor], others: Collection[Tensor] = ()) -> dic
     One that has memory of one before it, or of `others`, is copied. Parameters that are added
     together have one gradient.
     """
-    taken = [(start := x.data_ptr(), start + extent(x)) for x in (*others, *tensors.values())]
-    taken.sort()
-    if all(end <= start for (_, end), (start, _) in pairwise(taken)):
+    taken = sorted([(x.data_ptr(), extent(x)) for x in (*others, *tensors.values())])
+    if all(start + size <= behind for (start, size), (behind, _) in pairwise(taken)):
         return dict(tensors)
     ends: dict[int, int] = {}  # of what is written to, by its address
     starts: list[int] = []  # ascending

@@ -7,6 +7,7 @@ from torch import fx
 from partitioner.backends.torch.graphs.eager import eager, packed
 
 aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
 
 
 def graph_of(*, shape: list[int], dim: int, count: int, shows: bool = False) -> fx.GraphModule:
@@ -54,3 +55,37 @@ def test_other_tensors_are_joined_as_they_are(
     assert aten.cat.default in calls_of(joined)
     tensors = [torch.arange(6.0) + index for index in range(count)]
     torch.testing.assert_close(joined(*tensors), module(*tensors))
+
+
+@pytest.mark.parametrize(
+    ("cuts", "count"),
+    [
+        ([(0, 6, [2, 3]), (6, 7, []), (7, 10, [3])], 1),
+        ([(7, 10, [3]), (0, 6, [3, 2]), (6, 7, [1])], 1),
+        ([(0, 6, [2, 3])], 0),
+        ([(0, 6, [2, 3]), (7, 10, [3])], 0),
+        ([(0, 6, [2, 3]), (6, 6, [0, 2]), (6, 10, [4])], 0),
+    ],
+)
+def test_lines_that_arrive_are_taken_apart_at_once(
+    cuts: list[tuple[int, int, list[int]]], count: int
+) -> None:
+    """One line alone, lines with a gap between, and empty ones stay as they are."""
+    graph = fx.Graph()
+    flat = graph.call_function(c10d.wait_tensor.default, (graph.placeholder("x"),))
+    shaped = [
+        graph.call_function(
+            aten.reshape.default,
+            (graph.call_function(aten.slice.Tensor, (flat, 0, start, end)), shape),
+        )
+        for start, end, shape in cuts
+    ]
+    graph.output(tuple(shaped))
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    apart, x = eager(module), torch.arange(10.0)
+    names = [getattr(target, "__name__", "") for target in calls_of(apart)]
+    assert names.count("unpacked") == count
+    assert (aten.slice.Tensor in calls_of(apart)) is (count == 0)
+    results = apart(x)
+    assert all(map(torch.equal, results, module(x)))
+    assert {one.untyped_storage().data_ptr() for one in results} == {x.data_ptr()}

@@ -263,7 +263,7 @@ def test_small_spaces_go_next_where_the_first_space_has_no_plan_or_bytes_are_wan
     kinds = KindSpace(shared, "dp"), KindSpace(shared, "dp+tp", {"dp": 2, "tp": 2})
     inter = JointSpace(shared, families("inter", 2, None)[0])
     spaces = [Other(), Other(), inter, *kinds]
-    find_plan._searched(spaces, request, flat(2), Budget.of(request))
+    find_plan._Search(request, flat(2), Budget.of(request)).searched(spaces)
     plain = ["other", "other", "inter", "dp", "dp+tp"]
     early = ["other", "inter", "dp", "other", "dp+tp"]
     assert order == (plain if fits and objective == "throughput" else early)

@@ -191,14 +191,7 @@ class JointSearch:
                 of_part = tuple(DeviceMesh.single(m.devices[0]) for m in parts.get(node.name, ()))
                 homes = of_part or family.homes
                 offered = tuple(place(self.graph, node, mesh, {}, None) for mesh in homes)
-            kept = constraints.keep(node, offered)
-            if not kept:
-                blamed, why = constraints.blame(node, offered)
-                raise ConstraintError(
-                    f"{blamed} leaves no strategy for {node.name!r} ({node.op}) in {family}"
-                    + (f": {why}" if why else ""),
-                    position,
-                )
+            kept = constraints.keep(node, offered, f"in {family}", position)
             options[node.name] = tuple(alternatives(self.graph, node, kept))
         return options
 

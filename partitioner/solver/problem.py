@@ -14,6 +14,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from partitioner.ir.errors import PartitionerError
 
 Pair = tuple[int, int]  #: (out class, in class) of an edge.
@@ -133,24 +136,15 @@ def _triggers(
     return by_item.items()
 
 
-def clique_positions(spans: Iterable[tuple[int, int]]) -> list[int]:
-    """Positions whose live sets are maximal: an interval ends there, one began since the last.
+def clique_positions(spans: Iterable[Sequence[int]]) -> npt.NDArray[np.int64]:
+    """Positions whose live sets are maximal: the last ones at which spans begin before one ends.
 
-    >>> clique_positions([(0, 2), (1, 1), (2, 3)])
+    >>> clique_positions([(0, 2), (1, 1), (2, 3)]).tolist()
     [1, 2]
     """
-    starts, ends = set(), set()
-    for first, last in spans:
-        starts.add(first)
-        ends.add(last)
-    positions = []
-    opened = False
-    for position in sorted(starts | ends):
-        opened = opened or position in starts
-        if opened and position in ends:
-            positions.append(position)
-            opened = False
-    return positions
+    begins, ends = map(np.unique, np.array([*spans], dtype=np.int64).reshape(-1, 2).T)
+    following = ends[np.searchsorted(ends, begins)]
+    return begins[np.append(following[:-1] < begins[1:], True)[: len(begins)]]
 
 
 def symmetric_groups(problem: Problem) -> tuple[tuple[int, ...], ...]:

@@ -68,7 +68,8 @@ def tables(problem: Problem) -> Tables:
         )
         near[edge.u].append((edge.v, table))
         near[edge.v].append((edge.u, tuple(zip(*table, strict=True))))
-    cliques = clique_positions((item.first, item.last) for item in problem.items if any(item.bytes))
+    spans = ((item.first, item.last) for item in problem.items if any(item.bytes))
+    cliques = clique_positions(spans).tolist()
     hold_items: list[list[tuple[int, ...]]] = [[()] * len(choices) for choices in problem.nodes]
     for hold in problem.holds:
         both = zip(hold_items[hold.node], hold.items, strict=True)

@@ -111,9 +111,9 @@ def latency_s(problem: Problem, chosen: Sequence[int]) -> float:
         for item in items[node]:
             if ready[item] > start:
                 start = ready[item]
-        done.append(occupy(free, loads[node][choice], start))
+        done.append(_occupy(free, loads[node][choice], start))
         for item, producer in following[node]:
-            ready[item] = occupy(free, item_loads[item], done[producer])
+            ready[item] = _occupy(free, item_loads[item], done[producer])
     return max(0.0, *done, *free)
 
 
@@ -150,7 +150,7 @@ def _tasks(
     return producers, items, following
 
 
-def occupy(free: list[float], load: Sparse, start: float) -> float:
+def _occupy(free: list[float], load: Sparse, start: float) -> float:
     """Run a task on the devices that it loads; return when it is finished."""
     for device, _ in load:
         if free[device] > start:

@@ -1,8 +1,8 @@
-"""The latency of one request: proposals by list scheduling and local search, and bounds.
+"""The latency of one request: proposals by local search, and bounds.
 
-Devices run their nodes in the given order, so a plan is still one choice a node. A plan is
-proposed by the throughput solver, by each group alone, and by a list scheduler that lets each
-node take the choice that finishes first; local search improves the best of them.
+Devices run their nodes in the given order, so a plan is still one choice a node. Local search
+improves the best of the plans that the throughput solver proposes, and of those that it starts
+from.
 
     bound = max(longest path of least node times with free communication,
                 least load of the busiest device)
@@ -12,9 +12,6 @@ The second is the optimum itself where every node loads all devices alike (SPMD)
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 from partitioner.solver.joint.incumbents import (
     EFFORT_PER_CHOICE,
     Search,
@@ -22,9 +19,8 @@ from partitioner.solver.joint.incumbents import (
     offer_all,
     starts,
 )
-from partitioner.solver.joint.local_search import Tables, tables
 from partitioner.solver.problem import Problem
-from partitioner.solver.referee import latency_s, occupy
+from partitioner.solver.referee import latency_s
 
 #: Local search may spend so many node evaluations: a plan's latency costs one a node.
 EFFORT = 400_000
@@ -41,62 +37,11 @@ def critical_path_s(problem: Problem) -> float:
     return max(done)
 
 
-def list_schedule(data: Tables) -> tuple[int, ...]:
-    """Each node in order takes the choice that finishes first, the least loaded of equals."""
-    free = [0.0] * data.problem.devices
-    done: list[float] = []
-    chosen: list[int] = []
-    for node in range(len(data.load)):
-        options = []
-        for choice in range(len(data.load[node])):
-            end, total, after = _finish(data, node, choice, chosen, done, free)
-            options.append((end, total, choice, after))
-        end, _, choice, free = min(options)
-        chosen.append(choice)
-        done.append(end)
-    return tuple(chosen)
-
-
-def _finish(
-    data: Tables,
-    node: int,
-    choice: int,
-    chosen: Sequence[int],
-    done: Sequence[float],
-    free: Sequence[float],
-) -> tuple[float, float, list[float]]:
-    """Run one more node, each of its values sent just before it.
-
-    Returns:
-        The second at which it is done, seconds on all devices, when each device is free then.
-    """
-    free = list(free)
-    total = 0.0
-    start = 0.0
-    for other, table in data.near[node]:
-        if other > node:
-            continue
-        items = table[choice][chosen[other]]
-        if items is None:
-            return math.inf, math.inf, free
-        ready = done[other]
-        for item in items:
-            load = data.item_load[item]
-            ready = occupy(free, load, ready)
-            total += sum(seconds for _, seconds in load)
-        start = max(start, ready)
-    load = data.load[node][choice]
-    end = occupy(free, load, start)
-    return end, total + sum(seconds for _, seconds in load), free
-
-
 def propose(search: Search) -> None:
     """Offer plans of short latency."""
-    problem, data = search.problem, tables(search.problem)
-    plans = [list_schedule(data), *starts(search)]
-    if search.best is not None:
-        plans.append(search.best)
-    ranked = offer_all(search, plans, "list scheduling")
+    problem = search.problem
+    known = [] if search.best is None else [search.best]
+    ranked = offer_all(search, [*starts(search), *known], "dynamic programming")
     effort = min(EFFORT // len(problem.nodes), EFFORT_PER_CHOICE * sum(map(len, problem.nodes)))
     improve(
         search,

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import hops, placement, shared_holds, spmd, uneven
-from partitioner.solver.joint.latency import critical_path_s, list_schedule
+from partitioner.solver.joint.latency import critical_path_s
 from partitioner.solver.joint.local_search import State, local_search, tables
 from partitioner.solver.problem import Edge, Problem
 from partitioner.solver.referee import evaluate_choices, latency_s
@@ -44,13 +44,11 @@ def test_local_search_takes_no_forbidden_pair() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_latency_bounds_and_proposals(seed: int) -> None:
+def test_the_critical_path_bounds_the_latency(seed: int) -> None:
     problem = placement(seed, 6, 2)
     best = brute_force(problem, "latency")
     assert best is not None
     assert critical_path_s(problem) <= best[1] * (1 + 1e-9)
-    proposed = evaluate_choices(problem, list_schedule(tables(problem))).latency_s
-    assert best[1] * (1 - 1e-9) <= proposed <= 1.6 * best[1]
 
 
 def allowed(problem: Problem) -> Problem:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -24,13 +24,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.program import CommKind
 from partitioner.search.levels.meshes import device_pools
 from partitioner.search.levels.staged import SplitAxesSpace, StagesSpace, axes_meshes
-from partitioner.search.outcome import (
-    NoCheaper,
-    Outcome,
-    SpaceResult,
-    best_of,
-    winner,
-)
+from partitioner.search.outcome import Candidate, NoCheaper, Outcome, SpaceResult, best_of, winner
 from partitioner.search.request import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT, Budget, Request
 from partitioner.search.spaces.copies import CopiesSearch
 from partitioner.search.spaces.exact_memory import exact_plan, second_look
@@ -124,34 +118,9 @@ def find_plan(
     by_levels = is_alike or devices > MOST_EXPLICIT
     if by_levels and goes_by_levels(graph, devices, requests[0]):
         stages = possible(requests, lambda one: StagesSpace.of(graph, rules, cluster, one))
-        results = _of_levels(stages, request, cluster, budget)
-        results += _alone(results, graph, request, cluster)
-        return _of_request(_winner(results, request, cluster, budget), graph, requests)
+        search = _Search(request, cluster, budget).of_levels(stages)
+        return _of_request(search.with_one_device(graph).winner, graph, requests)
     return _explicit(graph, cluster, requests, budget, rules)
-
-
-def _of_levels(
-    spaces: Sequence[StagesSpace], request: Request, cluster: Cluster, budget: Budget
-) -> list[SpaceResult]:
-    """The results of the searches by levels that have a plan, one for each mesh that is left open.
-
-    Raises:
-        Infeasible: None has; the refusal that is short of the fewest bytes.
-        ConstraintError: None has, whatever the memory is.
-    """
-    results: list[SpaceResult] = []
-    errors: list[Infeasible | ConstraintError] = []
-    for index, space in enumerate(spaces):
-        left = len(spaces) - index
-        try:
-            share = _share(left, results, request, cluster, budget, left)
-            results.append(space.search(share, tuple(results)))
-        except (Infeasible, ConstraintError) as error:
-            errors.append(error)
-    if not results:
-        refused = [error for error in errors if isinstance(error, Infeasible)]
-        raise min(refused, key=lambda error: error.bytes_short) if refused else errors[0]
-    return results
 
 
 def _of_request(outcome: Outcome, graph: Graph, requests: Sequence[Request]) -> Outcome:
@@ -161,23 +130,6 @@ def _of_request(outcome: Outcome, graph: Graph, requests: Sequence[Request]) -> 
         own = (one for one in requests if one.mesh in axes)
         outcome = replace(outcome, request=next(own, requests[0]))
     return replace(outcome, of=graph)
-
-
-def _winner(
-    results: Sequence[SpaceResult], request: Request, cluster: Cluster, budget: Budget
-) -> Outcome:
-    """The best plan that fits by the referee, who counts more than the solver does."""
-    fitting = [_that_fit(result) for result in results]
-    is_any = any(result.plans for result in fitting)
-    outcome = winner(fitting if is_any else results, request, cluster, stopped=budget.work.stopped)
-    evaluation = outcome.evaluation
-    if evaluation.fits_exactly:
-        return outcome
-    device = max(evaluation.short_bytes, key=evaluation.short_bytes.__getitem__)
-    held, limit = evaluation.needed_bytes[device], evaluation.limit_bytes[device]
-    in_kernels = held > evaluation.held_bytes[device]
-    inside = f" in {executor_of(outcome.graph).holder}" if in_kernels else ""
-    raise short_of_memory(held, limit, device, evaluation.needed_peak(device).at, inside=inside)
 
 
 def _that_fit(result: SpaceResult) -> SpaceResult:
@@ -251,54 +203,19 @@ def _explicit(
         first, *rest = spaces
         spaces = [*small, first, *joined, *rest] if is_scarce else [*spaces, *small, *joined]
 
-    def decided(results: list[SpaceResult], budget: Budget) -> Outcome:
-        outcome = _decided(results, search, budget, refusing)
-        outcome = _of_request(outcome, graph, requests)
-        if not _unfinished(results, request, cluster, budget):
+    def decided(so_far: _Search) -> Outcome:
+        outcome = _of_request(so_far.decided(search, refusing), graph, requests)
+        if not so_far.unfinished:
             return outcome
-        return replace(outcome, more=lambda budget: decided(gone_on(results, budget), budget))
+        return replace(outcome, more=lambda left: decided(replace(so_far, budget=left).gone_on()))
 
-    def gone_on(results: Sequence[SpaceResult], budget: Budget) -> list[SpaceResult]:
-        return _gone_on(results, request, cluster, budget)
-
-    return decided(_searched(spaces, request, cluster, budget), budget)
+    return decided(_Search(request, cluster, budget).searched(spaces))
 
 
 @lru_cache(maxsize=1)
 def _resharder(cluster: Cluster, most: tuple[tuple[CommKind, int], ...]) -> Resharder:
     """The reshards of the last cluster: a graph and that with offers have the same."""
     return Resharder(cluster, dict(most))
-
-
-def _decided(
-    results: list[SpaceResult], search: JointSearch, budget: Budget, refusing: int
-) -> Outcome:
-    """The best plan of the spaces, so many of which refuse what they cannot plan.
-
-    Raises:
-        Infeasible: None has a plan that fits.
-        NoCheaper: None has a plan that costs less than the known one of the budget.
-        ConstraintError: The pins leave a node without a strategy in every space.
-    """
-    graph, cluster, request = search.graph, search.cluster, search.request
-    if any(result.plans for result in results):
-        results = _looked_again(results, search, budget)
-        results.append(SpaceResult(bound=least_alone(graph, cluster, request)))
-        results += _alone(results, graph, request, cluster)
-        return _winner(results, request, cluster, budget)
-    refused = [result.refused for result in results if result.refused is not None]
-    if not refused:
-        pins = [e for r in results for _, e in r.failed if isinstance(e, ConstraintError)]
-        if math.isinf(budget.best_s):
-            raise max(pins, key=lambda error: error.position)
-        least = min(result.least for result in results)
-        raise NoCheaper("no plan was found to cost less", min(least, budget.best_s))
-    budget.say("looking again at what does not fit")
-    whole = all(mesh.size() == 1 for space in refused for mesh in space.space.groups)
-    every_cut = whole or not search.shares  # of unlike devices, some proportions are searched
-    complete = every_cut and len(refused) == refusing
-    plan = second_look(refused, budget, search.candidate, search.holdings, complete=complete)
-    return _winner([*results, SpaceResult((plan,))], request, cluster, budget)
 
 
 def _families(graph: Graph, cluster: Cluster, request: Request) -> Sequence[Family]:
@@ -318,110 +235,11 @@ def _families(graph: Graph, cluster: Cluster, request: Request) -> Sequence[Fami
     return joint[:1] if is_decided else joint  # all have the plan that is decided
 
 
-def _alone(
-    results: Sequence[SpaceResult], graph: Graph, request: Request, cluster: Cluster
-) -> list[SpaceResult]:
-    """The plan of one device, if no other is better: what copies on all devices come to, too.
-
-    Its bound is that of the others, which have such plans among theirs.
-    """
-    plans = [plan for result in results for plan in result.plans]
-    if len(cluster) == 1 or not plans or not is_free(graph, request):
-        return []
-    found = OneDeviceSpace(graph, cluster, request).search(Budget.of(request), ()).plans
-    alone = [replace(plan, bounds_space=False) for plan in found if plan.evaluation.fits_exactly]
-    best = best_of([*plans, *alone], request.objective, len(cluster))
-    return [SpaceResult((best,))] if any(best is plan for plan in alone) else []
-
-
-def _searched(
-    spaces: Sequence[Space], request: Request, cluster: Cluster, budget: Budget
-) -> list[SpaceResult]:
-    """The results of the spaces, each searched with its share of the work and the best cost.
-
-    The clock stops a space when it has taken its share of the seconds that are left.
-
-    What they leave of the work is for those that are open. A kind of parallelism takes no steps
-    from the spaces before it; joined over axes, half of what is left. Of the clock it may take a
-    third at least: it is small, and a plan of it may be far better than those of all. Where the
-    first space has no plan, or bytes are wanted, those of one axis go next: they are small, and may
-    have such a plan soon.
-    """
-    results: list[SpaceResult] = []
-    steps = {False: 0.0, True: 0.0}  # of all spaces so far, by whether they are kinds
-    waiting = list(spaces)
-    while waiting:
-        is_known = any(result.plans for result in results)
-        if results and (request.objective == "memory" or not is_known):
-            waiting.sort(key=lambda other: not _is_small(other))
-        space = waiting.pop(0)
-        is_kind = isinstance(space, KindSpace)
-        if isinstance(space, KindSpace):
-            space = replace(space, may_look=steps[True] <= LOOK_PART * steps[False])
-        kinds = sum(isinstance(other, KindSpace) for other in waiting)
-        after = len(waiting) - kinds
-        over_axes = isinstance(space, KindSpace) and space.mesh is not None
-        clock = 1 + (min(after, 1) if is_kind else after) + min(kinds, 1)
-        share = _share(1 + after + over_axes, results, request, cluster, budget, clock)
-        if is_kind:
-            share = share.with_steps(max(budget.work.steps / KIND_PART, KIND_STEPS))
-        begin_s, result = now_s(), space.search(share, tuple(results))
-        results.append(replace(result, took_s=now_s() - begin_s))
-        steps[is_kind] += share.work.spent
-    return _gone_on(results, request, cluster, budget)
-
-
 def _is_small(space: Space) -> bool:
     """Whether nodes have few strategies: those of a kind over one axis, or one on each device."""
     if isinstance(space, JointSpace):
         return all(mesh.size() == 1 for mesh in space.family.groups)
     return isinstance(space, KindSpace) and space.mesh is None
-
-
-def _unfinished(
-    results: Sequence[SpaceResult], request: Request, cluster: Cluster, budget: Budget
-) -> dict[int, Callable[[Budget], SpaceResult]]:
-    """The searches of spaces that go on, by number: those that may still gain, or did not begin.
-
-    A space that was refused goes on beside a known plan alone: else exact liveness is tried first.
-    """
-    best_s = _best_s(results, request, cluster)
-    enough_s = (1 - budget.gap) * best_s if best_s < math.inf else 0.0
-    return {
-        index: result.more
-        for index, result in enumerate(results)
-        if result.more is not None
-        and (not (result.plans or result.refused) or result.least < enough_s)
-    }
-
-
-def _gone_on(
-    results: Sequence[SpaceResult], request: Request, cluster: Cluster, budget: Budget
-) -> list[SpaceResult]:
-    """The results once the spaces that leave a gap have what is left of the budget."""
-    results = list(results)
-    while True:
-        unfinished = _unfinished(results, request, cluster, budget)
-        in_time = [n for n in unfinished if results[n].took_s * PART_TAKEN <= budget.work.left_s]
-        if unfinished and not in_time:
-            budget.work.stop()
-        if not in_time or budget.work.over:
-            enough_s = (1 - budget.gap) * _best_s(results, request, cluster)
-            open_results = (result for result in results if result.least < enough_s)
-            open_plans = (plan for result in open_results for plan in result.plans)
-            if any(plan.solution.status == "time_limit" for plan in open_plans):
-                budget.work.stop()
-            return results
-        index = min(in_time, key=lambda index: _turn(results[index], request))
-        failed = (str(family) for family, _ in results[index].failed)
-        name = results[index].searched or next(failed, "a kind of parallelism")
-        budget.say(f"going on with {name}: {_standing(results, request, cluster)}")
-        open_ = len(unfinished)
-        # what the clock left without a plan begins anew: with a part of it, it would end as before
-        clock = open_ if results[index].plans else 1
-        share = _share(open_, results, request, cluster, budget, clock)
-        begin_s, result = now_s(), unfinished[index](share)
-        results[index] = replace(result, took_s=now_s() - begin_s)
 
 
 def _turn(result: SpaceResult, request: Request) -> tuple[bool, float, float]:
@@ -432,63 +250,226 @@ def _turn(result: SpaceResult, request: Request) -> tuple[bool, float, float]:
     return True, min(costs, default=math.inf), result.least
 
 
-def _share(
-    parts: int,
-    results: Sequence[SpaceResult],
-    request: Request,
-    cluster: Cluster,
-    budget: Budget,
-    clock: int,
-) -> Budget:
-    """Divide the steps and the seconds that are left, and set the cost that is to be beaten."""
-    cutoff_s = _cutoff_s(results, request, cluster)
-    return replace(budget.share(parts, clock), best_s=min(budget.best_s, cutoff_s))
+@dataclass(frozen=True)
+class _Search:
+    """The spaces of a request that were searched so far, and the budget of all of them."""
 
+    request: Request
+    cluster: Cluster
+    budget: Budget
+    results: Sequence[SpaceResult] = ()
 
-def _standing(results: Sequence[SpaceResult], request: Request, cluster: Cluster) -> str:
-    """The best cost, the bound and the gap of the spaces so far."""
-    best = _best_s(results, request, cluster)
-    if math.isinf(best):
-        return "no plan yet"
-    bound = min(best, *(result.least for result in results))
-    shown = [units.cost(request.objective, value) for value in (best, bound)]
-    return f"best {shown[0]}, bound {shown[1]}, gap {units.share(1 - bound / best if best else 0)}"
+    @property
+    def plans(self) -> list[Candidate]:
+        """The plans of all spaces."""
+        return [plan for result in self.results for plan in result.plans]
 
+    @property
+    def best_s(self) -> float:
+        """The cost of the best plan that fits by the referee; infinite if there is none."""
+        plans = [plan for result in self.results for plan in result.fitting]
+        if not plans:
+            return math.inf
+        goal = self.request.objective
+        return best_of(plans, goal, len(self.cluster)).cost(goal)
 
-def _best_s(results: Sequence[SpaceResult], request: Request, cluster: Cluster) -> float:
-    """The cost of the best plan that fits by the referee; infinite if there is none."""
-    plans = [plan for result in results for plan in result.fitting]
-    if not plans:
-        return math.inf
-    return best_of(plans, request.objective, len(cluster)).cost(request.objective)
+    @property
+    def cutoff_s(self) -> float:
+        """The cost that a plan of another space must beat to be wanted; infinite if any is.
 
+        That is the cost of the best plan or, if several plans are to be run, that of the last of
+        them.
+        """
+        if self.request.tune is None:
+            return self.best_s
+        costs = sorted(replace(self, results=[result]).best_s for result in self.results)
+        return costs[self.request.tune - 1] if len(costs) >= self.request.tune else math.inf
 
-def _cutoff_s(results: Sequence[SpaceResult], request: Request, cluster: Cluster) -> float:
-    """The cost that a plan of another space must beat to be wanted; infinite if any is.
+    def share(self, parts: int, clock: int = 1) -> Budget:
+        """Divide the steps and the seconds that are left, and set the cost that is to be beaten."""
+        cutoff_s = min(self.budget.best_s, self.cutoff_s)
+        return replace(self.budget.share(parts, clock), best_s=cutoff_s)
 
-    That is the cost of the best plan or, if several plans are to be run, that of the last of them.
-    """
-    if request.tune is None:
-        return _best_s(results, request, cluster)
-    costs = sorted(_best_s([result], request, cluster) for result in results)
-    return costs[request.tune - 1] if len(costs) >= request.tune else math.inf
+    def of_levels(self, spaces: Sequence[StagesSpace]) -> _Search:
+        """The results of searches by levels, one for each mesh that is left open.
 
+        Raises:
+            Infeasible: None has a plan; the refusal that is short of the fewest bytes.
+            ConstraintError: None has, whatever the memory is.
+        """
+        search = self
+        errors: list[Infeasible | ConstraintError] = []
+        for index, space in enumerate(spaces):
+            left = len(spaces) - index
+            try:
+                result = space.search(search.share(left, left), tuple(search.results))
+                search = replace(search, results=[*search.results, result])
+            except (Infeasible, ConstraintError) as error:
+                errors.append(error)
+        if not search.results:
+            refused = [error for error in errors if isinstance(error, Infeasible)]
+            raise min(refused, key=lambda error: error.bytes_short) if refused else errors[0]
+        return search
 
-def _looked_again(
-    results: Sequence[SpaceResult], search: JointSearch, budget: Budget
-) -> list[SpaceResult]:
-    """The results with the plans, of spaces that were refused, that fit by exact liveness.
+    def with_one_device(self, graph: Graph) -> _Search:
+        """Add the plan of one device, if no other is better: what copies on all come to, too.
 
-    Only those are looked for that cost less than the best plan, or the last that is wanted.
-    """
-    looked = list(results)
-    for index, result in enumerate(results):
-        if result.refused is None or budget.work.over:
-            continue
-        cutoff_s = _cutoff_s(looked, search.request, search.cluster)
-        budget.say(f"looking again at {result.refused.space}")
-        share = replace(budget.share(len(results) - index), best_s=min(budget.best_s, cutoff_s))
-        plan = exact_plan(result.refused, share, search.candidate)
-        if plan is not None:
-            looked[index] = SpaceResult((plan,), result.searched)
-    return looked
+        Its bound is that of the others, which have such plans among theirs.
+        """
+        devices, request = len(self.cluster), self.request
+        if devices == 1 or not self.plans or not is_free(graph, request):
+            return self
+        space = OneDeviceSpace(graph, self.cluster, request)
+        found = space.search(Budget.of(request), ()).plans
+        alone = [replace(one, bounds_space=False) for one in found if one.evaluation.fits_exactly]
+        best = best_of([*self.plans, *alone], request.objective, devices)
+        if not any(best is plan for plan in alone):
+            return self
+        return replace(self, results=[*self.results, SpaceResult((best,))])
+
+    @property
+    def winner(self) -> Outcome:
+        """The best plan that fits by the referee, who counts more than the solver does."""
+        fitting, stopped = [*map(_that_fit, self.results)], self.budget.work.stopped
+        results = fitting if any(result.plans for result in fitting) else self.results
+        outcome = winner(results, self.request, self.cluster, stopped=stopped)
+        evaluation = outcome.evaluation
+        if evaluation.fits_exactly:
+            return outcome
+        device = max(evaluation.short_bytes, key=evaluation.short_bytes.__getitem__)
+        held, limit = evaluation.needed_bytes[device], evaluation.limit_bytes[device]
+        in_kernels = held > evaluation.held_bytes[device]
+        inside = f" in {executor_of(outcome.graph).holder}" if in_kernels else ""
+        raise short_of_memory(held, limit, device, evaluation.needed_peak(device).at, inside=inside)
+
+    def decided(self, search: JointSearch, refusing: int) -> Outcome:
+        """The best plan of the spaces, so many of which refuse what they cannot plan.
+
+        Raises:
+            Infeasible: None has a plan that fits.
+            NoCheaper: None has a plan that costs less than the known one of the budget.
+            ConstraintError: The pins leave a node without a strategy in every space.
+        """
+        results, budget = self.results, self.budget
+        if self.plans:
+            looked = self._looked_again(search)
+            least = least_alone(search.graph, self.cluster, self.request)
+            results = [*looked.results, SpaceResult(bound=least)]
+            return replace(looked, results=results).with_one_device(search.graph).winner
+        refused = [result.refused for result in results if result.refused is not None]
+        if not refused:
+            pins = [e for r in results for _, e in r.failed if isinstance(e, ConstraintError)]
+            if math.isinf(budget.best_s):
+                raise max(pins, key=lambda error: error.position)
+            least = min(result.least for result in results)
+            raise NoCheaper("no plan was found to cost less", min(least, budget.best_s))
+        budget.say("looking again at what does not fit")
+        whole = all(mesh.size() == 1 for space in refused for mesh in space.space.groups)
+        every_cut = whole or not search.shares  # of unlike devices, some proportions are searched
+        complete = every_cut and len(refused) == refusing
+        plan = second_look(refused, budget, search.candidate, search.holdings, complete=complete)
+        return replace(self, results=[*results, SpaceResult((plan,))]).winner
+
+    def _looked_again(self, search: JointSearch) -> _Search:
+        """Take the plans, of spaces that were refused, that fit by exact liveness.
+
+        Only those are looked for that cost less than the best plan, or the last that is wanted.
+        """
+        looked = self
+        for index, result in enumerate(self.results):
+            if result.refused is None or self.budget.work.over:
+                continue
+            self.budget.say(f"looking again at {result.refused.space}")
+            share = looked.share(len(self.results) - index)
+            plan = exact_plan(result.refused, share, search.candidate)
+            if plan is not None:
+                results = [*looked.results]
+                results[index] = SpaceResult((plan,), result.searched)
+                looked = replace(looked, results=results)
+        return looked
+
+    def searched(self, spaces: Sequence[Space]) -> _Search:
+        """The results of spaces, each searched with its share of the work and the best cost.
+
+        The clock stops a space when it has taken its share of the seconds that are left.
+
+        What they leave of the work is for those that are open. A kind of parallelism takes no steps
+        from the spaces before it; joined over axes, half of what is left. Of the clock it may take
+        a third at least: it is small, and a plan of it may be far better than those of all. Where
+        the first space has no plan, or bytes are wanted, those of one axis go next: they are small,
+        and may have such a plan soon.
+        """
+        search = self
+        steps = {False: 0.0, True: 0.0}  # of all spaces so far, by whether they are kinds
+        waiting = list(spaces)
+        while waiting:
+            if search.results and (self.request.objective == "memory" or not search.plans):
+                waiting.sort(key=lambda other: not _is_small(other))
+            space = waiting.pop(0)
+            is_kind = isinstance(space, KindSpace)
+            if isinstance(space, KindSpace):
+                space = replace(space, may_look=steps[True] <= LOOK_PART * steps[False])
+            kinds = sum(isinstance(other, KindSpace) for other in waiting)
+            after = len(waiting) - kinds
+            over_axes = isinstance(space, KindSpace) and space.mesh is not None
+            clock = 1 + (min(after, 1) if is_kind else after) + min(kinds, 1)
+            share = search.share(1 + after + over_axes, clock)
+            if is_kind:
+                share = share.with_steps(max(self.budget.work.steps / KIND_PART, KIND_STEPS))
+            begin_s, result = now_s(), space.search(share, tuple(search.results))
+            result = replace(result, took_s=now_s() - begin_s)
+            search = replace(search, results=[*search.results, result])
+            steps[is_kind] += share.work.spent
+        return search.gone_on()
+
+    @property
+    def unfinished(self) -> dict[int, Callable[[Budget], SpaceResult]]:
+        """The searches of spaces that go on, by number: that may still gain, or did not begin.
+
+        A space that was refused goes on beside a known plan alone: else exact liveness is tried
+        first.
+        """
+        enough_s = (1 - self.budget.gap) * self.best_s if self.best_s < math.inf else 0.0
+        return {
+            index: result.more
+            for index, result in enumerate(self.results)
+            if result.more is not None
+            and (not (result.plans or result.refused) or result.least < enough_s)
+        }
+
+    def gone_on(self) -> _Search:
+        """The results once the spaces that leave a gap have what is left of the budget."""
+        search, work = self, self.budget.work
+        while True:
+            results, unfinished = search.results, search.unfinished
+            in_time = [n for n in unfinished if results[n].took_s * PART_TAKEN <= work.left_s]
+            if unfinished and not in_time:
+                work.stop()
+            if not in_time or work.over:
+                enough_s = (1 - self.budget.gap) * search.best_s
+                open_results = (result for result in results if result.least < enough_s)
+                open_plans = (plan for result in open_results for plan in result.plans)
+                if any(plan.solution.status == "time_limit" for plan in open_plans):
+                    work.stop()
+                return search
+            index = min(in_time, key=lambda index: _turn(search.results[index], self.request))
+            failed = (str(family) for family, _ in results[index].failed)
+            name = results[index].searched or next(failed, "a kind of parallelism")
+            self.budget.say(f"going on with {name}: {search.standing}")
+            # what the clock left without a plan begins anew: with a part of it, it would end as
+            # before
+            share = search.share(len(unfinished), len(unfinished) if results[index].plans else 1)
+            begin_s, result = now_s(), unfinished[index](share)
+            result = replace(result, took_s=now_s() - begin_s)
+            search = replace(search, results=[*results[:index], result, *results[index + 1 :]])
+
+    @property
+    def standing(self) -> str:
+        """The best cost, the bound and the gap of the spaces so far."""
+        best = self.best_s
+        if math.isinf(best):
+            return "no plan yet"
+        bound = min(best, *(result.least for result in self.results))
+        shown = [units.cost(self.request.objective, value) for value in (best, bound)]
+        gap = units.share(1 - bound / best if best else 0)
+        return f"best {shown[0]}, bound {shown[1]}, gap {gap}"

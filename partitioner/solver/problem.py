@@ -12,11 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from partitioner.ir.errors import PartitionerError
 
 Pair = tuple[int, int]  #: (out class, in class) of an edge.
+Sparse = tuple[tuple[int, float], ...]  #: (device, seconds), zeros left out.
+#: An edge to a node, as `Edge`: the other end, both ends' classes, and its items.
+Incoming = tuple[int, tuple[int, ...], tuple[int, ...], Mapping[Pair, tuple[int, ...]]]
 
 
 class SolverError(PartitionerError, ValueError):
@@ -90,10 +97,38 @@ class Problem:
         """Tell whether any device has a memory limit."""
         return any(math.isfinite(limit) for limit in self.limit_bytes)
 
+    @cached_property
+    def busy_s(self) -> tuple[tuple[Sparse, ...], ...]:
+        """The devices that each choice of each node keeps busy."""
+        return tuple(tuple(_sparse(c.load_s) for c in choices) for choices in self.nodes)
+
+    @cached_property
+    def items_busy_s(self) -> tuple[Sparse, ...]:
+        """The devices that each item keeps busy."""
+        return tuple(_sparse(item.load_s) for item in self.items)
+
+    @cached_property
+    def busy_holds(self) -> list[Hold]:
+        """The holds that may trigger items that take time."""
+        busy = {item for item, load in enumerate(self.items_busy_s) if load}
+        return [h for h in self.holds if not all(map(busy.isdisjoint, h.items))]
+
+    @cached_property
+    def incoming(self) -> tuple[list[Incoming], ...]:
+        """The edges that lead to each node."""
+        incoming: tuple[list[Incoming], ...] = tuple([] for _ in self.nodes)
+        for edge in self.edges:
+            incoming[edge.v].append((edge.u, edge.out_class, edge.in_class, edge.items))
+        return incoming
+
     @property
     def groups(self) -> tuple[int, ...]:
         """The ids of all device groups that run a choice, ascending."""
         return tuple(sorted({choice.group for choices in self.nodes for choice in choices}))
+
+
+def _sparse(load_s: Sequence[float]) -> Sparse:
+    return tuple((device, seconds) for device, seconds in enumerate(load_s) if seconds)
 
 
 T = TypeVar("T")
@@ -133,24 +168,15 @@ def _triggers(
     return by_item.items()
 
 
-def clique_positions(spans: Iterable[tuple[int, int]]) -> list[int]:
-    """Positions whose live sets are maximal: an interval ends there, one began since the last.
+def clique_positions(spans: Iterable[Sequence[int]]) -> npt.NDArray[np.int64]:
+    """Positions whose live sets are maximal: the last ones at which spans begin before one ends.
 
-    >>> clique_positions([(0, 2), (1, 1), (2, 3)])
+    >>> clique_positions([(0, 2), (1, 1), (2, 3)]).tolist()
     [1, 2]
     """
-    starts, ends = set(), set()
-    for first, last in spans:
-        starts.add(first)
-        ends.add(last)
-    positions = []
-    opened = False
-    for position in sorted(starts | ends):
-        opened = opened or position in starts
-        if opened and position in ends:
-            positions.append(position)
-            opened = False
-    return positions
+    begins, ends = map(np.unique, np.array([*spans], dtype=np.int64).reshape(-1, 2).T)
+    following = ends[np.searchsorted(ends, begins)]
+    return begins[np.append(following[:-1] < begins[1:], True)[: len(begins)]]
 
 
 def symmetric_groups(problem: Problem) -> tuple[tuple[int, ...], ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from partitioner.solver.problem import Edge, Problem, SolverError
+from partitioner.solver.problem import Problem, SolverError, Sparse
 
 Objective = Literal["throughput", "memory", "latency"]
 OBJECTIVES: tuple[Objective, ...] = ("throughput", "memory", "latency")
@@ -98,62 +98,66 @@ def latency_s(problem: Problem, chosen: Sequence[int]) -> float:
     producer, and after the last node before it on the devices that only receive. An item that a
     hold alone triggers follows its node. All devices of a node or item start together.
     """
+    loads, item_loads = problem.busy_s, problem.items_busy_s
+    producers, items, following = _tasks(problem, chosen)
     free = [0.0] * problem.devices
     ready: dict[int, float] = {}  # seconds at which each item is there
     done: list[float] = []
-    following: dict[int, list[tuple[int, int]]] = {}  # node -> (item, producer), in order
-    for index, producer, anchor in _anchors(problem, chosen):
-        following.setdefault(anchor, []).append((index, producer))
-    operands: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in problem.nodes]
-    for edge in problem.edges:
-        operands[edge.v].append((edge.u, edge.items.get(edge.pair(chosen), ())))
-    for node, choices in enumerate(problem.nodes):
+    for node, choice in enumerate(chosen):
         start = 0.0
-        for producer, items in operands[node]:
-            start = (
-                max([start, *(ready[i] for i in items)]) if items else max(start, done[producer])
-            )
-        done.append(_occupy(free, choices[chosen[node]].load_s, start))
-        for index, producer in following.get(node, ()):
-            ready[index] = _occupy(free, problem.items[index].load_s, done[producer])
-    return max([0.0, *done, *free])
+        for producer in producers[node]:
+            if done[producer] > start:
+                start = done[producer]
+        for item in items[node]:
+            if ready[item] > start:
+                start = ready[item]
+        done.append(_occupy(free, loads[node][choice], start))
+        for item, producer in following[node]:
+            ready[item] = _occupy(free, item_loads[item], done[producer])
+    return max(0.0, *done, *free)
 
 
-def _anchors(problem: Problem, chosen: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(item, producer, node after which it runs) of every item that takes time, in order."""
-    last_busy = [-1] * problem.devices
+def _tasks(
+    problem: Problem, chosen: Sequence[int]
+) -> tuple[list[list[int]], list[list[int]], list[list[tuple[int, int]]]]:
+    """List producers and awaited items of nodes, and items behind with their producers."""
+    loads, item_loads, last_busy = problem.busy_s, problem.items_busy_s, [-1] * problem.devices
+    producers: list[list[int]] = [[] for _ in chosen]
+    items: list[list[int]] = [[] for _ in chosen]
+    following: list[list[tuple[int, int]]] = [[] for _ in chosen]
     seen: set[int] = set()
-    anchors = []
-    incoming: list[list[Edge]] = [[] for _ in problem.nodes]
-    for edge in problem.edges:
-        incoming[edge.v].append(edge)
-    for node, edges in enumerate(incoming):
-        for edge in edges:
-            source = problem.nodes[edge.u][chosen[edge.u]].load_s
-            for index in edge.items.get(edge.pair(chosen), ()):
-                if index in seen:
-                    continue
-                seen.add(index)
-                load = problem.items[index].load_s
-                receivers = [d for d in range(problem.devices) if load[d] > 0 and source[d] <= 0]
-                anchor = min(max([edge.u, *(last_busy[d] for d in receivers)]), node - 1)
-                anchors.append((index, edge.u, anchor))
-        for device, seconds in enumerate(problem.nodes[node][chosen[node]].load_s):
-            if seconds > 0:
-                last_busy[device] = node
-    alone: dict[int, int] = {}  # items of holds alone, each with the first of their nodes
-    held = ((hold.node, i) for hold in problem.holds for i in hold.items[chosen[hold.node]])
-    for node, index in held:
-        if any(problem.items[index].load_s) and index not in seen:
-            alone[index] = min(node, alone.get(index, node))
-    following = sorted(alone.items(), key=lambda entry: (entry[1], entry[0]))
-    return anchors + [(i, node, node) for i, node in following]
+    for node, choice in enumerate(chosen):
+        for producer, out_class, in_class, paid in problem.incoming[node]:
+            triggered = paid.get((out_class[chosen[producer]], in_class[choice]))
+            if not triggered:
+                producers[node].append(producer)
+                continue
+            items[node] += triggered
+            sending = [device for device, _ in loads[producer][chosen[producer]]]
+            for item in triggered:
+                if item not in seen:
+                    seen.add(item)
+                    busy = [last_busy[d] for d, _ in item_loads[item] if d not in sending]
+                    anchor = min(max(producer, *busy), node - 1) if busy else producer
+                    following[anchor].append((item, producer))
+        for device, _ in loads[node][choice]:
+            last_busy[device] = node
+    held = ((h.node, item) for h in problem.busy_holds for item in h.items[chosen[h.node]])
+    for node, item in sorted(held):  # items of holds alone run behind the first of their nodes
+        if item not in seen and item_loads[item]:
+            seen.add(item)
+            following[node].append((item, node))
+    return producers, items, following
 
 
-def _occupy(free: list[float], load: Sequence[float], start: float) -> float:
-    """Run one task on the devices that it loads; return when it is finished."""
-    used = [d for d, seconds in enumerate(load) if seconds > 0]
-    start = max([start, *(free[d] for d in used)])
-    for device in used:
-        free[device] = start + load[device]
-    return max([start, *(free[d] for d in used)])
+def _occupy(free: list[float], load: Sparse, start: float) -> float:
+    """Run a task on the devices that it loads; return when it is finished."""
+    for device, _ in load:
+        if free[device] > start:
+            start = free[device]
+    end = start
+    for device, seconds in load:
+        free[device] = second = start + seconds
+        if second > end:
+            end = second
+    return end

@@ -228,7 +228,7 @@ def test_submodules_are_placed() -> None:
         assert by_name[name].mesh.devices == (1,)
     free = module_graph().by_name["/layers/10/attn/relu"]
     both = tuple(on(free, device) for device in (0, 1))
-    assert placed.keep(free, both) == both
+    assert placed.keep(free, both, "") == both
 
 
 def on(node: Node, device: int) -> PlacedNode:

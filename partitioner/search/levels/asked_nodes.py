@@ -174,11 +174,7 @@ class AskedNodes:
         options = options or (
             place(self.graph, node, DeviceMesh.single(mesh.devices[0]), {}, None),
         )
-        kept = self.constraints.keep(node, options)
-        if not kept:
-            blamed, why = self.constraints.blame(node, options)
-            text = f"{blamed} leaves no strategy for {node.name!r} ({node.op}) on {mesh}"
-            raise ConstraintError(f"{text}: {why}" if why else text)
+        kept = self.constraints.keep(node, options, f"on {mesh}")
         alike = tuple(placed for placed in kept if self._shares_buffers(node, placed))
         if not alike:
             raise ConstraintError(

@@ -28,7 +28,7 @@ from partitioner.solver.presolve.merge_equal import merge_equal
 from partitioner.solver.problem import Problem
 from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.work import Work
-from partitioner.strategies.constraints import ConstraintError, Constraints
+from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.derive import Rules, strategies
 
 Options = Mapping[str, tuple[PlacedNode, ...]]
@@ -214,13 +214,7 @@ class Sharder:
         """The strategies of a node that honour constraints."""
         if not constraints.bound:
             return tuple(options)
-        node = self.folded.graph.by_name[name]
-        kept = constraints.keep(node, options)
-        if not kept:
-            blamed, why = constraints.blame(node, options)
-            text = f"{blamed} leaves no strategy for {name!r} ({node.op}) on {mesh}"
-            raise ConstraintError(f"{text}: {why}" if why else text)
-        return kept
+        return constraints.keep(self.folded.graph.by_name[name], options, f"on {mesh}")
 
 
 def minimised(

@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 
@@ -56,9 +56,6 @@ from partitioner.strategies.spaces import Family, SearchError
 ATTEMPTS, SHORT = 3, 1.2
 #: Most stages of several sizes.
 MOST_STAGES = 8
-#: Shardings that were found, by the digest of the graph that was searched, the number of its nodes
-#: that may be left out, the size of the mesh and the limit.
-Known = dict[tuple[str, int, int, int], Sharding]
 #: Limits that are tried where the first is a guess: within the least bytes that are proven to be
 #: needed a search may find no plan, though there is one.
 GUESSES = 3
@@ -85,13 +82,13 @@ def find_pipeline(
     """
     results: list[SpaceResult] = []
     errors: list[PartitionerError] = []
-    known: Known = {}
+    search = _Spaces(graph, cluster, request, micro_batches)
     request.constraints.check(graph, len(cluster))
     groups, stages = _pinned_groups(graph, request.constraints)
     if len({*map(len, groups)}) > 1:
         names = _schedules(request, len({*groups}), graph)
         ways = Pipelines(micro_batches, names, groups, stages, request)
-        result = _of_pinned_sizes(graph, cluster, request, budget, ways)
+        result = search.of_pinned_sizes(budget, ways)
         outcome = winner([result], request, cluster, stopped=budget.work.stopped)
         return _of_kept(replace(outcome, of=graph), request.constraints.plan)
     sizes = sizes or request.stage_sizes(len(cluster))
@@ -108,15 +105,14 @@ def find_pipeline(
         ways = Pipelines(micro_batches, names, groups, stages, request)
         budget.say(f"cutting stages of {size} device{'s' if size > 1 else ''}")
         try:
-            results.append(_of_size(graph, cluster, request, share, size, ways, known))
+            results.append(search.of_size(share, size, ways))
         except (PipelineScheduleError, SearchError, Infeasible) as error:
             errors.append(error)
             results.append(SpaceResult(failed=((family, error),)))
     if len(sizes) > 1 and _takes_several_sizes(graph, cluster, request) and not budget.work.over:
         budget.say("cutting stages of several sizes")
         with suppress(PipelineScheduleError, Infeasible, ConstraintError):
-            share = _beating(results, budget, request)
-            results.append(_of_several_sizes(graph, cluster, request, share, micro_batches, known))
+            results.append(search.of_several_sizes(_beating(results, budget, request)))
     searched = [result for result in results if result.searched]
     if errors and not searched:
         short = [error for error in errors if isinstance(error, Infeasible)]
@@ -145,84 +141,6 @@ def _beating(results: Sequence[SpaceResult], budget: Budget, request: Request) -
     return replace(budget, best_s=min(budget.best_s, to_beat(costs, request.tune or 1)))
 
 
-def _of_size(
-    graph: Graph,
-    cluster: Cluster,
-    request: Request,
-    budget: Budget,
-    size: int,
-    ways: Pipelines,
-    known: Known,
-) -> SpaceResult:
-    """The best plan of stages of so many devices.
-
-    Where values may be computed again and no cut of a sharding fits, one is searched that holds
-    fewer bytes, as the search of shardings counts the bytes of one micro-batch on one mesh.
-
-    Raises:
-        Infeasible: No plan was found that fits.
-        PipelineScheduleError: No schedule serves the lanes.
-    """
-    memory, limit = least_memory(cluster), limit_bytes(graph, cluster, size, ways.micro_batches)
-    sharded = partial(
-        sharded_within, graph, cluster, request, budget, size, ways.micro_batches, known
-    )
-
-    def most_held(sharding: Sharding) -> int:
-        evaluation = evaluate(sharding.graph, sharding.plan, cluster.first(size))
-        return max(evaluation.held_bytes.values())
-
-    of_cuts = budget.work.left / 2
-    is_guess = size < len(cluster)
-    sharding = first_sharding(sharded, limit, memory, is_guess=is_guess)
-    budget = budget.with_steps(of_cuts)  # kinds of parallelism may have taken theirs
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            offering = None if ways.groups else Offering.of(graph, sharding)
-            if offering is None:
-                figures, again = StageFigures(sharding, cluster, ways.micro_batches), None
-            else:  # stages choose what they compute again
-                budget.say("pricing what stages may compute again")
-                again = ComputedAgain.of(offering, cluster, ways.micro_batches, budget)
-                figures = again.figures
-            return PipelineSearch(figures, ways, budget, again=again).search()
-        except Infeasible as error:
-            last = attempt == ATTEMPTS or budget.work.late
-            if last or not graph.optional or not error.bytes_short:
-                raise
-            refusal = error
-        held_bytes = most_held(sharding)
-        limit = held_bytes - int(SHORT * refusal.bytes_short)
-        try:
-            sharding = first_sharding(sharded, limit, memory, is_guess=is_guess)
-        except Infeasible:  # it is short of bytes of one mesh; the last cut, of those of a stage
-            raise refusal from None
-        if most_held(sharding) >= held_bytes:
-            raise refusal
-    raise AssertionError("every attempt returns or raises")
-
-
-def _of_pinned_sizes(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, ways: Pipelines
-) -> SpaceResult:
-    """The plan of stages that are pinned to groups of several sizes: each sharded for its own.
-
-    The smallest group says which values are computed again, since it holds most.
-
-    Raises:
-        ConstraintError: A mesh is asked for, which cannot be that of all groups.
-        Infeasible: It does not fit.
-        PipelineScheduleError: No schedule serves the lanes.
-    """
-    sizes = sorted({*map(len, ways.groups)})
-    if request.mesh is not None:
-        shown = " and ".join(map(str, sizes))
-        raise ConstraintError(f"stages are pinned to groups of {shown} devices: leave out the mesh")
-    shardings = sharded_for(sizes, graph, cluster, request, budget, ways.micro_batches, {})
-    figures = StageFigures(shardings[sizes[0]], cluster, ways.micro_batches)
-    return PipelineSearch(figures, ways, budget, shardings).search()
-
-
 def _takes_several_sizes(graph: Graph, cluster: Cluster, request: Request) -> bool:
     """Whether stages of several sizes are searched: on few devices, of graphs that are not large.
 
@@ -231,49 +149,6 @@ def _takes_several_sizes(graph: Graph, cluster: Cluster, request: Request) -> bo
     by_levels = goes_by_levels(graph, len(cluster), request.inside_stages(len(cluster), 1))
     named = not isinstance(request.schedule, tuple) and request.schedule not in TWICE
     return 2 < len(cluster) <= EXPLICIT and not by_levels and named
-
-
-def _of_several_sizes(
-    graph: Graph,
-    cluster: Cluster,
-    request: Request,
-    budget: Budget,
-    micro_batches: int,
-    known: Known,
-) -> SpaceResult:
-    """The best plan of stages of several sizes, powers of two, on all devices.
-
-    Raises:
-        Infeasible: No plan was found that fits.
-        PipelineScheduleError: No schedule serves the lanes.
-    """
-    sizes = [2**power for power in range(len(cluster).bit_length()) if 2**power < len(cluster)]
-    share = budget.share(2)
-    shardings = sharded_for(sizes, graph, cluster, request, share, micro_batches, known)
-    graph = shardings[sizes[0]].graph
-    figures = {n: StageFigures(each, cluster, micro_batches) for n, each in shardings.items()}
-
-    def estimate(cut: UnevenCut) -> float:
-        return cut.load_s * (micro_batches + len(cut.sizes) - 1)
-
-    results: list[SpaceResult] = []
-    errors: list[PartitionerError] = []
-    for cut in sorted(uneven_cuts(figures, len(cluster)), key=estimate)[:RIVALS]:
-        names = _schedules(request, len(cut.sizes), graph)
-        once = tuple(name for name in names if name not in TWICE)
-        ways = Pipelines(micro_batches, once, cut.groups, request=request)
-        try:
-            results.append(PipelineSearch(figures[sizes[0]], ways, budget, shardings).search())
-        except (PipelineScheduleError, Infeasible) as error:
-            errors.append(error)
-    if not results:
-        raise errors[0] if errors else Infeasible("no stages of several sizes were found")
-    return SpaceResult(
-        tuple(plan for result in results for plan in result.plans),
-        searched=results[0].searched,
-        bound=min(result.bound for result in results),
-        failed=tuple(failure for result in results for failure in result.failed),
-    )
 
 
 @dataclass(frozen=True)
@@ -387,43 +262,6 @@ def _schedules(request: Request, lanes: int, graph: Graph) -> tuple[Table, ...]:
     return tuple(name for name in SCHEDULES if name != "forward")
 
 
-def sharded_within(
-    graph: Graph,
-    cluster: Cluster,
-    request: Request,
-    budget: Budget,
-    size: int,
-    micro_batches: int,
-    known: Known,
-    limit: int,
-) -> Sharding:
-    """The best plan of the graph on one mesh of so many devices, of `limit` bytes each.
-
-    It takes half of what is left of the clock: its cuts take the rest, in training half of the
-    steps, too. One that is `known` is not searched again, and a new one becomes known. The cost of
-    a known plan of the step, which is not of one mesh, bounds nothing here: that there is one lets
-    the clock end the search without a plan.
-    """
-    key = graph.digest, len(graph.optional), size, limit
-    if key in known:
-        return known[key]
-    first, least = cluster.first(size), least_memory(cluster)
-    own = size == len(cluster)  # else the first devices stand for those of any stage
-    limits = (limit + (spec.memory_bytes - least if own else 0) for spec in first.devices)
-    specs = zip(first.devices, limits, strict=True)
-    first = replace(first, devices=tuple(replace(d, memory_bytes=max(1, n)) for d, n in specs))
-    spaces = request.inside_stages(size, micro_batches, len(cluster) // size).over(size).on(graph)
-    work = budget.work.share(2 if graph.backward else 1).of_the_clock(2)
-    try:
-        best_s = sys.float_info.max if budget.best_s < math.inf else math.inf
-        outcome = find_plan(graph, first, spaces, replace(budget, work=work, best_s=best_s))
-    finally:
-        if work.stopped:
-            budget.work.cut_off()
-    known[key] = Sharding(outcome.graph, outcome.plan)
-    return known[key]
-
-
 def first_sharding(
     sharded: Callable[[int], Sharding], limit: int, memory: int, *, is_guess: bool
 ) -> Sharding:
@@ -472,27 +310,156 @@ def limit_bytes(graph: Graph, cluster: Cluster, size: int, micro_batches: int) -
     return kept + (least_memory(cluster) - kept // lanes) * lanes // held
 
 
-def sharded_for(
-    sizes: Sequence[int],
-    graph: Graph,
-    cluster: Cluster,
-    request: Request,
-    budget: Budget,
-    micro_batches: int,
-    known: Known,
-) -> dict[int, Sharding]:
-    """A sharding of one graph for each of these numbers of devices of a stage, ascending.
+@dataclass(frozen=True)
+class _Spaces:
+    """The spaces of stages of the graph of one micro-batch, by their sizes."""
 
-    Raises:
-        Infeasible: One was not found.
-    """
-    shardings: dict[int, Sharding] = {}
-    for index, size in enumerate(sizes):
-        share = budget.share(len(sizes) - index)
-        limit = limit_bytes(graph, cluster, size, micro_batches)
-        sharded = partial(
-            sharded_within, graph, cluster, request, share, size, micro_batches, known
+    graph: Graph
+    cluster: Cluster
+    request: Request  #: The request, called before `Request.over`.
+    micro_batches: int  #: Micro-batches of a step.
+    #: Shardings that were found, by the digest of the graph that was searched, the number of its
+    #: nodes that may be left out, the size of the mesh and the limit.
+    known: dict[tuple[str, int, int, int], Sharding] = field(default_factory=dict)
+
+    def of_size(self, budget: Budget, size: int, ways: Pipelines) -> SpaceResult:
+        """The best plan of stages of so many devices.
+
+        Where values may be computed again and no cut of a sharding fits, one is searched that holds
+        fewer bytes, as the search of shardings counts the bytes of one micro-batch on one mesh.
+
+        Raises:
+            Infeasible: No plan was found that fits.
+            PipelineScheduleError: No schedule serves the lanes.
+        """
+        graph, cluster, is_guess = self.graph, self.cluster, size < len(self.cluster)
+        memory, limit = least_memory(cluster), limit_bytes(graph, cluster, size, self.micro_batches)
+        sharded = partial(self.sharded_within, budget, size)
+
+        def most_held(sharding: Sharding) -> int:
+            evaluation = evaluate(sharding.graph, sharding.plan, cluster.first(size))
+            return max(evaluation.held_bytes.values())
+
+        of_cuts = budget.work.left / 2
+        sharding = first_sharding(sharded, limit, memory, is_guess=is_guess)
+        budget = budget.with_steps(of_cuts)  # kinds of parallelism may have taken theirs
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                offering = None if ways.groups else Offering.of(graph, sharding)
+                if offering is None:
+                    figures, again = StageFigures(sharding, cluster, self.micro_batches), None
+                else:  # stages choose what they compute again
+                    budget.say("pricing what stages may compute again")
+                    again = ComputedAgain.of(offering, cluster, self.micro_batches, budget)
+                    figures = again.figures
+                return PipelineSearch(figures, ways, budget, again=again).search()
+            except Infeasible as error:
+                last = attempt == ATTEMPTS or budget.work.late
+                if last or not graph.optional or not error.bytes_short:
+                    raise
+                refusal = error
+            held_bytes = most_held(sharding)
+            limit = held_bytes - int(SHORT * refusal.bytes_short)
+            try:
+                sharding = first_sharding(sharded, limit, memory, is_guess=is_guess)
+            except Infeasible:  # it is short of bytes of one mesh; the last cut, of a stage's
+                raise refusal from None
+            if most_held(sharding) >= held_bytes:
+                raise refusal
+        raise AssertionError("every attempt returns or raises")
+
+    def of_pinned_sizes(self, budget: Budget, ways: Pipelines) -> SpaceResult:
+        """The plan of stages that are pinned to groups of several sizes: each sharded for its own.
+
+        The smallest group says which values are computed again, since it holds most.
+
+        Raises:
+            ConstraintError: A mesh is asked for, which cannot be that of all groups.
+            Infeasible: It does not fit.
+            PipelineScheduleError: No schedule serves the lanes.
+        """
+        sizes = sorted({*map(len, ways.groups)})
+        if self.request.mesh is not None:
+            text = f"stages are pinned to groups of {' and '.join(map(str, sizes))} devices"
+            raise ConstraintError(f"{text}: leave out the mesh")
+        shardings = self._sharded_for(sizes, budget)
+        figures = StageFigures(shardings[sizes[0]], self.cluster, self.micro_batches)
+        return PipelineSearch(figures, ways, budget, shardings).search()
+
+    def of_several_sizes(self, budget: Budget) -> SpaceResult:
+        """The best plan of stages of several sizes, powers of two, on all devices.
+
+        Raises:
+            Infeasible: No plan was found that fits.
+            PipelineScheduleError: No schedule serves the lanes.
+        """
+        devices, count = len(self.cluster), self.micro_batches
+        sizes = [2**power for power in range(devices.bit_length()) if 2**power < devices]
+        shardings = self._sharded_for(sizes, budget.share(2))
+        graph = shardings[sizes[0]].graph
+        figures = {n: StageFigures(of, self.cluster, count) for n, of in shardings.items()}
+
+        def estimate(cut: UnevenCut) -> float:
+            return cut.load_s * (count + len(cut.sizes) - 1)
+
+        results: list[SpaceResult] = []
+        errors: list[PartitionerError] = []
+        for cut in sorted(uneven_cuts(figures, devices), key=estimate)[:RIVALS]:
+            names = _schedules(self.request, len(cut.sizes), graph)
+            once = tuple(name for name in names if name not in TWICE)
+            ways = Pipelines(count, once, cut.groups, request=self.request)
+            try:
+                results.append(PipelineSearch(figures[sizes[0]], ways, budget, shardings).search())
+            except (PipelineScheduleError, Infeasible) as error:
+                errors.append(error)
+        if not results:
+            raise errors[0] if errors else Infeasible("no stages of several sizes were found")
+        return SpaceResult(
+            tuple(plan for result in results for plan in result.plans),
+            searched=results[0].searched,
+            bound=min(result.bound for result in results),
+            failed=tuple(failure for result in results for failure in result.failed),
         )
-        shardings[size] = first_sharding(sharded, limit, least_memory(cluster), is_guess=True)
-        graph = shardings[size].graph
-    return shardings
+
+    def sharded_within(self, budget: Budget, size: int, limit: int) -> Sharding:
+        """The best plan of the graph on one mesh of so many devices, of `limit` bytes each.
+
+        It takes half of what is left of the clock: its cuts take the rest, in training half of the
+        steps, too. One that is `known` is not searched again, and a new one becomes known.
+        """
+        graph, devices = self.graph, len(self.cluster)
+        key = graph.digest, len(graph.optional), size, limit
+        if key in self.known:
+            return self.known[key]
+        first, least = self.cluster.first(size), least_memory(self.cluster)
+        own = size == devices  # else the first devices stand for those of any stage
+        limits = (limit + (spec.memory_bytes - least if own else 0) for spec in first.devices)
+        specs = zip(first.devices, limits, strict=True)
+        first = replace(first, devices=tuple(replace(d, memory_bytes=max(1, n)) for d, n in specs))
+        inside = self.request.inside_stages(size, self.micro_batches, devices // size)
+        work = budget.work.share(2 if graph.backward else 1).of_the_clock(2)
+        # the cost of a known step is none of one mesh: it says only that a plan is known
+        best_s = sys.float_info.max if budget.best_s < math.inf else math.inf
+        share = replace(budget, work=work, best_s=best_s)
+        try:
+            outcome = find_plan(graph, first, inside.over(size).on(graph), share)
+        finally:
+            if work.stopped:
+                budget.work.cut_off()
+        self.known[key] = Sharding(outcome.graph, outcome.plan)
+        return self.known[key]
+
+    def _sharded_for(self, sizes: Sequence[int], budget: Budget) -> dict[int, Sharding]:
+        """A sharding of one graph for each of these numbers of devices of a stage, ascending.
+
+        Raises:
+            Infeasible: One was not found.
+        """
+        shardings: dict[int, Sharding] = {}
+        spaces, memory = self, least_memory(self.cluster)
+        for index, size in enumerate(sizes):
+            limit = limit_bytes(spaces.graph, self.cluster, size, self.micro_batches)
+            sharded = partial(spaces.sharded_within, budget.share(len(sizes) - index), size)
+            shardings[size] = first_sharding(sharded, limit, memory, is_guess=True)
+            spaces = replace(spaces, graph=shardings[size].graph)
+        return shardings

@@ -16,10 +16,9 @@ from itertools import groupby
 
 import numpy as np
 
-from partitioner.solver.problem import Item, Problem, clique_positions
+from partitioner.solver.problem import Item, Problem, Sparse, clique_positions
 from partitioner.solver.work import Work
 
-Sparse = tuple[tuple[int, float], ...]  #: (device, seconds), zeros left out.
 #: (first device, after the last, first position, after the last, bytes); positions are cliques.
 Block = tuple[int, int, int, int, float]
 #: Items of an edge by the choice of a node and that of the other node; None is forbidden.
@@ -68,17 +67,18 @@ def tables(problem: Problem) -> Tables:
         )
         near[edge.u].append((edge.v, table))
         near[edge.v].append((edge.u, tuple(zip(*table, strict=True))))
-    cliques = clique_positions((item.first, item.last) for item in problem.items if any(item.bytes))
+    spans = ((item.first, item.last) for item in problem.items if any(item.bytes))
+    cliques = clique_positions(spans).tolist()
     hold_items: list[list[tuple[int, ...]]] = [[()] * len(choices) for choices in problem.nodes]
     for hold in problem.holds:
         both = zip(hold_items[hold.node], hold.items, strict=True)
         hold_items[hold.node] = [a + b for a, b in both]
     return Tables(
         problem,
-        tuple(tuple(_sparse(choice.load_s) for choice in choices) for choices in problem.nodes),
+        problem.busy_s,
         tuple(map(tuple, near)),
         tuple(map(tuple, hold_items)),
-        tuple(_sparse(item.load_s) for item in problem.items),
+        problem.items_busy_s,
         tuple(_blocks(item, cliques) for item in problem.items),
         len(cliques),
     )
@@ -94,10 +94,6 @@ def _blocks(item: Item, cliques: Sequence[int]) -> tuple[Block, ...]:
             blocks.append((device, device + count, start, stop, size))
         device += count
     return tuple(blocks)
-
-
-def _sparse(vector: Sequence[float]) -> Sparse:
-    return tuple((index, value) for index, value in enumerate(vector) if value)
 
 
 class State:

@@ -282,7 +282,7 @@ class _Program:
                 for item, z in zip(problem.items, self.z, strict=True)
                 if item.bytes[d] and z
             ]
-            for t in clique_positions((item.first, item.last) for item, _ in held):
+            for t in clique_positions((item.first, item.last) for item, _ in held).tolist():
                 live = [term for item, z in held if item.first <= t <= item.last for term in z]
                 if over or self._most(live) > limit:
                     terms = [(column, size / self.bytes_unit) for column, size in live]

@@ -26,6 +26,7 @@ from partitioner.solver.pairwise.problem import (
     index_in_group,
     offsets_of,
 )
+from partitioner.solver.problem import clique_positions
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,7 @@ def memory_rows(intervals: Ints, limit: int | None) -> Rows:
     if limit is None or not live.any():
         none = np.zeros(len(intervals), dtype=np.int64)
         return Rows(none, none, np.zeros(0), none[:0])
-    births = np.unique(intervals[live, 0])
-    deaths = np.unique(intervals[live, 1])
-    # a birth is the last before some death if a death lies between it and the next birth
-    following = deaths[np.searchsorted(deaths, births, side="right")]
-    times = births[np.append(following[:-1] <= births[1:], True)]
+    times = clique_positions(intervals[live] - (0, 1))
     first, last = (np.where(live, np.searchsorted(times, ends), 0) for ends in intervals.T)
     return Rows(first, last, np.full(len(times), float(limit)), np.arange(len(times)))
 

@@ -6,8 +6,6 @@ part can be taken over on its own (partition crossover: Whitley, Hains and Howe,
 algorithm for the traveling salesman problem using generalized partition crossover", PPSN 2010).
 
 The price of memory enters the node costs, so that a move may pay for room that another one needs.
-Memory in use is kept in a segment tree with range addition and a global maximum: an addition to
-consecutive rows costs O(log rows), the maximum is read in O(1).
 """
 
 from __future__ import annotations
@@ -20,59 +18,6 @@ from partitioner.solver.pairwise.jit import jit, seeded
 from partitioner.solver.pairwise.model import CONFLICT, Graph, Model
 from partitioner.solver.pairwise.problem import Floats, Ints
 from partitioner.solver.pairwise.wide import best_given_cutset
-
-
-class Ledger(NamedTuple):
-    """Usage less capacity of the memory rows."""
-
-    first: Ints  #: First row in which each node is live; (nodes,).
-    last: Ints  #: One past its last row; (nodes,).
-    #: Largest excess below each tree node; the root is entry 1, the leaves are the second half.
-    tree: Floats
-    pending: Floats  #: Sum of the additions to all rows below each tree node.
-
-
-def ledger(model: Model, chosen: Ints) -> Ledger:
-    """The ledger of a choice; the root is -inf where there is no row."""
-    excess = model.over(chosen)
-    leaves = 1 << max(0, len(excess) - 1).bit_length()
-    tree, pending = np.full(2 * leaves, -np.inf), np.zeros(2 * leaves)
-    tree[leaves : leaves + len(excess)] = excess
-    _fill(tree)
-    return Ledger(model.rows.first, model.rows.last, tree, pending)
-
-
-@jit
-def _fill(tree: Floats) -> None:
-    for node in range(len(tree) // 2 - 1, 0, -1):
-        tree[node] = max(tree[2 * node], tree[2 * node + 1])
-
-
-@jit
-def add(book: Ledger, node: int, value: float) -> None:
-    """Add a value to the rows in which a node is live."""
-    leaves = len(book.tree) // 2
-    low, high = book.first[node] + leaves, book.last[node] + leaves
-    if value == 0.0 or low >= high:
-        return
-    ends = (low >> 1, (high - 1) >> 1)
-    while low < high:
-        if low & 1:
-            book.tree[low] += value
-            book.pending[low] += value
-            low += 1
-        if high & 1:
-            high -= 1
-            book.tree[high] += value
-            book.pending[high] += value
-        low >>= 1
-        high >>= 1
-    for start in ends:
-        above = start
-        while above >= 1:
-            below = max(book.tree[2 * above], book.tree[2 * above + 1])
-            book.tree[above] = below + book.pending[above]
-            above >>= 1
 
 
 class Space(NamedTuple):
@@ -92,18 +37,18 @@ class Mover:
 
     def __init__(self, model: Model, chosen: Ints, seed: int) -> None:
         self.model = model
-        self.chosen, self._ledger = chosen.copy(), ledger(model, chosen)
+        self.restart(chosen)
         self._random = seeded(seed)
         self._space = Space(*np.full((3, model.graph.nodes), -1, dtype=np.int64))
 
     def restart(self, chosen: Ints) -> None:
         """Go on from another choice."""
-        self.chosen, self._ledger = chosen.copy(), ledger(self.model, chosen)
+        self.chosen, self._over = chosen.copy(), self.model.over(chosen)
 
     @property
     def excess(self) -> float:
-        """Largest usage above capacity; not positive if memory suffices."""
-        return float(self._ledger.tree[1])
+        """Largest usage above capacity; not positive if memory suffices, -inf without rows."""
+        return float(self._over.max(initial=-np.inf))
 
     def cost(self) -> float:
         """Cost of the choice; each forbidden pair counts `CONFLICT`."""
@@ -127,9 +72,10 @@ class Mover:
 
     def cross(self, other: Ints, priced: Floats) -> None:
         """Take over the parts of another choice that gain."""
+        rows = self.model.rows
         _cross(
-            other, self.chosen, priced, self.model.usage, self._ledger, self._space,
-            self.model.graph,
+            other, self.chosen, priced, self.model.usage, rows.first, rows.last, self._over,
+            self._space, self.model.graph,
         )  # fmt: skip
 
 
@@ -147,27 +93,39 @@ def _cost(chosen: Ints, g: Graph) -> float:
 
 
 @jit
+def _swap(
+    size: int, chosen: Ints, usage: Floats, first: Ints, last: Ints, over: Floats, s: Space,
+    g: Graph,
+) -> None:  # fmt: skip
+    """Take the proposed strategies of the nodes in order, and propose those that they had."""
+    for k in range(size):
+        v = s.order[k]
+        at, p, q = g.offsets[v], chosen[v], s.choice[v]
+        over[first[v] : last[v]] += usage[at + q] - usage[at + p]
+        chosen[v], s.choice[v] = q, p
+
+
+@jit
 def _take(
-    size: int, free: bool, chosen: Ints, usage: Floats, book: Ledger, s: Space, g: Graph
-) -> None:
-    """Move the nodes in order to their proposed strategies, unless memory is then shorter."""
-    allowed = max(0.0, book.tree[1])
-    for k in range(size):
-        v = s.order[k]
-        add(book, v, usage[g.offsets[v] + s.choice[v]] - usage[g.offsets[v] + chosen[v]])
-    fits = free or book.tree[1] <= allowed
-    for k in range(size):
-        v = s.order[k]
-        if fits:
-            chosen[v] = s.choice[v]
-        else:
-            add(book, v, usage[g.offsets[v] + chosen[v]] - usage[g.offsets[v] + s.choice[v]])
+    size: int, most: float, chosen: Ints, usage: Floats, first: Ints, last: Ints, over: Floats,
+    s: Space, g: Graph,
+) -> bool:  # fmt: skip
+    """Move the nodes in order to their proposed strategies, unless a row is above `most` then."""
+    _swap(size, chosen, usage, first, last, over, s, g)
+    for v in s.order[:size]:
+        for row in range(first[v], last[v]):
+            if over[row] > most:
+                _swap(size, chosen, usage, first, last, over, s, g)
+                return False
+    return True
 
 
 @jit
 def _cross(
-    other: Ints, chosen: Ints, priced: Floats, usage: Floats, book: Ledger, s: Space, g: Graph
-) -> None:
+    other: Ints, chosen: Ints, priced: Floats, usage: Floats, first: Ints, last: Ints, over: Floats,
+    s: Space, g: Graph,
+) -> None:  # fmt: skip
+    most = max(0.0, over.max()) if len(over) else 0.0
     for v in range(len(chosen)):
         s.choice[v] = other[v]
         s.near[v] = 1 if other[v] != chosen[v] else -1
@@ -191,8 +149,8 @@ def _cross(
                     gain += _pair(arc, chosen[u], chosen[w], g) - _pair(arc, other[u], target, g)
         for k in range(size):
             s.near[s.order[k]] = -1
-        if gain > 0:
-            _take(size, False, chosen, usage, book, s, g)
+        if gain > 0 and _take(size, most, chosen, usage, first, last, over, s, g) and most > 0:
+            most = max(0.0, over.max())
 
 
 @jit

@@ -8,39 +8,13 @@ place in the order, with one choice that costs nothing, so that positions stay a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from partitioner.solver.presolve.simplify import restrict
+from partitioner.solver.presolve.simplify import Reduced, restrict
 from partitioner.solver.problem import Edge, Hold, Problem
 
 
-@dataclass(frozen=True)
-class Merged:
-    """A problem with fewer choices and as good plans."""
-
-    problem: Problem
-    leader: tuple[int, ...]  #: The node that each node follows, itself if none.
-    #: For each node its choice under each choice of its leader.
-    stands: tuple[tuple[int, ...], ...]
-
-    def restore(self, chosen: Sequence[int]) -> tuple[int, ...]:
-        """A plan of the smaller problem as one of the original."""
-        return tuple(
-            choices[chosen[leader]]
-            for choices, leader in zip(self.stands, self.leader, strict=True)
-        )
-
-    def lower(self, chosen: Sequence[int]) -> tuple[int, ...]:
-        """A plan of the original, which takes no forbidden pair, as one of the smaller problem."""
-        return tuple(
-            choices.index(pick) if leader == node else 0
-            for node, (choices, leader, pick) in enumerate(
-                zip(self.stands, self.leader, chosen, strict=True)
-            )
-        )
-
-
-def merge_equal(problem: Problem) -> Merged:
+def merge_equal(problem: Problem) -> Reduced:
     """Merge nodes that edges make equal; a leader left without a choice means infeasible."""
     leader, members, stands = _tie(problem)
     picks = _common_choices(problem, leader, stands)
@@ -73,11 +47,8 @@ def merge_equal(problem: Problem) -> Merged:
             load_s = tuple(map(sum, zip(*loads, strict=True)))
             choices.append(replace(problem.nodes[node][pick], load_s=load_s))
         nodes[node] = tuple(choices)
-    return Merged(
-        replace(problem, nodes=tuple(nodes), edges=tuple(edges), holds=tuple(holds)),
-        tuple(leader),
-        tuple(map(tuple, picks)),
-    )
+    smaller = replace(problem, nodes=tuple(nodes), edges=tuple(edges), holds=tuple(holds))
+    return Reduced(smaller, tuple(map(tuple, picks)), leader)
 
 
 def _tie(problem: Problem) -> tuple[list[int], dict[int, list[int]], list[list[int | None]]]:

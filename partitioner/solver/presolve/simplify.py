@@ -32,21 +32,25 @@ class Reduced:
     """A smaller problem with equal best cost."""
 
     problem: Problem
-    kept: tuple[tuple[int, ...], ...]  #: For each node the original index of each choice left.
+    #: For each node the original index of each choice left, by the choices of its leader.
+    kept: tuple[tuple[int, ...], ...]
+    leaders: Sequence[int]  #: The node that each node follows, itself if none.
 
     def restore(self, chosen: Sequence[int]) -> tuple[int, ...]:
         """A plan of the smaller problem as one of the original."""
-        return tuple(kept[index] for kept, index in zip(self.kept, chosen, strict=True))
+        by_node = zip(self.kept, self.leaders, strict=True)
+        return tuple(kept[chosen[leader]] for kept, leader in by_node)
 
     def lower(self, chosen: Sequence[int]) -> tuple[int, ...]:
-        """A plan of the original, whose choices were kept, as one of the smaller problem."""
-        return tuple(kept.index(index) for kept, index in zip(self.kept, chosen, strict=True))
+        """A plan of the original, allowed and of choices that were kept, as one of the smaller."""
+        by_node = enumerate(zip(self.kept, self.leaders, chosen, strict=True))
+        return tuple(k.index(pick) if leader == node else 0 for node, (k, leader, pick) in by_node)
 
 
 def presolve(problem: Problem) -> Reduced:
     """Simplify until nothing changes; a node left without a choice means infeasible."""
     kept = tuple(tuple(range(len(choices))) for choices in problem.nodes)
-    reduced = Reduced(simplify_edges(problem), kept)
+    reduced = Reduced(simplify_edges(problem), kept, range(len(kept)))
     while True:
         # choices that some edge forbids whatever the other end does
         drop: list[set[int]] = [set() for _ in reduced.problem.nodes]
@@ -71,7 +75,9 @@ def presolve(problem: Problem) -> Reduced:
             tuple(indices[index] for index in remaining)
             for indices, remaining in zip(reduced.kept, left, strict=True)
         )
-        reduced = Reduced(simplify_edges(smaller, reduced.problem.edges), kept)
+        reduced = replace(
+            reduced, problem=simplify_edges(smaller, reduced.problem.edges), kept=kept
+        )
         if not all(kept):
             return reduced
 

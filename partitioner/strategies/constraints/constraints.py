@@ -269,8 +269,18 @@ class Constraints:
                 known = f"the axes are {', '.join(axes)}" if axes else "no mesh has axes here"
                 raise ConstraintError(f"{pin.text}: no axis {pin.axis!r}; {known}")
 
-    def keep(self, node: Node, candidates: Sequence[PlacedNode]) -> tuple[PlacedNode, ...]:
-        """The strategies of a node that honour every pin."""
+    def keep(
+        self, node: Node, candidates: Sequence[PlacedNode], where: str, position: int = -1
+    ) -> tuple[PlacedNode, ...]:
+        """The strategies of a node that honour every pin.
+
+        Args:
+            where: The words in which a refusal names the space, such as "on dp=2".
+            position: That of the node, for a refusal.
+
+        Raises:
+            ConstraintError: None of them does.
+        """
         kept, values = tuple(candidates), {*node.inputs, *node.outputs}
         for pin in self.pins:
             if not pin.tensor or pin.tensor in values:
@@ -281,9 +291,13 @@ class Constraints:
             if node.name in nodes:
                 cut = tuple(p for p in kept if _uses(p, axis, nodes[node.name]))
                 kept = cut or tuple(p for p in kept if _uses(p, axis, p.layouts)) or kept
+        if not kept:
+            blamed, why = self._blame(node, candidates)
+            text = f"{blamed} leaves no strategy for {node.name!r} ({node.op}) {where}"
+            raise ConstraintError(f"{text}: {why}" if why else text, position)
         return kept
 
-    def blame(self, node: Node, candidates: Sequence[PlacedNode]) -> tuple[str, str]:
+    def _blame(self, node: Node, candidates: Sequence[PlacedNode]) -> tuple[str, str]:
         """Find the first constraint that leaves a node no strategy, and why: beside which other."""
         kept: Sequence[PlacedNode] = candidates
         for number, pin in enumerate(self.pins):

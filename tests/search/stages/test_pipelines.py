@@ -624,9 +624,7 @@ def test_after_a_cut_that_is_short_the_nearest_sharding_is_cut(
     graph = replace(graph, optional=frozenset([graph.nodes[0].name]))
     limits: list[int] = []
 
-    def sharded(*arguments: object) -> Sharding:
-        limit = arguments[-1]
-        assert isinstance(limit, int)
+    def sharded(_spaces: object, _budget: Budget, _size: int, limit: int) -> Sharding:
         limits.append(limit)
         if limit < 160:
             raise Infeasible("short", device=0, name="mul", bytes_short=20.0)
@@ -638,7 +636,7 @@ def test_after_a_cut_that_is_short_the_nearest_sharding_is_cut(
             raise Infeasible("short", bytes_short=50.0)
         return SimpleNamespace(search=lambda: figures)
 
-    monkeypatch.setattr(pipelines, "sharded_within", sharded)
+    monkeypatch.setattr(pipelines._Spaces, "sharded_within", sharded)
     monkeypatch.setattr(pipelines, "limit_bytes", lambda *_: 200)
     monkeypatch.setattr(pipelines, "Offering", SimpleNamespace(of=lambda *_: None))
     monkeypatch.setattr(pipelines, "StageFigures", lambda sharding, *_: sharding.plan.held)
@@ -651,6 +649,6 @@ def test_after_a_cut_that_is_short_the_nearest_sharding_is_cut(
     ways = cast("Pipelines", SimpleNamespace(groups=None, micro_batches=4))
     budget = Budget.of(request := Request(time_limit_s=1))
     cluster = resolve_cluster("ideal", 4)
-    held: object = pipelines._of_size(graph, cluster, request, budget, 2, ways, {})
+    held: object = pipelines._Spaces(graph, cluster, request, 4).of_size(budget, 2, ways)
     assert held == 160
     assert limits == [200, 140, 160]

@@ -101,7 +101,11 @@ def test_presolve_changes_no_optimum(start: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         import_module("partitioner.solver.joint.solve"),
         "presolve",
-        lambda problem: Reduced(problem, tuple(tuple(range(len(c))) for c in problem.nodes)),
+        lambda problem: Reduced(
+            problem,
+            tuple(tuple(range(len(c))) for c in problem.nodes),
+            range(len(problem.nodes)),
+        ),
     )
     without = [answer(random_problem(s), "throughput") for s in seeds]
     assert any(plan is not None for plan in without)

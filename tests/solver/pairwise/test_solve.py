@@ -20,7 +20,7 @@ from helpers.problems.pairwise_cases import (
 )
 from partitioner.solver.pairwise.dual import Dual, Messages
 from partitioner.solver.pairwise.model import CONFLICT, build
-from partitioner.solver.pairwise.moves import Mover, add, ledger
+from partitioner.solver.pairwise.moves import Mover
 from partitioner.solver.pairwise.problem import FORBIDDEN, evaluate
 from partitioner.solver.pairwise.relax import reduce
 from partitioner.solver.pairwise.solve import PairwiseSolution, Progress, solve, solve_exactly
@@ -199,7 +199,7 @@ def test_moves_never_make_it_worse_and_keep_their_books(seed: int) -> None:
             assert excess == max(0, outcome.peak_usage - problem.limit)
 
 
-def test_the_ledger_keeps_the_largest_excess() -> None:
+def test_a_mover_knows_the_usage_above_capacity_after_each_crossing() -> None:
     draw = np.random.default_rng(0)
     intervals = np.sort(draw.integers(0, 30, (40, 2)), axis=1)
     usages = draw.integers(0, 9, 80)
@@ -212,17 +212,16 @@ def test_the_ledger_keeps_the_largest_excess() -> None:
         50,
     )
     model = build(problem)
-    chosen = np.zeros(40, dtype=np.int64)
-    book = ledger(model, chosen)
-    for node in draw.permutation(40):
-        flipped = 1 - chosen[node]
-        first = model.graph.offsets[node]
-        add(book, node, model.usage[first + flipped] - model.usage[first + chosen[node]])
-        chosen[node] = flipped
-        again = ledger(model, chosen)
-        assert book.tree[1] == again.tree[1]
-        peak = evaluate(problem, model.original(chosen)).peak_usage
-        assert max(book.tree[1], 0) == max(peak - 50, 0)
+    mover, taken = Mover(model, np.zeros(40, dtype=np.int64), 0), 0
+    for _ in range(20):
+        other, priced = draw.integers(0, 2, 40), draw.random(80)
+        before, excess = mover.chosen.copy(), mover.excess
+        mover.cross(other, priced)
+        taken += int((mover.chosen != before).sum())
+        assert mover.excess == Mover(model, mover.chosen, 0).excess <= max(0, excess)
+        peak = evaluate(problem, model.original(mover.chosen)).peak_usage
+        assert max(mover.excess, 0) == max(peak - 50, 0)
+    assert taken
 
 
 def steps(answer: PairwiseSolution) -> list[tuple[float, float]]:

@@ -174,9 +174,11 @@ def clique_positions(spans: Iterable[Sequence[int]]) -> npt.NDArray[np.int64]:
     >>> clique_positions([(0, 2), (1, 1), (2, 3)]).tolist()
     [1, 2]
     """
-    begins, ends = map(np.unique, np.array([*spans], dtype=np.int64).reshape(-1, 2).T)
+    bounds = np.array([*spans], dtype=np.int64).reshape(-1, 2)
+    begins, ends = np.unique(bounds[:, 0]), np.unique(bounds[:, 1])
     following = ends[np.searchsorted(ends, begins)]
-    return begins[np.append(following[:-1] < begins[1:], True)[: len(begins)]]
+    is_last: npt.NDArray[np.bool_] = np.append(following[:-1] < begins[1:], True)[: len(begins)]
+    return begins[is_last]
 
 
 def symmetric_groups(problem: Problem) -> tuple[tuple[int, ...], ...]:

@@ -176,7 +176,8 @@ def clique_positions(spans: Iterable[Sequence[int]]) -> npt.NDArray[np.int64]:
     """
     begins, ends = map(np.unique, np.array([*spans], dtype=np.int64).reshape(-1, 2).T)
     following = ends[np.searchsorted(ends, begins)]
-    return begins[np.append(following[:-1] < begins[1:], True)[: len(begins)]]
+    is_last = np.append(following[:-1] < begins[1:], True)[: len(begins)]
+    return np.asarray(begins[is_last])
 
 
 def symmetric_groups(problem: Problem) -> tuple[tuple[int, ...], ...]:

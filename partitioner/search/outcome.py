@@ -120,7 +120,8 @@ class Refused:
 class SpaceResult:
     """The outcome of searching one space."""
 
-    #: Its best plan, of some spaces several; empty where none is as good as a known one.
+    #: Its best plan and, where that leaves devices idle, the best that does not; empty where no
+    #: plan of the space is as good as a known one.
     plans: tuple[Candidate, ...] = ()
     #: In words, the space that the plans' bound covers; "" if it was not searched.
     searched: str = ""

@@ -26,6 +26,7 @@ from partitioner.rewrites.staging import layers
 from partitioner.search.outcome import Candidate, OutOfTime, Refused, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.search.spaces.one_kernel import beside_producers
+from partitioner.solver.joint.local_search import State, tables
 from partitioner.solver.joint.solve import LEAST_GAP, solve
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.problem import Problem
@@ -45,6 +46,10 @@ FUSED, FUSED_OVER_AXES, MOST_WITH_FUSED = (4, 2, 1), (1,), 40_000
 LEAST_GAIN = 0.1
 #: Times that a search whose plan does not fit by the referee is repeated, within less memory.
 REPEATS = 3
+#: Nodes that are tried for each idle device, those with the least load first.
+MAX_TRIES = 200
+#: Relative difference of two costs that is rounding.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -223,9 +228,9 @@ class JointSpace:
     least_gain: float | None = None
 
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
-        """The best plan.
+        """The best plan and, if that leaves devices idle, the nearest that does not.
 
-        None if the work alone shows that none of the space costs less than `budget.best_s` by
+        No plan if the work alone shows that none of the space costs less than `budget.best_s` by
         more than the least gain.
         """
         known = not self.needed or any(result.plans or result.refused for result in others)
@@ -288,15 +293,20 @@ class JointSpace:
             again = partial(self._solved, built, least=least, effort=1)
             more = again if budget.work.over or not effort else None
             return SpaceResult((), str(self.family), least, refused, more=more)
+        plan = self.shared.candidate(self.family, built, solution)
+        plans = [self._that_fits(built, plan, replace(budget, work=budget.work.beyond(steps)))]
+        if goal == "throughput" and plans[0].evaluation.devices_used < len(self.shared.cluster):
+            chosen = cover(built.problem, solution.chosen)
+            if chosen is not None:
+                busy = replace(solution, chosen=chosen)
+                plans.append(self.shared.candidate(self.family, built, busy))
         more = None
         waits = goal == "latency" and len(self.family.groups) > 1  # no other method knows of it
         if not waits and (
             known is None or gain(known, solution) > LEAST_GAIN * max(budget.gap, LEAST_GAP)
         ):
             more = partial(self._solved, built, least=least, effort=2, known=solution)
-        plan = self.shared.candidate(self.family, built, solution)
-        plan = self._that_fits(built, plan, replace(budget, work=budget.work.beyond(steps)))
-        return SpaceResult((plan,), str(self.family), more=more)
+        return SpaceResult(tuple(plans), str(self.family), more=more)
 
     def _that_fits(self, built: Built, plan: Candidate, budget: Budget) -> Candidate:
         """The plan or, if it does not fit by the referee, the next one found that does.
@@ -482,3 +492,61 @@ def side_by_side(graph: Graph, places: Mapping[str, tuple[str, int]]) -> Iterato
         graph.to_networkx(), key=keys.__getitem__
     )
     return order
+
+
+def cover(problem: Problem, chosen: Sequence[int]) -> tuple[int, ...] | None:
+    """Give each idle device the node whose move costs least; None if no plan that fits is near.
+
+    The best throughput of a small model may need fewer devices than the request names. A request
+    for four parts gets four, and a note says what fewer would cost.
+    """
+    state = State(tables(problem), chosen, bytes_matter=problem.limited)
+    for device in range(problem.devices):
+        if _node_counts(problem, state.chosen)[device]:
+            continue
+        # the cheapest node and choice that give the device work, and more devices than before
+        best: tuple[int, int] | None = None
+        least = (float("inf"), float("inf"))
+        for node, pick in _moves(problem, state.chosen, device):
+            if not state.allowed(node, pick):
+                continue
+            before = state.chosen[node]
+            state.move(node, pick)
+            cost = max(state.load), sum(state.load)
+            rounding = ROUNDING * least[0]
+            is_even = abs(cost[0] - least[0]) <= rounding
+            less = cost[1] < least[1] * (1 - ROUNDING) if is_even else cost[0] < least[0]
+            if state.excess_bytes() <= 0 and less:
+                best, least = (node, pick), cost
+            state.move(node, before)
+        if best is None:
+            return None
+        state.move(*best)
+    return tuple(state.chosen)
+
+
+def _node_counts(problem: Problem, chosen: Sequence[int]) -> list[int]:
+    """Nodes that load each device; communications are left out."""
+    counts = [0] * problem.devices
+    for choices, pick in zip(problem.nodes, chosen, strict=True):
+        for device, seconds in enumerate(choices[pick].load_s):
+            counts[device] += seconds > 0
+    return counts
+
+
+def _moves(problem: Problem, chosen: Sequence[int], device: int) -> Iterator[tuple[int, int]]:
+    counts = _node_counts(problem, chosen)
+    nodes = sorted(
+        (choices[pick].load_s[d], node)
+        for node, (choices, pick) in enumerate(zip(problem.nodes, chosen, strict=True))
+        for d in range(problem.devices)
+        if choices[pick].load_s[d] > 0
+    )
+    for _, node in nodes[:MAX_TRIES]:
+        now = problem.nodes[node][chosen[node]].load_s
+        for pick, choice in enumerate(problem.nodes[node]):
+            pairs = enumerate(zip(now, choice.load_s, strict=True))
+            idle = sum(old > 0 and new == 0 and counts[d] == 1 for d, (old, new) in pairs)
+            gained = sum(new > 0 and counts[d] == 0 for d, new in enumerate(choice.load_s))
+            if choice.load_s[device] > 0 and gained > idle:
+                yield node, pick

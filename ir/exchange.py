@@ -208,7 +208,9 @@ def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
         own = mine.get(device)
         if any(windows):
             overlaps = _overlaps(holders, _dim_offers(windows, holders, own), wanted)
-        elif own is not None and _contains(own, wanted):  # then no other part has any of it
+        elif own is not None and all(  # it has all of it: then no other part has any of it
+            part and intersect(held, part) == part for held, part in zip(own, wanted, strict=True)
+        ):
             overlaps = _overlaps((own,), None, wanted)
         else:
             if wanted not in pairs:
@@ -219,12 +221,6 @@ def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
             turns[pieces] += owner != device
             transfers.append(Transfer(owner, device, read, write))
     return tuple(sorted(transfers, key=lambda t: (t.target, t.source, t.write)))
-
-
-def _contains(held: Region, wanted: Region) -> bool:
-    """Tell whether a part has all of another one, and both have any."""
-    pairs = zip(held, wanted, strict=True)
-    return all(part and intersect(own, part) == part for own, part in pairs)
 
 
 def _overlaps(

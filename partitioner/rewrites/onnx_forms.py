@@ -44,7 +44,7 @@ Dims = Callable[[OpView], frozenset[int]]
 
 
 def _softmax_dims(view: OpView) -> frozenset[int]:
-    return frozenset(dim % view.rank() for dim in softmax_dims(view))
+    return frozenset(dim % view.rank() for dim in softmax_dims(view, view.opset))
 
 
 def _axis(default: int, view: OpView) -> frozenset[int]:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from partitioner.ir.ops.onnx.reduction import softmax_dims
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL, elementwise
 from partitioner.ir.ops.rules.reduction import along
 from partitioner.ir.ops.signature import OpaqueError, broadcast, names
@@ -18,12 +19,6 @@ from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
 
 Dims = Sequence[str] | None
-
-
-def _softmax(view: OpView) -> Rule:
-    """Dims from `axis` on, or that dim alone, by the opset of ONNX's Softmax that it replaces."""
-    axis, alone = view.dim("axis", -1), view.int_attr("opset", 13) >= 13
-    return along(view, [axis] if alone else range(axis, view.rank()), flops=TRANSCENDENTAL + 6)
 
 
 def _concat(view: OpView) -> Rule:
@@ -88,6 +83,10 @@ ROWS: Mapping[str, OpRow] = {
     "com.microsoft::QLinearLeakyRelu": OpRow(partial(elementwise, flops=5, places=(0,))),
     "com.microsoft::QLinearMul": OpRow(partial(elementwise, flops=6, places=(0, 3))),
     "com.microsoft::QLinearSigmoid": OpRow(partial(elementwise, flops=8, places=(0,))),
-    "com.microsoft::QLinearSoftmax": OpRow(_softmax),
+    "com.microsoft::QLinearSoftmax": OpRow(
+        lambda view: along(
+            view, softmax_dims(view, view.int_attr("opset", 13)), flops=TRANSCENDENTAL + 6
+        )
+    ),
     "com.microsoft::QLinearWhere": OpRow(partial(elementwise, flops=4, places=(0, 1, 4))),
 }

@@ -69,15 +69,15 @@ def _empty_sum(view: OpView, dims: list[int], keepdims: int) -> LocalOp:
     return LocalOp((replace(add, inputs=node.inputs[:1], attrs=attrs),))
 
 
-def softmax_dims(view: OpView) -> tuple[int, ...]:
+def softmax_dims(view: OpView, opset: int) -> tuple[int, ...]:
     """Dims that a softmax is over: before opset 13 all from `axis` on; they may be negative."""
-    if view.opset >= 13:
+    if opset >= 13:
         return (view.int_attr("axis", -1),)
     return tuple(range(view.dim("axis", 1), view.rank()))
 
 
 def _softmax(view: OpView, flops: float) -> Rule:
-    return along(view, softmax_dims(view), flops=flops)
+    return along(view, softmax_dims(view, view.opset), flops=flops)
 
 
 ROWS: Mapping[str, OpRow] = {

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from partitioner.ir.pieces.repeats import Floats, held, numbered, repetitions
+from partitioner.ir.pieces.repeats import held, numbered, repetitions
 
 #: Layers that are traced: the first, the last and two in the middle may be unlike one another, and
 #: each of two more is compared with the one before.
@@ -107,21 +107,15 @@ def repeated_layers(program: ExportedProgram) -> RepeatedLayers | None:
         for node, (own, operands) in zip(calls, forms, strict=True)
     )
     operands = [each for _, each in forms]
-    stretches = repetitions(
-        kinds, fewest=KEPT + 1, shown=KEPT, hidden=LEAST, crossing=_crossing(calls, operands)
-    )
+    at = {node: index for index, node in enumerate(calls)}
+    last = {read: index for index, reads in enumerate(operands) for read in reads}
+    crossing = held(((at[read], last[read], 1) for read in last if read in at), len(calls))[:-1]
+    stretches = repetitions(kinds, fewest=KEPT + 1, shown=KEPT, hidden=LEAST, crossing=crossing)
     stretch = next(stretches, None)
     if stretch is None:
         return None
     finder = _Finder(program, calls, operands, stretch.start, stretch.period, stretch.count)
     return finder.layers()
-
-
-def _crossing(calls: Sequence[fx.Node], operands: Sequence[Sequence[fx.Node]]) -> Floats:
-    """Count, for the point before each call, the earlier results that are read from there on."""
-    at = {node: index for index, node in enumerate(calls)}
-    last = {read: index for index, reads in enumerate(operands) for read in reads}
-    return held(((at[read], last[read], 1) for read in last if read in at), len(calls))[:-1]
 
 
 @dataclass

@@ -16,12 +16,8 @@ for the share that compute does not hide. A request is a micro-batch then.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-
-import numpy as np
-import numpy.typing as npt
 
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.schedule.task_list import Schedule
@@ -92,11 +88,7 @@ def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
 
 
 def step_seconds(schedule: Schedule) -> float:
-    """End of the last event of one request or step, to rounding, without the events.
-
-    What a phase does to the seconds at which its devices are free is the same for all micro-
-    batches, so a phase is read once and then takes a few sums.
-    """
+    """End of the last event of one request or step, to rounding, without the events."""
     clock = _Clock(events=None)
     _run(schedule, 1, clock)
     return max(clock.free.values(), default=0.0)
@@ -157,7 +149,7 @@ def _simulate_step(schedule: Schedule, order: StepOrder, clock: _Clock) -> None:
         and not any(lane >= task.devices.keys() for lane in lanes)
     }
     phases = {
-        (lane, phase): _LanePhase.of(tasks[phase], lane, phase)
+        (lane, phase): _LanePhase.of(tasks[phase], lane, phase, apart=clock.events is not None)
         for lane, runs in zip(lanes, waiting, strict=True)
         for phase in dict.fromkeys(phase for phase, _ in runs)
     }
@@ -187,17 +179,24 @@ class _LanePhase:
 
     @classmethod
     def of(
-        cls, phase_tasks: Sequence[tuple[int, Task]], lane: frozenset[int], phase: int
+        cls,
+        phase_tasks: Sequence[tuple[int, Task]],
+        lane: frozenset[int],
+        phase: int,
+        *,
+        apart: bool,
     ) -> _LanePhase:
+        """The tasks of a phase on a lane, those inside as few or apart."""
         tasks = [(index, task) for index, task in phase_tasks if lane & task.devices.keys()]
         passing = [(index, t, t.comm) for index, t in tasks if t.comm and t.phase != t.target_phase]
+        inside = [(index, task) for index, task in tasks if task.phase == task.target_phase]
         return cls(
             tuple(
                 (index, task)
                 for index, task, comm in passing
                 if task.target_phase == phase and lane & comm.targets()
             ),
-            tuple((index, task) for index, task in tasks if task.phase == task.target_phase),
+            tuple(inside if apart else _in_few(inside)),
             tuple(
                 (index, task)
                 for index, task, comm in passing
@@ -205,42 +204,19 @@ class _LanePhase:
             ),
         )
 
-    @cached_property
-    def arrivals(self) -> tuple[tuple[int, tuple[tuple[int, float], ...]], ...]:
-        """Position of each message that arrives, and its seconds by device."""
-        return tuple((i, tuple(_side(task, sources=False))) for i, task in self.arriving)
 
-    @cached_property
-    def departures(self) -> tuple[tuple[int, tuple[tuple[int, float], ...], float], ...]:
-        """Each message that leaves: position, seconds by device, and until it is there."""
-        return tuple(
-            (i, tuple(_side(task, sources=True)), max(task.whole_s.values()))
-            for i, task in self.leaving
-        )
-
-    @cached_property
-    def devices(self) -> tuple[int, ...]:
-        return tuple(sorted({device for _, task in self.inside for device in task.devices}))
-
-    @cached_property
-    def alone_s(self) -> float:
-        """Seconds of the tasks inside, of which one device runs all."""
-        return float(self.later[0, 0])
-
-    @cached_property
-    def later(self) -> npt.NDArray[np.float64]:
-        """Device i is free no earlier than `later[i, j]` seconds after device j is at the start."""
-        row = {device: index for index, device in enumerate(self.devices)}
-        later = np.full((len(row), len(row)), -np.inf)
-        np.fill_diagonal(later, 0.0)
-        for _, task in self.inside:
-            rows = [row[device] for device in task.devices]
-            seconds = np.fromiter(task.devices.values(), np.float64, len(rows))
-            if not task.waits or len(rows) < 2:
-                later[rows] += seconds[:, None]
-            else:
-                later[rows] = later[rows].max(axis=0) + seconds[:, None]
-        return later
+def _in_few(tasks: Sequence[tuple[int, Task]]) -> list[tuple[int, Task]]:
+    """Add each task to the one before it, unless it has to wait for devices that this does not."""
+    few: list[tuple[int, Task, dict[int, float]]] = []
+    for index, task in tasks:
+        if few and not (task.waits and len(task.devices) > 1):
+            _, last, sums = few[-1]
+            if not last.waits or task.devices.keys() <= sums.keys():
+                for device, seconds in task.devices.items():
+                    sums[device] = sums.get(device, 0.0) + seconds
+                continue
+        few.append((index, task, dict(task.devices)))
+    return [(index, replace(task, devices=sums)) for index, task, sums in few]
 
 
 @dataclass
@@ -255,9 +231,6 @@ class _Clock:
         """Run a phase of a micro-batch on a lane, if all that it waits for was sent."""
         if any((index, micro_batch) not in self.sent for index, _ in phase.arriving):
             return False
-        if self.events is None:
-            self._pass(phase, micro_batch)
-            return True
         for index, task in phase.arriving:
             self.arrive(index, task, micro_batch)
         for index, task in phase.inside:
@@ -265,24 +238,6 @@ class _Clock:
         for index, task in phase.leaving:
             self.leave(index, task, micro_batch)
         return True
-
-    def _pass(self, phase: _LanePhase, micro_batch: int) -> None:
-        """Run a phase at once, without events: `arrive`, `together` and `leave` of all tasks."""
-        free, sent = self.free, self.sent
-        for index, targets in phase.arrivals:
-            arrived = sent[index, micro_batch]  # other lanes may read it too
-            for device, seconds in targets:
-                free[device] = max(arrived, free[device] + seconds)
-        if len(phase.devices) == 1:
-            free[phase.devices[0]] += phase.alone_s
-        elif phase.devices:
-            before = np.array([free[device] for device in phase.devices])
-            after = (phase.later + before).max(axis=1)
-            free.update(zip(phase.devices, after.tolist(), strict=True))
-        for index, sources, whole_s in phase.departures:
-            sent[index, micro_batch] = max(free[device] for device, _ in sources) + whole_s
-            for device, seconds in sources:
-                free[device] += seconds
 
     def together(self, index: int, task: Task, request: int) -> None:
         ready = max((self.free[device] for device in task.devices), default=0.0)
@@ -292,20 +247,19 @@ class _Clock:
 
     def send(self, index: int, task: Task, request: int) -> None:
         """Run the sources' side of a one-way communication."""
-        sources = list(_side(task, sources=True))
-        for device, seconds in sources:
+        for device, seconds in task.sending.items():
             self._run(index, task, request, device, self.free[device], self.free[device] + seconds)
-        self.sent[index, request] = max((self.free[device] for device, _ in sources), default=0.0)
+        self.sent[index, request] = max((self.free[device] for device in task.sending), default=0.0)
 
     def leave(self, index: int, task: Task, request: int) -> None:
         """Send what a phase has made, beside what its devices do next."""
-        start = max(self.free[device] for device, _ in _side(task, sources=True))
+        start = max(self.free[device] for device in task.sending)
         self.send(index, task, request)
         self.sent[index, request] = start + max(task.whole_s.values())
 
     def arrive(self, index: int, task: Task, request: int) -> None:
         arrived = self.sent[index, request]
-        for device, seconds in _side(task, sources=False):
+        for device, seconds in task.receiving.items():
             end = max(arrived, self.free[device] + seconds)
             self._run(index, task, request, device, end - seconds, end)
 
@@ -317,9 +271,3 @@ class _Clock:
             hidden = task.hidden.get(device, 0.0)
             event = Event(device, task.kind, task.name, start, end, index, request, hidden)
             self.events.append(event)
-
-
-def _side(task: Task, *, sources: bool) -> Iterator[tuple[int, float]]:
-    assert task.comm is not None
-    side = task.comm.sources() if sources else task.comm.targets()
-    return ((device, seconds) for device, seconds in task.devices.items() if device in side)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from partitioner.ir.layout import Placement
 from partitioner.ir.phases import PhaseError, StepOrder
@@ -61,6 +62,18 @@ class Task:
     def whole_s(self) -> Mapping[int, float]:
         """Seconds by device, with those that it takes beside compute."""
         return {device: s + self.hidden.get(device, 0.0) for device, s in self.devices.items()}
+
+    @cached_property
+    def sending(self) -> Mapping[int, float]:
+        """Seconds by device of a communication's sources."""
+        assert self.comm is not None
+        return {d: seconds for d, seconds in self.devices.items() if d in self.comm.sources()}
+
+    @cached_property
+    def receiving(self) -> Mapping[int, float]:
+        """Seconds by device of a communication's targets."""
+        assert self.comm is not None
+        return {d: seconds for d, seconds in self.devices.items() if d in self.comm.targets()}
 
     @property
     def longest_s(self) -> float:

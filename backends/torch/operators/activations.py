@@ -9,7 +9,7 @@ columns.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 
 import torch
@@ -20,14 +20,9 @@ _aten = torch.ops.aten
 Operand = Tensor | float | int
 
 
-def _part(x: Tensor, place: int, count: int) -> Tensor:
-    width = x.shape[-1] // count
-    return x.narrow(-1, place * width, width)
-
-
 #: The steps by name: functions of their operands.
 STEPS: Mapping[str, Callable[..., Tensor]] = {
-    "part": _part,
+    "part": lambda x, place, count: x.split(x.shape[-1] // count, -1)[place],
     "every": lambda x, start, step: x[..., start::step],  # one of so many columns
     "add": torch.add,
     "sub": operator.sub,  # of a number, too
@@ -62,7 +57,8 @@ def activation(text: str) -> Callable[[Tensor], Tensor]:
     def run(columns: Tensor) -> Tensor:
         results = [columns]
         for step, operands in steps:
-            results.append(step(*_given(operands, results)))
+            given = [results[int(x[1:])] if isinstance(x, str) else x for x in operands]
+            results.append(step(*given))
         return results[-1]
 
     return run
@@ -83,7 +79,3 @@ def _operand(text: str) -> float | int | str:
     if text.startswith("%"):
         return text
     return int(text) if text.lstrip("-").isdecimal() else float(text)
-
-
-def _given(operands: Sequence[float | int | str], results: Sequence[Tensor]) -> list[Operand]:
-    return [results[int(x[1:])] if isinstance(x, str) else x for x in operands]

@@ -403,7 +403,7 @@ class _Search:
         steps = {False: 0.0, True: 0.0}  # of all spaces so far, by whether they are kinds
         waiting = list(spaces)
         while waiting:
-            if search.results and (self.request.objective == "memory" or not search.plans):
+            if search.results and (self.request.objective == "memory" or math.isinf(search.best_s)):
                 waiting.sort(key=lambda other: not _is_small(other))
             space = waiting.pop(0)
             is_kind = isinstance(space, KindSpace)
@@ -426,15 +426,18 @@ class _Search:
     def unfinished(self) -> dict[int, Callable[[Budget], SpaceResult]]:
         """The searches of spaces that go on, by number: that may still gain, or did not begin.
 
-        A space that was refused goes on beside a known plan alone: else exact liveness is tried
-        first.
+        Where no plan fits, those do whose plan does not. A space that was refused goes on beside a
+        known plan alone: else exact liveness is tried first.
         """
-        enough_s = (1 - self.budget.gap) * self.best_s if self.best_s < math.inf else 0.0
+        enough_s, is_known = (1 - self.budget.gap) * self.best_s, self.best_s < math.inf
         return {
             index: result.more
             for index, result in enumerate(self.results)
             if result.more is not None
-            and (not (result.plans or result.refused) or result.least < enough_s)
+            and (
+                not (result.plans or result.refused)
+                or (result.least < enough_s if is_known else bool(result.plans))
+            )
         }
 
     def gone_on(self) -> _Search:

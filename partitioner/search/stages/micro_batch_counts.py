@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 from partitioner.cost_model.cluster.topology import Cluster
@@ -311,12 +312,14 @@ class CountSearch:
     def _open_graphs(self, count: int, sizes: tuple[int, ...] | None) -> Iterator[Graph]:
         """The graphs of a micro-batch, but for one that is sure not to fit where another follows.
 
-        Where bytes are short the last goes first, since it has the plans of the others. None
-        follows behind the time limit.
+        Where bytes are short the last goes first, since it has the plans of the others, and where a
+        plan is known alone. None follows behind the time limit.
         """
         graphs = iter(self.graphs(count))
         if self.is_short:
             graphs = reversed([*graphs])
+            if self.outcomes:
+                graphs = islice(graphs, 1)
         for graph in graphs:
             on_one_mesh = sizes == (len(self.cluster),) and bool(graph.backward)
             is_too_large = on_one_mesh and not graph.optional and shortage(graph, self.cluster)[1]

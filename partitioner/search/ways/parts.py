@@ -231,19 +231,21 @@ class InStages:
     def _go_on(self, before: Outcome, known: float, budget: Budget) -> Outcome:
         """The best plan in as many micro-batches and stages of the same sizes; `before` if none is.
 
-        Behind it kinds of parallelism have a look, see `_of_kinds`. The bound is that of all
-        numbers.
+        Where bytes are short, the next fewer micro-batches go first. Behind them kinds of
+        parallelism have a look, see `_of_kinds`. The bound is that of all numbers.
         """
         count = before.plan.micro_batches
         assert count is not None
         sizes = tuple(sorted({mesh.size() for mesh in before.plan.groups}))
         is_short = before.of is not None and bool(before.of.optional)
-        share = budget.of_clock(2)
+        # the next fewer ones hold more, and may have been refused for want of time
+        fewer = [n for n in self.parts.model.even_counts() if n < count][-1:] if is_short else []
         found: Outcome | None = None
         with self.clock("searching"):
             with suppress(Infeasible, NoCheaper):
-                search = replace(self._counts(share), sizes=sizes, is_short=is_short)
-                found = search.all((Trial(count),))
+                search = self._counts(budget.of_clock(2))
+                search = replace(search, sizes=sizes, is_short=is_short)
+                found = search.all(tuple(map(Trial, (*fewer, count))))
             best_s = min(budget.best_s, (found or before).evaluation.cost(self.request.objective))
             others = tuple(size for size in self.sizes or () if size not in sizes)
             rest = replace(budget, best_s=best_s)

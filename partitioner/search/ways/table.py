@@ -57,6 +57,7 @@ class Table:
             budget,
             is_short=is_short,
             first_share=share,
+            memory_bytes=max(device.memory_bytes for device in self.cluster.devices),
             least=lambda: self._least(len(self.cluster))(1),
             confirms=self.model.confirms,
         ).best()

@@ -93,6 +93,7 @@ class Weighing:
     #: Whether memory may refuse some: then the clock is shared with those that save it.
     is_short: bool = True
     first_share: float = FIRST_SHARE  #: The share of the clock, then, of the first way.
+    memory_bytes: float = math.inf  #: Of the device that has the most.
     #: Gives a bound on the cost of all plans, for ways that were refused without a proof.
     least: Callable[[], float] = lambda: math.inf
     #: Tells whether the micro-batches of a plan, by their number, are those of the model.
@@ -219,10 +220,12 @@ class Weighing:
         """Search those that the clock refused anew, if there are more seconds for it than before.
 
         Each has one of so many equal shares of what is left of the clock, until one has a plan.
+        Where another way has one, those are left that were short of all that a device has.
         """
-        found = len(self.found)
+        found, most = len(self.found), self.memory_bytes if self.found else math.inf
         for number in sorted(self._stopped & self.refused.keys(), key=self._rank):
-            if len(self.found) == found and self._gains_s(number, parts) > 0:
+            is_near = self.refused[number].bytes_short <= most
+            if len(self.found) == found and is_near and self._gains_s(number, parts) > 0:
                 self._tried(number, self.ways[number].search, parts)
 
     def _gains_s(self, number: int, parts: float = 1) -> float:

@@ -322,7 +322,10 @@ class _Search:
         space = OneDeviceSpace(graph, self.cluster, request)
         found = space.search(Budget.of(request), ()).plans
         alone = [replace(one, bounds_space=False) for one in found if one.evaluation.fits_exactly]
-        best = best_of([*self.plans, *alone], request.objective, devices)
+        if not alone:
+            return self
+        fitting = [plan for result in self.results for plan in result.fitting]
+        best = best_of([*fitting, *alone], request.objective, devices)
         if not any(best is plan for plan in alone):
             return self
         return replace(self, results=[*self.results, SpaceResult((best,))])
@@ -434,7 +437,7 @@ class _Search:
             index: result.more
             for index, result in enumerate(self.results)
             if result.more is not None
-            and (not (result.plans or result.refused) or result.least < enough_s)
+            and (not (result.fitting or result.refused) or result.least < enough_s)
         }
 
     def gone_on(self) -> _Search:

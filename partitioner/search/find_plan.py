@@ -322,7 +322,10 @@ class _Search:
         space = OneDeviceSpace(graph, self.cluster, request)
         found = space.search(Budget.of(request), ()).plans
         alone = [replace(one, bounds_space=False) for one in found if one.evaluation.fits_exactly]
-        best = best_of([*self.plans, *alone], request.objective, devices)
+        if not alone:
+            return self
+        fitting = [plan for result in self.results for plan in result.fitting]
+        best = best_of([*fitting, *alone], request.objective, devices)
         if not any(best is plan for plan in alone):
             return self
         return replace(self, results=[*self.results, SpaceResult((best,))])
@@ -426,18 +429,15 @@ class _Search:
     def unfinished(self) -> dict[int, Callable[[Budget], SpaceResult]]:
         """The searches of spaces that go on, by number: that may still gain, or did not begin.
 
-        Where no plan fits, those do whose plan does not. A space that was refused goes on beside a
-        known plan alone: else exact liveness is tried first.
+        So do those whose plan does not fit. A space that was refused goes on beside a known plan
+        alone: else exact liveness is tried first.
         """
-        enough_s, is_known = (1 - self.budget.gap) * self.best_s, self.best_s < math.inf
+        enough_s = (1 - self.budget.gap) * self.best_s if self.best_s < math.inf else 0.0
         return {
             index: result.more
             for index, result in enumerate(self.results)
             if result.more is not None
-            and (
-                not (result.plans or result.refused)
-                or (result.least < enough_s if is_known else bool(result.plans))
-            )
+            and (not (result.fitting or result.refused) or result.least < enough_s)
         }
 
     def gone_on(self) -> _Search:

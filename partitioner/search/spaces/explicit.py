@@ -293,12 +293,13 @@ class JointSpace:
             again = partial(self._solved, built, least=least, effort=1)
             more = again if budget.work.over or not effort else None
             return SpaceResult((), str(self.family), least, refused, more=more)
-        plan = self.shared.candidate(self.family, built, solution)
-        plans = [self._that_fits(built, plan, replace(budget, work=budget.work.beyond(steps)))]
-        if goal == "throughput" and plans[0].evaluation.devices_used < len(self.shared.cluster):
-            chosen = cover(built.problem, solution.chosen)
+        first = self.shared.candidate(self.family, built, solution)
+        plan = self._that_fits(built, first, replace(budget, work=budget.work.beyond(steps)))
+        plans, objective = [plan], self.shared.request.objective
+        if goal == "throughput" and plan.evaluation.devices_used < len(self.shared.cluster):
+            chosen = cover(built.problem, plan.solution.chosen)
             if chosen is not None:
-                busy = replace(solution, chosen=chosen)
+                busy = replace(plan.solution, chosen=chosen)
                 plans.append(self.shared.candidate(self.family, built, busy))
         more = None
         waits = goal == "latency" and len(self.family.groups) > 1  # no other method knows of it
@@ -306,7 +307,8 @@ class JointSpace:
             known is None or gain(known, solution) > LEAST_GAIN * max(budget.gap, LEAST_GAP)
         ):
             more = partial(self._solved, built, least=least, effort=2, known=solution)
-        return SpaceResult(tuple(plans), str(self.family), more=more)
+        binds = first.cost(objective) < (1 - budget.gap) * plan.cost(objective)
+        return SpaceResult(tuple(plans), str(self.family), memory_binds=binds, more=more)
 
     def _that_fits(self, built: Built, plan: Candidate, budget: Budget) -> Candidate:
         """The plan or, if it does not fit by the referee, the next one found that does.
@@ -347,16 +349,13 @@ def _narrowed(problem: Problem, plan: Candidate, devices: Sequence[int]) -> Prob
     of as much memory, it is taken to count as many more.
     """
     counted = evaluate_choices(problem, plan.solution.chosen).peak_bytes
-    limit_bytes = list(problem.limit_bytes)
+    within = {limit: limit for limit in problem.limit_bytes}  # by the limit before
     for column, device in enumerate(devices):
         short = plan.evaluation.short_bytes.get(device)
         if short is not None:
-            alike = problem.limit_bytes[column]
-            limit_bytes = [
-                min(limit, counted[column] - short) if limit == alike else limit
-                for limit in limit_bytes
-            ]
-    return replace(problem, limit_bytes=tuple(limit_bytes))
+            limit = problem.limit_bytes[column]
+            within[limit] = min(within[limit], counted[column] - short)
+    return replace(problem, limit_bytes=tuple(within[limit] for limit in problem.limit_bytes))
 
 
 @dataclass(frozen=True)
@@ -405,10 +404,11 @@ class KindSpace:
         A kind that was refused goes on beside a known plan, or if the clock stopped it.
         """
         plans = tuple(replace(plan, bounds_space=False) for plan in result.plans)
+        own = SpaceResult(plans, memory_binds=result.memory_binds)
         more, is_known = result.more, budget.best_s < math.inf
         if more is None or (result.refused and not (is_known or budget.work.stopped)):
-            return SpaceResult(plans)
-        return SpaceResult(plans, more=lambda budget: self._of_kind(more(budget), budget))
+            return own
+        return replace(own, more=lambda budget: self._of_kind(more(budget), budget))
 
     def _is_wanted(self, gap: float, others: tuple[SpaceResult, ...]) -> bool:
         """Tell whether plans are to be run, or the mesh may have one cheaper by more than the gap.

@@ -254,7 +254,10 @@ class InStages:
             return replace(self._named(before, known), more=None)
         one, other = found.plan.certificate, before.plan.certificate
         assert one is not None and other is not None  # noqa: PT018
-        certificate = replace(one, bound=min(one.bound, other.bound), space=other.space)
+        bound, status = min(one.bound, other.bound), one.status
+        if status == "optimal" and one.cost - bound > self.request.gap * one.cost:
+            status = "feasible"  # it was of fewer plans
+        certificate = replace(one, bound=bound, status=status, space=other.space)
         found = replace(found, plan=replace(found.plan, certificate=certificate))
         found = self._named(found, known)
         return (

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -16,9 +17,11 @@ from helpers.plans.whole_plans import build
 from partitioner import examples
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import evaluate, one_device
 from partitioner.cost_model.prices.compute import shape_at
+from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.cost_model.profiles.database import Profile, write_entries
 from partitioner.cost_model.profiles.entries import Entry
 from partitioner.cost_model.profiles.forms import form_of
@@ -27,8 +30,9 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan, place, resolve
 from partitioner.ir.types import TensorType
+from partitioner.problem.build import Built
 from partitioner.search import find_plan
-from partitioner.search.outcome import Outcome, SpaceResult
+from partitioner.search.outcome import Candidate, Outcome, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.search.spaces import explicit
 from partitioner.search.spaces.explicit import (
@@ -45,6 +49,7 @@ from partitioner.solver.problem import Choice, Edge, Hold, Item, Problem
 from partitioner.solver.referee import Objective
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
+from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import SearchError, families
 
 MLP = load_onnx(examples.build("mlp", layers=2, hidden=16, batch=4)).graph
@@ -267,6 +272,83 @@ def test_small_spaces_go_next_where_the_first_space_has_no_plan_or_bytes_are_wan
     plain = ["other", "other", "inter", "dp", "dp+tp"]
     early = ["other", "inter", "dp", "other", "dp+tp"]
     assert order == (plain if fits and objective == "throughput" else early)
+
+
+# A plan that does not fit by the referee is none.
+
+
+def short(plan: Candidate) -> Candidate:
+    """A plan that costs nothing, of which every device is short of a byte."""
+    limits = {device: n - 1 for device, n in plan.evaluation.needed_bytes.items()}
+    return costing(0.0, replace(plan, evaluation=replace(plan.evaluation, limit_bytes=limits)))
+
+
+def costing(step_s: float, plan: Candidate) -> Candidate:
+    """A plan of which every device computes so long."""
+    devices = plan.evaluation.compute_s
+    computing, idle = dict.fromkeys(devices, step_s), dict.fromkeys(devices, 0.0)
+    return replace(plan, evaluation=replace(plan.evaluation, compute_s=computing, comm_s=idle))
+
+
+def test_one_device_is_weighed_beside_the_plans_that_fit() -> None:
+    request, cluster = Request(), flat(2)
+    plan = short(search(MLP, cluster, request).candidates[0])
+    so_far = find_plan._Search(request, cluster, Budget.of(request), [SpaceResult((plan,))])
+    outcome = so_far.with_one_device(MLP).winner
+    assert outcome.evaluation.fits_exactly
+    assert outcome.evaluation.devices_used == 1
+
+
+def test_a_search_goes_on_where_no_plan_of_it_fits() -> None:
+    request, cluster = Request(), flat(2)
+    plan = search(MLP, cluster, request).candidates[0]
+
+    def more(_: Budget) -> SpaceResult:
+        raise AssertionError
+
+    def unfinished(*plans: Candidate) -> set[int]:
+        results = [SpaceResult(plans, more=more)]
+        return {*find_plan._Search(request, cluster, Budget.of(request), results).unfinished}
+
+    proven = replace(plan, solution=replace(plan.solution, bound=plan.cost("throughput")))
+    assert unfinished(short(plan)) == {0}
+    assert unfinished(proven) == set()
+
+
+@pytest.mark.parametrize(("times", "binds"), [(1.0, False), (2.0, True)])
+def test_memory_binds_where_the_plan_that_fits_costs_more_than_the_first(
+    times: float, binds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, cluster = Request(), flat(2)
+    shared = JointSearch(
+        MLP, cluster, request, Rules.of(MLP), DeviceColumns(MLP, Resharder(cluster))
+    )
+    one_device = (0,) * len(MLP.nodes)
+    covered: list[object] = []
+
+    def that_fits(self: JointSpace, built: Built, plan: Candidate, _: Budget) -> Candidate:
+        solution = replace(plan.solution, chosen=one_device)
+        step_s = times * plan.evaluation.step_s
+        return costing(step_s, self.shared.candidate(self.family, built, solution))
+
+    monkeypatch.setattr(JointSpace, "_that_fits", that_fits)
+    monkeypatch.setattr(explicit, "cover", lambda _, chosen: covered.append(chosen))
+    space = JointSpace(shared, families("inter", 2, None)[0])
+    assert space.search(Budget.of(request), ()).memory_binds == binds
+    assert covered == [one_device]
+
+
+def test_devices_of_as_much_memory_have_as_little_of_it_as_the_one_that_is_shortest() -> None:
+    """What the referee counts more on one is counted on all; other devices keep their limit."""
+    held = Item((0.0,) * 4, (90.0, 80.0, 10.0, 70.0), 0, 0)
+    choices = (Choice((1.0,) * 4, 0, ""),)
+    problem = Problem(
+        4, (100.0, 100.0, 100.0, 75.0), (choices,), ("n",), (), (Hold(0, ((0,),)),), (held,)
+    )
+    evaluation = SimpleNamespace(short_bytes={4: 5, 5: 20})
+    plan = SimpleNamespace(solution=SimpleNamespace(chosen=(0,)), evaluation=evaluation)
+    narrowed = explicit._narrowed(problem, cast("Candidate", plan), (4, 5, 6, 7))
+    assert narrowed.limit_bytes == (60, 60, 60, 75)
 
 
 # Parts of a mesh that have nodes of their own take turns.

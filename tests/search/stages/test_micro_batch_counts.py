@@ -18,7 +18,7 @@ from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.examples import build, llama
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
-from partitioner.search.outcome import NoCheaper
+from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request, StageClock
 from partitioner.search.stages import micro_batch_counts
 from partitioner.search.stages.micro_batch_counts import (
@@ -310,6 +310,29 @@ def test_stages_go_on_where_their_steps_or_the_clock_ended(
     monkeypatch.setattr(InStages, "_named", lambda _, outcome, _known: outcome)
     outcome = _in_stages(lambda _count: 0.0).search(Budget.of(Request()))
     assert (outcome.more is not None) == goes_on
+
+
+def test_a_plan_of_one_kind_is_not_proven_to_be_the_best_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = load_onnx(build("tiny")).graph
+    request, cluster = Request(time_limit_s=5), resolve_cluster("4xh100")
+    before = find_pipeline(graph, cluster, request, Budget.of(request), 2)
+    certificate = before.plan.certificate
+    assert certificate is not None
+
+    def certified(cost: float, bound: float) -> Outcome:
+        proof = replace(certificate, cost=cost, bound=bound, status="optimal")
+        return replace(before, plan=replace(before.plan, certificate=proof))
+
+    monkeypatch.setattr(InStages, "_named", lambda _, outcome, _known: outcome)
+    monkeypatch.setattr(InStages, "_of_kinds", lambda *_, **__: certified(2.0, 2.0))
+    monkeypatch.setattr(CountSearch, "all", lambda *_: before)
+    for bound, status in ((1.0, "feasible"), (2.0, "optimal")):
+        stages, budget = _in_stages(lambda _count: 0.0), Budget.of(request)
+        proof = stages._go_on(certified(3.0, bound), 4.0, budget).plan.certificate
+        assert proof is not None
+        assert (proof.cost, proof.bound, proof.status) == (2.0, bound, status)
 
 
 @pytest.mark.slow

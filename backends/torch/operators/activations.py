@@ -68,8 +68,8 @@ def with_gradient(
     function: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The result of a function of `x`, and the gradient of `x` from that of the result."""
-    with torch.enable_grad():
-        operand = x.detach().requires_grad_()
+    with torch.inference_mode(False), torch.enable_grad():
+        operand = (x.clone() if x.is_inference() else x.detach()).requires_grad_()
         result = function(operand)
     (gradient,) = torch.autograd.grad(result, operand, grad)
     return result.detach(), gradient

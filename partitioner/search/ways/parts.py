@@ -274,14 +274,14 @@ class InStages:
         if request.parallel is not None or request.mesh or request.constraints.bound:
             return best
         for size, kind, trial in product(sizes, ("tp", "dp"), self.trials):
-            if not 1 < size < devices or budget.work.late:
+            if not 1 < size < devices or size not in (trial.sizes or sizes) or budget.work.late:
                 continue
             mesh = {PIPELINE: devices // size, kind: size}
             of_kind = replace(request, parallel=f"{PIPELINE}+{kind}", mesh=mesh)
             search = self._counts(budget)
             search = replace(search, request=of_kind, sizes=(size,), is_short=is_short)
             with suppress(Infeasible, NoCheaper, ConstraintError, PipelineScheduleError):
-                best = search.all((trial,))
+                best = search.all((Trial(trial.count),))
                 budget = replace(budget, best_s=best.evaluation.cost(request.objective))
         return best
 

@@ -335,6 +335,27 @@ def test_a_plan_of_one_kind_is_not_proven_to_be_the_best_of_all(
         assert (proof.cost, proof.bound, proof.status) == (2.0, bound, status)
 
 
+def test_each_kind_is_tried_in_stages_of_the_size_of_its_mesh(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On many devices a number of micro-batches is of stages of some sizes alone."""
+    tried: list[tuple[str | None, object, object, Trial]] = []
+
+    def every(search: CountSearch, trials: tuple[Trial, ...]) -> None:
+        tried.append((search.request.parallel, search.request.mesh, search.sizes, *trials))
+        raise Infeasible("short")
+
+    monkeypatch.setattr(CountSearch, "all", every)
+    monkeypatch.setattr(InStages, "trials", (Trial(2), Trial(4, (1, 2)), Trial(8, (4,))))
+    stages, budget = _in_stages(lambda _count: 0.0), Budget.of(Request())
+    assert stages._of_kinds(budget, (1, 2, 4), is_short=False) is None
+    assert tried == [
+        (f"pp+{kind}", {"pp": 2, kind: 2}, (2,), Trial(count))
+        for kind in ("tp", "dp")
+        for count in (2, 4)
+    ]
+
+
 @pytest.mark.slow
 def test_a_stream_runs_in_micro_batches_where_memory_is_short() -> None:
     """At once its plan is slower than through stages, which hold less of a micro-batch."""

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - the usual name
 
 from helpers.op_rows.aten_rows import aten
 from helpers.op_rows.rows import Case, check_row, f32, ints
-from partitioner.backends.torch.operators.activations import activation
+from partitioner.backends.torch.operators.activations import activation, with_gradient
 from partitioner.backends.torch.operators.experts import ACTIVATIONS
 
 TOKENS, CHOSEN, EXPERTS, CHANNELS, WIDTH = 6, 2, 5, 4, 3
@@ -208,6 +208,15 @@ def test_gradients_of_programs_are_those_of_autograd(name: str, biased: bool) ->
         strict=True,
     ):
         torch.testing.assert_close(one, other)
+
+
+def test_activations_have_gradients_in_inference_mode() -> None:
+    before, grad = torch.randn(3, 4), torch.randn(3, 2)
+    expected = with_gradient(activation(PROGRAM), before, grad)
+    with torch.inference_mode():
+        for columns in (before, before.clone()):
+            found = with_gradient(activation(PROGRAM), columns, grad.clone())
+            assert all(map(torch.equal, found, expected))
 
 
 def test_a_step_that_does_not_exist_is_refused() -> None:

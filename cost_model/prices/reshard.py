@@ -266,9 +266,8 @@ class Resharder:
             raise CostError(f"{source} is partial by several reductions {sorted(reductions)}")
         if reductions:
             heads = [self._all_reduce(dtype, source)]
-            if scatters(source, whole):  # straight there
-                comms = self._reductions(CommKind.REDUCE_SCATTER, dtype, source, whole)
-                heads.append(Hop(whole, tuple(comms)))
+            if scatter := self._reduce_scatter(dtype, source, whole):
+                heads.append(scatter)
             options = ([head, *self._move(dtype, head.after, whole)] for head in heads)
             hops = min(options, key=busiest_s)
         else:
@@ -321,6 +320,12 @@ class Resharder:
     def _all_reduce(self, dtype: str, source: Placement) -> Hop:
         after = source.without_partial()
         return Hop(after, tuple(self._reductions(CommKind.ALL_REDUCE, dtype, source, after)))
+
+    def _reduce_scatter(self, dtype: str, source: Placement, target: Placement) -> Hop | None:
+        """Straight to the target, if that can be."""
+        if not scatters(source, target):
+            return None
+        return Hop(target, tuple(self._reductions(CommKind.REDUCE_SCATTER, dtype, source, target)))
 
     def _reductions(
         self, kind: CommKind, dtype: str, source: Placement, target: Placement

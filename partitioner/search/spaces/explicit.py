@@ -44,8 +44,9 @@ CHOICE_STEPS, ITEM_STEPS = 150, 15
 FUSED, FUSED_OVER_AXES, MOST_WITH_FUSED = (4, 2, 1), (1,), 40_000
 #: A space is searched on if that gained so many times the gap asked for.
 LEAST_GAIN = 0.1
-#: Times that a search whose plan does not fit by the referee is repeated, within less memory.
-REPEATS = 3
+#: Times that a search whose plan does not fit by the referee is repeated, within less memory, and
+#: the steps that these searches have at least.
+REPEATS, REPEAT_STEPS = 3, 1e6
 #: Nodes that are tried for each idle device, those with the least load first.
 MAX_TRIES = 200
 #: Relative difference of two costs that is rounding.
@@ -272,7 +273,7 @@ class JointSpace:
         """
         goal = self.shared.goal(self.family)
         budget.work.spend(ITEM_STEPS * len(built.problem.items))
-        steps = budget.work.left
+        steps = max(budget.work.left, REPEAT_STEPS)
         try:
             solution = solve(
                 built.problem,

@@ -84,8 +84,8 @@ class WholeBatch:
     def _with_offers(self, rules: Rules, request: Request, budget: Budget) -> Outcome | None:
         """The better plan of the graph and of the same graph with offers, where memory binds.
 
-        None if memory binds and the offers gain nothing: the search of the graph was then cut
-        short, and there is work left to go on with it.
+        Where the offers gain nothing, the search of the graph, which was cut short, has the work
+        that is left. None if there are no offers.
         """
         assert self.offers is not None
         outcome, note = None, "no plan that keeps all values for the backward pass was found to fit"
@@ -104,7 +104,7 @@ class WholeBatch:
                 note = "memory forbids the cheapest plan that keeps all values"
             graph = self.offers()
             if graph is None:
-                return None
+                return None if outcome is None else self._in_full(outcome, rules, budget)
         budget.say("allowing values to be computed again")
         request = self.request.on(graph)
         if outcome is None:
@@ -117,7 +117,15 @@ class WholeBatch:
                 cheaper = find_plan(graph, self.cluster, request, share)
         if cheaper is not None and cheaper.evaluation.cost(request.objective) < best:
             return cheaper.noted(note)
-        return outcome.stopped().noted(note) if budget.work.late else None
+        if budget.work.late:
+            return outcome.stopped().noted(note)
+        return self._in_full(outcome, rules, budget)
+
+    def _in_full(self, known: Outcome, rules: Rules, budget: Budget) -> Outcome:
+        """The best plan of the graph, of which a search that was cut short has found one."""
+        with suppress(Infeasible, NoCheaper):
+            return find_plan(self.graph, self.cluster, self.request.on(self.graph), budget, rules)
+        return known
 
 
 @dataclass

@@ -275,18 +275,7 @@ class JointSpace:
         budget.work.spend(ITEM_STEPS * len(built.problem.items))
         steps = max(budget.work.left, REPEAT_STEPS)
         try:
-            solution = solve(
-                built.problem,
-                goal,
-                budget.work,
-                gap=budget.gap,
-                seed=budget.seed,
-                engine=budget.engine,
-                cutoff=budget.best_s,
-                reason_s=0.0,
-                effort=effort,
-                known=known,
-            )
+            solution = self._solution(built.problem, budget, effort, known)
         except Infeasible as error:
             refused = Refused(self.family, goal, built, error)
             if error.proven:
@@ -311,6 +300,22 @@ class JointSpace:
         binds = first.cost(objective) < (1 - budget.gap) * plan.cost(objective)
         return SpaceResult(tuple(plans), str(self.family), memory_binds=binds, more=more)
 
+    def _solution(
+        self, problem: Problem, budget: Budget, effort: int = 1, known: Solution | None = None
+    ) -> Solution:
+        return solve(
+            problem,
+            self.shared.goal(self.family),
+            budget.work,
+            gap=budget.gap,
+            seed=budget.seed,
+            engine=budget.engine,
+            cutoff=budget.best_s,
+            reason_s=0.0,
+            effort=effort,
+            known=known,
+        )
+
     def _that_fits(self, built: Built, plan: Candidate, budget: Budget) -> Candidate:
         """The plan or, if it does not fit by the referee, the next one found that does.
 
@@ -323,16 +328,7 @@ class JointSpace:
                 break
             problem = _narrowed(problem, plan, self.shared.prices.devices)
             try:
-                solution = solve(
-                    problem,
-                    self.shared.goal(self.family),
-                    budget.work,
-                    gap=budget.gap,
-                    seed=budget.seed,
-                    engine=budget.engine,
-                    cutoff=budget.best_s,
-                    reason_s=0.0,
-                )
+                solution = self._solution(problem, budget)
             except Infeasible:
                 break
             solution = replace(solution, bound=nearest.solution.bound)

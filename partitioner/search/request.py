@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ from partitioner.strategies.kinds.parallel import (
 from partitioner.strategies.named_dims import bound, check_named
 from partitioner.strategies.spaces import SearchError, check_mesh, check_strategy
 
+#: Cost of a known plan that is compared with no other: it says only that there is one.
+SOME_PLAN_S = sys.float_info.max
 #: Whether the backward pass may compute values of the forward pass again.
 Recompute = bool | Literal["auto"]
 #: Number of micro-batches of a step.

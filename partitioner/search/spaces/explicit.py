@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from partitioner.problem.build import Built, build, decided, kept_decision
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.rewrites.staging import layers
 from partitioner.search.outcome import Candidate, OutOfTime, Refused, SpaceResult
-from partitioner.search.request import Budget, Request
+from partitioner.search.request import SOME_PLAN_S, Budget, Request
 from partitioner.search.spaces.one_kernel import beside_producers
 from partitioner.solver.joint.local_search import State, tables
 from partitioner.solver.joint.solve import LEAST_GAP, solve
@@ -245,7 +244,7 @@ class JointSpace:
             check()
             goal = self.shared.request.objective
             known_s = budget.best_s
-            best = "" if known_s >= sys.float_info.max else f", best {units.cost(goal, known_s)}"
+            best = "" if known_s >= SOME_PLAN_S else f", best {units.cost(goal, known_s)}"
             budget.say(f"searching {self.family}{best}")
             options = self.shared.options(self.family, check)
             budget.work.spend(CHOICE_STEPS * sum(map(len, options.values())))
@@ -401,11 +400,11 @@ class KindSpace:
         A kind that was refused goes on beside a known plan, or if the clock stopped it.
         """
         plans = tuple(replace(plan, bounds_space=False) for plan in result.plans)
-        own = SpaceResult(plans, memory_binds=result.memory_binds)
+        of_kind = SpaceResult(plans, memory_binds=result.memory_binds)
         more, is_known = result.more, budget.best_s < math.inf
         if more is None or (result.refused and not (is_known or budget.work.stopped)):
-            return own
-        return replace(own, more=lambda budget: self._of_kind(more(budget), budget))
+            return of_kind
+        return replace(of_kind, more=lambda budget: self._of_kind(more(budget), budget))
 
     def _is_wanted(self, gap: float, others: tuple[SpaceResult, ...]) -> bool:
         """Tell whether plans are to be run, or the mesh may have one cheaper by more than the gap.

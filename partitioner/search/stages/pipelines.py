@@ -10,7 +10,6 @@ takes the seconds that its nodes and messages take in the sharding of its size.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,7 +31,7 @@ from partitioner.ir.plan import Plan
 from partitioner.rewrites.staging import changing_nodes, layers
 from partitioner.search.find_plan import find_plan, goes_by_levels
 from partitioner.search.outcome import NoCheaper, Outcome, OutOfTime, SpaceResult, winner
-from partitioner.search.request import EXPLICIT, Budget, Request
+from partitioner.search.request import EXPLICIT, SOME_PLAN_S, Budget, Request
 from partitioner.search.stages.computed_again import ComputedAgain, Offering
 from partitioner.search.stages.cut_search import (
     NOT_SEARCHED,
@@ -439,7 +438,7 @@ class _Spaces:
         inside = self.request.inside_stages(size, self.micro_batches, devices // size)
         work = budget.work.share(2 if graph.backward else 1).of_the_clock(2)
         # the cost of a known step is none of one mesh: it says only that a plan is known
-        best_s = sys.float_info.max if budget.best_s < math.inf else math.inf
+        best_s = SOME_PLAN_S if budget.best_s < math.inf else math.inf
         share = replace(budget, work=work, best_s=best_s)
         try:
             outcome = find_plan(graph, first, inside.over(size).on(graph), share)

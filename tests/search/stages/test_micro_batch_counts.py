@@ -485,3 +485,19 @@ def test_launches_are_paid_for_each_micro_batch() -> None:
     cluster = resolve_cluster("4xh100")
     stream = LeastStep(program.traced.uncut, cluster, most=1, waits=False)
     assert stream.seconds(1) < LeastStep(stream.graph, cluster, most=1, waits=True).seconds(1)
+
+
+def test_where_bytes_are_short_the_graph_with_offers_goes_first_and_beside_a_plan_alone() -> None:
+    graph, request, cluster = load_onnx(build("tiny")).graph, Request(), resolve_cluster("2xh100")
+    offered = replace(graph, name="offered")
+
+    def order(*, is_short: bool, knows: bool) -> list[str]:
+        search = CountSearch(lambda _: iter((graph, offered)), cluster, request, Budget.of(request))
+        search.is_short = is_short
+        if knows:
+            search.outcomes[4] = find_pipeline(graph, cluster, request, Budget.of(request), 2)
+        return [one.name for one in search._open_graphs(2, (1,))]
+
+    assert order(is_short=False, knows=True) == [graph.name, "offered"]
+    assert order(is_short=True, knows=False) == ["offered", graph.name]
+    assert order(is_short=True, knows=True) == ["offered"]

@@ -379,6 +379,28 @@ def test_a_way_that_the_clock_refused_begins_anew_with_more_of_it(
     assert left == pytest.approx([10.0, 20.0])
 
 
+@pytest.mark.parametrize(("short_bytes", "searches"), [(10, 2), (11, 1)])
+def test_what_is_short_of_all_that_a_device_has_does_not_begin_anew_beside_a_plan(
+    short_bytes: int, searches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, left = at_a_clock(monkeypatch), list[float]()
+
+    def slow(budget: Budget) -> Outcome:
+        left.append(budget.work.left_s)
+        if len(left) == 1:
+            now[0] += budget.work.left_s
+            assert budget.work.late
+        raise short(short_bytes, proven=False)
+
+    others = Searches()
+    ways = [Way("whole", slow), *(others.way(name, outcome(4.0)) for name in "abcd")]
+    ways.append(others.way("saving", outcome(5.0), rung=1))
+    request = Request(time_limit_s=30.0, gap=0.1)
+    weighing = Weighing(ways, request, Budget.of(request), memory_bytes=10)
+    assert weighing.best().evaluation.step_s == 4.0
+    assert len(left) == searches
+
+
 def test_a_refusal_names_the_nearest_way_and_the_least_changes_of_all() -> None:
     searches = Searches()
     whole = searches.way(

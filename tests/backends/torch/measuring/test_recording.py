@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass, field
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import fx
 
 from partitioner.backends.observed import Role
 from partitioner.backends.torch.graphs.notes import note_tasks
+from partitioner.backends.torch.measuring import recording
 from partitioner.backends.torch.measuring.clocks import Clock, StreamClock
-from partitioner.backends.torch.measuring.recording import Training, Update, marked
+from partitioner.backends.torch.measuring.recording import COUNTS, Training, Update, marked
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -118,3 +121,23 @@ def test_a_plan_without_parameters_has_no_step() -> None:
     training.step({})
     assert training.values() == {}
     assert not list(training.tensors)
+
+
+@pytest.mark.parametrize(
+    ("counts", "most", "passes"),
+    [
+        ([(0, 50), (0, 40)], 50, 1),
+        ([(8, 58), (4, 54), (0, 50)], 50, 3),
+        ([(8, 58), (4, 54), *[(8, 58)] * COUNTS], 54, COUNTS),
+    ],
+)
+def test_a_pass_is_counted_again_until_all_that_is_freed_is_seen(
+    counts: list[tuple[int, int]], most: int, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that are not seen to go count too much; at last the pass with the fewest of them is."""
+    left = iter(counts)
+    agreed: list[int] = []
+    monkeypatch.setattr(recording, "count_bytes", lambda _: next(left))
+    monkeypatch.setattr(dist, "all_reduce", lambda unseen, *_, **__: agreed.append(unseen.item()))
+    nbytes = recording._most_bytes(lambda: None, 1000, torch.device("cpu"))
+    assert (nbytes, len(agreed)) == (1000 + most, passes)

@@ -9,14 +9,12 @@ stages of a device. Cuts are compared by its linear relaxation.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.offers import originals
@@ -134,15 +132,10 @@ class ComputedAgain:
     _known: dict[bool, _Counted] = field(default_factory=dict, init=False)
 
     @classmethod
-    def of(
-        cls, offering: Offering, cluster: Cluster, micro_batches: int, budget: Budget
-    ) -> ComputedAgain:
-        """Those of a sharding on the first devices of a cluster, in so many micro-batches."""
+    def of(cls, offering: Offering, kept: StageFigures, budget: Budget) -> ComputedAgain:
+        """Those of a sharding, by the figures of what is computed once."""
         graph = offering.graph
-        resharder = Resharder(cluster.first(offering.sharding.size))
-        kept = StageFigures(offering.taking(()), cluster, micro_batches, resharder)
-        every = offering.taking(graph.optional)
-        whole = StageFigures(every, cluster, micro_batches, resharder)
+        whole = replace(kept, sharding=offering.taking(graph.optional))
         offered = offered_regions(
             graph,
             _seconds(whole, graph.optional),

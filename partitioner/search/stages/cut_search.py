@@ -31,7 +31,7 @@ from partitioner.ir.plan import Plan
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
-from partitioner.search.stages.computed_again import ComputedAgain
+from partitioner.search.stages.computed_again import ComputedAgain, Offering
 from partitioner.search.stages.figures import Sharding, StageFigures, StepEstimate, least_of_nodes
 from partitioner.search.stages.staged_plan import (
     Table,
@@ -109,8 +109,9 @@ class PipelineSearch:
     budget: Budget  #: Its work is spent by evaluations.
     #: By the size of a stage's group, where pinned groups are of several sizes.
     shardings: Mapping[int, Sharding] = field(default_factory=dict)
-    #: Chooses what stages compute again; None if the sharding says so for all of them.
-    again: ComputedAgain | None = None
+    #: The offers of which stages choose what they compute again; None if the sharding says it for
+    #: all of them. The figures are those of what is computed once.
+    offering: Offering | None = None
     _tables: dict[Table, PipelineSchedule] = field(default_factory=dict)
 
     def search(self) -> SpaceResult:
@@ -147,6 +148,14 @@ class PipelineSearch:
         if (drafts or is_cut_off) and not refusals:
             return SpaceResult((), searched, bound=self._bound_s, failed=tuple(failed))
         raise min(refusals, key=lambda error: error.bytes_short, default=failed[0][1])
+
+    @cached_property
+    def again(self) -> ComputedAgain | None:
+        """Chooses what stages compute again."""
+        if self.offering is None:
+            return None
+        self.budget.say("pricing what stages may compute again")
+        return ComputedAgain.of(self.offering, self.figures, self.budget)
 
     def _begun(
         self, failed: list[tuple[Family, PartitionerError]]
@@ -350,12 +359,14 @@ class PipelineSearch:
         """No cut of the sharding costs less, in the order of any of the schedules."""
         if self._objective == "memory":
             return 0.0
+        groups = [*dict.fromkeys(self.ways.groups)]
         if self.shardings:
-            return least_of_nodes(
-                [replace(self.figures, sharding=each) for each in self.shardings.values()]
-            )
-        if self.ways.groups:
-            return self.figures.least_s()
+            of_size = {
+                size: replace(self.figures, sharding=each) for size, each in self.shardings.items()
+            }
+            return least_of_nodes(of_size[len(group)].on(group) for group in groups)
+        if groups:
+            return self.figures.least_s(groups=groups)
         tables = []
         for name in self.ways.schedules:
             with suppress(PipelineScheduleError):

@@ -12,18 +12,19 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
 from partitioner.cost_model.equal_devices.classes import representatives
 from partitioner.cost_model.evaluate import observed_schedule
 from partitioner.cost_model.memory.lifetimes import HEADROOM_PERCENT, with_headroom
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.ir.graph import Graph, Node
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import is_stored
 from partitioner.ir.phases import RunOrder, fixed_nodes, weight_nodes
 from partitioner.ir.pipeline.actions import Action, ActionKind, PipelineSchedule
 from partitioner.ir.pipeline.timeline import in_flight, start_times
-from partitioner.ir.plan import Pipeline, PlacedNode, Plan, resolve
+from partitioner.ir.plan import NodePlan, Pipeline, PlacedNode, Plan, resolve
 from partitioner.rewrites.staging import changing_nodes, stages_of_all
 from partitioner.search.stages.stage_lives import Floats, LaneRuns, StageLives
 from partitioner.solver.stages.least_cuts import State, least_cuts
@@ -44,6 +45,13 @@ class Sharding:
     graph: Graph  #: The graph of a micro-batch, without offers.
     plan: Plan  #: A plan on the first devices of the cluster.
 
+    @classmethod
+    def on_one(cls, graph: Graph, cluster: Cluster) -> Sharding:
+        """All nodes of a graph on the first device."""
+        nodes = {node.name: NodePlan(0) for node in graph.nodes}
+        groups = (DeviceMesh.single(0),)
+        return cls(graph, Plan(graph.digest, cluster.first(1).to_data(), groups, nodes))
+
     @property
     def size(self) -> int:
         """Devices of the mesh."""
@@ -57,9 +65,14 @@ class StageFigures:
     sharding: Sharding
     cluster: Cluster  #: All devices.
     micro_batches: int = 1  #: Micro-batches of a step.
-    #: Remembers reshards on the first devices; None if it is of no other figures.
+    #: The devices whose seconds are counted, of one lane; None for the first ones of the cluster.
+    specs: tuple[DeviceSpec, ...] | None = None
+    #: Remembers reshards on these devices; None if it is of no other figures.
     resharder: Resharder | None = field(default=None, repr=False, compare=False)
     _known_lives: dict[bool, StageLives] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _of_specs: dict[tuple[DeviceSpec, ...], StageFigures] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -76,6 +89,37 @@ class StageFigures:
             tuple(range(first, first + size)) for first in range(0, self.lanes * size, size)
         )
 
+    def on(self, devices: Sequence[int]) -> StageFigures:
+        """The figures with the seconds of these devices, as many as those of the mesh, in order.
+
+        They talk over the links of the first ones.
+        """
+        specs = tuple(self.cluster.devices[device] for device in devices)
+        if specs == self._cluster.devices:
+            return self
+        if specs not in self._of_specs:
+            self._of_specs[specs] = replace(self, specs=specs, resharder=None)
+        return self._of_specs[specs]
+
+    @cached_property
+    def of_lanes(self) -> tuple[StageFigures, ...]:
+        """The figures with the seconds of each lane: one object for lanes of equal devices."""
+        return tuple(map(self.on, self.lane_devices))
+
+    @cached_property
+    def paces(self) -> Floats:
+        """Seconds that the nodes take on each lane, as parts of those that they take here."""
+        own_s = float(self.loads.sum())
+        if not own_s:
+            return np.ones(self.lanes)
+        return np.array([float(lane.loads.sum()) / own_s for lane in self.of_lanes])
+
+    @cached_property
+    def _cluster(self) -> Cluster:
+        """The devices whose seconds are counted."""
+        first = self.cluster.first(self.sharding.size)
+        return first if self.specs is None else replace(first, devices=self.specs)
+
     @cached_property
     def units(self) -> tuple[str, ...]:
         """Names of the nodes that are cut, in order."""
@@ -87,19 +131,22 @@ class StageFigures:
         numbers = {name: unit for unit, name in enumerate(self.units)}
         return stages_of_all(self.sharding.graph, numbers)
 
-    def least_s(self, table: PipelineSchedule | None = None) -> float:
+    def least_s(
+        self,
+        table: PipelineSchedule | None = None,
+        groups: Sequence[tuple[int, ...]] | None = None,
+    ) -> float:
         """No cut of this sharding takes fewer seconds a step, in the order of a schedule if given.
 
         The nodes that every micro-batch runs are on the devices, evenly at best, and each
         micro-batch takes the longest path of them. If each lane has one stage, a stage waits for
         the first micro-batch to come to it and, behind its last backward pass, the stages below
-        have theirs to run. Communications are not counted. 0 where devices differ: the sharding's
-        seconds are those of the first ones.
+        have theirs to run. Communications are not counted. `groups` are the devices of the stages;
+        None for those of the lanes.
         """
-        if not self.cluster.has_equal_devices:
-            return 0.0
         done = self._done_s(self.sharding.graph.nodes)
-        least_s = max(least_of_nodes([self]), *done.values(), 0.0)
+        lanes = self.of_lanes if groups is None else tuple(map(self.on, groups))
+        least_s = max(least_of_nodes(lanes), *done.values(), 0.0)
         if table is None or len(table.lane_of) != self.lanes or len({*table.lane_of}) != self.lanes:
             return least_s
         # A stage from position a to b waits head(a) seconds at first, is busy for those of all
@@ -113,10 +160,26 @@ class StageFigures:
             sums = np.concatenate(([0.0], np.cumsum(forward + inputs)))
         return max(least_s, self._least_step(sums, head + tail))
 
+    def device_seconds(self, weight: Mapping[DeviceSpec, float]) -> Mapping[str, float]:
+        """Weighed seconds of all devices of each node that every micro-batch runs, by name."""
+        equals, specs = Counter(self._observed[1].values()), self._cluster.devices
+        weights = {device: equals[device] * weight[specs[device]] for device in equals}
+        return {
+            name: sum(seconds * weights[device] for device, seconds in own.items())
+            for name, own in self.node_s.items()
+        }
+
     @cached_property
-    def device_seconds(self) -> Mapping[str, float]:
-        """Seconds of all devices together of each node that every micro-batch runs, by name."""
-        return {name: all_s for name, (all_s, _) in self._node_s.items()}
+    def busy_s(self) -> Mapping[DeviceSpec, float]:
+        """Seconds of the nodes that every micro-batch runs, of the busiest device of each kind."""
+        busy: Counter[int] = Counter()
+        for own in self.node_s.values():
+            busy.update(own)
+        kinds: dict[DeviceSpec, float] = {}
+        for device, seconds in busy.items():
+            spec = self._cluster.devices[device]
+            kinds[spec] = max(seconds, kinds.get(spec, 0.0))
+        return kinds
 
     def _least_step(self, sums: Floats, waits: Floats) -> float:
         """The least T with a cut whose stages a to b all have waits(a) + load(a, b) <= T.
@@ -143,9 +206,9 @@ class StageFigures:
         """Least seconds of the nodes of each unit that all devices run: forward, input, weight."""
         graph, weights = self.sharding.graph, self._weights
         seconds = np.zeros((3, len(self.units)))
-        for name in self._everywhere & self._node_s.keys():
+        for name in self._everywhere & self._least_node_s.keys():
             part = FORWARD if name not in graph.backward else WEIGHT if name in weights else INPUT
-            seconds[part, self.unit_of[name]] += self._node_s[name][1]
+            seconds[part, self.unit_of[name]] += self._least_node_s[name]
         return seconds
 
     @cached_property
@@ -179,7 +242,7 @@ class StageFigures:
             unit = unit_of[node.name]
             readers = {r.name: unit_of[r.name] for v in node.writes for r in graph.consumers[v]}
             longest = max((left[name] for name in readers), default=0.0)
-            left[node.name] = longest + self._node_s.get(node.name, (0.0, 0.0))[1]
+            left[node.name] = longest + self._least_node_s.get(node.name, 0.0)
             lower = (name for name, at in readers.items() if at < unit)
             seconds = (left[name] for name in lower if name in self._everywhere)
             tail[unit] = max(tail[unit], *seconds, 0.0)
@@ -190,7 +253,7 @@ class StageFigures:
         done: dict[str, float] = {}
         for node in nodes:
             begin = max((done.get(value, 0.0) for value in node.reads), default=0.0)
-            end = begin + self._node_s.get(node.name, (0.0, 0.0))[1]
+            end = begin + self._least_node_s.get(node.name, 0.0)
             done.update(dict.fromkeys(node.writes, end))
         return done
 
@@ -219,11 +282,11 @@ class StageFigures:
 
     @cached_property
     def _resharder(self) -> Resharder:
-        """The reshards on the first devices, as many as the mesh has."""
+        """The reshards on the devices whose seconds are counted."""
         known, size = self.resharder, self.sharding.size
         if known is not None and len(known.cluster) == size:
             return known
-        return Resharder(self.cluster.first(size))
+        return Resharder(self._cluster)
 
     @cached_property
     def _representatives(self) -> Mapping[int, int]:
@@ -255,19 +318,25 @@ class StageFigures:
         return weight_nodes(graph, graph.backward, self.unit_of)
 
     @cached_property
-    def _node_s(self) -> Mapping[str, tuple[float, float]]:
-        """Seconds of the nodes that every micro-batch runs: on all devices, and on the least."""
+    def node_s(self) -> Mapping[str, Mapping[int, float]]:
+        """Seconds of the nodes that every micro-batch runs, on one device of each class."""
         fixed, order = fixed_nodes(self.sharding.graph), self.tasks.order
         once = (name for name, phase in order.numbers.items() if order.phases.is_once(phase))
-        left_out, equals = {*fixed, *once}, Counter(self._observed[1].values())
+        left_out = {*fixed, *once}
         return {
-            task.placed.node.name: (
-                sum(seconds * equals[device] for device, seconds in task.devices.items()),
-                min(task.devices.values()),
-            )
+            task.placed.node.name: task.devices
             for task in self.tasks.tasks
             if task.placed is not None and task.devices and task.placed.node.name not in left_out
         }
+
+    @cached_property
+    def _least_node_s(self) -> Mapping[str, float]:
+        """The same on the device of any lane that takes fewest."""
+        least: dict[str, float] = {}
+        for lane in {id(lane): lane for lane in self.of_lanes}.values():
+            for name, own in lane.node_s.items():
+                least[name] = min(least.get(name, math.inf), *own.values())
+        return least
 
     # Sums up to each position ----------------------------------------------------------------
 
@@ -359,9 +428,13 @@ class StageFigures:
 
     # Cuts ------------------------------------------------------------------------------------
 
-    def between(self, at: Ints) -> Floats:
-        """Seconds of a stage from each position to each, infinite if it has no node."""
-        sums, sent = self.load_sums[:ONCE].sum(0)[at], 2 * self.messages[1][at]
+    def between(self, at: Ints, lane: StageFigures | None = None) -> Floats:
+        """Seconds of a stage from each position to each, infinite if it has no node.
+
+        A message takes as long on any lane.
+        """
+        sums = (lane or self).load_sums[:ONCE].sum(0)[at]
+        sent = 2 * self.messages[1][at]
         sent[0] = sent[-1] = 0.0
         loads = sums[None, :] - sums[:, None] + sent[:, None] + sent[None, :]
         loads[np.tril_indices(len(at))] = math.inf
@@ -385,27 +458,29 @@ class StageFigures:
         """
         at = self.positions
         count = len(at) - 1
-        limit = min(device.memory_bytes for device in self.cluster.devices)
         resident, saved = (sums[at] for sums in self.lives(splits=False).sums)
-        between = self.between(at)
         rest = resident[None, :] - resident[:, None]
         flying = with_headroom(np.maximum(saved[None, :] - saved[:, None], 0).astype(np.int64))
-        known: dict[tuple[int, int, int], int] = {}
+        known: dict[tuple[tuple[DeviceSpec, ...], int, int, int], int] = {}
         by_stage: list[Floats] = []
         steps: dict[State, list[tuple[State, int]]] = {(0,): []}
         for stage, flight in enumerate(held):
-            lane = [other for other, of in enumerate(lane_of) if of == lane_of[stage]]
-            key = flight, len(lane), sum(held[other] for other in lane)
+            number = lane_of[stage]
+            lane = [other for other, of in enumerate(lane_of) if of == number]
+            specs = tuple(self.cluster.devices[device] for device in self.lane_devices[number])
+            key = specs, flight, len(lane), sum(held[other] for other in lane)
             if key not in known:
                 known[key] = len(by_stage)
+                limit = min(device.memory_bytes for device in specs)
+                between = self.between(at, self.of_lanes[number])
                 if len(lane) == 1:
                     over = rest + flight * flying - limit
                 else:
                     room = limit - resident[-1] / self.lanes
-                    over = flight * flying - room * flight / max(key[2], 1)
+                    over = flight * flying - room * flight / max(key[3], 1)
                 lost = np.zeros_like(between)
                 if flight and lost_s is not None:
-                    lost = lost_s(at, over / flight * 100 / HEADROOM_PERCENT)
+                    lost = lost_s(at, over / flight * 100 / HEADROOM_PERCENT) * self.paces[number]
                 elif flight:
                     lost = np.where(over > 0, math.inf, 0.0)
                 by_stage.append(between + lost)
@@ -429,17 +504,28 @@ class StageFigures:
         return sum(max(0.0, held - limit) for held, limit in zip(most, limits, strict=True))
 
 
-def least_of_nodes(each: Sequence[StageFigures]) -> float:
-    """No step in which each node runs as in one of these shardings of one graph takes less.
+def least_of_nodes(lanes: Iterable[StageFigures]) -> float:
+    """No step in which each node runs as in one of these figures of one graph takes less.
 
-    The nodes are on the devices, evenly at best. 0 where devices differ.
+    No device is busy for longer than the step. So the sum of what all are, of each kind weighed by
+    its speed, is at most that of the weights times the step; and each node is where that takes
+    least.
     """
-    cluster = each[0].cluster
-    if not cluster.has_equal_devices:
+    each = [*{id(lane): lane for lane in lanes}.values()]
+    cluster, busy_s = each[0].cluster, dict[DeviceSpec, float]()
+    for figures in each:
+        for spec, seconds in figures.busy_s.items():
+            busy_s[spec] = max(seconds, busy_s.get(spec, 0.0))
+    known = [seconds for seconds in busy_s.values() if seconds]
+    if not known:
         return 0.0
-    names = set.intersection(*(set(figures.device_seconds) for figures in each))
-    least = (min(figures.device_seconds[name] for figures in each) for name in sorted(names))
-    return each[0].micro_batches * sum(least) / len(cluster)
+    weight = {
+        spec: known[0] / busy_s[spec] if busy_s.get(spec) else 1.0 for spec in cluster.devices
+    }
+    of_nodes = [figures.device_seconds(weight) for figures in each]
+    names = set.intersection(*map(set, of_nodes))
+    least = (min(own[name] for own in of_nodes) for name in sorted(names))
+    return each[0].micro_batches * sum(least) / sum(weight[spec] for spec in cluster.devices)
 
 
 #: The order of an estimate's durations: of each kind of action, those of all stages.
@@ -461,6 +547,11 @@ class StepEstimate:
         self.splits = table.splits_backward
         order = RunOrder(table, tuple((lane,) for lane in range(len(table.lanes))))
         self.runs = tuple(LaneRuns.of(order, lane) for lane in range(len(table.lanes)))
+        kinds = [*{id(lane): lane for lane in figures.of_lanes}.values()]
+        numbers_of = {id(lane): number for number, lane in enumerate(kinds)}
+        self._sums = np.stack([lane.load_sums for lane in kinds])  # by kind of lane
+        self._kind = np.array([numbers_of[id(figures.of_lanes[lane])] for lane in table.lane_of])
+        self._pace = figures.paces[[*table.lane_of]]  # by stage, as below
         starts = start_times(table)
         timed = sorted(
             (start, lane, index)
@@ -514,11 +605,11 @@ class StepEstimate:
         Messages have rows as of `StageFigures.messages`; nothing is sent at the last boundary.
         """
         bounds = np.array((0, *ends))
-        parts = np.diff(self.figures.load_sums[:, bounds], axis=1)
+        parts = (self._sums[self._kind, :, bounds[1:]] - self._sums[self._kind, :, bounds[:-1]]).T
         messages = self.figures.messages[:, bounds[1:]]
         messages[:, -1] = 0.0
         if again is not None:
-            parts[INPUT] += again
+            parts[INPUT] += again * self._pace
         both = parts[INPUT] + parts[WEIGHT]
         durations = np.concatenate((parts[FORWARD], parts[INPUT], parts[WEIGHT], both))
         return durations, messages, parts[ONCE]
@@ -526,7 +617,8 @@ class StepEstimate:
     def seconds(self, ends: Sequence[int], again: Floats | None = None) -> float:
         """Seconds of a step of stages with these ends, exclusive.
 
-        `again` has the seconds of a micro-batch that each computes again; None for none.
+        `again` has the seconds of a micro-batch that each computes again, on the devices of the
+        figures; None for none.
         """
         figures, messages, once = self._figures(ends, again)
         durations, (whole, busy) = figures.tolist(), messages.tolist()

@@ -318,7 +318,7 @@ class CountSearch:
         graphs = iter(self.graphs(count))
         if self.is_short:
             graphs = reversed([*graphs])
-            if self.outcomes:
+            if self.outcomes or self.budget.best_s < math.inf:
                 graphs = islice(graphs, 1)
         for graph in graphs:
             on_one_mesh = sizes == (len(self.cluster),) and bool(graph.backward)

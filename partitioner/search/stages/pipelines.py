@@ -21,6 +21,7 @@ import numpy as np
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.memory.lifetimes import kept_bytes
+from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
@@ -28,11 +29,12 @@ from partitioner.ir.mesh import DeviceMesh, numbers
 from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import Plan
+from partitioner.rewrites.graph_writer import chosen
 from partitioner.rewrites.staging import changing_nodes, layers
 from partitioner.search.find_plan import find_plan, goes_by_levels
 from partitioner.search.outcome import NoCheaper, Outcome, OutOfTime, SpaceResult, winner
 from partitioner.search.request import EXPLICIT, SOME_PLAN_S, Budget, Request
-from partitioner.search.stages.computed_again import ComputedAgain, Offering
+from partitioner.search.stages.computed_again import Offering
 from partitioner.search.stages.cut_search import (
     NOT_SEARCHED,
     RIVALS,
@@ -42,6 +44,7 @@ from partitioner.search.stages.cut_search import (
     to_beat,
 )
 from partitioner.search.stages.figures import Sharding, StageFigures
+from partitioner.search.stages.stage_lives import Floats
 from partitioner.search.stages.staged_plan import Table, step_cost
 from partitioner.solver.joint.shortage import short_of_memory
 from partitioner.solver.outcome import Infeasible
@@ -171,14 +174,24 @@ class UnevenCut:
 def uneven_cuts(figures: Mapping[int, StageFigures], devices: int) -> Iterator[UnevenCut]:
     """For each number of stages the cut of least largest load over all devices, if sizes differ."""
     at = figures[min(figures)].positions
-    sizes, loads = tuple(figures), [of_size.between(at) for of_size in figures.values()]
     most = min(MOST_STAGES, devices)
+    sizes, loads, known = list[int](), list[Floats](), dict[int, int]()
+    behind: dict[int, list[tuple[int, int]]] = {}  # devices before a stage and its load, by its end
+    for end in range(1, devices + 1):
+        behind[end] = []
+        for size, of_size in figures.items():
+            if size > end:
+                continue
+            own = of_size.on(range(end - size, end))
+            if id(own) not in known:
+                known[id(own)] = len(loads)
+                sizes.append(size)
+                loads.append(of_size.between(at, own))
+            behind[end].append((end - size, known[id(own)]))
     steps: dict[State, list[tuple[State, int]]] = {(0, 0): []}
     for stages in range(1, most + 1):
-        for used in range(1, devices + 1):
-            steps[stages, used] = [
-                ((stages - 1, used - size), index) for index, size in enumerate(sizes)
-            ]
+        for end in range(1, devices + 1):
+            steps[stages, end] = [((stages - 1, used), load) for used, load in behind[end]]
     cuts = least_cuts(loads, steps)
     for stages in range(1, most + 1):
         load_s = float(cuts.load_s[stages, devices][-1])
@@ -325,7 +338,8 @@ class _Spaces:
         """The best plan of stages of so many devices.
 
         Where values may be computed again and no cut of a sharding fits, one is searched that holds
-        fewer bytes, as the search of shardings counts the bytes of one micro-batch on one mesh.
+        fewer bytes, as the search of shardings counts the bytes of one micro-batch on one mesh. Of
+        stages of one device all that there is to choose is what each computes again.
 
         Raises:
             Infeasible: No plan was found that fits.
@@ -339,21 +353,21 @@ class _Spaces:
             evaluation = evaluate(sharding.graph, sharding.plan, cluster.first(size))
             return max(evaluation.held_bytes.values())
 
-        of_cuts = budget.work.left / 2
-        sharding = first_sharding(sharded, limit, memory, is_guess=is_guess)
+        of_cuts, is_given = budget.work.left / 2, size == 1 and graph.optional and not ways.groups
+        if is_given:
+            sharding = Sharding.on_one(chosen(graph, graph.optional), cluster)
+        else:
+            sharding = first_sharding(sharded, limit, memory, is_guess=is_guess)
         budget = budget.with_steps(of_cuts)  # kinds of parallelism may have taken theirs
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 offering = None if ways.groups else Offering.of(graph, sharding)
-                if offering is None:
-                    figures, again = StageFigures(sharding, cluster, self.micro_batches), None
-                else:  # stages choose what they compute again
-                    budget.say("pricing what stages may compute again")
-                    again = ComputedAgain.of(offering, cluster, self.micro_batches, budget)
-                    figures = again.figures
-                return PipelineSearch(figures, ways, budget, again=again).search()
+                once = sharding if offering is None else offering.taking(())
+                resharder = Resharder(cluster.first(size))
+                figures = StageFigures(once, cluster, self.micro_batches, resharder=resharder)
+                return PipelineSearch(figures, ways, budget, offering=offering).search()
             except Infeasible as error:
-                last = attempt == ATTEMPTS or budget.work.late
+                last = is_given or attempt == ATTEMPTS or budget.work.late
                 if last or not graph.optional or not error.bytes_short:
                     raise
                 refusal = error

@@ -242,10 +242,12 @@ class InStages:
         fewer = [n for n in self.parts.model.even_counts() if n < count][-1:] if is_short else []
         found: Outcome | None = None
         with self.clock("searching"):
-            with suppress(Infeasible, NoCheaper):
-                search = self._counts(budget.of_clock(2))
-                search = replace(search, sizes=sizes, is_short=is_short)
-                found = search.all(tuple(map(Trial, (*fewer, count))))
+            for number in (*fewer, count):
+                with suppress(Infeasible, NoCheaper):
+                    search = self._counts(budget.of_clock(2))
+                    search = replace(search, sizes=sizes, is_short=is_short)
+                    found = search.all((Trial(number),))
+                    break
             best_s = min(budget.best_s, (found or before).evaluation.cost(self.request.objective))
             others = tuple(size for size in self.sizes or () if size not in sizes)
             rest = replace(budget, best_s=best_s)

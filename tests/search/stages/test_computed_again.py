@@ -76,7 +76,8 @@ def searched(*widths: int) -> ComputedAgain:
     graph = offered(*widths)
     offering = Offering.of(graph, on_one(graph))
     assert offering is not None
-    return ComputedAgain.of(offering, resolve_cluster(None, 2), COUNT, Budget.of(Request()))
+    kept = StageFigures(offering.taking(()), resolve_cluster(None, 2), COUNT)
+    return ComputedAgain.of(offering, kept, Budget.of(Request()))
 
 
 def rows_of(table: PipelineSchedule) -> tuple[LaneRuns, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, islice, product
@@ -521,6 +521,9 @@ class Figures:
     loads_s: tuple[float, ...]
     message_s: float = 0.0
 
+    def on(self, _devices: Sequence[int]) -> Figures:
+        return self
+
     @cached_property
     def positions(self) -> Ints:
         return np.arange(len(self.loads_s) + 1)
@@ -639,7 +642,9 @@ def test_after_a_cut_that_is_short_the_nearest_sharding_is_cut(
     monkeypatch.setattr(pipelines._Spaces, "sharded_within", sharded)
     monkeypatch.setattr(pipelines, "limit_bytes", lambda *_: 200)
     monkeypatch.setattr(pipelines, "Offering", SimpleNamespace(of=lambda *_: None))
-    monkeypatch.setattr(pipelines, "StageFigures", lambda sharding, *_: sharding.plan.held)
+    monkeypatch.setattr(
+        pipelines, "StageFigures", lambda sharding, *_, **_named: sharding.plan.held
+    )
     monkeypatch.setattr(pipelines, "PipelineSearch", cut)
 
     def evaluated(_graph: Graph, plan: Any, _cluster: object) -> object:

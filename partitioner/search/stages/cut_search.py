@@ -65,6 +65,8 @@ EVALUATION_STEPS, ESTIMATE_STEPS = 300, 2
 LEAN = "1f1b"
 #: Why a space was left out that the time limit did not reach.
 NOT_SEARCHED = "not searched within the time limit"
+#: The figure of a cut that cannot run.
+NEVER = (math.inf, math.inf)
 #: The solver's name in certificates.
 SOLVER = "decomposition into stages, steps simulated"
 
@@ -88,9 +90,9 @@ class Pipelines:
     request: Request = field(default_factory=Request)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Draft:
-    """Cuts for a schedule that are worth simulating."""
+    """Cuts for a schedule that are worth simulating, and what those that were have shown."""
 
     name: Table  #: The schedule.
     lane_of: tuple[int, ...]  #: The lane of each stage.
@@ -98,6 +100,19 @@ class _Draft:
     #: Of the first cut, the bytes above the limits and the seconds of a step, as estimated.
     rank: tuple[float, float]
     estimate: StepEstimate  #: Gives the rank.
+    #: Bytes that the devices of each lane count as having where offers are chosen.
+    limits: list[float]
+    refusals: list[PhaseError] = field(default_factory=list)  #: Why stages cannot run.
+
+
+@dataclass(eq=False)
+class _Cut:
+    """A cut of a draft with the plans that were simulated of it."""
+
+    draft: _Draft
+    ends: tuple[int, ...]  #: Ends of stages, exclusive.
+    plans: list[Candidate] = field(default_factory=list)
+    seen: set[frozenset[str]] = field(default_factory=set)  #: What its stages computed again.
 
 
 @dataclass
@@ -130,15 +145,15 @@ class PipelineSearch:
             failed = [(self._family(""), bound)]
             return SpaceResult((), searched, bound=self._bound_s, failed=tuple(failed))
         plans, drafts = self._begun(failed)
-        for index, draft in enumerate(drafts):
-            left = self._left_out(draft, plans, is_first=index == 0)
-            if left is not None:
-                failed.append((self._family(draft.name), left))
+        for place, cut in enumerate(begun := self._first_cuts(drafts, failed)):
+            left = self._left_out(cut.draft, plans) if place else None
+            if left is not None and not any(one.evaluation.fits_exactly for one in cut.plans):
+                failed.append((self._family(cut.draft.name), left))
                 continue
             try:
-                plans.append(self._improved(draft, self.budget.share(len(drafts) - index)))
+                plans.append(self._improved(cut, self.budget.share(len(begun) - place)))
             except (Infeasible, PhaseError) as error:
-                failed.append((self._family(draft.name), error))
+                failed.append((self._family(cut.draft.name), error))
         if plans:
             return SpaceResult(tuple(plans), searched, failed=tuple(failed))
         refusals = [error for _, error in failed if isinstance(error, Infeasible)]
@@ -178,8 +193,32 @@ class PipelineSearch:
         drafts.sort(key=lambda draft: (draft.rank, self.ways.schedules.index(draft.name)))
         return plans, drafts
 
+    def _first_cuts(
+        self, drafts: Sequence[_Draft], failed: list[tuple[Family, PartitionerError]]
+    ) -> list[_Cut]:
+        """The first cut of each draft, simulated once, the best first.
+
+        Estimates of what is held may be too low: a schedule that does not fit is no reason to leave
+        out others.
+        """
+        begun: list[_Cut] = []
+        for draft in drafts:
+            known = [plan for cut in begun for plan in cut.plans if plan.evaluation.fits_exactly]
+            left = self._left_out(draft, known, is_first=not begun)
+            if left is not None:
+                failed.append((self._family(draft.name), left))
+                continue
+            cut = _Cut(draft, draft.cuts[0])
+            self._run(cut, self.budget, most=1)
+            begun.append(cut)
+
+        def rank(cut: _Cut) -> tuple[float, float]:
+            return min((figure(plan, self._objective) for plan in cut.plans), default=NEVER)
+
+        return sorted(begun, key=rank)
+
     def _left_out(
-        self, draft: _Draft, plans: Sequence[Candidate], *, is_first: bool
+        self, draft: _Draft, plans: Sequence[Candidate], *, is_first: bool = False
     ) -> PartitionerError | None:
         """Why a draft is not simulated, beside the best plans so far; None if it is."""
         costs = (step_cost(plan.evaluation, self._objective) for plan in plans)
@@ -206,100 +245,81 @@ class PipelineSearch:
             for held in ((0,) * len(lane_of), estimate.held)
             if (cut := self.figures.balanced(held, lane_of, lost_s)) is not None
         }
-        cuts = {self._moved(estimate, cut, self._limits) for cut in starts} | starts
-        ranked = sorted(cuts, key=lambda ends: self._rank(estimate, ends, self._limits))
+        every = {self._moved(estimate, cut, self._limits) for cut in starts} | starts
+        ranked = sorted(every, key=lambda ends: self._rank(estimate, ends, self._limits))
         rank = self._rank(estimate, ranked[0], self._limits)
-        return _Draft(name, lane_of, tuple(ranked[:RIVALS]), rank, estimate)
+        cuts = tuple(ranked[:RIVALS])
+        return _Draft(name, lane_of, cuts, rank, estimate, list(self._limits))
 
-    def _improved(self, draft: _Draft, budget: Budget) -> Candidate:
+    def _improved(self, first: _Cut, budget: Budget) -> Candidate:
         """The best cut of a draft, after moving ends of stages as long as that gains.
 
         Raises:
             Infeasible: No cut was found that fits.
             PhaseError: None of the draft's cuts can run.
         """
-        limits, refusals = list(self._limits), list[PhaseError]()
-        ends, best = draft.cuts[0], None
-        for rival in draft.cuts:
+        draft = first.draft
+        ends, best = first.ends, self._run(first, budget)
+        for rival in draft.cuts[1:]:
             if best is None or not budget.work.over:
-                candidate = self._run(draft, rival, limits, budget, refusals)
+                candidate = self._run(_Cut(draft, rival), budget)
                 if self._is_better(candidate, best):
                     ends, best = rival, candidate
         if best is None:
-            raise refusals[0]
+            raise draft.refusals[0]
         for distance in LAST_MOVES:
             for moved in self._neighbours(ends, distance):
                 has_step = self._objective != "memory" and best.evaluation.fits_exactly
                 most_s = NEAR * best.evaluation.step_s if has_step else math.inf
-                if budget.work.over or self._rank(draft.estimate, moved, limits)[1] > most_s:
+                if budget.work.over or self._rank(draft.estimate, moved, draft.limits)[1] > most_s:
                     continue
-                candidate = self._run(draft, moved, limits, budget, refusals)
+                candidate = self._run(_Cut(draft, moved), budget)
                 if self._is_better(candidate, best):
                     ends, best = moved, candidate
         if not best.evaluation.fits_exactly:
             raise too_large(best, self.figures.cluster)
         return best
 
-    def _run(
-        self,
-        draft: _Draft,
-        ends: tuple[int, ...],
-        limits: list[float],
-        budget: Budget,
-        refusals: list[PhaseError],
-    ) -> Candidate | None:
+    def _run(self, cut: _Cut, budget: Budget, most: int = CHOICES) -> Candidate | None:
         """The best plan of a cut, whose stages compute again what they must; None if none can run.
 
         Where the referee counts other bytes than those by which offers were chosen, they are chosen
         anew for as much less or more, which the next cut begins with: until a plan fits, and once
-        more if the first one does.
-
-        Args:
-            limits: Bytes that the devices of each lane count as having; changed.
-            refusals: Gets why stages cannot run.
+        more if the first one does. The cut has at most so many plans then.
         """
-        figures, estimate, work = self.figures, draft.estimate, budget.work
-        if self.again is None:
-            return self._simulated(draft, ends, figures.sharding, budget, refusals)
-        plans: list[Candidate] = []
-        seen: set[frozenset[str]] = set()
-        for _ in range(CHOICES):
+        draft, plans, work = cut.draft, cut.plans, budget.work
+        figures, estimate = self.figures, draft.estimate
+        if self.again is None and not plans:
+            plans += self._simulated(cut, figures.sharding, budget)
+        while self.again is not None and len(plans) < most:
             fits = any(plan.evaluation.fits_exactly for plan in plans)
             if plans and ((len(plans) > 1 and fits) or (work.over if fits else work.late)):
                 break
-            taken = self.again.packed(ends, estimate.runs, limits, splits=estimate.splits)
-            if taken.again in seen:
+            taken = self.again.packed(cut.ends, estimate.runs, draft.limits, splits=estimate.splits)
+            if taken.again in cut.seen:
                 break
-            seen.add(taken.again)
-            sharding = self.again.offering.taking(taken.again)
-            plan = self._simulated(draft, ends, sharding, budget, refusals)
-            if plan is None:
+            cut.seen.add(taken.again)
+            found = self._simulated(cut, self.again.offering.taking(taken.again), budget)
+            if not found:
                 break
-            plans.append(plan)
-            bytes_of = plan.evaluation.exact_bytes
+            plans += found
+            bytes_of = found[0].evaluation.exact_bytes
             for lane, mesh in enumerate(figures.lane_devices):
                 peak = max(bytes_of[device] for device in mesh)
-                limits[lane] = self._limits[lane] + taken.bytes[lane] - peak
+                draft.limits[lane] = self._limits[lane] + taken.bytes[lane] - peak
         return min(plans, key=lambda plan: figure(plan, self._objective), default=None)
 
-    def _simulated(
-        self,
-        draft: _Draft,
-        ends: tuple[int, ...],
-        sharding: Sharding,
-        budget: Budget,
-        refusals: list[PhaseError],
-    ) -> Candidate | None:
-        """The plan of a cut of a sharding of all stages' devices; None if it cannot run."""
-        units = np.arange(len(self.figures.units))
-        stage_of = np.searchsorted(np.array(ends), units, side="right").tolist()
+    def _simulated(self, cut: _Cut, sharding: Sharding, budget: Budget) -> tuple[Candidate, ...]:
+        """The plan of a cut of a sharding of all stages' devices; none if it cannot run."""
+        draft, units = cut.draft, np.arange(len(self.figures.units))
+        stage_of = np.searchsorted(np.array(cut.ends), units, side="right").tolist()
         try:
             plan = self._plan(draft.name, draft.lane_of, stage_of, sharding=sharding)
             budget.work.spend(EVALUATION_STEPS * len(plan.nodes))
-            return self._candidate(draft.name, plan, sharding.graph)
+            return (self._candidate(draft.name, plan, sharding.graph),)
         except PhaseError as error:
-            refusals.append(error)
-            return None
+            draft.refusals.append(error)
+            return ()
 
     def _is_better(
         self, candidate: Candidate | None, best: Candidate | None

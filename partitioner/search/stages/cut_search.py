@@ -147,8 +147,10 @@ class PipelineSearch:
         plans, drafts = self._begun(failed)
         for place, cut in enumerate(begun := self._first_cuts(drafts, failed)):
             left = self._left_out(cut.draft, plans) if place else None
-            if left is not None and not any(one.evaluation.fits_exactly for one in cut.plans):
-                failed.append((self._family(cut.draft.name), left))
+            if left is not None:
+                fitting = [plan for plan in cut.plans if plan.evaluation.fits_exactly]
+                plans += fitting[:1]
+                failed += [] if fitting else [(self._family(cut.draft.name), left)]
                 continue
             try:
                 plans.append(self._improved(cut, self.budget.share(len(begun) - place)))

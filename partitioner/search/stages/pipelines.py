@@ -353,7 +353,8 @@ class _Spaces:
             evaluation = evaluate(sharding.graph, sharding.plan, cluster.first(size))
             return max(evaluation.held_bytes.values())
 
-        of_cuts, is_given = budget.work.left / 2, size == 1 and graph.optional and not ways.groups
+        of_cuts = budget.work.left / 2
+        is_given = size == 1 and bool(graph.optional) and not self.request.constraints.bound
         if is_given:
             sharding = Sharding.on_one(chosen(graph, graph.optional), cluster)
         else:

@@ -113,8 +113,10 @@ def find_pipeline(
             results.append(SpaceResult(failed=((family, error),)))
     if len(sizes) > 1 and _takes_several_sizes(graph, cluster, request) and not budget.work.over:
         budget.say("cutting stages of several sizes")
+        # other numbers of micro-batches are better for it, as a rule, unless one is asked for
+        rest = budget if request.micro_batch_count else budget.of_clock(2)
         with suppress(PipelineScheduleError, Infeasible, ConstraintError):
-            results.append(search.of_several_sizes(_beating(results, budget, request)))
+            results.append(search.of_several_sizes(_beating(results, rest, request)))
     searched = [result for result in results if result.searched]
     if errors and not searched:
         short = [error for error in errors if isinstance(error, Infeasible)]

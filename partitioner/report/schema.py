@@ -47,11 +47,19 @@ class Head(TypedDict):
     limit: str  #: Sentence on what limits the plan.
     worth: str  #: Sentence on what splitting gains.
     delivery: str  #: Clause on what the results on every rank take more; "" for nothing.
+    delivered: Delivered | None  #: None where `delivery` is "".
     copies: str  #: Clause on what whole copies would serve; "" where they are no rival.
     verdict: str  #: "3.6 times as fast as one h100; limit: kernel launches on device 2".
     spaces: list[SpaceRow]  #: The searched spaces, the best first; without a plan last.
     notes: list[str]  #: Sentences.
     trials: list[str]  #: The plans that were run before this one was kept, after a heading.
+
+
+class Delivered(TypedDict):
+    """Figures of a plan with what brings its results to every rank."""
+
+    speedup: float | None  #: As that of `Head`.
+    communication: float  #: As that of `Head`.
 
 
 class SpaceRow(TypedDict):

@@ -14,7 +14,7 @@ from partitioner import examples
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.foundations import units
 from partitioner.report.delivery import LEAST_BYTES, Delivery
-from partitioner.report.page.data import report_data
+from partitioner.report.page.data import headline, report_data
 from partitioner.report.text.explain import explain
 
 
@@ -115,7 +115,15 @@ def test_the_report_says_and_draws_it() -> None:
     assert (row["kind"], row["consumer"]) == ("all-gather", -1)
     assert -len(data["comms"]) in delivered["ref"]
     assert data["head"]["verdict"].endswith(f"{program.delivery.clause('throughput')} more")
-    assert data["head"]["delivery"] in explain(program)
+    head = data["head"]
+    assert head["delivery"] in explain(program)
+    whole = evaluate(program.graph, program.plan, program.cluster, program.delivered)
+    shown = head["delivered"]
+    assert shown["communication"] == pytest.approx(
+        sum(whole.comm_s.values()) / sum(whole.load_s.values())
+    )
+    assert shown["communication"] > head["communication"]
+    assert f"{shown['speedup']:.3g} times as fast as one device" in head["delivery"]
 
 
 def test_a_step_in_stages_is_drawn_with_its_results() -> None:
@@ -131,12 +139,17 @@ def test_a_step_in_stages_is_drawn_with_its_results() -> None:
     *_, last = report_data(program)["timelines"]
     assert last["label"] == "one step, with its results brought to every rank"
     assert last["end_s"] == pytest.approx(program.delivery.latency_s)
+    whole = evaluate(program.graph, program.plan, program.cluster, program.delivered)
+    assert headline(program)["delivered"]["communication"] == pytest.approx(
+        sum(whole.comm_s.values()) / sum(whole.load_s.values())
+    )
 
 
 def test_ranks_of_an_onnx_model_keep_their_parts() -> None:
     program = partitioner.compile(examples.build("mlp", layers=2, hidden=512, batch=64), devices=2)
     assert program.delivered == frozenset()
     assert program.delivery is None
+    assert headline(program)["delivered"] is None
 
 
 def test_their_bytes_and_seconds_count_where_it_is_asked_for() -> None:

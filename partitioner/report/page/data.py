@@ -42,6 +42,7 @@ from partitioner.report.schema import (
     BlockMoveRow,
     BlockRow,
     CommRow,
+    Delivered,
     DeviceRow,
     EdgeRow,
     GroupRow,
@@ -147,7 +148,14 @@ def headline(
     cert = result.plan.certificate
     one = result.one_device
     limits = limits or bottleneck(result)
-    busy = sum(figures.load_s.values())
+    busy, comm_s = sum(figures.load_s.values()), sum(figures.comm_s.values())
+    delivered, delivery = None, result.delivery
+    if delivery is not None:
+        tasks, times = _delivering(result), result.run_schedule.times
+        more_s = sum(times(task) * sum(task.devices.values()) for task in tasks)
+        gain = one.step_s / delivery.step_s if result.speedup and delivery.step_s > 0 else None
+        share = (comm_s + more_s) / (busy + more_s) if busy + more_s else 0.0
+        delivered = Delivered(speedup=gain, communication=share)
     status = status_text(cert.status, cert.gap) if cert else ""
     status = status if figures.fits_exactly else "does not fit"
     step_measured_s, latency_measured_s = _measured_seconds(result, comparison)
@@ -186,18 +194,15 @@ def headline(
         turn=turn_of(result.graph, staged=bool(facts)),
         step=step,
         speedup=result.speedup,
-        communication=sum(figures.comm_s.values()) / busy if busy else 0.0,
+        communication=comm_s / busy if busy else 0.0,
         balance=limits.balance,
         headroom=tightest(figures)[1],
         devices=len(result.cluster),
         devices_used=figures.devices_used,
         limit=limit_sentence(result, limits),
         worth=worth_sentence(result, limits),
-        delivery=(
-            delivery.sentence(objective, one, figures.devices_used)
-            if (delivery := result.delivery)
-            else ""
-        ),
+        delivery=delivery.sentence(objective, one, figures.devices_used) if delivery else "",
+        delivered=delivered,
         copies=one.copies_sentence(
             units.finite(figures.throughput_per_s), objective, cert.bound if cert else 0.0
         ),

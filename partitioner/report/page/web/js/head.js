@@ -50,6 +50,7 @@ function startHead(data) {
     real === null
       ? tile(label, share(predicted), `predicted; ${sub}`, bad)
       : tile(label, share(real), `measured; predicted ${share(predicted)}`, bad);
+  const delivered = (text) => (head.delivered === null ? "" : `; ${text} with results on every rank`);
   const facts = [
     `${head.objective} on ${plain(head.cluster)}`,
     plain(head.strategy),
@@ -70,13 +71,18 @@ function startHead(data) {
     tile(
       "Speed-up",
       head.speedup === null ? "–" : times(head.speedup),
-      `predicted; ${overOne(head)}`,
+      `predicted; ${overOne(head)}${head.delivered?.speedup ? delivered(times(head.delivered.speedup)) : ""}`,
       head.speedup !== null && head.speedup < 1,
     ),
     head.step === null
       ? timeTile("Latency", head.latency_s, head.latency_s_one, head.latency_measured_s)
       : shareTile("Bubble", head.step.bubble, `${count(head.step.micro_batches)} micro-batches`, null),
-    shareTile("Communication", head.communication, "of busy seconds", measured.communication),
+    shareTile(
+      "Communication",
+      head.communication,
+      `of busy seconds${delivered(share(head.delivered?.communication))}`,
+      measured.communication,
+    ),
     shareTile("Balance", head.balance, "mean / largest load", measured.balance),
     shareTile("Memory free", head.headroom, "fullest device", measured.headroom, head.headroom < 0),
     tile("Devices", `${count(head.devices_used)} of ${count(head.devices)}`, "used"),

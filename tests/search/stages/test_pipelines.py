@@ -20,7 +20,7 @@ import partitioner
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
@@ -30,8 +30,8 @@ from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request
-from partitioner.search.stages import pipelines
-from partitioner.search.stages.cut_search import Pipelines, PipelineSearch
+from partitioner.search.stages import cut_search, pipelines
+from partitioner.search.stages.cut_search import EVALUATION_STEPS, Pipelines, PipelineSearch
 from partitioner.search.stages.figures import Floats, Ints, Sharding, StageFigures, StepEstimate
 from partitioner.search.stages.pipelines import GUESSES, first_sharding, uneven_cuts
 from partitioner.search.stages.staged_plan import staged_plan
@@ -547,6 +547,37 @@ def test_schedules_are_simulated_best_first_and_none_is_once_the_work_is_done(
     assert short.plans[0].plan.pipeline is not None
     assert short.plans[0].plan.pipeline.schedule == min(names, key=estimates.__getitem__)
     assert min(plan.evaluation.step_s for plan in free.plans) <= short.plans[0].evaluation.step_s
+
+
+def test_a_schedule_that_does_not_fit_leaves_work_for_the_others(
+    figures: StageFigures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The estimate of the best schedule is within memory, and none of its plans is."""
+    own = StageFigures(figures.sharding, resolve_cluster("ideal", 2), 4)
+    names = "gpipe", "zb1", "1f1b"
+    request = Request(time_limit_s=60)
+    free = PipelineSearch(own, Pipelines(4, names), Budget.of(request)).search()
+    pipelined = [plan.plan.pipeline for plan in free.plans if plan.plan.pipeline]
+    best = pipelined[0].schedule
+    simulated: list[object] = []
+
+    def counted(graph: Graph, plan: Plan, cluster: Cluster, **options: Any) -> Evaluation:
+        evaluation = evaluate(graph, plan, cluster, **options)
+        assert plan.pipeline is not None
+        simulated.append(plan.pipeline.schedule)
+        if plan.pipeline.schedule != best:
+            return evaluation
+        return replace(evaluation, limit_bytes=dict.fromkeys(evaluation.limit_bytes, 1))
+
+    monkeypatch.setattr(cut_search, "evaluate", counted)
+    steps = 2.5 * EVALUATION_STEPS * len(own.sharding.graph.nodes)
+    little = replace(Budget.of(request), work=Work.within(60, steps))
+    short = PipelineSearch(own, Pipelines(4, names), little).search()
+    assert simulated[0] == best
+    assert len({*simulated}) == 3
+    assert {plan.plan.pipeline.schedule for plan in short.plans if plan.plan.pipeline} == (
+        {*names} - {best}
+    )
 
 
 @pytest.mark.one_in(2)

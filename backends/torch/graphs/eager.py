@@ -7,9 +7,8 @@ needed: with gloo, `all_gather_into_tensor` calls `allgather_coalesced`, which s
 several are on their way (PyTorch 2.13, `tests/benchmarks/gathers.py`). On a processor a pass takes
 no more memory than its tensors: where gloo's all-gather takes a buffer as large as its result, each
 rank sends its part of the result from and to its place, and where gloo's reduce-scatter adds up a
-copy of the operand, the operand is added up, and a part of it kept behind the wait. Fewer calls do
-the rest: of views, of both gradients of a layer norm, of copies into one memory, and of sums of
-gradients.
+copy of the operand, the operand is added up, and a part of it kept behind the wait. Gradients are
+added to their sums where they are made, and views that undo each other go.
 
 A rank runs such a pass without autograd (`direct`), up to its first communication at once
 (`gated`).
@@ -36,11 +35,9 @@ from partitioner.backends.torch.graphs.emit import IN_PLACE
 from partitioner.backends.torch.graphs.notes import (
     COMM,
     OPERATOR,
-    move_notes,
     note_tasks,
     noted_tasks,
 )
-from partitioner.backends.torch.operators.normalization import layer_norm_backward
 from partitioner.backends.torch.operators.registry import KERNELS, SENDING
 from partitioner.backends.torch.operators.vocabulary import write_part
 from partitioner.ir.types import item_bytes
@@ -60,8 +57,6 @@ _PASSING_ON = frozenset(
 )
 #: The namespace of the operators of communications.
 _COMMUNICATIONS = "_c10d_functional"
-#: Number of the operands that both gradients of a layer norm read.
-_NORM_OPERANDS = 5
 
 
 def _slice_write(data: Tensor, source: Tensor, *place: Any, **named: Any) -> Tensor:
@@ -109,9 +104,6 @@ def eager(
             _add_up(graph, node)
         elif node.meta.get(IN_PLACE):
             node.target = WRITES[node.target]
-    join_norms(graph)
-    pack_at_once(graph)
-    unpack_at_once(graph)
     add_to_sums(graph, summed)
     return fx.GraphModule(module, graph)
 
@@ -205,137 +197,6 @@ def _undoes_call(node: fx.Node, before: fx.Node) -> bool:
 
 
 _VIEWS = frozenset({aten.reshape.default, aten.t.default, aten.transpose.int, aten.permute.default})
-
-
-# Gradients of layer norms: a plan may cut them in different ways, so they are two nodes -----------
-
-
-def join_norms(graph: fx.Graph) -> None:
-    """Let one call compute what two would, where it can stand in the place of the first of them."""
-    order = {node: index for index, node in enumerate(graph.nodes)}
-    of_data = {
-        _operands(node): node
-        for node in graph.nodes
-        if node.target is operators.layer_norm_grad_input.default
-    }
-    for weights in list(graph.nodes):
-        if weights.target is not operators.layer_norm_grad_weight.default:
-            continue
-        data = of_data.pop(_operands(weights), None)
-        if data is None:
-            continue
-        first, scale = min(data, weights, key=order.__getitem__), data.args[_NORM_OPERANDS]
-        if not isinstance(scale, fx.Node) or order[scale] >= order[first]:
-            continue
-        with graph.inserting_before(first):
-            call = graph.call_function(layer_norm_grads, data.args)
-            results = [graph.call_function(getitem, (call, index)) for index in range(2)]
-        note_tasks((call, *results), (*noted_tasks(data), *noted_tasks(weights)))
-        for node, result in zip((data, weights), results, strict=True):
-            node.replace_all_uses_with(result)
-            graph.erase_node(node)
-
-
-def _operands(node: fx.Node) -> tuple[Any, ...]:
-    grad_out, x, sizes, mean, rstd = node.args[:_NORM_OPERANDS]
-    assert isinstance(sizes, Sequence)
-    return grad_out, x, tuple(sizes), mean, rstd
-
-
-def layer_norm_grads(*call: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Results of the operators `layer_norm_grad_input` and `layer_norm_grad_weight`.
-
-    PyTorch's kernel has one type for the weight, its gradient and that of the bias.
-    """
-    *operands, weight = call
-    data, *of_both = layer_norm_backward(operands, weight, weight, [True, True, True])
-    return data, tuple(of_both)
-
-
-# Copies into one memory ---------------------------------------------------------------------------
-
-
-def pack_at_once(graph: fx.Graph) -> None:
-    """Let one call make the lines of tensors that a `cat` puts behind each other."""
-    for node in list(graph.nodes):
-        lines = node.args[0] if node.target is aten.cat.default else ()
-        if len(lines) < 2 or node.args[1:] not in ((), (0,)) or node.kwargs:
-            continue
-        if not all(
-            line.target is aten.reshape.default
-            and line.args[1] == [-1]
-            and not line.kwargs
-            and [*line.users] == [node]
-            for line in lines
-        ):
-            continue
-        node.meta[OPERATOR], node.target = node.target, packed
-        node.args = ([_source_of(line) for line in lines],)
-        for line in dict.fromkeys(lines):
-            source = line.all_input_nodes[0]
-            graph.erase_node(line)
-            if source.op == "call_method" and not source.users:
-                graph.erase_node(source)
-
-
-def packed(tensors: list[Tensor]) -> Tensor:
-    """The elements of several tensors in a new one of one dim."""
-    return torch._C._nn.flatten_dense_tensors(tensors)
-
-
-def _source_of(line: fx.Node) -> fx.Node:
-    """Find what a line is made of, past `contiguous()`, which leaves its elements as they are."""
-    source = line.all_input_nodes[0]
-    is_dense = source.op == "call_method" and source.target == "contiguous"
-    return source.all_input_nodes[0] if is_dense and not source.kwargs else source
-
-
-def unpack_at_once(graph: fx.Graph) -> None:
-    """Let one call take the lines, in their shapes, out of what a collective brought."""
-    for flat in list(graph.nodes):
-        if flat.target not in (c10d.wait_tensor.default, scattered_part):
-            continue
-        users = {_line(user): user for user in flat.users}
-        if len(users) < 2 or None in users:
-            continue
-        lines = sorted(line for line in users if line is not None)
-        if [start for start, _, _ in lines] != [0, *(end for _, end, _ in lines[:-1])]:
-            continue
-        with graph.inserting_after(flat):
-            call = graph.call_function(unpacking([shape for *_, shape in lines]), (flat,))
-        note_tasks([call], noted_tasks(flat))
-        for index, line in enumerate(lines):
-            (shaped,) = users[line].users
-            with graph.inserting_before(shaped):
-                part = graph.call_function(getitem, (call, index))
-            note_tasks([part], noted_tasks(shaped))
-            move_notes(shaped, part)
-            shaped.replace_all_uses_with(part)
-            graph.erase_node(shaped)
-            graph.erase_node(users[line])
-
-
-def _line(node: fx.Node) -> tuple[int, int, tuple[int, ...]] | None:
-    """Start, end and shape of a line that a node takes out of another; None of other nodes."""
-    if node.target is not aten.slice.Tensor or len(node.args) != 4 or node.args[1] != 0:
-        return None
-    _, _, start, end = cast("tuple[fx.Node, int, int, int]", node.args)
-    shaped = next(iter(node.users), node)
-    if len(node.users) != 1 or shaped.target is not aten.reshape.default:
-        return None
-    shape = tuple(cast("Sequence[int]", shaped.args[1]))
-    return (start, end, shape) if 0 < end - start == math.prod(shape) else None
-
-
-def unpacking(shapes: Sequence[Sequence[int]]) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Make a function that gives tensors of these shapes in the memory of one of one dim."""
-    like = [torch.empty(()).expand(list(shape)) for shape in shapes]
-
-    def unpacked(flat: Tensor) -> Sequence[Tensor]:
-        tensors: Sequence[Tensor] = torch._C._nn.unflatten_dense_tensors(flat, like)
-        return tensors
-
-    return unpacked
 
 
 # Sums over micro-batches --------------------------------------------------------------------------
@@ -510,8 +371,7 @@ def _carrier(first: fx.Node, group: str) -> Carrier | None:
 
 def _is_private(node: fx.Node) -> bool:
     """Test whether a node only computes a value of its own."""
-    own = ("contiguous", getitem, packed, layer_norm_grads)
-    if node.op in ("placeholder", "get_attr") or node.target in own:
+    if node.op in ("placeholder", "get_attr") or node.target in ("contiguous", getitem):
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False

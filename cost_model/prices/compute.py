@@ -14,8 +14,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
@@ -81,9 +81,9 @@ def node_estimates(
         (layout.sizes(), mesh_indices(placed.mesh, layout.axes))
         for layout in placed.layouts.values()
     ]
-    for index, (device, point) in enumerate(placed.mesh.coords()):
-        if devices is not None and device not in devices:
-            continue
+    coords, order = placed.mesh.coords(), placed.mesh.devices
+    for index in range(len(order)) if devices is None else map(order.index, devices):
+        device, point = coords[index]
         spec, sizes = cluster.devices[device], tuple([cut[of[index]] for cut, of in cuts])
         flops = (
             local_flops(graph, placed, point) if uneven or (sizes, spec, 0.0) not in known else 0.0
@@ -109,47 +109,6 @@ def node_estimates(
     return estimates
 
 
-@dataclass
-class NodePrices:
-    """Estimates of nodes of one plan, each form once: the layers of a model repeat."""
-
-    graph: Graph
-    cluster: Cluster
-    in_parts: bool | None = None  #: As of `node_estimates`.
-    _known: dict[Hashable, Mapping[int, Estimate]] = field(default_factory=dict)
-
-    def estimates(
-        self, placed: PlacedNode, devices: tuple[int, ...] | None = None
-    ) -> Mapping[int, Estimate]:
-        """See `node_estimates`; the nodes must live as long as this, by their rules' identity."""
-        form = self._form(placed)
-        known = None if form is None else self._known.get((form, devices))
-        if known is None:
-            in_parts = self.in_parts
-            known = node_estimates(self.graph, placed, self.cluster, devices, in_parts=in_parts)
-            if form is not None:
-                self._known[form, devices] = known
-        return known
-
-    def seconds(
-        self, placed: PlacedNode, devices: tuple[int, ...] | None = None
-    ) -> Mapping[int, float]:
-        """See `node_seconds`."""
-        return {d: estimate.seconds for d, estimate in self.estimates(placed, devices).items()}
-
-    def _form(self, placed: PlacedNode) -> Hashable:
-        """All that estimates of a node depend on; None if any attribute may count."""
-        node, rule = placed.node, placed.rule
-        is_measured = any(spec.profile is not None for spec in self.cluster.first_of_spec)
-        if rule is None or is_measured or row_of(node).overwrites:
-            return None
-        types = self.graph.types
-        values = (*node.inputs, *node.captures, *node.outputs)
-        dtypes = tuple([types[value].dtype if value else "" for value in values])
-        layouts = tuple(placed.layouts.items())
-        return node.op, id(rule), placed.mesh, layouts, placed.ins, placed.outs, dtypes
-
-
 @dataclass(frozen=True)
 class Sources:
     """Where the seconds of a plan's nodes come from, added up over nodes and devices."""
@@ -163,9 +122,10 @@ class Sources:
         cluster = cluster.beside(devices_of(placed))
         seconds: dict[str, float] = {}
         error_s = 0.0
-        prices = NodePrices(graph, cluster, stores_parts(placed))
+        in_parts = stores_parts(placed)
         for node in placed:
-            for estimate, times in Counter(prices.estimates(node).values()).items():
+            estimates = node_estimates(graph, node, cluster, in_parts=in_parts)
+            for estimate, times in Counter(estimates.values()).items():
                 spent_s = seconds.get(estimate.source, 0.0)
                 seconds[estimate.source] = spent_s + times * estimate.seconds
                 error_s += times * estimate.seconds * estimate.error

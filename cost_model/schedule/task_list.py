@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.executors import Executor, executor_of
-from partitioner.cost_model.prices.compute import NodePrices, adding_seconds, stored_bytes
+from partitioner.cost_model.prices.compute import adding_seconds, node_estimates, stored_bytes
 from partitioner.cost_model.prices.reshard import Hop, Reshard, Resharder, beside_compute
 from partitioner.cost_model.profiles.forms import stores_parts
 from partitioner.cost_model.schedule.buckets import (
@@ -220,10 +220,6 @@ class _Builder:
     def _executor(self) -> Executor:
         return executor_of(self.graph)
 
-    @cached_property
-    def _prices(self) -> NodePrices:
-        return NodePrices(self.graph, self.cluster, self.in_parts)
-
     def _in_blocks(
         self, tasks: Sequence[Task], loads: Mapping[LocalKey, frozenset[int]]
     ) -> tuple[list[Task], Mapping[tuple[int, int], tuple[int, int]]]:
@@ -283,7 +279,11 @@ class _Builder:
                     )
                 writes.append((device, key, 0 if stored else size))
         devices = self._observed_of(placed.mesh)
-        seconds = self._with_sums(placed, phase, self._prices.seconds(placed, devices))
+        estimates = node_estimates(
+            self.graph, placed, self.cluster, devices, in_parts=self.in_parts
+        )
+        seconds = {device: estimate.seconds for device, estimate in estimates.items()}
+        seconds = self._with_sums(placed, phase, seconds)
         reads = tuple((device, key) for device in devices for key in keys)
         task = Task(name, seconds, reads, tuple(writes), placed, None, phase, phase, hops, hops)
         self.tasks.append((index, 0, task))

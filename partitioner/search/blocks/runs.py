@@ -248,9 +248,8 @@ class Runs:
         """
         size = min(self.graph.types[value].shape[dim] for value, dim in dims)
         is_first, constants = True, self.constant_bytes(start, stop)
-        tried: list[tuple[int, int]] = []  # number of parts, bytes
         for parts in counts:
-            if not min(least, size) <= parts <= size or _expected(tried, parts) > most_bytes:
+            if not min(least, size) <= parts <= size:
                 continue
             chunks = tuple(Chunk(value, dim, parts) for value, dim in dims)
             entry = self._entry(Option(start, stop, chunks, 0, 0, 0, 0.0))
@@ -263,7 +262,6 @@ class Runs:
             is_first = False
             priced = self._within(entry, most_bytes)
             yield priced
-            tried.append((parts, priced.activation_bytes))
             shrinks = priced.constant_bytes < constants
             constants = priced.constant_bytes
             if priced.activation_bytes <= enough_bytes and (
@@ -456,21 +454,6 @@ class _Tally:
             return type_.nbytes
         shape = at.local_shape(self.layout.mesh, self.point)
         return dense_bytes(math.prod(shape), type_.dtype)
-
-
-def _expected(tried: Sequence[tuple[int, int]], parts: int) -> float:
-    """Bytes of so many parts if what is beside a halo and the borders shrinks with the parts.
-
-    By the last two numbers that were tried; 0 where there are none, infinite where more parts held
-    no less.
-    """
-    if len(tried) < 2:
-        return 0.0
-    (before, more), (last, less) = tried[-2:]
-    if less >= more:
-        return math.inf
-    shrinking = (more - less) / (1 / before - 1 / last)
-    return 0.95 * (less - shrinking / last + shrinking / parts)
 
 
 def _representatives(

@@ -282,8 +282,8 @@ class _Builder:
         estimates = node_estimates(
             self.graph, placed, self.cluster, devices, in_parts=self.in_parts
         )
-        seconds = {device: estimate.seconds for device, estimate in estimates.items()}
-        seconds = self._with_sums(placed, phase, seconds)
+        plain = {device: estimate.seconds for device, estimate in estimates.items()}
+        seconds = self._with_sums(placed, phase, plain)
         reads = tuple((device, key) for device in devices for key in keys)
         task = Task(name, seconds, reads, tuple(writes), placed, None, phase, phase, hops, hops)
         self.tasks.append((index, 0, task))

@@ -135,7 +135,7 @@ class BlockSearch:
     #: If none of them fits: bytes of the fullest device in the one in which that has least; None if
     #: the cost model expects none to fit.
     needed_bytes: int | None = None
-    #: The runs that were priced, by device, whatever the limits of memory.
+    #: The runs of each kind of device, whatever the limits of memory.
     _runs: dict[DeviceSpec, Runs] = field(default_factory=dict)
     _shared: dict[Shared, Runs] = field(default_factory=dict)
 

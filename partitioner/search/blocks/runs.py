@@ -63,14 +63,6 @@ class Option:
 
 
 @dataclass
-class _Entry:
-    priced: Option  #: The run, priced if `most_bytes` are not 0.
-    cut: tuple[str, ...]  #: Its nodes with the loops that it cuts.
-    layout: StretchLayout | None  #: Its layout, until it is priced.
-    most_bytes: int = 0  #: As it was priced for.
-
-
-@dataclass
 class Runs:
     """The runs of a graph's nodes on one device."""
 
@@ -78,7 +70,6 @@ class Runs:
     cluster: Cluster  #: The cluster; its first device runs the graph, whatever its memory.
     #: Bytes that one of a constant counts as: on devices that share values, which count as whole.
     constants_weigh: float = 1.0
-    _entries: dict[tuple[int, int, tuple[Chunk, ...]], _Entry | None] = field(default_factory=dict)
     _clusters: dict[int, Cluster] = field(default_factory=dict)
 
     @cached_property
@@ -252,15 +243,16 @@ class Runs:
             if not min(least, size) <= parts <= size:
                 continue
             chunks = tuple(Chunk(value, dim, parts) for value, dim in dims)
-            entry = self._entry(Option(start, stop, chunks, 0, 0, 0, 0.0))
-            if entry is None:
+            option = Option(start, stop, chunks, 0, 0, 0, 0.0)
+            layout = self._layout(option)
+            if layout is None:
                 return
-            if is_first and entry.cut in known:
-                entry.layout = None
+            cut = tuple(f"{p.node.name} {' '.join(p.layouts)}" for p in layout.placed)
+            if is_first and cut in known:
                 return
-            known.add(entry.cut)
+            known.add(cut)
             is_first = False
-            priced = self._within(entry, most_bytes)
+            priced = self.priced(option, layout, most_bytes)
             yield priced
             shrinks = priced.constant_bytes < constants
             constants = priced.constant_bytes
@@ -269,26 +261,14 @@ class Runs:
             ):
                 return
 
-    def _entry(self, option: Option) -> _Entry | None:
+    def _layout(self, option: Option) -> StretchLayout | None:
         """The run in these blocks; None if it cannot run so, or is a shorter run in them."""
-        key = option.start, option.stop, option.chunks
-        if key not in self._entries:
-            self._entries[key] = None
-            with suppress(BlockError):
-                layout = lay_out(self.graph, option.stretch(self.graph))
-                edges = {self.graph.nodes[at].name for at in (option.start, option.stop - 1)}
-                if edges.isdisjoint(node.name for node in (*layout.once, *layout.after)):
-                    cut = (f"{p.node.name} {' '.join(p.layouts)}" for p in layout.placed)
-                    self._entries[key] = _Entry(option, tuple(cut), layout)
-        return self._entries[key]
-
-    def _within(self, entry: _Entry, most_bytes: int) -> Option:
-        """The option, priced as of `priced`; once, unless it was too large and now is not."""
-        if entry.most_bytes < most_bytes and entry.priced.activation_bytes <= most_bytes:
-            layout = entry.layout or lay_out(self.graph, entry.priced.stretch(self.graph))
-            entry.priced = self.priced(entry.priced, layout, most_bytes)
-            entry.layout, entry.most_bytes = None, most_bytes
-        return entry.priced
+        with suppress(BlockError):
+            layout = lay_out(self.graph, option.stretch(self.graph))
+            edges = {self.graph.nodes[at].name for at in (option.start, option.stop - 1)}
+            if edges.isdisjoint(node.name for node in (*layout.once, *layout.after)):
+                return layout
+        return None
 
     def _seeds(self, start: int, stop: int) -> Iterator[tuple[str, int]]:
         """Dims that a cut may begin with: of what the last node makes, and of the first."""

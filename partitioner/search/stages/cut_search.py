@@ -32,7 +32,7 @@ from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages.computed_again import ComputedAgain, Offering
-from partitioner.search.stages.figures import Sharding, StageFigures, StepEstimate, least_of_nodes
+from partitioner.search.stages.figures import Sharding, StageFigures, least_of_nodes
 from partitioner.search.stages.staged_plan import (
     Table,
     figure,
@@ -40,6 +40,7 @@ from partitioner.search.stages.staged_plan import (
     step_cost,
     too_large,
 )
+from partitioner.search.stages.step_estimate import StepEstimate
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.referee import Objective
 from partitioner.strategies.spaces import Family

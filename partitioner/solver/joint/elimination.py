@@ -27,9 +27,7 @@ from partitioner.solver.work import Work
 
 Ints = npt.NDArray[np.intp]
 
-#: More switches than this are not worth a try: their combinations make a graph wide.
-MAX_SWITCHES = 64
-#: An item that depends on more combinations of choices than this gets a switch of its own.
+#: Graphs with an item that depends on more combinations of choices than this are too wide.
 MAX_SHARED = 4096
 #: Steps of laying a problem out, for each item.
 LAYOUT_STEPS = 8
@@ -79,7 +77,7 @@ class _Tables(NamedTuple):
 
     edges: list[_EdgeCosts]
     shared: list[_Shared]
-    wide: dict[int, tuple[Site, ...]]  #: Items of too many nodes for one table, with their sites.
+    wide: Ints  #: Items of too many nodes for one table.
 
 
 class Eliminator:
@@ -124,7 +122,7 @@ class Eliminator:
         if self.too_wide:
             return None
         prices = self._prices(weights, byte_price)
-        prices[list(self.tables.wide)] = 0.0
+        prices[self.tables.wide] = 0.0
         answer = self._minimise(np.array(weights), prices)
         self.too_wide = answer is None  # at any prices: these tables are among all others
         return answer
@@ -156,8 +154,10 @@ class Eliminator:
         return answer
 
     def _eliminated(self, weights: Floats, prices: Floats) -> Answer:
-        factors = [Factor((node,), loads @ weights) for node, loads in enumerate(self.loads)]
         tables = self.tables
+        if prices[tables.wide].any():
+            return None
+        factors = [Factor((node,), loads @ weights) for node, loads in enumerate(self.loads)]
         factors += [Factor((e.edge.u, e.edge.v), e.table(prices)) for e in tables.edges]
         for shared in tables.shared:
             table = np.zeros([self.sizes[node] for node in shared.scope])
@@ -165,19 +165,7 @@ class Eliminator:
                 if price:
                     table += price * on
             factors.append(Factor(shared.scope, table))
-        count = len(self.sizes)
-        paid = [item for item in tables.wide if prices[item]]
-        if len(paid) > MAX_SWITCHES:
-            return None
-        for switch, item in enumerate(paid, start=count):
-            factors.append(Factor((switch,), np.array([0.0, prices[item]])))
-            for site in tables.wide[item]:
-                on = _site_table(self.problem, site)
-                # a switch that is off forbids the choices that trigger its item
-                needs = np.stack((np.where(on, math.inf, 0.0), np.zeros(on.shape)), axis=-1)
-                factors.append(Factor((*_nodes(self.problem, site), switch), needs))
-        answer = eliminate(factors, [*self.sizes, *(2 for _ in paid)])
-        return None if answer is None else (answer[0][:count], answer[1])
+        return eliminate(factors, self.sizes)
 
 
 def _edge_costs(edge: Edge) -> _EdgeCosts:
@@ -205,17 +193,17 @@ def _private(problem: Problem, costs: Sequence[_EdgeCosts]) -> npt.NDArray[np.bo
 
 def _shared(
     problem: Problem, sites: Sequence[tuple[Site, ...]], sizes: Sequence[int]
-) -> tuple[list[_Shared], dict[int, tuple[Site, ...]]]:
+) -> tuple[list[_Shared], Ints]:
     """The items of holds, and of several sites: by the nodes that they depend on, or wide."""
     by_scope: dict[tuple[int, ...], dict[int, npt.NDArray[np.bool_]]] = {}
-    wide = {}
+    wide = []
     for item, triggers in enumerate(sites):
         if not triggers:
             continue
         nodes = {node for site in triggers for node in _nodes(problem, site)}
         scope = tuple(sorted(node for node in nodes if sizes[node] > 1))
         if math.prod(sizes[node] for node in scope) > MAX_SHARED:
-            wide[item] = triggers
+            wide.append(item)
             continue
         on = np.zeros([1] * len(scope), dtype=bool)
         for site in triggers:
@@ -225,7 +213,7 @@ def _shared(
         _Shared(scope, np.array(list(items), dtype=np.intp), tuple(items.values()))
         for scope, items in by_scope.items()
     ]
-    return shared, wide
+    return shared, np.array(wide, dtype=np.intp)
 
 
 def _nodes(problem: Problem, site: Site) -> tuple[int, ...]:

@@ -3,9 +3,6 @@
 - Parallel edges become one, over pairs of classes.
 - Classes of an edge that behave the same become one; an edge that can cost nothing goes.
 - A choice whose every pair on some edge is forbidden goes.
-- A dominated choice goes: another choice of its node and group has the same classes on all
-  edges, and loads and holds no more. (Of another group would be exact too, but might break the
-  symmetry of interchangeable groups.)
 - A memory limit goes that a device meets even with the fullest choice of each node.
 """
 
@@ -13,16 +10,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.solver.problem import Edge, Hold, Pair, Problem
+from partitioner.solver.problem import Edge, Pair, Problem
 
 T = TypeVar("T")
 
@@ -62,8 +57,6 @@ def presolve(problem: Problem) -> Reduced:
             dead_in = {i for i in ins if all((o, i) in edge.forbidden for o in outs)}
             drop[edge.u] |= {p for p, o in enumerate(edge.out_class) if o in dead_out}
             drop[edge.v] |= {q for q, i in enumerate(edge.in_class) if i in dead_in}
-        if not any(drop):
-            drop = _dominated(reduced.problem)
         if not any(drop):
             return replace(reduced, problem=_binding_limits(reduced.problem))
         left = [
@@ -219,67 +212,3 @@ def _fullest(
     starts = np.cumsum([0, *map(len, sets[:-1])])
     most: npt.NDArray[np.float64] = np.add.reduceat(size[flat], starts).max(axis=0)
     return most
-
-
-@dataclass(frozen=True)
-class _Profile:
-    """The cost of a choice by itself: private items added up, shared items by index."""
-
-    load_s: tuple[float, ...]
-    shared: frozenset[int]
-    bytes_in: dict[tuple[int, int], tuple[float, ...]]  #: On each device, by (first, last).
-
-    def beats(self, other: _Profile) -> bool:
-        """Test whether the choice costs no more in any respect."""
-        return (
-            all(a <= b for a, b in zip(self.load_s, other.load_s, strict=True))
-            and self.shared <= other.shared
-            and all(
-                span in other.bytes_in
-                and all(a <= b for a, b in zip(size, other.bytes_in[span], strict=True))
-                for span, size in self.bytes_in.items()
-            )
-        )
-
-
-def _dominated(problem: Problem) -> list[set[int]]:
-    """Choices beaten by another of the same node and group with the same classes everywhere."""
-    uses = Counter(item for hold in problem.holds for item in {i for p in hold.items for i in p})
-    uses.update(i for edge in problem.edges for i in {i for t in edge.items.values() for i in t})
-    classes: list[list[tuple[int, ...]]] = [[] for _ in problem.nodes]
-    for edge in problem.edges:
-        classes[edge.u].append(edge.out_class)
-        classes[edge.v].append(edge.in_class)
-    holds: list[list[Hold]] = [[] for _ in problem.nodes]
-    for hold in problem.holds:
-        holds[hold.node].append(hold)
-    drop: list[set[int]] = [set() for _ in problem.nodes]
-    for node, choices in enumerate(problem.nodes):
-        profiles = [_profile(problem, node, p, holds[node], uses) for p in range(len(choices))]
-        rivals: dict[Hashable, list[int]] = {}
-        for p, choice in enumerate(choices):
-            rivals.setdefault((choice.group, *(c[p] for c in classes[node])), []).append(p)
-        for p, q in (pair for members in rivals.values() for pair in permutations(members, 2)):
-            if not drop[node].isdisjoint((p, q)) or not profiles[q].beats(profiles[p]):
-                continue
-            if q < p or not profiles[p].beats(profiles[q]):  # of equals the first stays
-                drop[node].add(p)
-    return drop
-
-
-def _profile(
-    problem: Problem, node: int, choice: int, holds: Sequence[Hold], uses: Counter[int]
-) -> _Profile:
-    load = list(problem.nodes[node][choice].load_s)
-    shared = set()
-    bytes_in: dict[tuple[int, int], tuple[float, ...]] = {}
-    for index in {index for hold in holds for index in hold.items[choice]}:
-        if uses[index] > 1:
-            shared.add(index)
-            continue
-        item = problem.items[index]
-        load = [a + b for a, b in zip(load, item.load_s, strict=True)]
-        span = (item.first, item.last)
-        size = bytes_in.get(span, (0.0,) * problem.devices)
-        bytes_in[span] = tuple(a + b for a, b in zip(size, item.bytes, strict=True))
-    return _Profile(tuple(load), frozenset(shared), bytes_in)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 
 from partitioner.solver.joint.elimination import Eliminator
@@ -14,7 +14,6 @@ from partitioner.solver.presolve.simplify import keep_choices
 from partitioner.solver.problem import Edge, Problem, symmetric_groups
 from partitioner.solver.progress import ROUNDING, Progress, device_most_over
 from partitioner.solver.referee import evaluate_choices
-from partitioner.solver.stages.cut_orders import narrow_orders
 from partitioner.solver.work import Work
 
 Plan = tuple[int, ...]  #: The choice of each node.
@@ -227,19 +226,12 @@ def _greedy(search: Search, byte_price: float) -> Plan | None:
 
 
 def splits(search: Search, picks: Picks) -> list[Split]:
-    """Contiguous plans of several orders, as long as there is work."""
-    orders = [tuple(range(len(search.problem.nodes)))]
-    if len(picks) > 1 and search.effort > 1:
-        orders = narrow_orders(search.problem)
-    in_parts: list[Sequence[Sequence[int]]] = [[(node,) for node in order] for order in orders]
-    if search.problem.layers:
-        in_parts.insert(0, search.problem.layers)
-    plans: list[Split] = []
-    for parts in in_parts:
-        if plans and search.work.over:
-            break
-        plans += contiguous_plans(search.problem, picks, parts)
-    return plans
+    """Contiguous plans of layers, if any are known, and of nodes as long as there is work."""
+    layers = search.problem.layers
+    plans = contiguous_plans(search.problem, picks, layers) if layers else []
+    if plans and search.work.over:
+        return plans
+    return [*plans, *contiguous_plans(search.problem, picks)]
 
 
 def seek(search: Search) -> None:

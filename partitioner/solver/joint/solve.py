@@ -72,9 +72,8 @@ def solve(
         reason_s: Seconds beyond the time limit that the reason of a refusal may take; without
             any, the refusal tells of the nearest plan seen (`least_shortage` can refine it).
         effort: 1 for an answer in seconds, 0 for one without a large MILP where no plan is found to
-            fit; from 2 on placements on devices are also cut along
-            several orders and split anew in pairs, at several times the cost; with 3 as long as
-            there is work left, whether or not it gains anything.
+            fit; from 2 on placements on devices are also split anew in pairs, at several times the
+            cost; with 3 as long as there is work left, whether or not it gains anything.
         engine: Solves the MILPs.
         known: The answer to an earlier search of the problem: this one goes on from there, with
             the methods that it left out or that ran out of steps.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from partitioner.solver.problem import Problem
 from partitioner.solver.stages.graph import StageGraph
 
 if TYPE_CHECKING:
@@ -17,87 +15,37 @@ if TYPE_CHECKING:
 Order = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Net:
-    """A value: nodes between which it is paid once if they are not together."""
+def grow(count: int, arcs: Mapping[tuple[int, int], float]) -> Order:
+    """An order grown node by node, in which few bytes cross each position.
 
-    nodes: tuple[int, ...]  #: The nodes that make and read it, ascending.
-    load_s: float  #: Seconds, over all devices, where it is dearest.
+    The next node is the one that opens the fewest bytes and closes the most (the one-sided minimum
+    linear arrangement heuristic), the one touched last of equals.
 
-
-def grow(
-    count: int,
-    nets: Sequence[Net],
-    arcs: Iterable[tuple[int, int]],
-    first: int | None = None,
-) -> Order:
-    """An order grown node by node, from the first one if it is given.
-
-    The next node is the one that opens the least communication and closes the most (the one-sided
-    minimum linear arrangement heuristic), the one touched last of equals. The order keeps the arcs,
-    (before, after) pairs without a cycle.
+    Args:
+        count: Nodes, numbered from 0.
+        arcs: Bytes of each (before, after) pair that the order keeps; without a cycle.
     """
-    growth = _Growth(count, nets, arcs)
-    order: list[int] = []
-    while len(order) < count:
-        node = first if first is not None and not order else growth.next()
-        order.append(node)
-        growth.place(node, len(order))
+    near: list[dict[int, float]] = [{} for _ in range(count)]
+    waiting = [0] * count  # for nodes before
+    for (u, v), size in arcs.items():
+        near[u][v] = near[v][u] = size
+        waiting[v] += 1
+    opens = [sum(sizes.values()) for sizes in near]
+    order: dict[int, None] = {}
+    heap = [(opens[node], 0, node) for node in range(count) if not waiting[node]]
+    heapq.heapify(heap)
+    while heap:
+        *_, node = heapq.heappop(heap)
+        if node in order:
+            continue
+        order[node] = None
+        for other, size in near[node].items():
+            waiting[other] -= (node, other) in arcs
+            if other not in order:
+                opens[other] -= 2 * size
+                if not waiting[other]:
+                    heapq.heappush(heap, (opens[other], -len(order), other))
     return tuple(order)
-
-
-class _Growth:
-    """The nodes that are not placed yet, by the communication that each would open."""
-
-    def __init__(self, count: int, nets: Sequence[Net], arcs: Iterable[tuple[int, int]]) -> None:
-        self.nets = nets
-        self.nets_of: list[list[int]] = [[] for _ in range(count)]
-        for index, net in enumerate(nets):
-            for node in net.nodes:
-                self.nets_of[node].append(index)
-        self.unplaced = [len(net.nodes) for net in nets]
-        self.after: list[list[int]] = [[] for _ in range(count)]
-        self.waiting = [0] * count
-        for u, v in arcs:
-            self.after[u].append(v)
-            self.waiting[v] += 1
-        self.opens = [sum(nets[index].load_s for index in indices) for indices in self.nets_of]
-        self.touched = [0] * count
-        self.placed = [False] * count
-        self.heap: list[tuple[float, int, int]] = []
-        for node in range(count):
-            self._push(node)
-
-    def next(self) -> int:
-        """The node that opens the least communication and closes the most."""
-        while True:
-            opens, stamp, node = heapq.heappop(self.heap)
-            if not self.placed[node] and (opens, -stamp) == (self.opens[node], self.touched[node]):
-                return node
-
-    def place(self, node: int, stamp: int) -> None:
-        """Place a node as the `stamp`-th."""
-        self.placed[node] = True
-        changed = dict.fromkeys(self.after[node])
-        for other in self.after[node]:
-            self.waiting[other] -= 1
-        for index in self.nets_of[node]:
-            net = self.nets[index]
-            opened = self.unplaced[index] == len(net.nodes)
-            self.unplaced[index] -= 1
-            nearly_closed = self.unplaced[index] == 1
-            if opened or nearly_closed:
-                for other in net.nodes:
-                    if not self.placed[other]:
-                        self.opens[other] -= net.load_s * (opened + nearly_closed)
-                        self.touched[other] = stamp
-                        changed[other] = None
-        for other in changed:
-            self._push(other)
-
-    def _push(self, node: int) -> None:
-        if not self.waiting[node] and not self.placed[node]:
-            heapq.heappush(self.heap, (self.opens[node], -self.touched[node], node))
 
 
 def first_orders(graph: StageGraph) -> list[Order]:
@@ -110,13 +58,9 @@ def first_orders(graph: StageGraph) -> list[Order]:
 
     names = list(graph.nodes)
     index = {v: at for at, v in enumerate(names)}
-    arcs = [(index[u], index[v]) for u, v in graph.edges]
-    nets = [
-        Net((min(arc), max(arc)), size)
-        for arc, size in zip(arcs, graph.edges.values(), strict=True)
-    ]
-    ahead = grow(len(names), nets, arcs)
-    behind = grow(len(names), nets, [(v, u) for u, v in arcs])[::-1]
+    arcs = {(index[u], index[v]): size for (u, v), size in graph.edges.items()}
+    ahead = grow(len(names), arcs)
+    behind = grow(len(names), {(v, u): size for (u, v), size in arcs.items()})[::-1]
     flow = _flow(graph)
     depth, height = _depths(flow), _depths(flow.reverse())
     orders = [
@@ -160,42 +104,6 @@ def _depths(flow: nx.DiGraph[int]) -> dict[int, int]:
 #: Frontier orders that are grown, and the nodes of all of them together: 0.1 s.
 STARTS = 16
 MOST_GROWN = 8000
-
-
-def nets(problem: Problem) -> list[Net]:
-    """The values of a problem: its edges, those together that share their items."""
-    total = [sum(item.load_s) for item in problem.items]
-    nodes: dict[int, set[int]] = {}
-    dearest: dict[int, float] = {}
-    for edge in problem.edges:
-        priced = [items for items in edge.items.values() if items]
-        if not priced:
-            continue
-        key = min(min(items) for items in priced)
-        cost = max(sum(total[item] for item in items) for items in priced)
-        nodes.setdefault(key, set()).update((edge.u, edge.v))
-        dearest[key] = max(dearest.get(key, 0.0), cost)
-    return [Net(tuple(sorted(nodes[key])), dearest[key]) for key in sorted(nodes)]
-
-
-def narrow_orders(problem: Problem) -> list[Order]:
-    """The given order and the grown ones, each once.
-
-    A contiguous plan cuts an order into intervals, so it can be no better than its order. They grow
-    along the edges, against them, and from either end whatever their direction.
-    """
-    count = len(problem.nodes)
-    values = nets(problem)
-    forward = [(edge.u, edge.v) for edge in problem.edges]
-    backward = [(v, u) for u, v in forward]
-    orders = [
-        tuple(range(count)),
-        grow(count, values, forward),
-        grow(count, values, backward)[::-1],
-        grow(count, values, (), first=0),
-        grow(count, values, (), first=count - 1)[::-1],
-    ]
-    return list(dict.fromkeys(orders))
 
 
 def frontier_order(count: int, pairs: Iterable[tuple[int, int]]) -> Order:

@@ -1,4 +1,4 @@
-"""Contiguous plans are the best cuts of an order; orders that are worth cutting."""
+"""Contiguous plans are the best cuts of an order."""
 
 import itertools
 import math
@@ -14,9 +14,8 @@ from partitioner.solver.formats.dnnp_problem import to_problem
 from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.incumbents import alone
 from partitioner.solver.placement.contiguous import contiguous_plans
-from partitioner.solver.problem import Edge, Hold, Item, Problem
+from partitioner.solver.problem import Hold, Item, Problem
 from partitioner.solver.referee import evaluate_choices
-from partitioner.solver.stages.cut_orders import narrow_orders
 
 
 def splits(problem: Problem, devices: int) -> float:
@@ -137,26 +136,3 @@ def test_a_long_order_is_cut_at_few_positions(monkeypatch: pytest.MonkeyPatch) -
     changes = [sum(a != b for a, b in itertools.pairwise(split.chosen)) for split in plans]
     assert changes == [0, 1, 2]
     assert min(split.value for split in plans) >= free
-
-
-def test_narrow_orders_do_not_weave_two_chains_together() -> None:
-    """Nodes 0, 2, 4, ... are one chain and 1, 3, 5, ... another."""
-    problem = placement(0, 10, 2)
-    first = problem.edges[0]
-    edges = tuple(replace(first, u=v, v=v + 2) for v in range(8))
-    items = {pair: tuple(paid) for pair, paid in first.items.items()}
-    assert items
-    copies: list[Item] = []
-    unshared: list[Edge] = []
-    for edge in edges:  # items of its own for every edge
-        table = {}
-        for pair, paid in items.items():
-            table[pair] = (len(copies),)
-            copies.append(problem.items[paid[0]])
-        unshared.append(replace(edge, items=table))
-    woven = replace(problem, edges=tuple(unshared), items=tuple(copies), holds=())
-    orders = narrow_orders(woven)
-    assert orders[0] == tuple(range(10))
-    assert (0, 2, 4, 6, 8, 1, 3, 5, 7, 9) in orders
-    for order in orders:
-        assert sorted(order) == list(range(10))

@@ -29,7 +29,7 @@ SHARE = 1e-3
 #: The relaxation may take one of so many shares of the steps if no plan fits yet; one of so many
 #: before local search of one that does.
 SHARES, FIRST_SHARES = 2, 8
-#: Moves that local search tries from a program's plan: the tie-break, and bytes over the limits.
+#: Moves that local search tries from the plan of a relaxation: bytes over the limits, above all.
 POLISH = 2_000
 
 
@@ -55,8 +55,13 @@ def round_relaxation(search: Search, shares: float | None = None) -> bool:
     values = _relaxed(search, form)
     if values:
         ranked = offer_all(search, _rounded(search, form, values), search.engine.relaxation)
-        if ranked:
-            _offer_polished(search, min(ranked, key=ranked.__getitem__), search.engine.relaxation)
+        if ranked:  # a few moves more, also where the relaxation has taken the steps that were left
+            nearest = min(ranked, key=ranked.__getitem__)
+            work = Work(search.work.deadline, parent=search.work)
+            better = local_search(
+                search.problem, nearest, effort=POLISH, work=work, seed=search.seed
+            )
+            search.offer(better, search.engine.relaxation)
     return True
 
 
@@ -95,7 +100,7 @@ def run_milp(search: Search, goal: Goal) -> None:
     if several and search.best is not None and sum(form.milp.integer) > EXACT_BINARIES:
         values = _relaxed(search, form)
         if values:
-            _offer_polished(search, form.decode(values), search.engine.relaxation)
+            search.offer(form.decode(values), search.engine.relaxation)
         return
     start, source = None, search.engine.integer_program
     if search.best is not None:
@@ -103,14 +108,9 @@ def run_milp(search: Search, goal: Goal) -> None:
     result = solve_milp(form.milp, search.work, search.gap / 2, start, engine=search.engine)
     if not _prove(search, form, result, source):
         return
-    chosen = form.decode(result.values)
-    outcome = search.offer(chosen, source)
-    if outcome is None:
-        return
-    if outcome.excess_bytes > 0:
+    outcome = search.offer(form.decode(result.values), source)
+    if outcome is not None and outcome.excess_bytes > 0:
         _repair(search, goal)
-    elif goal == "throughput" and form.min_max:
-        _offer_polished(search, chosen, source)
 
 
 def _formulated(search: Search, goal: Goal) -> Formulation | None:
@@ -134,17 +134,6 @@ def _prove(search: Search, form: Formulation, result: MilpResult, source: str) -
     if math.isfinite(result.bound):
         search.prove(form.bound(result.bound), source)
     return bool(result.values)
-
-
-def _offer_polished(search: Search, chosen: tuple[int, ...], source: str) -> None:
-    """Offer a plan, and what local search makes of it by the loads and the bytes over the limits.
-
-    Its moves are few, and are tried also where a large program has taken the steps that were left.
-    """
-    if search.offer(chosen, source) is not None:
-        work = Work(search.work.deadline, parent=search.work)
-        better = local_search(search.problem, chosen, effort=POLISH, work=work, seed=search.seed)
-        search.offer(better, source)
 
 
 def _repair(search: Search, goal: Goal) -> None:

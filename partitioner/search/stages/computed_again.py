@@ -133,7 +133,7 @@ class ComputedAgain:
 
     @classmethod
     def of(cls, offering: Offering, kept: StageFigures, budget: Budget) -> ComputedAgain:
-        """Those of a sharding, by the figures of what is computed once."""
+        """Price the offers of a sharding, beside the figures of what is computed once."""
         graph = offering.graph
         whole = replace(kept, sharding=offering.taking(graph.optional))
         offered = offered_regions(

@@ -330,7 +330,7 @@ class StageFigures:
 
     @cached_property
     def _least_node_s(self) -> Mapping[str, float]:
-        """The same on the device of any lane that takes fewest."""
+        """Seconds of these nodes on the device that is fastest at each, of all lanes."""
         least: dict[str, float] = {}
         for lane in {id(lane): lane for lane in self.of_lanes}.values():
             for name, own in lane.node_s.items():

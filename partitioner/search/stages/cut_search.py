@@ -382,14 +382,14 @@ class PipelineSearch:
         """No cut of the sharding costs less, in the order of any of the schedules."""
         if self._objective == "memory":
             return 0.0
-        groups = [*dict.fromkeys(self.ways.groups)]
         if self.shardings:
             of_size = {
                 size: replace(self.figures, sharding=each) for size, each in self.shardings.items()
             }
+            groups = dict.fromkeys(self.ways.groups)
             return least_of_nodes(of_size[len(group)].on(group) for group in groups)
-        if groups:
-            return self.figures.least_s(groups=groups)
+        if self.ways.groups:
+            return self.figures.least_s()
         tables = []
         for name in self.ways.schedules:
             with suppress(PipelineScheduleError):

@@ -64,6 +64,8 @@ class StageFigures:
     sharding: Sharding
     cluster: Cluster  #: All devices.
     micro_batches: int = 1  #: Micro-batches of a step.
+    #: The devices of each stage, if they are pinned: they are the lanes of the bound then.
+    groups: tuple[tuple[int, ...], ...] = ()
     #: The devices whose seconds are counted, of one lane; None for the first ones of the cluster.
     specs: tuple[DeviceSpec, ...] | None = None
     #: Remembers reshards on these devices; None if it is of no other figures.
@@ -103,7 +105,7 @@ class StageFigures:
     @cached_property
     def of_lanes(self) -> tuple[StageFigures, ...]:
         """The figures with the seconds of each lane: one object for lanes of equal devices."""
-        return tuple(map(self.on, self.lane_devices))
+        return tuple(map(self.on, self.groups or self.lane_devices))
 
     @cached_property
     def paces(self) -> Floats:
@@ -130,22 +132,16 @@ class StageFigures:
         numbers = {name: unit for unit, name in enumerate(self.units)}
         return stages_of_all(self.sharding.graph, numbers)
 
-    def least_s(
-        self,
-        table: PipelineSchedule | None = None,
-        groups: Sequence[tuple[int, ...]] | None = None,
-    ) -> float:
+    def least_s(self, table: PipelineSchedule | None = None) -> float:
         """No cut of this sharding takes fewer seconds a step, in the order of a schedule if given.
 
         The nodes that every micro-batch runs are on the devices, evenly at best, and each
         micro-batch takes the longest path of them. If each lane has one stage, a stage waits for
         the first micro-batch to come to it and, behind its last backward pass, the stages below
-        have theirs to run. Communications are not counted. `groups` are the devices of the stages;
-        None for those of the lanes.
+        have theirs to run. Communications are not counted.
         """
         done = self._done_s(self.sharding.graph.nodes)
-        lanes = self.of_lanes if groups is None else tuple(map(self.on, groups))
-        least_s = max(least_of_nodes(lanes), *done.values(), 0.0)
+        least_s = max(least_of_nodes(self.of_lanes), *done.values(), 0.0)
         if table is None or len(table.lane_of) != self.lanes or len({*table.lane_of}) != self.lanes:
             return least_s
         # A stage from position a to b waits head(a) seconds at first, is busy for those of all

@@ -366,8 +366,13 @@ class _Spaces:
             try:
                 offering = None if ways.groups else Offering.of(graph, sharding)
                 once = sharding if offering is None else offering.taking(())
-                resharder = Resharder(cluster.first(size))
-                figures = StageFigures(once, cluster, self.micro_batches, resharder=resharder)
+                figures = StageFigures(
+                    once,
+                    cluster,
+                    self.micro_batches,
+                    groups=tuple(dict.fromkeys(ways.groups)),
+                    resharder=Resharder(cluster.first(size)),
+                )
                 return PipelineSearch(figures, ways, budget, offering=offering).search()
             except Infeasible as error:
                 last = is_given or attempt == ATTEMPTS or budget.work.late

@@ -64,16 +64,19 @@ def test_two_parts_do_not_fit_and_the_refusal_says_by_how_much() -> None:
 
 @pytest.mark.slow
 def test_what_no_blocks_fit_is_refused_in_a_line(
-    model: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = model.parent / "two"
-    where = ["--devices", "2", "--memory", "1MiB", "--strategy", "intra"]
-    code = main([str(model), *where, "-q", "-o", str(target)])
+    onnx.save(examples.build("mlp"), tmp_path / "mlp.onnx")
+    where = ["--devices", "2", "--memory", "16KiB", "--strategy", "intra"]
+    code = main([str(tmp_path / "mlp.onnx"), *where, "-q", "-o", str(tmp_path / "two")])
     assert code == 3
     said = capsys.readouterr().err
     assert "bytes are short on device" in said
     assert "at '" in said
     assert "; it fits in blocks with --memory " in said
-    assert re.search(r"limit 1048576: [\d.]+ MiB against 1 MiB\)", said)
+    assert re.search(r"limit 16384: [\d.]+ KiB against 16 KiB\)", said)
     assert said.count("\n") == 1
-    assert sorted(path.name for path in model.parent.iterdir()) == ["mlp.onnx"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mlp.onnx"]
+    (enough,) = re.findall(r"it fits in blocks with --memory (\d+)", said)
+    where = ["--devices", "2", "--memory", enough, "--strategy", "intra"]
+    assert main([str(tmp_path / "mlp.onnx"), *where, "-q", "-o", str(tmp_path / "two")]) == 0

@@ -475,7 +475,8 @@ class StageFigures:
                     over = flight * flying - room * flight / max(key[3], 1)
                 lost = np.zeros_like(between)
                 if flight and lost_s is not None:
-                    lost = lost_s(at, over / flight * 100 / HEADROOM_PERCENT) * self.paces[number]
+                    lost = lost_s(at, over / flight * 100 / HEADROOM_PERCENT)
+                    lost = lost * np.where(np.isinf(lost), 1.0, self.paces[number])
                 elif flight:
                     lost = np.where(over > 0, math.inf, 0.0)
                 by_stage.append(between + lost)

@@ -151,6 +151,20 @@ def test_balanced_cuts_count_the_seconds_of_the_devices_of_each_stage(
     assert largest(equal) > 1.5 * least
 
 
+def test_a_stage_on_a_device_without_seconds_may_be_too_large(figures: StageFigures) -> None:
+    """What it computes again takes no seconds there, and may not save enough all the same."""
+    own = replace(figures, cluster=unlike(1, np.inf))
+    most = len(own.units) // 2
+
+    def lost_s(at: Ints, need: Floats) -> Floats:
+        return np.where(at[None, :] - at[:, None] > most, np.inf, np.zeros_like(need))
+
+    found = own.balanced([1, 1], (0, 1), lost_s)
+    assert found is not None
+    assert found[0] <= most
+    assert found[1] - found[0] <= most
+
+
 @pytest.mark.parametrize("speeds", [(1, 1, 1 / 3), (1 / 3, 1, 1, 1), (1, 1, 1 / 5, 2, 2)])
 def test_stages_of_several_sizes_take_the_seconds_of_their_slowest_device(
     speeds: tuple[float, ...],

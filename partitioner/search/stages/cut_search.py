@@ -148,10 +148,13 @@ class PipelineSearch:
         plans, drafts = self._begun(failed)
         for place, cut in enumerate(begun := self._first_cuts(drafts, failed)):
             left = self._left_out(cut.draft, plans) if place else None
+            first = next(iter(cut.plans), None)
+            if left is not None and first is not None and first.evaluation.fits_exactly:
+                plans.append(first)
+                continue
             if left is not None:
-                fitting = [plan for plan in cut.plans if plan.evaluation.fits_exactly]
-                plans += fitting[:1]
-                failed += [] if fitting else [(self._family(cut.draft.name), left)]
+                why = left if first is None else too_large(first, self.figures.cluster)
+                failed.append((self._family(cut.draft.name), why))
                 continue
             try:
                 plans.append(self._improved(cut, self.budget.share(len(begun) - place)))

@@ -593,6 +593,8 @@ def test_a_schedule_that_does_not_fit_leaves_work_for_the_others(
     assert {plan.plan.pipeline.schedule for plan in short.plans if plan.plan.pipeline} == (
         {*names} - {best}
     )
+    ((_, why),) = short.failed
+    assert "bytes are short" in str(why), "it was simulated"
 
 
 @pytest.mark.one_in(2)

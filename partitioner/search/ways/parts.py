@@ -243,7 +243,7 @@ class InStages:
         found: Outcome | None = None
         with self.clock("searching"):
             for number in (*fewer, count):
-                with suppress(Infeasible, NoCheaper):
+                with suppress(Infeasible, NoCheaper, ConstraintError, PipelineScheduleError):
                     search = self._counts(budget.of_clock(2))
                     search = replace(search, sizes=sizes, is_short=is_short)
                     found = search.all((Trial(number),))

@@ -17,7 +17,9 @@ from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.examples import build, llama
 from partitioner.frontends.onnx.load import load_onnx
+from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
+from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request, StageClock
 from partitioner.search.stages import micro_batch_counts
@@ -280,7 +282,9 @@ def test_the_whole_batch_on_one_mesh_is_no_number_of_micro_batches() -> None:
 
 def _in_stages(bound: Callable[[int], float] | None) -> InStages:
     request, cluster, silent = Request(), resolve_cluster("4xh100"), StageClock(lambda _: None)
-    graphs = SimpleNamespace(is_there=lambda _count: True, is_guessed=lambda _count: False)
+    graphs = SimpleNamespace(
+        is_there=lambda _count: True, is_guessed=lambda _count: False, even_counts=lambda: (1, 2, 4)
+    )
     parts = Parts(cast("ModelGraphs", graphs), None, lambda: BatchBytes(0, 0), 0.0)
     return InStages(parts, cluster, request, silent, (1, 2, 4), bound=bound)
 
@@ -333,6 +337,33 @@ def test_a_plan_of_one_kind_is_not_proven_to_be_the_best_of_all(
         proof = stages._go_on(certified(3.0, bound), 4.0, budget).plan.certificate
         assert proof is not None
         assert (proof.cost, proof.bound, proof.status) == (2.0, bound, status)
+
+
+@pytest.mark.parametrize("refusal", [ConstraintError, PipelineScheduleError, Infeasible])
+def test_stages_go_on_where_fewer_micro_batches_are_impossible(
+    refusal: type[PartitionerError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def every(_: CountSearch, trials: tuple[Trial, ...]) -> Outcome:
+        tried.extend(trial.count for trial in trials)
+        if tried[-1] == 1:
+            raise refusal("not in one micro-batch")
+        return better
+
+    request = Request(time_limit_s=5)
+    before = find_pipeline(
+        load_onnx(build("tiny")).graph, resolve_cluster("4xh100"), request, Budget.of(request), 2
+    )
+    better = replace(before, notes=("gone on",))
+    offered = cast("Graph", SimpleNamespace(optional={"copy"}))
+    monkeypatch.setattr(InStages, "_named", lambda _, outcome, _known: outcome)
+    monkeypatch.setattr(InStages, "_of_kinds", lambda *_, **__: None)
+    monkeypatch.setattr(CountSearch, "all", every)
+    stages = _in_stages(lambda _count: 0.0)
+    found = stages._go_on(replace(before, of=offered), 4.0, Budget.of(request))
+    assert tried == [1, 2]
+    assert found.notes == better.notes
 
 
 def test_each_kind_is_tried_in_stages_of_the_size_of_its_mesh(

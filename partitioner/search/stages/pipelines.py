@@ -117,6 +117,8 @@ def find_pipeline(
         rest = budget if request.micro_batch_count else budget.of_clock(2)
         with suppress(PipelineScheduleError, Infeasible, ConstraintError):
             results.append(search.of_several_sizes(_beating(results, rest, request)))
+        if rest.work.stopped:
+            budget.work.cut_off()
     searched = [result for result in results if result.searched]
     if errors and not searched:
         short = [error for error in errors if isinstance(error, Infeasible)]

@@ -597,6 +597,21 @@ def test_a_schedule_that_does_not_fit_leaves_work_for_the_others(
     assert "bytes are short" in str(why), "it was simulated"
 
 
+def test_a_plan_says_that_the_clock_stopped_stages_of_several_sizes(
+    figures: StageFigures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(_: object, budget: Budget) -> None:
+        budget.work.stop()
+        raise Infeasible("none within the time limit")
+
+    monkeypatch.setattr(pipelines._Spaces, "of_several_sizes", late)
+    request, cluster = Request(time_limit_s=600, schedule="gpipe"), resolve_cluster("ideal", 3)
+    budget = Budget.of(request)
+    found = pipelines.find_pipeline(figures.sharding.graph, cluster, request, budget, 2, (1, 3))
+    assert found.plan.certificate is not None
+    assert found.plan.certificate.status == "time_limit"
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb1", "interleaved"])
 @pytest.mark.parametrize("speeds", [(1, 1), (1, 1, 1), (1, 1 / 2), (1 / 3, 1, 1)])

@@ -633,6 +633,21 @@ def test_no_cut_is_simulated_below_the_bound_which_knows_that_stages_wait(
         assert min(steps) < (1.5 if len({*speeds}) == 1 else 3) * bound
 
 
+def test_the_bound_of_pinned_groups_knows_which_devices_run_each_node(
+    figures: StageFigures,
+) -> None:
+    """A node that runs on one device of its group is on a slow one in each lane of neighbours."""
+    graph, cluster = figures.sharding.graph, unlike(1 / 10, 1, 1 / 10, 1)
+    groups = DeviceMesh.single(0), DeviceMesh.line(2)
+    nodes = {node.name: NodePlan(0) for node in graph.nodes}
+    sharding = Sharding(graph, Plan(graph.digest, cluster.to_data(), groups, nodes))
+    own = StageFigures(sharding, cluster, groups=((1, 2), (0, 3)))
+    pinned = *[(1, 2)] * (len(own.units) - 1), (0, 3)
+    ways = Pipelines(1, ("1f1b",), pinned)
+    (plan,) = PipelineSearch(own, ways, Budget.of(Request())).search().plans
+    assert 0 < own.least_s() <= plan.evaluation.step_s < replace(own, groups=()).least_s()
+
+
 @dataclass(frozen=True)
 class Figures:
     """Of nodes of these loads, and messages of one length."""

@@ -7,7 +7,7 @@ data, so that one process can run all ranks in turn.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from partitioner.backends.errors import BackendError, failing, one_line
 from partitioner.backends.onnx.files.load import constants_outside
 from partitioner.backends.onnx.files.steps import Cut, RankModel, Segment
 from partitioner.backends.onnx.running.turns import Action, Role, Turns
+from partitioner.backends.onnx.sessions.joined import Sums
 from partitioner.backends.onnx.sessions.segments import SessionConfig, Sessions
 from partitioner.backends.regions import write_region
 from partitioner.backends.tensors import combine, from_numpy, torch_dtype
@@ -150,7 +151,7 @@ class Executor:
         for turn in turns.of_rank(self.model.rank, self.actions):
             for action, number in turn.actions:
                 values = self._values(flying, number, feeds)
-                yield from self._act(action, number, values)
+                yield from self._act(action, number, values, frees[action])
                 self._put(action, number, values, results)
                 if self.observe is not None:
                     self.observe(action, values)
@@ -199,10 +200,13 @@ class Executor:
                 made[name][micro_batch].copy_(value)
                 values[name] = made[name][micro_batch]
 
-    def _act(self, action: Action, number: int, values: Values) -> Iterator[Waiting]:
+    def _act(
+        self, action: Action, number: int, values: Values, freed: Collection[str]
+    ) -> Iterator[Waiting]:
+        """Run an action; `freed` are the values that nothing reads after it."""
         step = self.model.steps[action.index]
         if isinstance(step, Segment):
-            self._compute(action.index, step, values)
+            self._compute(action.index, step, values, freed)
         elif action.role is Role.SEND:
             with failing(f"rank {self.model.rank}:", step):
                 self.communicator.send(step, number, values[step.comm.source])
@@ -219,19 +223,36 @@ class Executor:
     def _empty(self, type_: TensorType) -> torch.Tensor:
         return torch.empty(type_.shape, dtype=torch_dtype(type_.dtype), device=self.config.device)
 
-    def _compute(self, index: int, segment: Segment, values: Values) -> None:
+    def _compute(
+        self, index: int, segment: Segment, values: Values, freed: Collection[str]
+    ) -> None:
+        places = [  # in the image that sums begin with, if it is freed
+            (one, values[one.source])
+            if one.source is not None and one.source in freed
+            else (one, self._empty(self.model.types[one.image]))
+            for one in self.sessions.sums.get(index, ())
+        ]
+        targets = {sums.target: place for sums, place in places}
         for name in segment.writes:
-            if name not in self.model.bounded:  # whose size is not known
-                values[name] = self._empty(self.model.types[name])
+            if name in self.model.bounded:
+                continue  # its size is not known
+            place = targets.get(name)
+            values[name] = self._empty(self.model.types[name]) if place is None else place
         with self.sessions.opened(index) as session:
             binding = self._bindings.get(index)
             if binding is None:
                 binding = _Binding(session, session.io_binding(), self._nowhere.data_ptr())
             if segment.block is None:
                 self._bindings[index] = binding
-            self._run(binding, segment, values)
+            self._run(binding, segment, values, places)
 
-    def _run(self, binding: _Binding, segment: Segment, values: Values) -> None:
+    def _run(
+        self,
+        binding: _Binding,
+        segment: Segment,
+        values: Values,
+        places: Iterable[tuple[Sums, torch.Tensor]],
+    ) -> None:
         types, device, io = self.model.types, self.config.device, binding.io
         for name in segment.reads:
             binding.place(io.bind_input, name, types[name], values[name])
@@ -240,6 +261,9 @@ class Executor:
                 io.bind_output(name, device.type, device.index or 0)
             else:
                 binding.place(io.bind_output, name, types[name], values[name])
+        for sums, place in places:
+            for name in sums.inner:
+                binding.place(io.bind_output, name, types[sums.image], place)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         try:

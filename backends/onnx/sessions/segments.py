@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count, pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 
+import onnx
 import onnxruntime as ort
 import torch
 from onnx import GraphProto, ModelProto, NodeProto
@@ -17,7 +20,13 @@ from onnx import GraphProto, ModelProto, NodeProto
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.onnx.files.messages import attribute_graphs, value_info
 from partitioner.backends.onnx.files.steps import RankModel, Segment
-from partitioner.backends.onnx.sessions.layouts import with_blocked_inputs
+from partitioner.backends.onnx.sessions.joined import (
+    Group,
+    Optimized,
+    Sums,
+    groups_of,
+    with_blocked_inputs,
+)
 
 _LEVELS = {
     "disable": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -63,6 +72,8 @@ class Sessions:
     config: SessionConfig  #: How segments run.
     resident: Mapping[int, ort.InferenceSession]  #: Sessions that stay open.
     then: Mapping[int, int]  #: The block's step that runs after each block's.
+    #: Values of segments that may lie in one place; see `joined.Piece`.
+    sums: Mapping[int, tuple[Sums, ...]]
     #: Files with the profiles of closed sessions, one of each run.
     profiles: dict[int, list[Path]] = field(default_factory=dict)
     #: The graphs of sessions as they run, where they are written.
@@ -81,8 +92,15 @@ class Sessions:
         in_turn: list[int] = []
         for index in steps:
             (stay if model.segment(index).block is None else in_turn).append(index)
-        resident = {index: open_session(model, model.segment(index), config) for index in stay}
-        return cls(model, config, resident, dict(pairwise(in_turn)))
+        joined = open_joined(model, stay, config)
+        resident = {
+            index: joined[index][0]
+            if index in joined
+            else open_session(model, model.segment(index), config)
+            for index in stay
+        }
+        sums = {index: of_piece for index, (_, of_piece) in joined.items() if of_piece}
+        return cls(model, config, resident, dict(pairwise(in_turn)), sums)
 
     @contextmanager
     def opened(self, index: int) -> Iterator[ort.InferenceSession]:
@@ -128,6 +146,68 @@ class Sessions:
         return Path(self.resident[index].get_session_options().optimized_model_filepath)
 
 
+#: A session of a segment that was optimized together with others, and its sums (`joined.Piece`).
+JoinedSession = tuple[ort.InferenceSession, tuple[Sums, ...]]
+
+
+def open_joined(
+    model: RankModel,
+    steps: Sequence[int],
+    config: SessionConfig,
+    plain: frozenset[str] = frozenset(),
+) -> dict[int, JoinedSession]:
+    """Sessions of the segments that hand images to each other, by the index of their step.
+
+    They are optimized together (see `joined`), where ONNX Runtime has blocked layouts: on the CPU,
+    with all optimizations. Values in `plain` do not cross borders blocked.
+
+    Raises:
+        BackendError: ONNX Runtime does not take a segment.
+    """
+    sessions: dict[int, JoinedSession] = {}
+    for group in groups_of(model, steps, plain) if _has_blocked_layouts(config) else ():
+        sessions |= _open_group(group, config, plain)
+    return sessions
+
+
+def _open_group(
+    group: Group, config: SessionConfig, plain: frozenset[str]
+) -> dict[int, JoinedSession]:
+    """Sessions of a group, or of smaller ones without the images that turn out to be plain.
+
+    There are none, with a warning, if the optimized graph cannot be made, as where the temporary
+    folder is full. Its weights lie in a file that is deleted when the sessions have mapped it. They
+    are not in memory twice: the session that writes them is closed before others open.
+    """
+    with ExitStack() as stack:
+        try:
+            folder = TemporaryDirectory(prefix="partitioner-", ignore_cleanup_errors=True)
+            name = stack.enter_context(folder)
+            written = replace(config, optimized=Path(name), shared_arena=False, profile=None)
+            options = session_options(written, group.model.folder)
+            options.add_session_config_entry("session.disable_prepacking", "1")  # it does not run
+            _opened(group.model, group.joined(), options, written)
+            proto = onnx.load(options.optimized_model_filepath, load_external_data=False)
+            optimized = Optimized(group, proto)
+        except (BackendError, OSError) as error:
+            warnings.warn(
+                f"rank {group.model.rank}: {len(group.segments)} segments open one by one and run "
+                "slower, because ONNX Runtime could not optimize them together in the temporary "
+                f"folder {gettempdir()!r}: {one_line(error)}",
+                stacklevel=1,
+            )
+            return {}
+        if not optimized.plain:
+            as_it_is = replace(config, optimization="disable")
+            sessions = {}
+            for index, piece in optimized.pieces().items():
+                options = session_options(as_it_is, Path(name))
+                session = _opened(group.model, piece.proto, options, as_it_is)
+                sessions[index] = session, piece.sums
+            return sessions
+    return open_joined(group.model, tuple(group.segments), config, plain | optimized.plain)
+
+
 def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> ort.InferenceSession:
     """A session of one segment.
 
@@ -135,8 +215,7 @@ def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> o
         BackendError: ONNX Runtime does not take it, or does not run it on the wanted device.
     """
     graph = GraphProto(name=f"rank{model.rank}")
-    has_blocked_layouts = config.optimization == "all" and config.device.type == "cpu"
-    if has_blocked_layouts and not segment.plain:
+    if _has_blocked_layouts(config) and not segment.plain:
         graph.node.extend(with_blocked_inputs(segment.nodes, segment.reads, model.types))
     else:
         graph.node.extend(segment.nodes)
@@ -144,11 +223,26 @@ def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> o
     graph.output.extend(map(model.output_info, segment.writes))
     graph.initializer.extend(model.constants[name] for name in segment.constants)
     options = session_options(config, model.folder)
+    return _opened(model, model.around(graph), options, config, plain=segment.plain)
+
+
+def _has_blocked_layouts(config: SessionConfig) -> bool:
+    return config.optimization == "all" and config.device.type == "cpu"
+
+
+def _opened(
+    model: RankModel,
+    proto: ModelProto,
+    options: ort.SessionOptions,
+    config: SessionConfig,
+    *,
+    plain: bool = False,
+) -> ort.InferenceSession:
     providers: list[object] = ["CPUExecutionProvider"]
     if config.device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": config.device.index or 0}))
     try:
-        session = opened(model.around(graph), options, providers, plain=segment.plain)
+        session = opened(proto, options, providers, plain=plain)
     except BackendError as error:
         raise BackendError(f"rank {model.rank}: ONNX Runtime: {error}") from error
     if config.device.type == "cuda" and "CUDAExecutionProvider" not in session.get_providers():

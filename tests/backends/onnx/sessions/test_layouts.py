@@ -16,7 +16,7 @@ from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.backends.onnx.measuring.timing import kernel_runs
 from partitioner.backends.onnx.running.executor import Executor
 from partitioner.backends.onnx.running.simulator import Simulator
-from partitioner.backends.onnx.sessions.layouts import with_blocked_inputs
+from partitioner.backends.onnx.sessions.joined import with_blocked_inputs
 from partitioner.backends.onnx.sessions.segments import SessionConfig
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.program import Compute, Programs

@@ -57,7 +57,7 @@ class Sharding:
         return max(mesh.size() for mesh in self.plan.groups)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageFigures:
     """Seconds and bytes of a sharding, by its units: the nodes that are cut, in order."""
 
@@ -69,12 +69,10 @@ class StageFigures:
     #: The devices whose seconds are counted, of one lane; None for the first ones of the cluster.
     specs: tuple[DeviceSpec, ...] | None = None
     #: Remembers reshards on these devices; None if it is of no other figures.
-    resharder: Resharder | None = field(default=None, repr=False, compare=False)
-    _known_lives: dict[bool, StageLives] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    resharder: Resharder | None = field(default=None, repr=False)
+    _known_lives: dict[bool, StageLives] = field(default_factory=dict, init=False, repr=False)
     _of_specs: dict[tuple[DeviceSpec, ...], StageFigures] = field(
-        default_factory=dict, init=False, repr=False, compare=False
+        default_factory=dict, init=False, repr=False
     )
 
     @property
@@ -328,7 +326,7 @@ class StageFigures:
     def _least_node_s(self) -> Mapping[str, float]:
         """Seconds of these nodes on the device that is fastest at each, of all lanes."""
         least: dict[str, float] = {}
-        for lane in {id(lane): lane for lane in self.of_lanes}.values():
+        for lane in dict.fromkeys(self.of_lanes):
             for name, own in lane.node_s.items():
                 least[name] = min(least.get(name, math.inf), *own.values())
         return least
@@ -507,7 +505,7 @@ def least_of_nodes(lanes: Iterable[StageFigures]) -> float:
     its speed, is at most that of the weights times the step; and each node is where that takes
     least.
     """
-    each = [*{id(lane): lane for lane in lanes}.values()]
+    each = [*dict.fromkeys(lanes)]
     cluster, busy_s = each[0].cluster, dict[DeviceSpec, float]()
     for figures in each:
         for spec, seconds in figures.busy_s.items():

@@ -179,19 +179,19 @@ def uneven_cuts(figures: Mapping[int, StageFigures], devices: int) -> Iterator[U
     """For each number of stages the cut of least largest load over all devices, if sizes differ."""
     at = figures[min(figures)].positions
     most = min(MOST_STAGES, devices)
-    sizes, loads, known = list[int](), list[Floats](), dict[int, int]()
+    sizes, loads, numbers_of = list[int](), list[Floats](), dict[StageFigures, int]()
     behind: dict[int, list[tuple[int, int]]] = {}  # devices before a stage and its load, by its end
     for end in range(1, devices + 1):
         behind[end] = []
         for size, of_size in figures.items():
             if size > end:
                 continue
-            own = of_size.on(range(end - size, end))
-            if id(own) not in known:
-                known[id(own)] = len(loads)
+            stage = of_size.on(range(end - size, end))
+            if stage not in numbers_of:
+                numbers_of[stage] = len(loads)
                 sizes.append(size)
-                loads.append(of_size.between(at, own))
-            behind[end].append((end - size, known[id(own)]))
+                loads.append(of_size.between(at, stage))
+            behind[end].append((end - size, numbers_of[stage]))
     steps: dict[State, list[tuple[State, int]]] = {(0, 0): []}
     for stages in range(1, most + 1):
         for end in range(1, devices + 1):

@@ -31,11 +31,11 @@ class StepEstimate:
         self.splits = table.splits_backward
         order = RunOrder(table, tuple((lane,) for lane in range(len(table.lanes))))
         self.runs = tuple(LaneRuns.of(order, lane) for lane in range(len(table.lanes)))
-        kinds = [*{id(lane): lane for lane in figures.of_lanes}.values()]
-        numbers_of = {id(lane): number for number, lane in enumerate(kinds)}
-        self._sums = np.stack([lane.load_sums for lane in kinds])  # by kind of lane
-        self._kind = np.array([numbers_of[id(figures.of_lanes[lane])] for lane in table.lane_of])
-        self._pace = figures.paces[[*table.lane_of]]  # by stage, as below
+        unlike_lanes = [*dict.fromkeys(figures.of_lanes)]
+        self._sums = np.stack([lane.load_sums for lane in unlike_lanes])
+        lane_numbers = [unlike_lanes.index(figures.of_lanes[lane]) for lane in table.lane_of]
+        self._sums_of = np.array(lane_numbers)  # of each stage its row of `_sums`
+        self._pace = figures.paces[[*table.lane_of]]  # by stage
         starts = start_times(table)
         timed = sorted(
             (start, lane, index)
@@ -89,7 +89,8 @@ class StepEstimate:
         Messages have rows as of `StageFigures.messages`; nothing is sent at the last boundary.
         """
         bounds = np.array((0, *ends))
-        parts = (self._sums[self._kind, :, bounds[1:]] - self._sums[self._kind, :, bounds[:-1]]).T
+        sums, of = self._sums, self._sums_of
+        parts = (sums[of, :, bounds[1:]] - sums[of, :, bounds[:-1]]).T
         messages = self.figures.messages[:, bounds[1:]]
         messages[:, -1] = 0.0
         if again is not None:

@@ -62,11 +62,30 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.came = False
+        self._is_sent_again = False
+        self._timer: threading.Timer | None = None
 
-    def note(self, _: int, __: FrameType | None) -> None:
-        """Note one, as the handler of SIGINT."""
-        self.came = True
-        raise KeyboardInterrupt
+    def note(self, _: int, frame: FrameType | None) -> None:
+        """Note one, as the handler of SIGINT.
+
+        One that comes during an import is raised when the import has ended: C++ that imports from
+        Python, as PyTorch's does, aborts the process for an exception. A second one is raised.
+        """
+        waits = _is_import(frame) and (self._is_sent_again or not self.came)
+        self.came, self._is_sent_again = True, False
+        if self._timer is not None:
+            self._timer.cancel()
+        if not waits:
+            raise KeyboardInterrupt
+        self._send_soon()
+
+    def _send_soon(self) -> None:
+        self._timer = threading.Timer(_AGAIN_S, self._send)
+        self._timer.start()
+
+    def _send(self) -> None:
+        self._is_sent_again = True
+        os.kill(os.getpid(), signal.SIGINT)
 
     def dropped(self, unraisable: Any) -> None:
         """Send one again that was raised where Python cannot pass it on, as `sys.unraisablehook`.
@@ -74,9 +93,18 @@ class Interrupts:
         It comes a moment later, when the code that dropped it has ended.
         """
         if isinstance(unraisable.exc_value, KeyboardInterrupt):
-            threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+            self._send_soon()
         elif not self.came:  # else it is of code that was interrupted
             sys.__unraisablehook__(unraisable)
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """Tell if a module is being imported where the process is."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager

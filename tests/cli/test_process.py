@@ -130,6 +130,21 @@ def own_handlers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("own_handlers")
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_interrupt_waits_for_an_import_and_a_second_one_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    lines = ["import os, signal", *["os.kill(os.getpid(), signal.SIGINT)"] * count]
+    (tmp_path / "takes_interrupts.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "takes_interrupts", raising=False)
+    with noting_interrupts(), pytest.raises(KeyboardInterrupt):
+        __import__("takes_interrupts")
+        time.sleep(20)
+    assert ("takes_interrupts" in sys.modules) == (count == 1)
+
+
+@pytest.mark.usefixtures("own_handlers")
 def test_an_interrupt_that_python_drops_is_sent_again() -> None:
     with noting_interrupts() as interrupts:
         interrupts.dropped(SimpleNamespace(exc_value=KeyboardInterrupt()))

@@ -20,11 +20,12 @@ def main(argv: list[str] | None = None) -> int:
         with process.noting_interrupts() as interrupts:
             try:
                 code = process.with_streams(lambda: _run(sys.argv[1:]))
-            except Exception:
+            except Exception:  # a library may have made one of an interrupt
                 if not interrupts.came:
                     raise
-                code = process.interrupted()  # whatever a library made of it
-        return code
+                code = 1
+        has_said = code == process.INTERRUPTED
+        return process.interrupted() if interrupts.came and not has_said else code
     except KeyboardInterrupt:
         from partitioner.cli.process import interrupted
 

@@ -73,11 +73,15 @@ class Interrupts:
         """
         waits = _is_import(frame) and (self._is_sent_again or not self.came)
         self.came, self._is_sent_again = True, False
-        if self._timer is not None:
-            self._timer.cancel()
+        self.forget()
         if not waits:
             raise KeyboardInterrupt
         self._send_soon()
+
+    def forget(self) -> None:
+        """Send none again."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _send_soon(self) -> None:
         self._timer = threading.Timer(_AGAIN_S, self._send)
@@ -123,6 +127,7 @@ def noting_interrupts() -> Iterator[Interrupts]:
     try:
         yield interrupts
     finally:
+        interrupts.forget()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -138,9 +138,13 @@ def test_an_interrupt_waits_for_an_import_and_a_second_one_does_not(
     (tmp_path / "takes_interrupts.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "takes_interrupts", raising=False)
-    with noting_interrupts(), pytest.raises(KeyboardInterrupt):
+
+    def work() -> None:
         __import__("takes_interrupts")
         time.sleep(20)
+
+    with noting_interrupts(), pytest.raises(KeyboardInterrupt):
+        work()
     assert ("takes_interrupts" in sys.modules) == (count == 1)
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 
 import partitioner
@@ -57,6 +58,17 @@ from partitioner.cli.main import main
 assert main(["schedule", "1f1b", "--stages", "2", "--micro-batches", "2"]) == 0
 """)
     assert not names & {*HEAVY}
+
+
+def test_planning_an_onnx_model_loads_no_pytorch(tmp_path: Path) -> None:
+    onnx.save(examples.build("mlp", layers=2, hidden=8, batch=4), tmp_path / "m.onnx")
+    options = ["--cluster", "2xideal", "-q", "-o", str(tmp_path / "m.partition")]
+    names = loaded(f"""
+from partitioner.cli.main import main
+assert main({[str(tmp_path / "m.onnx"), *options]!r}) == 0
+""")
+    assert (tmp_path / "m.partition" / "rank1.onnx").exists()
+    assert not names & {"torch", "numba", "scipy", "matplotlib"}
 
 
 @pytest.mark.slow

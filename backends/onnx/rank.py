@@ -23,7 +23,7 @@ from partitioner.backends.onnx.measuring.recording import record
 from partitioner.backends.onnx.measuring.timing import NAME
 from partitioner.backends.onnx.running.distributed import DistributedCommunicator, rank_sets
 from partitioner.backends.onnx.running.executor import Done, Executor
-from partitioner.backends.onnx.sessions.segments import CPU, SessionConfig
+from partitioner.backends.onnx.sessions.segments import SessionConfig
 from partitioner.backends.process_group import (
     clock_offset,
     gpu_name,
@@ -45,7 +45,7 @@ def rank_device(local_rank: int, local_ranks: int) -> torch.device:
     """A rank's GPU if all ranks, which must call it, have one for ONNX Runtime; else the CPU."""
     all_have = torch.tensor(int(has_gpus(local_ranks)))
     dist.all_reduce(all_have, dist.ReduceOp.MIN)
-    return torch.device("cuda", local_rank) if all_have else CPU
+    return torch.device("cuda", local_rank) if all_have else torch.device("cpu")
 
 
 class RankProcess:
@@ -59,7 +59,7 @@ class RankProcess:
         self.groups = make_groups(rank_sets(self.model), self.device)
         communicator = DistributedCommunicator(self.model, self.groups, self.device)
         self._executor = Executor(
-            self.model, communicator, replace(config, device=self.device, shared_arena=True)
+            self.model, communicator, replace(config, gpu=self.device.index, shared_arena=True)
         )
 
     def run(

@@ -122,13 +122,15 @@ class Executor:
             for name in action.writes
         )
         self._bindings: dict[int, _Binding] = {}  # of sessions that stay open, by step
-        self._nowhere = torch.empty(1, device=config.device)  # of tensors without elements
+        gpu = config.gpu
+        self._device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
+        self._nowhere = torch.empty(1, device=self._device)  # of tensors without elements
         self._in_place = frozenset(_in_place(model.steps, self._kept))
 
     def fed(self, arrays: Mapping[str, np.ndarray]) -> Values:
         """Local values by name, on the device."""
         return {
-            name: from_numpy(array, self.model.types[name].dtype).to(self.config.device)
+            name: from_numpy(array, self.model.types[name].dtype).to(self._device)
             for name, array in arrays.items()
         }
 
@@ -221,7 +223,7 @@ class Executor:
                 values[step.comm.target] = self.communicator.receive(step, number, target)
 
     def _empty(self, type_: TensorType) -> torch.Tensor:
-        return torch.empty(type_.shape, dtype=torch_dtype(type_.dtype), device=self.config.device)
+        return torch.empty(type_.shape, dtype=torch_dtype(type_.dtype), device=self._device)
 
     def _compute(
         self, index: int, segment: Segment, values: Values, freed: Collection[str]
@@ -253,7 +255,7 @@ class Executor:
         values: Values,
         places: Iterable[tuple[Sums, torch.Tensor]],
     ) -> None:
-        types, device, io = self.model.types, self.config.device, binding.io
+        types, device, io = self.model.types, self._device, binding.io
         for name in segment.reads:
             binding.place(io.bind_input, name, types[name], values[name])
         for name in segment.writes:

@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory, gettempdir
 
 import onnx
 import onnxruntime as ort
-import torch
 from onnx import GraphProto, ModelProto, NodeProto
 
 from partitioner.backends.errors import BackendError, one_line
@@ -34,7 +33,6 @@ _LEVELS = {
     "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
-CPU = torch.device("cpu")
 _NUMBERS = count()  # profile files are named to the second otherwise
 
 
@@ -44,7 +42,7 @@ class SessionConfig:
 
     optimization: str = "all"  #: "disable" (cutting changes no bit), "basic", "extended" or "all".
     threads: int = 1  #: Of one operator.
-    device: torch.device = CPU  #: Where values live; "cuda" needs ONNX Runtime's CUDA provider.
+    gpu: int | None = None  #: Where values live, by ONNX Runtime's CUDA provider; None: the CPU.
     #: Whether the CPU sessions of this process share one allocator, so that their peaks do not add.
     #: It lives as long as the process.
     shared_arena: bool = False
@@ -227,7 +225,7 @@ def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> o
 
 
 def _has_blocked_layouts(config: SessionConfig) -> bool:
-    return config.optimization == "all" and config.device.type == "cpu"
+    return config.optimization == "all" and config.gpu is None
 
 
 def _opened(
@@ -239,13 +237,13 @@ def _opened(
     plain: bool = False,
 ) -> ort.InferenceSession:
     providers: list[object] = ["CPUExecutionProvider"]
-    if config.device.type == "cuda":
-        providers.insert(0, ("CUDAExecutionProvider", {"device_id": config.device.index or 0}))
+    if config.gpu is not None:
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": config.gpu}))
     try:
         session = opened(proto, options, providers, plain=plain)
     except BackendError as error:
         raise BackendError(f"rank {model.rank}: ONNX Runtime: {error}") from error
-    if config.device.type == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
+    if config.gpu is not None and "CUDAExecutionProvider" not in session.get_providers():
         raise BackendError(f"rank {model.rank}: ONNX Runtime has no usable CUDA provider here")
     return session
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
-import torch
 from onnx import ModelProto, TensorProto, helper
 
 from partitioner.backends.arrays import check_dtype
@@ -71,9 +70,11 @@ def open_whole(
     threads: int | None = None,
 ) -> ort.InferenceSession:
     """A session of the whole model (see `run_whole`)."""
-    # as many threads as the simulator gives ranks: how kernels share work can change last bits
-    count = torch.get_num_threads() if threads is None else threads
-    config = SessionConfig(optimization=optimization, threads=count)
+    if threads is None:  # as many as the simulator gives ranks: with others last bits can change
+        import torch
+
+        threads = torch.get_num_threads()
+    config = SessionConfig(optimization=optimization, threads=threads)
     return opened(model, session_options(config, folder))
 
 

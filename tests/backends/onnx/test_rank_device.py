@@ -15,8 +15,9 @@ from partitioner import examples
 from partitioner.backends.onnx import rank as rank_process
 from partitioner.backends.onnx.files.load import load_rank
 from partitioner.backends.onnx.rank import RankProcess, rank_device
-from partitioner.backends.onnx.sessions.segments import CPU, SessionConfig
+from partitioner.backends.onnx.sessions.segments import SessionConfig
 
+CPU = torch.device("cpu")
 BUILT = ("CUDAExecutionProvider", "CPUExecutionProvider")
 
 

@@ -118,7 +118,9 @@ class Sources:
 
     @classmethod
     def of(cls, graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster) -> Sources:
-        """The sources of a plan's nodes."""
+        """The sources of a plan's nodes; none where all that is known is in datasheets."""
+        if all(spec.profile is None and spec.table is None for spec in cluster.first_of_spec):
+            return cls({}, 0.0)
         cluster = cluster.beside(devices_of(placed))
         seconds: dict[str, float] = {}
         error_s = 0.0

@@ -21,8 +21,8 @@ from partitioner.foundations.files import write_file
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
-from partitioner.report.findings.bottleneck import WORTH, turn_of
-from partitioner.report.one_device import OneDevice, copies_sentence
+from partitioner.report.findings.bottleneck import turn_of
+from partitioner.report.planned import Planned
 from partitioner.report.schema import VERSION, Point, Sweep
 from partitioner.report.text.tables import table
 from partitioner.search.find_plan import find_plan
@@ -214,11 +214,17 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
     figures = outcome.evaluation if outcome else None
     cert = outcome.plan.certificate if outcome else None
     count, rate = len(cluster), figures.throughput_per_s if figures else None
-    speedup = gain = single = None
-    if outcome is not None and figures is not None:
-        run = (outcome.graph, outcome.plan.micro_batches)
-        single = OneDevice.best(cluster, request.objective, outcome.plan.kind, run)
-        speedup, gain = (single.gain(figures, by) for by in ("throughput", request.objective))
+    speedup, verdict = None, ""
+    if outcome is not None:
+        planned = Planned(
+            name=graph.name,
+            graph=outcome.graph,
+            cluster=cluster,
+            plan=outcome.plan,
+            evaluation=outcome.evaluation,
+            summary={},
+        )
+        speedup, verdict = planned.speedup, planned.verdict().line
     return Point(
         devices=count,
         cluster=target.name,
@@ -232,9 +238,7 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
         gap=cert.gap if cert else None,
         speedup=speedup,
         efficiency=speedup / count if speedup is not None and cluster.has_equal_devices else None,
-        gain=gain,
-        copies=single.copies if single else 0,
-        copies_per_s=single.copies_per_s if single else None,
+        verdict=verdict,
         pareto=False,
         why=why,
     )
@@ -259,66 +263,22 @@ def _with_pareto(points: Sequence[Point]) -> list[Point]:
 
 
 def answer(points: Sequence[Point], objective: str, turn: str) -> str:
-    """The best point by the objective, and whether splitting pays, in a sentence or two.
+    """The best point by the objective, and the verdict on it, in two sentences.
 
-    Each point is compared with one device of its own cluster. A plan is run for a `turn`: "request"
-    or "step".
+    A point is compared with what its own cluster does otherwise. A plan is run for a `turn`:
+    "request" or "step".
     """
-    text = _splitting(points, objective, turn)
-    copied = [point for point in points if point["copies"] > 1 and point["step_s"] is not None]
-    if objective != "throughput" or not copied:
-        return text
-    best = min(copied, key=lambda point: (_value(point, objective), point["devices"]))
-    figures = best["copies"], best["copies_per_s"], best["throughput_per_s"]
-    beside = copies_sentence(*figures)
-    return f"{text} On {_title(best)} {beside}." if beside else text
-
-
-def _splitting(points: Sequence[Point], objective: str, turn: str) -> str:
-    """Tell whether splitting pays at the best point; arguments as of `answer`."""
     planned = [point for point in points if point["latency_s"] is not None]
     if not planned:
         return "No point of the sweep has a plan: give more devices or more memory."
-    split = [point for point in planned if (point["devices_used"] or 1) > 1]
-    if not split:
-        tried = any(point["devices"] > 1 for point in points)
-        return (
-            "Splitting is not worth it: no plan of the sweep uses more than one device."
-            if tried
-            else "No split was tried: the sweep has one device only."
-        )
-    gains = [point for point in split if point["gain"] is not None]
-    if not gains:
-        least = min(split, key=lambda point: point["devices"])
-        best = min(split, key=lambda point: _value(point, objective))
-        return (
-            f"Splitting is needed: one device does not hold the model; {_title(least)} do. "
-            f"Best {_figure(best, objective, turn)}: {_title(best)}."
-        )
-
-    def rank(point: Point) -> tuple[float, int]:
-        return _value(point, objective), point["devices"]
-
-    def compared(point: Point) -> str:
-        times = f"{units.digits(point['gain'] or 0.0)} times as good as one device of that cluster"
-        verb = "have" if point["devices"] > 1 else "has"
-        return f"{verb} a {_figure(point, objective, turn)}, {times}"
-
-    first, best = min(planned, key=rank), min(gains, key=rank)
-    lead = "" if first is best else f"Best is {_title(first)}: {_figure(first, objective, turn)}. "
-    gain, most = best["gain"] or 0.0, max(gains, key=lambda point: point["gain"] or 0.0)
-    if gain < WORTH:
-        more = f"; it pays on {_title(most)}, which {compared(most)}"
-        return (
-            f"{lead}Splitting is not worth it at the best split: {_title(best)} {compared(best)}"
-            f"{more if (most['gain'] or 0.0) >= WORTH else ''}."
-        )
-    ideal = ""
-    if objective == "throughput" and best["efficiency"] is not None:
-        ideal = f", {units.share(best['efficiency'])} of the ideal {best['devices']} times"
-    elif objective == "memory" and best["speedup"] is not None:
-        ideal = f", at {units.digits(best['speedup'])} times its throughput"
-    return f"{lead}Splitting pays: {_title(best)} {compared(best)}{ideal}."
+    best = min(planned, key=lambda point: (_value(point, objective), point["devices"]))
+    if (best["devices_used"] or 1) > 1:
+        verdict = f"{best['verdict']}."
+    elif any(point["devices"] > 1 for point in points):
+        verdict = "Splitting is not worth it: that plan uses one device."
+    else:
+        verdict = "No split was tried: the sweep has one device only."
+    return f"Best is {_title(best)}: {_figure(best, objective, turn)}. {verdict}"
 
 
 def _value(point: Point, objective: str) -> float:

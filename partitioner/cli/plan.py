@@ -67,9 +67,7 @@ def _plan(args: SimpleNamespace, chosen: CompileOptions) -> int:
     if args.as_json:
         print(json.dumps({**result.summary, "directory": str(target)}, indent=1, allow_nan=False))
     elif not args.quiet:
-        from partitioner.report.summary import text
-
-        print(safe(text(result.summary, result.search_s)))
+        print(safe(str(result)))
         print(f"  written to  {target}; next: partition show {target}")
         print(f"  report      {target / 'report.html'}")
     return 0

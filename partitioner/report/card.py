@@ -11,7 +11,7 @@ from partitioner.report.page.page import filled
 from partitioner.report.planned import Planned
 
 #: Letters of a text from the model, and devices and spaces, that the card shows.
-MOST_LETTERS = 200
+MOST_LETTERS = 400
 MOST_ROWS = 8
 
 
@@ -50,7 +50,7 @@ def card(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
     ]
     texts = {
         "name": result.name,
-        **{name: head[name] for name in ("cluster", "verdict", "limit", "worth")},
+        **{name: head[name] for name in ("cluster", "verdict", "limit", "instead")},
         "searched": f"Searched: {', '.join(spaces)}." if len(spaces) > 1 else "",
     }
     parts = {"tiles": "".join(_tile(*tile) for tile in tiles), "devices": "".join(rows)}

@@ -16,7 +16,6 @@ from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
-from partitioner.report.one_device import OneDevice
 from partitioner.search.request import MOST_EXPLICIT
 
 #: Fewer bytes of memory are not spoken of.
@@ -72,16 +71,13 @@ class Delivery:
         held = f" and {units.size(self.held_bytes)} of memory" if is_much else ""
         return f"{units.seconds(seconds)}{held}"
 
-    def sentence(self, objective: str, alone: OneDevice, devices: int) -> str:
-        """Say what the delivery takes, and what a plan on so many devices gains with it."""
+    def sentence(self, objective: str) -> str:
+        """Say what the delivery takes beside the figures of a plan without it."""
         whole_s = self.latency_s if objective == "latency" else self.step_s
-        alone_s = alone.latency_s if objective == "latency" else alone.step_s
-        gain = over = ""
-        if alone.fits and devices > 1 and whole_s > 0:  # a file may say anything
-            gain = f", {units.digits(alone_s / whole_s)} times as fast as one device"
+        over = ""
         if self.over_bytes:
             over = f"; a device is then {units.size(self.over_bytes)} above its memory"
         return (
             f"the results on every rank take {self.clause(objective)} more than these figures: "
-            f"{units.seconds(whole_s)} in all{gain} ({units.size(self.sent_bytes)} sent){over}"
+            f"{units.seconds(whole_s)} in all ({units.size(self.sent_bytes)} sent){over}"
         )

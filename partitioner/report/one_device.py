@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, best_single, one_device
-from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.rewrites.graph_writer import chosen
 
@@ -55,14 +54,6 @@ class OneDevice:
             *((0, None) if kind == "copies" else _copies(cluster, runs, known=figures)),
         )
 
-    def copies_sentence(
-        self, plan_per_s: float | None, objective: str, bound_s: float = 0.0
-    ) -> str:
-        """Say what whole copies would serve beside a plan, as a clause; "" without them."""
-        if objective != "throughput":
-            return ""
-        return copies_sentence(self.copies, self.copies_per_s, plan_per_s, bound_s)
-
     @property
     def throughput_per_s(self) -> float | None:
         """Requests a second of a full stream; None, as in JSON, if they take no time."""
@@ -85,26 +76,6 @@ class OneDevice:
         """
         cost = plan.cost(objective)
         return self.cost(objective) / cost if self.fits and cost else None
-
-
-def copies_sentence(
-    copies: int, copies_per_s: float | None, plan_per_s: float | None, bound_s: float = 0.0
-) -> str:
-    """Say what whole copies serve beside a plan, as a clause; "" where they are no rival.
-
-    The bound of a plan, in seconds of a request, holds for partitions, whose devices share one
-    model. If copies serve more than it allows, the clause says so; if they serve more, how to ask
-    for them. A rate of None is unlimited.
-    """
-    if copies < 2 or copies_per_s is None or plan_per_s is None:
-        return ""
-    partitions = ": the bound holds for partitions alone" if copies_per_s * bound_s > 1 else ""
-    asked = " (--strategy copies)" if copies_per_s > plan_per_s else ""
-    return (
-        f"{copies:,} whole copies, one on each device, would serve "
-        f"{units.per_second(copies_per_s)}{asked}, this plan "
-        f"{units.per_second(plan_per_s)}{partitions}"
-    )
 
 
 def _copies(

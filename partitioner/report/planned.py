@@ -13,6 +13,7 @@ from typing import Any
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
+from partitioner.cost_model.prices.compute import Sources
 from partitioner.cost_model.schedule.task_list import Schedule, schedule
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations.files import ResultError
@@ -23,7 +24,8 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.plan import PlacedNode, Plan, resolve
 from partitioner.report.delivery import Delivery
 from partitioner.report.one_device import OneDevice
-from partitioner.report.summary import certificate_line, text
+from partitioner.report.summary import certificate_line, lines
+from partitioner.report.verdict import Rival, Verdict, rivals_of
 from partitioner.search.request import MOST_EXPLICIT
 
 #: Significant digits to which the seconds of devices in one lane agree.
@@ -59,7 +61,8 @@ class Planned:
         """The summary in lines, as the command prints it."""
         if not self.summary:  # a plan written by hand
             return repr(self)
-        return f"{self.graph.name} on {self.cluster.name}: {text(self.summary, self.search_s)}"
+        head = f"{self.graph.name} on {self.cluster.name}: {self.verdict().line}"
+        return "\n".join([head, *lines(self.summary, self.verdict(), self.search_s)])
 
     @property
     def objective(self) -> str:
@@ -105,6 +108,33 @@ class Planned:
         By the predicted seconds between requests, or of a training step.
         """
         return self.one_device.gain(self.evaluation, "throughput")
+
+    @cached_property
+    def rivals(self) -> tuple[Rival, ...]:
+        """What one could do in place of the plan, as its summary has it."""
+        if "alternatives" in self.summary:
+            return tuple(Rival(**rival) for rival in self.summary["alternatives"])
+        name = self.cluster.devices[self.one_device.device].name
+        return rivals_of(self.objective, self.one_device, name)
+
+    @cached_property
+    def _sources(self) -> Mapping[str, float]:
+        if self.summary:
+            return self.summary["cost_sources"]  # type: ignore[no-any-return]
+        return Sources.of(self.graph, self.placed, self.cluster).shares()
+
+    def verdict(self, measured_s: float | None = None) -> Verdict:
+        """The plan beside what one would do instead, by its seconds in a run if there was one."""
+        return Verdict(
+            self.objective,
+            bool(self.graph.backward),
+            self.evaluation,
+            self.one_device,
+            self.rivals,
+            self.delivery,
+            self._sources,
+            measured_s,
+        )
 
     def node(self, name: str) -> PlacedNode:
         """A node, or the node that makes a tensor, with its placements."""

@@ -45,11 +45,12 @@ class Head(TypedDict):
     devices: int
     devices_used: int
     limit: str  #: Sentence on what limits the plan.
-    worth: str  #: Sentence on what splitting gains.
+    instead: str  #: What one could do in place of the split, each with its figure.
     delivery: str  #: Clause on what the results on every rank take more; "" for nothing.
     delivered: Delivered | None  #: None where `delivery` is "".
-    copies: str  #: Clause on what whole copies would serve; "" where they are no rival.
-    verdict: str  #: "3.6 times as fast as one h100; limit: kernel launches on device 2".
+    #: "Predicted from published rates, nothing was run: 3.6 times as fast as one h100: 406/s
+    #: against 113/s; limit: kernel launches on device 2".
+    verdict: str
     spaces: list[SpaceRow]  #: The searched spaces, the best first; without a plan last.
     notes: list[str]  #: Sentences.
     trials: list[str]  #: The plans that were run before this one was kept, after a heading.
@@ -520,9 +521,7 @@ class Point(TypedDict):
     gap: float | None
     speedup: float | None  #: As `Planned.speedup`, over one device of the same cluster.
     efficiency: float | None  #: speedup / devices, if all devices are equal.
-    gain: float | None  #: Of the objective, over the best single device of the same cluster.
-    copies: int  #: Devices that hold the whole model each; 0 where copies are no rival.
-    copies_per_s: float | None  #: Requests a second of a copy on each; null if they take no time.
+    verdict: str  #: As `Head.verdict`, without what limits the plan; "" if there is no plan.
     pareto: bool  #: No other point is as good in devices, latency, throughput and peak at once.
     why: str  #: Why there is no plan, "" if there is one.
 
@@ -534,7 +533,7 @@ class Sweep(TypedDict):
     kind: Literal["sweep"]
     title: str
     objective: str
-    answer: str  #: One or two sentences on whether splitting is worth it.
+    answer: str  #: The best point and the verdict on it, in two sentences.
     points: list[Point]
 
 

@@ -16,13 +16,14 @@ from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import is_view, rules_of
 from partitioner.ir.plan import resolve
-from partitioner.report.findings.notes import whole_machine_notes
+from partitioner.report.findings.notes import whole_machine
 from partitioner.report.one_device import OneDevice
 from partitioner.report.planned import Planned
 from partitioner.report.schema import Changes, Moved, Space, ranges
 from partitioner.report.stages import step_facts
 from partitioner.report.summary import kept_whole, split_facts, stretch_rows
 from partitioner.report.text.diff import diff
+from partitioner.report.verdict import Rival, rivals_of
 from partitioner.search.outcome import Candidate, Outcome
 from partitioner.search.request import MOST_EXPLICIT, Request
 from partitioner.strategies.derive import Rules
@@ -53,20 +54,23 @@ def summarise(
         runs.append((whole, None))
     with no_collection():
         single = OneDevice.best(cluster, request.objective, plan.kind, *runs)
-        specs = cluster.first_of_spec
-        known = any(spec.profile is not None or spec.table is not None for spec in specs)
-        sources = Sources.of(graph, resolve(graph, plan), cluster) if known else Sources({}, 0.0)
-        alone: tuple[str, ...] = ()
+        sources = Sources.of(graph, resolve(graph, plan), cluster)
         at_once = graph if plan.micro_batches is None and not plan.blocks else whole
+        machine: Rival | str | None = None
         if at_once is not None:
-            cost = figures.cost(request.objective)
-            alone = whole_machine_notes(at_once, cluster, cost, sources, request.objective)
+            machine = whole_machine(at_once, cluster, sources, request.objective)
+    spaces = space_facts(outcome, cluster, single)
+    others = [space for space in spaces if "changes" in space or space["cost"] != cert.cost]
+    process = machine if isinstance(machine, Rival) else None
+    name = cluster.devices[single.device].name
+    rivals = rivals_of(request.objective, single, name, others, process)
     all_notes = [
         *outcome.notes,
         *notes,
         *parallel_notes(request.parallel, graph, plan, request.mesh),
         *request.constraints.notes,
         *_notes(outcome),
+        *([machine] if isinstance(machine, str) else []),
     ]
     if devices > MOST_EXPLICIT:
         all_notes.append(
@@ -105,9 +109,10 @@ def summarise(
         "peak_bytes": [figures.needed_bytes.get(device, 0) for device in range(devices)],
         "one_device": dict(vars(single)),
         "fewer_devices": _fewer(outcome, single, devices),
-        "spaces": space_facts(outcome, cluster, single),
+        "spaces": spaces,
+        "alternatives": [dict(vars(rival)) for rival in rivals],
         "not_searched": {str(space): str(error) for space, error in outcome.failed},
-        "notes": [*all_notes, *alone],
+        "notes": all_notes,
     }
 
 

@@ -1,4 +1,4 @@
-"""The summary of a compilation, as data (``--json``) and as a few lines of text."""
+"""The lines of a summary below its verdict, and facts that it has."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from partitioner.ir.rule import Rule
 from partitioner.report.delivery import Delivery
 from partitioner.report.one_device import OneDevice
 from partitioner.report.stages import step_sentence
+from partitioner.report.verdict import Verdict
 
 #: A proven plan within this gap is called optimal, whatever gap was requested.
 OPTIMAL_GAP = 1e-4
@@ -25,8 +26,8 @@ MAX_PEAKS = 8
 WORTH_NAMING = 0.01
 
 
-def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
-    """The facts as lines for people, with the seconds of the search if they are known."""
+def lines(summary: Mapping[str, Any], verdict: Verdict, search_s: float | None = None) -> list[str]:
+    """The facts below the verdict's line, with the seconds of the search if they are known."""
     objective, fewer = summary["objective"], summary["fewer_devices"]
     single = OneDevice(**summary["one_device"])
     alone_s = alone_per_s = "the whole model does not fit one device"
@@ -40,21 +41,16 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         least, most = (units.size(end(summary["peak_bytes"])) for end in (min, max))
         peaks = f"{least} to {most} on {len(sizes)} devices"
     searched = _searched(summary["seed"], summary["folded"], search_s)
-    copies = single.copies_sentence(summary["throughput_per_s"], objective, summary["bound"])
     used, delivery = summary["devices_used"], ""
     if facts := summary.get("delivery"):
-        delivery = Delivery(**facts).sentence(objective, single, used)
-    gain, faster = summary["gain"], ""
-    if gain is not None and used > 1 and objective != "memory":
-        times = units.digits(gain)
-        faster = "answers a request " if objective == "latency" else ""
-        faster += f"{'' if times == '1' else f'{times} times '}as fast as one device: "
+        delivery = Delivery(**facts).sentence(objective)
+    beaten = any(r.fits and not r.is_split and r.cost < summary["bound"] for r in verdict.rivals)
     idle = ", the others idle" if used < summary["devices"] else ""
-    lines = [
-        f"{faster}{summary['strategy']} plan on {used} of {summary['devices']} "
-        f"devices{idle}: "
-        + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status"))),
-        *([f"  copies      {copies}"] if copies else []),
+    made = [
+        f"  instead     {verdict.instead}",
+        f"  plan        {summary['strategy']} on {used} of {summary['devices']} devices{idle}: "
+        + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status")))
+        + (" (the bound is of partitions alone)" if beaten else ""),
         *([f"  step        {step}"] if (step := step_sentence(summary)) else []),
         *(
             f"  blocks      {line}"
@@ -68,23 +64,23 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         f"  costs       {costs_sentence(summary['cost_sources'], summary['cost_error'])}",
         f"  search      {solved_by(summary['solver'], summary['status'])}, {searched}",
     ]
-    if fewer:
+    if fewer and (fewer["devices"] > 1 or fewer["cost"] == fewer["cost_here"]):
         count, cost, here = fewer["devices"], fewer["cost"], fewer["cost_here"]
         few = f"{count:,} devices" if count > 1 else "one device"
         better = f"{units.cost(objective, cost)} against {units.cost(objective, here)} here"
         if cost < here:
-            lines.append(f"  note: {few} would do better by {objective}: {better}")
+            made.append(f"  note: {few} would do better by {objective}: {better}")
         else:
             does = "do" if count > 1 else "does"
-            lines.append(f"  note: {few} {does} as well by {objective}: the others are left idle")
+            made.append(f"  note: {few} {does} as well by {objective}: the others are left idle")
     trials = [trial_of(trial) for trial in summary.get("trials", ())]
-    lines += [f"  {line}" for line in trial_lines(trials)]
+    made += [f"  {line}" for line in trial_lines(trials)]
     by_reason: dict[str, list[str]] = {}
     for space, why in summary["not_searched"].items():
         by_reason.setdefault(why.removesuffix(f" in {space}"), []).append(space)
-    lines += [f"  note: no plan in {', '.join(of)}: {why}" for why, of in by_reason.items()]
-    lines += [f"  note: {note}" for note in summary["notes"]]
-    return "\n".join(lines)
+    made += [f"  note: no plan in {', '.join(of)}: {why}" for why, of in by_reason.items()]
+    made += [f"  note: {note}" for note in summary["notes"]]
+    return made
 
 
 def stretch_rows(graph: Graph, plan: Plan) -> list[dict[str, Any]]:

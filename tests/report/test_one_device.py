@@ -1,5 +1,6 @@
 """One speed-up a plan: the summary, the report, the card, `.speedup`, diff and a sweep agree."""
 
+import html
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,10 @@ from partitioner.foundations import units
 from partitioner.report.card import card
 from partitioner.report.one_device import OneDevice
 from partitioner.report.page.data import headline
-from partitioner.report.summary import text
+from partitioner.report.summary import lines
 from partitioner.report.text.diff import diff
 from partitioner.report.text.explain import explain
+from partitioner.report.verdict import Rival
 
 
 def _mlp(layers: int = 4, hidden: int = 64, batch: int = 8, **options: object) -> Compiled:
@@ -82,35 +84,53 @@ def test_all_that_name_the_speed_up_agree(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_sentences_name_the_gain_of_the_objective(name: str) -> None:
+def test_the_verdict_is_one_in_all_that_show_it(name: str, tmp_path: Path) -> None:
     result = PLANS[name]()
-    gain = result.one_device.gain(result.evaluation, result.objective)
-    first, head = text(result.summary).partition("\n")[0], headline(result)
-    assert result.summary["gain"] == gain
-    if result.objective != "latency":
-        assert "answers a request" not in first
-    if gain is None or result.evaluation.devices_used == 1 or result.objective == "memory":
-        assert "times as fast" not in first
+    line = result.verdict().line
+    assert str(result).splitlines()[0].endswith(f": {line}")
+    assert headline(result)["verdict"].startswith(line)
+    assert explain(result).splitlines()[1].startswith(line)
+    assert line in html.unescape(card(result))
+    if not isinstance(result, ModuleProgram):
+        again = partitioner.load(result.save(tmp_path / "plan", plan_only=True))
+        assert again.verdict().line == line
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_verdict_names_the_gain_over_the_best_that_fits(name: str) -> None:
+    result = PLANS[name]()
+    verdict, used = result.verdict(), result.evaluation.devices_used
+    assert verdict.rivals[0].name in ("one h100", "one ideal")
+    said, best = verdict.sentence, verdict.best
+    assert (best is None) == (not result.one_device.fits)
+    if best is None or used == 1:
+        start = f"{used} devices hold what one " if used > 1 else "Runs "
+        assert said.startswith(start)
+        return
+    gain = best.cost / verdict.cost
+    times = f"{units.digits(gain)} times as fast as {best.name}: "
+    if gain < 1:
+        assert said.startswith("Do not split for ")
+        assert best.name in said
+    elif gain < best.least_gain:
+        assert said.startswith(f"No better than {best.name}: ")
+    elif result.objective == "memory":
+        assert said.startswith(f"{units.times(gain)} less memory a device than one ")
+    elif result.objective == "latency":
+        assert said.startswith(f"Answers a request {times}")
     else:
-        what = "answers a request " if result.objective == "latency" else ""
-        times = "" if units.digits(gain) == "1" else f"{units.digits(gain)} times "
-        assert first.startswith(f"{what}{times}as fast as one device: ")
-    if gain is not None and gain > 1.1:
-        if result.objective == "memory":
-            assert head["verdict"].startswith(f"{units.times(gain)} less memory a device than one ")
-        else:
-            said = f"{what.capitalize()}{units.digits(gain)} times as fast as one "
-            assert head["verdict"].startswith(said)
-            assert f"are {units.digits(gain)} times as fast as one device alone" in head["worth"]
+        assert said.startswith(times)
 
 
 def test_what_does_not_fit_whole_is_said_of_blocks() -> None:
     result = PLANS["in blocks"]()
     assert result.plan.blocks
-    head = headline(result)
-    assert head["verdict"].startswith("Runs in blocks on one h100, which does not hold the whole")
-    assert head["worth"].startswith("The blocks are needed: the whole model takes ")
-    assert "(the whole model does not fit one device)" in text(result.summary)
+    assert (
+        result.verdict().sentence
+        == "Runs in blocks on one h100, which does not hold the whole model"
+    )
+    assert "(the whole model does not fit one device)" in str(result)
+    assert headline(result)["instead"].startswith("Instead: one h100 does not hold the model: ")
 
 
 @pytest.mark.slow
@@ -128,7 +148,10 @@ def test_a_sweep_has_the_speed_up_of_the_plan() -> None:
         swept = partitioner.sweep(model, devices=[2], **options)  # type: ignore[arg-type]
         (point,) = swept.data["points"]
         assert point["speedup"] == result.speedup
-        assert point["gain"] == result.summary["gain"]
+        assert point["verdict"] == result.verdict().line
+        is_split = result.evaluation.devices_used > 1
+        said = f"{point['verdict']}." if is_split else "worth it: that plan uses one device."
+        assert swept.data["answer"].endswith(f" {said}")
 
 
 def test_one_device_runs_requests_whole_or_in_micro_batches_whichever_it_holds() -> None:
@@ -189,40 +212,66 @@ def test_recomputation_is_compared_with_one_device_that_keeps_all() -> None:
 def test_a_plan_for_a_stream_says_what_whole_copies_would_serve() -> None:
     result = PLANS["placed"]()
     alone_per_s = 1 / result.one_device.step_s
-    served = units.per_second(2 * alone_per_s), units.per_second(result.evaluation.throughput_per_s)
-    said = (
-        "2 whole copies, one on each device, would serve {} (--strategy copies), this plan {}"
-    ).format(*served)
-    assert text({**result.summary, "bound": 0.0}).splitlines()[1] == f"  copies      {said}"
-    assert f"; {said}; limit: " in headline(result)["verdict"]
-    assert explain(result).splitlines()[1].startswith(f"  copies      {said}")
+    copies = units.per_second(2 * alone_per_s)
+    here = units.per_second(result.evaluation.throughput_per_s)
+    said = f"Do not split for rate: 2 whole copies (--strategy copies) {copies}, this plan {here}, "
+    assert result.verdict().sentence.startswith(said)
+    assert f"; 2 whole copies {copies}." in headline(result)["instead"]
     assert result.summary["one_device"]["copies"] == 2
     assert result.summary["one_device"]["copies_per_s"] == pytest.approx(2 * alone_per_s)
-    model = examples.build("mlp", layers=4, hidden=64, batch=8)
-    swept = partitioner.sweep(model, devices=[1, 2], strategy="inter", time_limit_s=5)
-    assert swept.data["answer"].endswith(f" On 2 devices (h100) {said}.")
+    rivals = [rival for rival in result.summary["alternatives"] if not rival["is_split"]]
+    assert [(rival["name"], rival["cost"]) for rival in rivals] == [
+        ("one h100", result.one_device.step_s),
+        ("2 whole copies", pytest.approx(result.one_device.step_s / 2)),
+    ]
 
 
 def test_a_bound_above_what_copies_cost_is_said_to_hold_for_partitions() -> None:
-    summary = PLANS["placed"]().summary
-    copies_s = 1 / summary["one_device"]["copies_per_s"]
-    said = ": the bound holds for partitions alone"
+    result = PLANS["placed"]()
+    copies_s = 1 / result.one_device.copies_per_s
+    said = " (the bound is of partitions alone)"
     for bound_s, is_said in ((copies_s * 1.01, True), (copies_s * 0.99, False)):
-        _, copies, *_ = text({**summary, "bound": bound_s}).splitlines()
-        assert copies.endswith(said) == is_said
+        plan = lines({**result.summary, "bound": bound_s}, result.verdict())[1]
+        assert plan.startswith("  plan ")
+        assert plan.endswith(said) == is_said
+
+
+def test_a_split_that_no_device_can_do_without_is_compared_with_the_smallest() -> None:
+    model = examples.build("mlp", layers=8, hidden=64, batch=8)
+    result = partitioner.compile(model, devices=4, memory="72KiB", time_limit_s=5)
+    spaces = [rival for rival in result.rivals if rival.is_split and rival.fits]
+    verdict = replace(
+        result.verdict(),
+        rivals=(result.rivals[0], Rival("inter (2 x one device)", 1.0, 2, is_split=True)),
+    )
+    assert not any(rival.devices < 4 for rival in spaces)
+    assert result.verdict().sentence.startswith("4 devices hold what one h100 does not (")
+    times = units.digits(1.0 / verdict.cost)
+    assert verdict.sentence.endswith(
+        f", {times} times as fast as inter (2 x one device) on 2 of them"
+    )
+
+
+def test_a_measured_plan_is_judged_by_its_measurement() -> None:
+    result = PLANS["cut"]()
+    alone_s = result.one_device.step_s
+    for measured_s, said in ((alone_s * 2, "do not split for rate: "), (alone_s / 4, "2 times as")):
+        line = result.verdict(measured_s).line
+        assert line.startswith(f"Measured: {said}")
+        assert units.per_second(1 / measured_s) in line
 
 
 def test_one_devices_plan_is_said_to_leave_the_others_idle() -> None:
     result = partitioner.compile(examples.build("tiny"), devices=4, objective="latency")
     assert result.plan.kind == "single"
-    first, *_ = text(result.summary).splitlines()
-    assert first.startswith("single plan on 1 of 4 devices, the others idle: latency cost")
+    assert result.verdict().sentence == "Runs on one h100: nothing is split"
+    assert "  plan        single on 1 of 4 devices, the others idle: latency cost" in str(result)
 
 
 @pytest.mark.parametrize("name", ["latency", "memory", "on one device", "training"])
 def test_copies_are_no_rival_of_other_plans(name: str) -> None:
     result = PLANS[name]()
-    assert "whole copies" not in text(result.summary) + headline(result)["verdict"]
+    assert "whole copies" not in str(result) + headline(result)["verdict"]
 
 
 def test_copies_are_of_devices_that_hold_the_model() -> None:

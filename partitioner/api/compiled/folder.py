@@ -29,6 +29,7 @@ from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, PlanError, trial_of
 from partitioner.report.delivery import Delivery
 from partitioner.report.one_device import OneDevice
 from partitioner.report.schema import Space
+from partitioner.report.verdict import Rival
 
 if TYPE_CHECKING:
     from partitioner.backends.launch import LocalRun
@@ -219,6 +220,8 @@ def load_summary(folder: Path) -> dict[str, Any]:
         _check_fields(folder, "summary.json", data, {"delivery": Delivery})
     if "spaces" in data:  # folders of earlier versions have none
         _check_fields(folder, "summary.json", data, {"spaces": list[Space]})
+    if "alternatives" in data:
+        _check_fields(folder, "summary.json", data, {"alternatives": list[Rival]})
     return data
 
 

@@ -1,4 +1,4 @@
-"""The bottleneck of a plan, and two sentences: on what limits it, and on what splitting gains."""
+"""The bottleneck of a plan, and a sentence on what limits it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from partitioner.report.planned import Planned
 
 MOST = 0.5  #: A plan that communicates for a larger share of its time is limited by that.
 BALANCED = 0.8  #: A plan with a smaller ratio of mean to largest load is unbalanced.
-WORTH = 1.05  #: Splitting is worth it if it gains more than this over one device.
 TIGHT = 0.05  #: The sentence mentions memory if a smaller share of a device is free.
 
 WAITING = "waiting"
@@ -156,77 +155,17 @@ def limit_sentence(result: Planned, limits: Bottleneck) -> str:
     return f"{title}: {subject}, {share} of it in {_counted(limits, limit)}.{tail}"
 
 
-def verdict(result: Planned, limits: Bottleneck) -> str:
-    """The plan in a line: "3.6 times as fast as one h100; limit: kernel launches on device 2"."""
-    evaluation, per_s = result.evaluation, units.finite(result.evaluation.throughput_per_s)
-    copies = result.one_device.copies_sentence(per_s, result.objective)
-    gain = f"{_gain(result)}; {copies}" if copies else _gain(result)
+def verdict(result: Planned, limits: Bottleneck, measured_s: float | None = None) -> str:
+    """The plan's verdict, by its seconds in a run if there was one, with what limits it."""
+    line, evaluation = result.verdict(measured_s).line, result.evaluation
     title, colon, _ = limit_sentence(result, limits).partition(":")
     if not evaluation.fits_exactly or not colon:
-        return title.rstrip(".") if colon else gain
+        return line
     where = "the critical path" if limits.device is None else f"device {limits.device}"
     if result.objective == "memory":
         held = evaluation.needed_bytes
         where = f"device {max(held, key=held.__getitem__)}"
-    delivery = result.delivery
-    more = f"; results on every rank: {delivery.clause(result.objective)} more" if delivery else ""
-    return f"{gain}; limit: {title[0].lower()}{title[1:]} on {where}{more}"
-
-
-def _gain(result: Planned) -> str:
-    single, used, objective = result.one_device, result.evaluation.devices_used, result.objective
-    one = f"one {result.cluster.devices[single.device].name}"
-    if not single.fits and used <= 1:
-        return f"Runs in blocks on {one}, which does not hold the whole model"
-    if not single.fits and (copies := result.evaluation.copies_on):
-        return f"{len(copies)} whole copies, each on {len(copies[0])} devices: {one} holds none"
-    if not single.fits:
-        return f"{used:,} devices hold what {one} does not"
-    if used <= 1:
-        return f"Runs on {one}: nothing is split"
-    gain = single.gain(result.evaluation, objective)
-    if gain is None or gain < WORTH:
-        return f"No better than {one}"
-    if objective == "memory":
-        return f"{units.times(gain)} less memory a device than {one}"
-    what = "Answers a request " if objective == "latency" else ""
-    return f"{what}{units.digits(gain)} times as fast as {one}"
-
-
-def worth_sentence(result: Planned, limits: Bottleneck) -> str:
-    """A sentence on what the plan gains over the whole model on one device."""
-    evaluation, single = result.evaluation, result.one_device
-    cluster, objective = result.cluster, result.objective
-    used, device = evaluation.devices_used, single.device
-    equal = cluster.has_equal_devices
-    one = "one device alone" if equal else f"device {device} ({cluster.devices[device].name}) alone"
-    if not single.fits and (used > 1 or evaluation.fits_exactly):
-        cut = "The split is needed" if used > 1 else "The blocks are needed"
-        most = "a device has" if equal else "the largest device has"
-        return (
-            f"{cut}: the whole model takes {units.size(single.held_bytes)}, "
-            f"{most} {units.size(single.limit_bytes)}."
-        )
-    if used <= 1:
-        return "The plan uses one device: nothing is split."
-    gain = single.gain(evaluation, objective)
-    if gain is None:
-        return "Nothing takes time on this cluster: splitting gains nothing."
-    here, there = (units.cost(objective, of.cost(objective)) for of in (evaluation, single))
-    if gain < WORTH:
-        return f"Splitting is not worth it here: {used} devices take {here}, {one} {there}."
-    if objective == "memory":
-        speed = single.gain(evaluation, "throughput") or 1.0
-        return (
-            f"The fullest of {used} devices holds {here}, {one} {there}; "
-            f"the throughput is {units.digits(speed)} times that of one."
-        )
-    name = "latency" if objective == "latency" else f"time between {limits.turn}s"
-    ideal = f", {units.share(gain / used)} of the ideal {used} times" if equal else ""
-    return (
-        f"{used} devices are {units.digits(gain)} times as fast as {one} "
-        f"({name} {here} against {there}{ideal})."
-    )
+    return f"{line}; limit: {title[0].lower()}{title[1:]} on {where}"
 
 
 def tightest(evaluation: Evaluation) -> tuple[int, float]:

@@ -27,13 +27,13 @@ from partitioner.cost_model.profiles.database import (
     shares,
     whole_key,
 )
-from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import is_stored, row_of
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, resolve
 from partitioner.problem.build import planned_on
+from partitioner.report.verdict import Rival
 
 #: Largest share of the seconds that may come from a datasheet for a verdict.
 MOST_UNKNOWN = 0.05
@@ -99,40 +99,36 @@ def _moved(nodes: Iterable[PlacedNode]) -> dict[str, tuple[int, DimLayout]]:
     return moved
 
 
-def whole_machine_notes(
-    graph: Graph,
-    cluster: Cluster,
-    cost: float,
-    priced_by: Sources,
-    objective: str,
-) -> tuple[str, ...]:
-    """A sentence for a plan on several processes of this machine; for another plan none.
+def whole_machine(
+    graph: Graph, cluster: Cluster, priced_by: Sources, objective: str
+) -> Rival | str | None:
+    """One process that has the whole machine, for a plan on several of its processes.
 
-    Where the executor computes several operators in one kernel, the model must have been measured
-    as a whole; else the seconds of its operators are added up. Nothing is compared for "memory".
+    A sentence where its seconds are not known; None for another plan, for the objective "memory",
+    and where it does not hold the model. Where the executor computes several operators in one
+    kernel, the model must have been measured as a whole; else the seconds of its operators are
+    added up.
     """
     whole = one_process(cluster)
     if whole is None or objective == "memory":
-        return ()
+        return None
     if _is_unknown(priced_by):
-        return (_unknown(f"measures what this plan's {len(cluster)} processes take", len(cluster)),)
+        return _unknown(f"measures what this plan's {len(cluster)} processes take", len(cluster))
     profile = whole.devices[0].profile
     threads = profile.threads if profile else 1
     measures = f"measures one process with {threads} threads"
     if executor_of(graph).fuses:
         entry = profile.wholes.get(whole_key(graph.digest)) if profile else None
         if entry is None:
-            return (_unknown(measures, len(cluster)),)
-        return (_verdict(threads, entry.seconds, cost),)
+            return _unknown(measures, len(cluster))
+        return _one_process(threads, entry.seconds)
     alone, plan = planned_on(
         graph, whole, (DeviceMesh.single(0),), {node.name: NodePlan(0) for node in graph.nodes}
     )
     if _is_unknown(Sources.of(alone, resolve(alone, plan), whole)):
-        return (_unknown(measures, 1),)
+        return _unknown(measures, 1)
     evaluation = one_device(alone, whole, 0)
-    if not evaluation.fits_exactly:
-        return ()
-    return (_verdict(threads, evaluation.cost(objective), cost),)
+    return _one_process(threads, evaluation.cost(objective)) if evaluation.fits_exactly else None
 
 
 def _is_unknown(sources: Sources) -> bool:
@@ -146,19 +142,9 @@ def _unknown(measures: str, devices: int) -> str:
     )
 
 
-def _verdict(threads: int, alone_s: float, cost: float) -> str:
-    compared = (
-        f"one process with {threads} threads takes {units.seconds(alone_s)} for what this plan "
-        f"takes {units.seconds(cost)}"
-    )
-    if cost >= alone_s:
-        return f"{compared}: splitting does not pay on this machine"
-    if cost > alone_s * (1 - ERROR):
-        return (
-            f"{compared}: splitting does not surely pay on this machine, because predictions are "
-            f"off by {units.share(ERROR)}"
-        )
-    return f"{compared}: splitting pays on this machine"
+def _one_process(threads: int, seconds: float) -> Rival:
+    name = f"one process with {threads} threads"
+    return Rival(name, seconds, 1, least_gain=1 / (1 - ERROR))
 
 
 def profile_notes(

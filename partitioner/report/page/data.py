@@ -30,7 +30,6 @@ from partitioner.report.findings.bottleneck import (
     tightest,
     turn_of,
     verdict,
-    worth_sentence,
 )
 from partitioner.report.measured import Comparison
 from partitioner.report.page.memory import algorithm, crossing_bytes, memory, traffic
@@ -159,6 +158,7 @@ def headline(
     status = status_text(cert.status, cert.gap) if cert else ""
     status = status if figures.fits_exactly else "does not fit"
     step_measured_s, latency_measured_s = _measured_seconds(result, comparison)
+    measured_s = {"throughput": step_measured_s, "latency": latency_measured_s}.get(objective)
     facts = step_facts(result.plan, figures)
     step = None
     if facts:
@@ -200,13 +200,10 @@ def headline(
         devices=len(result.cluster),
         devices_used=figures.devices_used,
         limit=limit_sentence(result, limits),
-        worth=worth_sentence(result, limits),
-        delivery=delivery.sentence(objective, one, figures.devices_used) if delivery else "",
+        instead=f"Instead: {instead}." if (instead := result.verdict().instead) else "",
+        delivery=delivery.sentence(objective) if delivery else "",
         delivered=delivered,
-        copies=one.copies_sentence(
-            units.finite(figures.throughput_per_s), objective, cert.bound if cert else 0.0
-        ),
-        verdict=verdict(result, limits),
+        verdict=verdict(result, limits, measured_s),
         spaces=space_rows(result.summary, objective),
         notes=[
             f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"

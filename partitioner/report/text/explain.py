@@ -90,18 +90,17 @@ def _verdict(head: Head) -> list[str]:
     speed = f", {units.digits(head['speedup'])} times one device" if head["speedup"] else ""
     certified = f"bound {bound}, gap {units.share(head['gap'])}, {head['status']}"
     rows = {
-        **({"copies": head["copies"]} if head["copies"] else {}),
         objective: f"{cost}, {certified if head['status'] else 'not certified'}",
         "step": f"{units.seconds(head['step_s'])}{speed}",
         **({"stages": head["step"]["sentence"]} if head["step"] else {}),
         "latency": units.seconds(head["latency_s"]),
         "limit": head["limit"],
-        "worth it?": head["worth"],
         **({"delivery": head["delivery"]} if head["delivery"] else {}),
     }
     used = f"{head['devices_used']} of {head['devices']} devices of {head['cluster']}"
     title = f"{head['strategy'] or 'hand-made'} plan on {used}"
-    lines = [title, *(f"  {name:<12}{text}" for name, text in rows.items())]
+    rows = {**rows, "instead": head["instead"].removeprefix("Instead: ")}
+    lines = [title, f"{head['verdict']}.", *(f"  {name:<12}{text}" for name, text in rows.items())]
     return [*lines, *(f"  {line}" for line in head["trials"])]
 
 

@@ -26,7 +26,6 @@ from partitioner.cost_model.errors import CostError
 from partitioner.foundations import units
 from partitioner.foundations.files import DirectoryError, ResultError, replace_directory
 from partitioner.ir.plan import PlanError
-from partitioner.report.summary import text
 from partitioner.report.text.show import show
 from partitioner.run.local import run_directory
 
@@ -92,7 +91,7 @@ def test_the_seed_and_the_seconds_are_kept_and_shown(
     assert again.search_s is not None
     line = f", seed 7, {units.seconds(again.search_s)}"
     assert show(again).splitlines()[1].endswith(line)
-    assert text(again.summary, again.search_s).splitlines()[-1].endswith(line)
+    assert str(again).splitlines()[-1].endswith(line)
     assert repr(result).endswith(", seed 7>")
     plan = replace(result.plan, certificate=replace(certificate, folded="2 layers as one"))
     assert repr(replace(result, plan=plan)).endswith(", seed 7, folded: 2 layers as one>")

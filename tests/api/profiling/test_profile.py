@@ -212,8 +212,9 @@ def test_the_whole_model_is_measured_in_one_process(
     assert again.whole_s == entry.seconds, "what is known is not measured again"
     assert not known.entries, "it is no form of an operator"
     result = partitioner.compile(mlp, devices=2, cluster="local", profile=file)
-    (note,) = [note for note in result.summary["notes"] if "splitting" in note]
-    assert units.seconds(entry.seconds) in note
+    assert not [note for note in result.summary["notes"] if "splitting" in note]
+    (process,) = [rival for rival in result.rivals if rival.name.startswith("one process with ")]
+    assert process.cost == entry.seconds
 
 
 def test_a_whole_model_that_cannot_run_in_time_is_not_measured(

@@ -36,7 +36,7 @@ def test_small_kernels_are_bound_by_launches() -> None:
 
 def test_one_device() -> None:
     head = headline(_compiled(1, layers=2, hidden=16))
-    assert head["worth"] == "The plan uses one device: nothing is split."
+    assert "Runs on one h100: nothing is split".lower() in head["verdict"].lower()
     assert head["speedup"] == pytest.approx(1.0)
 
 
@@ -48,26 +48,26 @@ def test_large_layers_are_bound_by_memory_bandwidth() -> None:
 def test_a_free_cluster() -> None:
     head = headline(_compiled(2, layers=2, hidden=16, cluster="2xideal"))
     assert head["limit"].startswith("Arithmetic: device 0 is busy")
-    assert head["worth"].startswith("2 devices are 2 times as fast as one device alone")
+    assert ": no better than 2 whole copies: " in head["verdict"]
 
 
 @pytest.mark.slow
 def test_a_split_that_memory_forces() -> None:
     head = headline(_compiled(4, layers=8, hidden=256, memory="1MiB"))
-    assert head["worth"].startswith("The split is needed: the whole model takes")
+    assert ": 4 devices hold what one h100 does not (" in head["verdict"]
     assert head["speedup"] is None
     assert head["step_s_one"] is None
 
 
 def test_a_split_that_does_not_pay() -> None:
     head = headline(_compiled(2, layers=1, hidden=16, objective="latency", strategy="intra"))
-    assert head["worth"].startswith("Splitting is not worth it here: 2 devices take")
+    assert ": no better than one h100: " in head["verdict"]
 
 
 def test_the_memory_objective_speaks_of_bytes() -> None:
     head = headline(_compiled(2, layers=4, hidden=64, objective="memory"))
     assert head["limit"].startswith("Memory: device ")
-    assert head["worth"].startswith("The fullest of 2 devices holds ")
+    assert "x less memory a device than one h100: " in head["verdict"]
 
 
 FAST_AND_SLOW = """
@@ -92,9 +92,7 @@ def test_of_unequal_devices_the_best_alone_is_compared_with(tmp_path: Path) -> N
     assert head["step_s_one"] == fast.step_s
     assert head["speedup"] == pytest.approx(fast.step_s / result.evaluation.step_s)
     assert result.summary["one_device"]["step_s"] == fast.step_s
-    assert "of the ideal" not in head["worth"]
-    used = "device 1 (h100) alone" if result.evaluation.devices_used == 2 else "uses one device"
-    assert used in head["worth"]
+    assert [rival.name for rival in result.rivals][:2] == ["one h100", "2 whole copies"]
 
 
 def test_a_plan_that_does_not_fit_says_so_first() -> None:

@@ -61,8 +61,8 @@ def test_the_head_is_what_the_referee_says(compiled: Compiled, data: Report) -> 
     assert 0 < head["balance"] <= 1
     assert 0 <= head["communication"] <= 1
     assert head["limit"].endswith(".")
-    assert head["worth"].endswith(".")
-    assert "\n" not in head["limit"] + head["worth"]
+    assert head["instead"].endswith(".")
+    assert "\n" not in head["limit"] + head["instead"]
 
 
 def test_the_nodes_agree_with_the_plan(compiled: Compiled, data: Report) -> None:

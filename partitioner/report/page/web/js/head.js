@@ -97,7 +97,7 @@ function startHead(data) {
   byId("verdict").append(plain(head.verdict));
   showSpaces(head, cost);
   byId("limit").append(plain(head.limit));
-  byId("worth").append(plain(head.worth));
+  byId("instead").append(plain(head.instead));
   const stop = (text) => (text && !/[.!?]$/.test(text) ? `${text}.` : text);
   const folded = head.folded && stop(`Folded: ${head.folded}`);
   const searched = head.searched && stop(`The bound covers what was searched: ${head.searched}`);

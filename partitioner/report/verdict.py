@@ -1,0 +1,185 @@
+"""The verdict on a plan: what it gains over what one would do instead, and where that is from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from partitioner.cost_model.evaluate import Evaluation
+from partitioner.foundations import units
+from partitioner.report.delivery import Delivery
+from partitioner.report.one_device import OneDevice
+
+WORTH = 1.05  #: Splitting is worth it if it gains more than this over what one would do instead.
+#: Sources of seconds that rest on a run of operators of this model or of their like.
+_MEASURED = {"measured", "fitted"}
+
+
+@dataclass(frozen=True)
+class Rival:
+    """What one could do in place of a plan, as predicted."""
+
+    name: str  #: "one h100", "4 whole copies", "one process with 2 threads", "intra (tp=4)".
+    cost: float  #: Seconds or, for the objective "memory", bytes.
+    devices: int  #: Devices that it takes.
+    fits: bool = True  #: Its devices hold it.
+    ask: str = ""  #: Options of the command that plan it; "" if none do.
+    least_gain: float = WORTH  #: A plan that gains less over it is called no better.
+    is_split: bool = False  #: It is another split that was searched, which the plan beats.
+
+
+def rivals_of(
+    objective: str,
+    single: OneDevice,
+    device_name: str,
+    spaces: Sequence[Mapping[str, Any]] = (),
+    whole_machine: Rival | None = None,
+) -> tuple[Rival, ...]:
+    """What one could do in place of a plan: one device, first, then copies, and other splits.
+
+    Args:
+        objective: Of the plan.
+        single: The whole model on one device.
+        device_name: That device.
+        spaces: The best plans of the other searched spaces, as `schema.Space`.
+        whole_machine: One process that has all of this machine, if the plan is for its processes.
+    """
+
+    def made() -> Iterator[Rival]:
+        cost = single.cost(objective)
+        yield Rival(f"one {device_name}", cost, 1, single.fits, ask="--devices 1")
+        if whole_machine is not None:
+            yield whole_machine
+        if objective == "throughput" and single.copies > 1 and single.copies_per_s is not None:
+            name, step_s = f"{single.copies:,} whole copies", 1 / single.copies_per_s
+            yield Rival(name, step_s, single.copies, ask="--strategy copies")
+        for space in spaces:
+            name, cost, devices = space["space"], space["cost"], space["devices_used"]
+            yield Rival(name, cost, devices, space["fits"], is_split=True)
+
+    return tuple(made())
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A plan beside what one would do instead, in sentences."""
+
+    objective: str
+    is_training: bool
+    evaluation: Evaluation
+    single: OneDevice  #: The whole model on one device.
+    rivals: tuple[Rival, ...]  #: See `rivals_of`.
+    delivery: Delivery | None  #: What brings results to every rank.
+    sources: Mapping[str, float]  #: Shares of the operators' seconds by what they come from.
+    measured_s: float | None = None  #: The plan's cost in a run; None if it was not run.
+
+    @property
+    def cost(self) -> float:
+        """The plan's cost by its objective: measured, or with the results on every rank."""
+        if self.measured_s is not None:
+            return self.measured_s
+        delivery = self.delivery
+        if delivery is None or self.objective == "memory":
+            return self.evaluation.cost(self.objective)
+        return delivery.latency_s if self.objective == "latency" else delivery.step_s
+
+    @property
+    def best(self) -> Rival | None:
+        """The best of what one would do in place of a split; None if none of that fits."""
+        others = (rival for rival in self.rivals if rival.fits and not rival.is_split)
+        return min(others, key=lambda rival: rival.cost, default=None)
+
+    @property
+    def line(self) -> str:
+        """The verdict and where its figures come from, as the first line of a summary."""
+        delivered = self.delivery is not None and self.objective != "memory"
+        results = ", with the results on every rank" if delivered else ""
+        return f"{self._source}{results}: {self.sentence[:1].lower()}{self.sentence[1:]}"
+
+    @property
+    def sentence(self) -> str:
+        """The verdict alone: "3.6 times as fast as one h100: 406/s against 113/s"."""
+        short, used = self.evaluation.short_bytes, self.evaluation.devices_used
+        one, best = self.rivals[0].name, self.best
+        if short:
+            device = max(short, key=short.__getitem__)
+            return f"Does not fit: device {device} is {units.size(short[device])} over its memory"
+        if used <= 1:
+            if self.single.fits:
+                return f"Runs on {one}: nothing is split"
+            return f"Runs in blocks on {one}, which does not hold the whole model"
+        if best is None:
+            return self._needed(one)
+        if not self.cost:
+            return "Nothing takes time on this cluster: splitting gains nothing"
+        gain, here, there = best.cost / self.cost, self._figure(self.cost), self._figure(best.cost)
+        if gain < 1:
+            aim = {"latency": "latency", "memory": "memory"}.get(self.objective, self._rate)
+            ask = f" ({best.ask})" if best.ask else ""
+            return f"Do not split for {aim}: {best.name}{ask} {there}, this plan {here}{self._room}"
+        if gain < best.least_gain:
+            return f"No better than {best.name}: {here} against {there}{self._room}"
+        times = f"{units.digits(gain)} times as fast as"
+        if self.objective == "latency" and not self.is_training:
+            times = f"Answers a request {times}"
+        elif self.objective == "memory":
+            times = f"{units.times(gain)} less memory a device than"
+        return f"{times} {best.name}: {here} against {there}"
+
+    def _needed(self, one: str) -> str:
+        """Say that one device does not hold the model, and what is gained over fewer devices."""
+        used, copies = self.evaluation.devices_used, self.evaluation.copies_on
+        if copies:
+            return f"{len(copies)} whole copies, each on {len(copies[0])} devices: {one} holds none"
+        held, limit = units.size(self.single.held_bytes), units.size(self.single.limit_bytes)
+        needed = (
+            f"{used:,} devices hold what {one} does not ({held} of {limit}): "
+            f"{self._figure(self.cost)}"
+        )
+        fewer = [rival for rival in self.rivals if rival.fits and rival.devices < used]
+        if not fewer or not self.cost:
+            return needed
+        least = min(fewer, key=lambda rival: (rival.devices, rival.cost))
+        times = units.digits(least.cost / self.cost)
+        return f"{needed}, {times} times as fast as {least.name} on {least.devices} of them"
+
+    @property
+    def instead(self) -> str:
+        """What one could do in place of a split, each with its figure."""
+        return "; ".join(
+            f"{rival.name} {self._figure(rival.cost)}"
+            if rival.fits
+            else f"{rival.name} does not hold the model: {units.size(self.single.held_bytes)} of "
+            f"{units.size(self.single.limit_bytes)}"
+            for rival in self.rivals
+            if not rival.is_split
+        )
+
+    @property
+    def _rate(self) -> str:
+        return "speed" if self.is_training else "rate"
+
+    @property
+    def _room(self) -> str:
+        """What the plan saves of one device's memory, as a clause; "" for nothing."""
+        here, there = max(self.evaluation.needed_bytes.values()), self.single.held_bytes
+        if here >= there or self.objective == "memory":
+            return ""
+        return f", with {units.size(here)} on the fullest device in place of {units.size(there)}"
+
+    @property
+    def _source(self) -> str:
+        if self.measured_s is not None:
+            return "Measured"
+        measured = sum(share for name, share in self.sources.items() if name in _MEASURED)
+        if not measured:
+            return "Predicted from published rates, nothing was run"
+        share = "" if measured > 1 - 1e-9 else f"{units.share(measured)} of "
+        return f"Predicted from measurements of {share}its operators"
+
+    def _figure(self, cost: float) -> str:
+        if self.objective == "throughput" and not self.is_training:
+            return units.per_second(1 / cost if cost else None)
+        turn = " a step" if self.is_training else " a request"
+        return units.cost(self.objective, cost) + ("" if self.objective == "memory" else turn)

@@ -8,4 +8,4 @@ COPY . .
 RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -c constraints.txt '.[report]'
 
 WORKDIR /work
-CMD ["sh", "-c", "python -m partitioner.examples resnet50 resnet50.onnx && partition resnet50.onnx --devices 4 && partition verify resnet50.partition"]
+CMD ["sh", "-c", "python -m partitioner.examples llama llama.onnx --hidden 512 --seq 2048 && partition llama.onnx --devices 4 --objective latency && partition verify llama.partition"]

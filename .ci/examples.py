@@ -13,21 +13,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-#: Lines of the README's consoles that are no examples: they install.
-INSTALLS = ("pip ", "python3 -m venv")
 #: Commands besides: views of the plan, and all that have `--json`.
 VIEWS = (
-    "partition show resnet50.partition",
-    "partition explain resnet50.partition",
-    "partition draw resnet50.partition --graph resnet50.png",
+    "partition show llama.partition",
+    "partition explain llama.partition",
+    "partition draw llama.partition --graph llama.png",
 )
 JSON = (
-    "partition resnet50.onnx --devices 4 --force --json",
-    "partition resnet50.onnx --devices 2 --strategy inter --solver cbc -o cbc.partition --json",
+    "partition llama.onnx --devices 4 --force --json",
+    "partition llama.onnx --devices 2 --strategy inter --solver cbc -o cbc.partition --json",
     "partition examples_module:build --devices 2 --training --parallel tp --json",
-    "partition sweep resnet50.onnx --devices 1,2 --json",
-    "partition diff resnet50.partition cbc.partition --json",
-    "partition resnet50.onnx --devices 2 --strategy intra --dump-problem p.json --quiet",
+    "partition sweep llama.onnx --devices 1,2 --json",
+    "partition diff llama.partition cbc.partition --json",
+    "partition llama.onnx --devices 2 --strategy intra --dump-problem p.json --quiet",
     "partition solve p.json --json",
 )
 MODULE = """
@@ -65,12 +63,12 @@ def main(readme: Path) -> None:
 
 
 def commands(text: str) -> Iterator[str]:
-    """Commands of the README's consoles that install nothing, without their comments."""
+    """Commands of the README's consoles that run the package, without their comments."""
     for console in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
         for line in console.splitlines():
-            command = line.partition(" #")[0].strip()
-            if command and not command.startswith(INSTALLS):
-                yield command
+            for part in line.partition(" #")[0].split("&&"):
+                if (command := part.strip()).startswith(("partition ", "python -m partitioner.")):
+                    yield command
 
 
 def run(command: str) -> str:

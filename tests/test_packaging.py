@@ -84,8 +84,8 @@ def test_the_examples_are_those_of_the_readme() -> None:
     spec.loader.exec_module(script)
     found = list(script.commands((ROOT / "README.md").read_text(encoding="utf-8")))
     assert found[:2] == [
-        "python -m partitioner.examples resnet50 resnet50.onnx",
-        "partition resnet50.onnx --devices 4",
+        "python -m partitioner.examples llama llama.onnx --hidden 512 --seq 2048",
+        "partition llama.onnx --devices 4 --objective latency",
     ]
     assert all(command.startswith(("partition ", "python -m ")) for command in found)
     assert any(command.startswith("partition profile ") for command in found)
@@ -164,5 +164,7 @@ def test_what_the_tests_run_with_is_within_the_bounds() -> None:
 def test_the_image_plans_the_example_of_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (command,) = re.findall(r'CMD \["sh", "-c", "(.*)"\]', (ROOT / "Dockerfile").read_text())
-    lines = [line.split("  #")[0].strip() for line in readme.splitlines()]
+    lines = [
+        step.split("  #")[0].strip() for line in readme.splitlines() for step in line.split("&&")
+    ]
     assert all(step in lines for step in command.split(" && "))

@@ -50,7 +50,7 @@ def lines(summary: Mapping[str, Any], verdict: Verdict, search_s: float | None =
         f"  instead     {verdict.instead}",
         f"  plan        {summary['strategy']} on {used} of {summary['devices']} devices{idle}: "
         + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status")))
-        + (" (the bound is of partitions alone)" if beaten else ""),
+        + (" (the bound is of what was searched alone)" if beaten else ""),
         *([f"  step        {step}"] if (step := step_sentence(summary)) else []),
         *(
             f"  blocks      {line}"

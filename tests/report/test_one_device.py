@@ -229,7 +229,7 @@ def test_a_plan_for_a_stream_says_what_whole_copies_would_serve() -> None:
 def test_a_bound_above_what_copies_cost_is_said_to_hold_for_partitions() -> None:
     result = PLANS["placed"]()
     copies_s = 1 / result.one_device.copies_per_s
-    said = " (the bound is of partitions alone)"
+    said = " (the bound is of what was searched alone)"
     for bound_s, is_said in ((copies_s * 1.01, True), (copies_s * 0.99, False)):
         plan = lines({**result.summary, "bound": bound_s}, result.verdict())[1]
         assert plan.startswith("  plan ")

@@ -51,7 +51,7 @@ def option_tables() -> ModuleType:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the tutorial's llama.onnx."""
     folder = tmp_path_factory.mktemp("docs")
-    onnx.save(examples.build("llama", layers=2, hidden=256), folder / "llama.onnx")
+    onnx.save(examples.build("llama", hidden=512, seq=2048), folder / "llama.onnx")
     return folder
 
 

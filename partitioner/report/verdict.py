@@ -1,4 +1,4 @@
-"""The verdict on a plan: what it gains over what one would do instead, and where that is from."""
+"""The verdict on a plan: what it gains over what one would do instead, and what that rests on."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _MEASURED = {"measured", "fitted"}
 class Rival:
     """What one could do in place of a plan, as predicted."""
 
-    name: str  #: "one h100", "4 whole copies", "one process with 2 threads", "intra (tp=4)".
+    name: str  #: "one h100", "4 whole copies", "data parallelism", "one process with 2 threads".
     cost: float  #: Seconds or, for the objective "memory", bytes.
     devices: int  #: Devices that it takes.
     fits: bool = True  #: Its devices hold it.
+    held_bytes: int = 0  #: Of the fullest of them; 0 if that is not known.
     ask: str = ""  #: Options of the command that plan it; "" if none do.
     least_gain: float = WORTH  #: A plan that gains less over it is called no better.
     is_split: bool = False  #: It is another split that was searched, which the plan beats.
@@ -36,7 +37,9 @@ def rivals_of(
     spaces: Sequence[Mapping[str, Any]] = (),
     whole_machine: Rival | None = None,
 ) -> tuple[Rival, ...]:
-    """What one could do in place of a plan: one device, first, then copies, and other splits.
+    """What one could do in place of a plan: one device, first, then the like, and other splits.
+
+    Of the other splits that is the best of each way, by the first word of a space's name.
 
     Args:
         objective: Of the plan.
@@ -48,15 +51,23 @@ def rivals_of(
 
     def made() -> Iterator[Rival]:
         cost = single.cost(objective)
-        yield Rival(f"one {device_name}", cost, 1, single.fits, ask="--devices 1")
+        held = single.held_bytes
+        yield Rival(f"one {device_name}", cost, 1, single.fits, held, "--devices 1")
         if whole_machine is not None:
             yield whole_machine
         if objective == "throughput" and single.copies > 1 and single.copies_per_s is not None:
             name, step_s = f"{single.copies:,} whole copies", 1 / single.copies_per_s
-            yield Rival(name, step_s, single.copies, ask="--strategy copies")
-        for space in spaces:
-            name, cost, devices = space["space"], space["cost"], space["devices_used"]
-            yield Rival(name, cost, devices, space["fits"], is_split=True)
+            yield Rival(name, step_s, single.copies, True, held, "--strategy copies")
+        seen: set[str] = set()
+        for space in sorted(spaces, key=lambda space: (not space["fits"], space["cost"])):
+            way, cost, devices = space["space"].split()[0], space["cost"], space["devices_used"]
+            if way in seen:
+                continue
+            seen.add(way)
+            if way == "dp":
+                yield Rival("data parallelism", cost, devices, space["fits"], ask="--parallel dp")
+            else:
+                yield Rival(space["space"], cost, devices, space["fits"], is_split=True)
 
     return tuple(made())
 
@@ -111,15 +122,26 @@ class Verdict:
             return f"Runs in blocks on {one}, which does not hold the whole model"
         if best is None:
             return self._needed(one)
+        return self._compared(best)
+
+    def _compared(self, best: Rival) -> str:
         if not self.cost:
             return "Nothing takes time on this cluster: splitting gains nothing"
         gain, here, there = best.cost / self.cost, self._figure(self.cost), self._figure(best.cost)
+        is_rate = self.objective == "throughput" and not self.is_training
         if gain < 1:
-            aim = {"latency": "latency", "memory": "memory"}.get(self.objective, self._rate)
+            aim = (
+                "rate" if is_rate else "speed" if self.objective == "throughput" else self.objective
+            )
+            verb = "serve" if is_rate else "need" if self.objective == "memory" else "take"
             ask = f" ({best.ask})" if best.ask else ""
-            return f"Do not split for {aim}: {best.name}{ask} {there}, this plan {here}{self._room}"
+            way = " this way" if self.is_training and best.devices > 1 else ""
+            return (
+                f"Do not split{way} for {aim}: {best.name}{ask} would {verb} {there}, this plan "
+                f"{here}{self._room(best)}"
+            )
         if gain < best.least_gain:
-            return f"No better than {best.name}: {here} against {there}{self._room}"
+            return f"No better than {best.name}: {here} against {there}{self._room(best)}"
         times = f"{units.digits(gain)} times as fast as"
         if self.objective == "latency" and not self.is_training:
             times = f"Answers a request {times}"
@@ -147,23 +169,24 @@ class Verdict:
     @property
     def instead(self) -> str:
         """What one could do in place of a split, each with its figure."""
-        return "; ".join(
-            f"{rival.name} {self._figure(rival.cost)}"
+        held, limit = units.size(self.single.held_bytes), units.size(self.single.limit_bytes)
+        figures = [
+            self._figure(rival.cost)
             if rival.fits
-            else f"{rival.name} does not hold the model: {units.size(self.single.held_bytes)} of "
-            f"{units.size(self.single.limit_bytes)}"
+            else f"does not hold the model ({held} of {limit})"
+            if rival is self.rivals[0]
+            else "does not fit"
             for rival in self.rivals
+        ]
+        return "; ".join(
+            f"{rival.name} {figure}"
+            for rival, figure in zip(self.rivals, figures, strict=True)
             if not rival.is_split
         )
 
-    @property
-    def _rate(self) -> str:
-        return "speed" if self.is_training else "rate"
-
-    @property
-    def _room(self) -> str:
-        """What the plan saves of one device's memory, as a clause; "" for nothing."""
-        here, there = max(self.evaluation.needed_bytes.values()), self.single.held_bytes
+    def _room(self, rival: Rival) -> str:
+        """What the plan saves of the fullest device's memory, as a clause; "" for nothing."""
+        here, there = max(self.evaluation.needed_bytes.values()), rival.held_bytes
         if here >= there or self.objective == "memory":
             return ""
         return f", with {units.size(here)} on the fullest device in place of {units.size(there)}"

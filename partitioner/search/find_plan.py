@@ -191,7 +191,8 @@ def _explicit(
         spaces.append(OneDeviceSpace(graph, cluster, request))
     if search.tries_kinds:
         kinds = TRAINING_KINDS if graph.backward else KINDS
-        small = [KindSpace(search, kind) for kind in kinds]
+        usual = "dp" if graph.backward and budget.best_s == math.inf else None
+        small = [KindSpace(search, kind, is_usual=kind == usual) for kind in kinds]
         joined = [
             KindSpace(search, kind, mesh)
             for kind in (TRAINING_KINDS_OVER_AXES if graph.backward else KINDS_OVER_AXES)

@@ -130,7 +130,7 @@ def test_what_does_not_fit_whole_is_said_of_blocks() -> None:
         == "Runs in blocks on one h100, which does not hold the whole model"
     )
     assert "(the whole model does not fit one device)" in str(result)
-    assert headline(result)["instead"].startswith("Instead: one h100 does not hold the model: ")
+    assert headline(result)["instead"].startswith("Instead: one h100 does not hold the model (")
 
 
 @pytest.mark.slow
@@ -214,8 +214,8 @@ def test_a_plan_for_a_stream_says_what_whole_copies_would_serve() -> None:
     alone_per_s = 1 / result.one_device.step_s
     copies = units.per_second(2 * alone_per_s)
     here = units.per_second(result.evaluation.throughput_per_s)
-    said = f"Do not split for rate: 2 whole copies (--strategy copies) {copies}, this plan {here}, "
-    assert result.verdict().sentence.startswith(said)
+    said = f"Do not split for rate: 2 whole copies (--strategy copies) would serve {copies}, this"
+    assert result.verdict().sentence.startswith(f"{said} plan {here}")
     assert f"; 2 whole copies {copies}." in headline(result)["instead"]
     assert result.summary["one_device"]["copies"] == 2
     assert result.summary["one_device"]["copies_per_s"] == pytest.approx(2 * alone_per_s)
@@ -259,6 +259,16 @@ def test_a_measured_plan_is_judged_by_its_measurement() -> None:
         line = result.verdict(measured_s).line
         assert line.startswith(f"Measured: {said}")
         assert units.per_second(1 / measured_s) in line
+
+
+def test_a_training_step_is_compared_with_data_parallelism() -> None:
+    x = torch.zeros(16, 64)
+    free = partitioner.compile(_Loss(), x, 2, training=True, time_limit_s=5, cluster="2xideal")
+    usual = _trained(parallel="dp", cluster="2xideal")
+    (rival,) = (rival for rival in free.rivals if rival.name == "data parallelism")
+    assert rival.cost == pytest.approx(usual.cost)
+    assert (rival.ask, rival.fits, rival.devices) == ("--parallel dp", True, 2)
+    assert f"; data parallelism {units.seconds(rival.cost)} a step" in free.verdict().instead
 
 
 def test_one_devices_plan_is_said_to_leave_the_others_idle() -> None:

@@ -367,6 +367,8 @@ class KindSpace:
     mesh: Mapping[str, int] | None = None  #: The mesh, where the kind is of several joined.
     #: Whether it has a look within the gap, too, for a plan that is a little cheaper.
     may_look: bool = True
+    #: It is what one does without a planner: its plan is found, however dear, to compare with.
+    is_usual: bool = False
 
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The best plan of the kind, if there is one; its bound covers no other plan."""
@@ -387,8 +389,10 @@ class KindSpace:
             needed=False,
             least_gain=least_gain,
         )
+        if self.is_usual:
+            budget = replace(budget, best_s=math.inf)
         result = self._of_kind(space.search(budget, others), budget)
-        if self._is_wanted(budget.gap, others):
+        if self.is_usual or self._is_wanted(budget.gap, others):
             return result
         # within the gap a kind has one look, of which only a cheaper plan counts
         goal, known_s = shared.request.objective, budget.best_s
@@ -412,7 +416,7 @@ class KindSpace:
         Where none is known, a plan of a kind may fit that was not found among all, unless these are
         proven not to.
         """
-        if self.shared.request.tune is not None:
+        if self.is_usual or self.shared.request.tune is not None:
             return True
         costs = [
             plan.cost(self.shared.request.objective) for result in others for plan in result.fitting

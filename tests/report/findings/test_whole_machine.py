@@ -54,7 +54,10 @@ def compared(file: Path, model: object, *example: object) -> tuple[Compiled, Riv
 @pytest.mark.parametrize(
     ("share", "expected"),
     [
-        (0.5, r"Do not split for rate: one process with \d+ threads .*/s, this plan .*/s"),
+        (
+            0.5,
+            r"Do not split for rate: one process with \d+ threads would serve .*/s, this plan .*/s",
+        ),
         (1.05, r"No better than one process with \d+ threads: .*/s against .*/s"),  # within 10 %
         (2.0, r"2 times as fast as one process with \d+ threads: .*/s against .*/s"),
     ],

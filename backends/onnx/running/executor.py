@@ -104,6 +104,8 @@ class Executor:
         self.actions = tuple(_actions(model.steps))
         segments = (a.index for a in self.actions if a.role is Role.COMPUTE)
         self.sessions = Sessions.of(model, config, segments)
+        gpu = config.gpu
+        self._device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
         self._constants = self.fed(
             {name: model.constant(name) for name in constants_outside(model)}
         )
@@ -122,8 +124,6 @@ class Executor:
             for name in action.writes
         )
         self._bindings: dict[int, _Binding] = {}  # of sessions that stay open, by step
-        gpu = config.gpu
-        self._device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
         self._nowhere = torch.empty(1, device=self._device)  # of tensors without elements
         self._in_place = frozenset(_in_place(model.steps, self._kept))
 

@@ -153,7 +153,8 @@ class Verdict:
         """Say that one device does not hold the model, and what is gained over fewer devices."""
         used, copies = self.evaluation.devices_used, self.evaluation.copies_on
         if copies:
-            return f"{len(copies)} whole copies, each on {len(copies[0])} devices: {one} holds none"
+            each = f"{len(copies)} whole copies, each on {len(copies[0])} devices"
+            return f"{each} ({one} holds none): {self._figure(self.cost)}"
         held, limit = units.size(self.single.held_bytes), units.size(self.single.limit_bytes)
         needed = (
             f"{used:,} devices hold what {one} does not ({held} of {limit}): "

@@ -261,13 +261,26 @@ def test_a_measured_plan_is_judged_by_its_measurement() -> None:
         assert units.per_second(1 / measured_s) in line
 
 
-def test_a_training_step_is_compared_with_data_parallelism() -> None:
-    x = torch.zeros(16, 64)
-    free = partitioner.compile(_Loss(), x, 2, training=True, time_limit_s=5, cluster="2xideal")
-    usual = _trained(parallel="dp", cluster="2xideal")
-    (rival,) = (rival for rival in free.rivals if rival.name == "data parallelism")
+@pytest.mark.parametrize("devices", [2, 16])  # few are searched at once, many by levels
+def test_a_training_step_is_compared_with_data_parallelism(devices: int) -> None:
+    def compiled(parallel: str | None) -> ModuleProgram:
+        return partitioner.compile(
+            _Loss(),
+            torch.zeros(64, 64),
+            devices,
+            training=True,
+            cluster=f"{devices}xh100",
+            parallel=parallel,
+        )
+
+    free, usual = compiled(None), compiled("dp")
+    rivals = [rival for rival in free.rivals if rival.name == "data parallelism"]
+    if free.cost == usual.cost:  # it is the plan
+        assert not rivals
+        return
+    (rival,) = rivals
     assert rival.cost == pytest.approx(usual.cost)
-    assert (rival.ask, rival.fits, rival.devices) == ("--parallel dp", True, 2)
+    assert (rival.ask, rival.fits, rival.devices) == ("--parallel dp", True, devices)
     assert f"; data parallelism {units.seconds(rival.cost)} a step" in free.verdict().instead
 
 

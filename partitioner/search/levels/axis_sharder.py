@@ -54,7 +54,8 @@ KINDS = (("zero2", "tp"), ("zero3", "tp"))
 #: stored in parts, and stages share what is stored already.
 WHOLE = ("dp", "tp")
 #: Kinds that are planned as they are, too, by the number of a mesh's axes.
-AS_THEY_ARE = {1: (("dp",), ("zero2",), ("zero3",), ("tp",)), 2: (WHOLE, KINDS[1])}
+USUAL = ("dp",)  #: What one does without a planner.
+AS_THEY_ARE = {1: (USUAL, ("zero2",), ("zero3",), ("tp",)), 2: (WHOLE, KINDS[1])}
 #: Passes over the axes after the first plan.
 PASSES = 2
 #: Passes end when the cost falls by less than this share.

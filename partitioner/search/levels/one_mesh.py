@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 
@@ -17,6 +17,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.search.levels.axis_sharder import (
     AS_THEY_ARE,
     LEAST_GAIN,
+    USUAL,
     AxisSharder,
     MeshPlan,
 )
@@ -72,6 +73,7 @@ class MeshSearch:
     free_s: float = math.inf
     best: dict[Layout, Sharded] = field(default_factory=dict)  #: The best plan on each mesh.
     of_kinds: list[tuple[Layout, Sharded]] = field(default_factory=list)  #: Those of kinds.
+    usual: tuple[Layout, Sharded] | None = None  #: That of the kind `USUAL`.
     failed: dict[Layout, str] = field(default_factory=dict)
     refusals: list[Infeasible] = field(default_factory=list)
 
@@ -119,7 +121,9 @@ class MeshSearch:
         if self.best:
             self._split_best(plans, layouts[len(first_meshes) :])
         kinds = sorted(self.of_kinds, key=lambda entry: entry[1].cost_s)
-        return tuple(map(self._staged, (*self._ranked()[:RIVALS], *kinds)))
+        usual = None if self.usual is None else self._staged(self.usual)
+        rivals = map(self._staged, (*self._ranked()[:RIVALS], *kinds))
+        return tuple(replace(rival, usual=usual) for rival in rivals)
 
     @property
     def _refusal(self) -> Infeasible | ConstraintError:
@@ -141,6 +145,8 @@ class MeshSearch:
                     return
                 self.budget.say(f"{'+'.join(kinds)} on {layout}")
                 sharded = self.sharder.as_it_is(layout.mesh, kinds, gap)
+                if sharded is not None and kinds == USUAL:
+                    self.usual = layout, sharded
                 if sharded is not None and sharded.cost_s < self.budget.best_s:
                     self.of_kinds.append((layout, sharded))
 

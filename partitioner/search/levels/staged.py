@@ -18,6 +18,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan
 from partitioner.problem.build import planned_on
 from partitioner.search.levels.asked_nodes import AskedNodes, on_axes
+from partitioner.search.levels.axis_sharder import USUAL
 from partitioner.search.levels.mesh_sharder import Sharder
 from partitioner.search.levels.meshes import Layout, layouts
 from partitioner.search.levels.one_mesh import MeshSearch
@@ -145,8 +146,14 @@ class StagesSpace:
             staged = replace(best.staged, tight=True)  # what is computed again may hold less
         family = Family(best.plan.kind, best.meshes, best.meshes[:1], symmetric=False)
         sizes = sorted({layout.mesh.size() for layout in staged.searched})
+        plans = [self.candidate(best, family, SOLVER)]
+        if staged.usual is not None:
+            resharder = Resharder(self.cluster)
+            (usual,) = StagedPlan.some(staged.usual, self.graph, Constraints(), resharder)
+            of_kind = Family(USUAL[0], usual.meshes, (), symmetric=False)
+            plans.append(replace(self.candidate(usual, of_kind, SOLVER), bounds_space=False))
         return SpaceResult(
-            (self.candidate(best, family, SOLVER),),
+            tuple(plans),
             searched=(
                 "one group of all devices, even cuts"
                 if self.graph.backward

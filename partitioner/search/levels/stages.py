@@ -61,6 +61,7 @@ class Staged:
     searched: tuple[Layout, ...]  #: Layouts that the model was sharded over.
     failed: dict[Layout, str]  #: The others, and why not.
     tight: bool = False  #: Whether memory forbids a plan that costs less by more than the gap.
+    usual: Staged | None = None  #: Data parallelism, to compare with; None if that was not planned.
 
     @property
     def counted_bytes(self) -> tuple[float, ...]:

@@ -26,7 +26,7 @@ class Rival:
     fits: bool = True  #: Its devices hold it.
     held_bytes: int = 0  #: Of the fullest of them; 0 if that is not known.
     ask: str = ""  #: Options of the command that plan it; "" if none do.
-    least_gain: float = WORTH  #: A plan that gains less over it is called no better.
+    least_gain: float = WORTH  #: A plan that gains less over it, or loses less, is no better.
     is_split: bool = False  #: It is another split that was searched, which the plan beats.
 
 
@@ -129,7 +129,7 @@ class Verdict:
             return "Nothing takes time on this cluster: splitting gains nothing"
         gain, here, there = best.cost / self.cost, self._figure(self.cost), self._figure(best.cost)
         is_rate = self.objective == "throughput" and not self.is_training
-        if gain < 1:
+        if gain < 1 / best.least_gain:
             aim = (
                 "rate" if is_rate else "speed" if self.objective == "throughput" else self.objective
             )

@@ -27,6 +27,7 @@ from partitioner.cost_model.profiles.database import (
     shares,
     whole_key,
 )
+from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, Sharding
 from partitioner.ir.mesh import DeviceMesh
@@ -40,6 +41,8 @@ MOST_UNKNOWN = 0.05
 #: Median error of predicted seconds (docs/performance.md, "Predictions beside runs"): a plan that
 #: gains less may lose.
 ERROR = 0.10
+#: Measurements with a larger error than this say nothing on whether splitting pays.
+MOST_ERROR = 0.5
 #: Most parts of a profile that a note lists.
 _LISTED = 2
 
@@ -114,6 +117,12 @@ def whole_machine(
         return None
     if _is_unknown(priced_by):
         return _unknown(f"measures what this plan's {len(cluster)} processes take", len(cluster))
+    error = max(ERROR, priced_by.error)
+    if error > MOST_ERROR:
+        return (
+            "whether splitting pays on this machine is not known: its measurements have an error "
+            f"of ± {units.share(error)}; measure again while it does nothing else"
+        )
     profile = whole.devices[0].profile
     threads = profile.threads if profile else 1
     measures = f"measures one process with {threads} threads"
@@ -121,14 +130,15 @@ def whole_machine(
         entry = profile.wholes.get(whole_key(graph.digest)) if profile else None
         if entry is None:
             return _unknown(measures, len(cluster))
-        return _one_process(threads, entry.seconds)
+        return _one_process(threads, entry.seconds, error)
     alone, plan = planned_on(
         graph, whole, (DeviceMesh.single(0),), {node.name: NodePlan(0) for node in graph.nodes}
     )
     if _is_unknown(Sources.of(alone, resolve(alone, plan), whole)):
         return _unknown(measures, 1)
     evaluation = one_device(alone, whole, 0)
-    return _one_process(threads, evaluation.cost(objective)) if evaluation.fits_exactly else None
+    cost = evaluation.cost(objective)
+    return _one_process(threads, cost, error) if evaluation.fits_exactly else None
 
 
 def _is_unknown(sources: Sources) -> bool:
@@ -142,9 +152,9 @@ def _unknown(measures: str, devices: int) -> str:
     )
 
 
-def _one_process(threads: int, seconds: float) -> Rival:
+def _one_process(threads: int, seconds: float, error: float) -> Rival:
     name = f"one process with {threads} threads"
-    return Rival(name, seconds, 1, least_gain=1 / (1 - ERROR))
+    return Rival(name, seconds, 1, least_gain=1 / (1 - error))
 
 
 def profile_notes(

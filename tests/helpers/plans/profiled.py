@@ -15,13 +15,20 @@ from partitioner.ir.plan import place
 
 
 def write_profile(
-    file: Path, graph: Graph, seconds: float, *, device: str, threads: int, processes: int
+    file: Path,
+    graph: Graph,
+    seconds: float,
+    *,
+    device: str,
+    threads: int,
+    processes: int,
+    spread: float = 0.0,
 ) -> None:
     """Add an entry for the form of each whole operator."""
     whole = [place(graph, node, DeviceMesh.single(0), {}, None) for node in graph.nodes]
     forms = {form_of(graph, node, partial(shape_at, {})).key: node.node.op for node in whole}
     entries = [
-        Entry(form, op, "float32", 1.0, 1, seconds, 0.0, 9, "backend", "2026", processes)
+        Entry(form, op, "float32", 1.0, 1, seconds, spread, 9, "backend", "2026", processes)
         for form, op in forms.items()
     ]
     write_entries(file, device, threads, entries)

@@ -11,7 +11,7 @@ from partitioner.cli.options import listed, wrong
 from partitioner.cli.terminal import aside, progress
 from partitioner.foundations.files import check_target
 from partitioner.frontends.model_names import module_name
-from partitioner.report.text.tables import safe
+from partitioner.report.text.tables import fitted
 
 #: Options of the command that need a plan.
 _OF_PLANS = ("output", "force", "as_json", "dot", "graph", "timeline", "annotate")
@@ -67,7 +67,7 @@ def _plan(args: SimpleNamespace, chosen: CompileOptions) -> int:
     if args.as_json:
         print(json.dumps({**result.summary, "directory": str(target)}, indent=1, allow_nan=False))
     elif not args.quiet:
-        print(safe(str(result)))
+        print(fitted(str(result)))
         print(f"  written to  {target}; next: partition show {target}")
         print(f"  report      {target / 'report.html'}")
     return 0
@@ -87,5 +87,5 @@ def _dump(args: SimpleNamespace, chosen: CompileOptions) -> int:
         problem: dict[str, Any] = {"strategy": "auto", "progress": say, **chosen}
         dumped = dump_problem(args.model, args.dump_problem, args.devices, **problem)
     if not args.quiet:
-        print(safe(str(dumped)))
+        print(fitted(str(dumped)))
     return 0

@@ -18,7 +18,7 @@ from partitioner.foundations.files import (
     refuse_to_replace,
     write_file,
 )
-from partitioner.report.text.tables import safe
+from partitioner.report.text.tables import fitted, safe
 
 if TYPE_CHECKING:
     from partitioner.report.schema import Diff, Sweep
@@ -90,7 +90,7 @@ def diff(
     before, after = looked_at(dir_a, dir_b)
     _check(output, (before.model.path, after.model.path))
     data = compare(before, after, (str(dir_a), str(dir_b)))
-    print(json.dumps(data, indent=1) if as_json else safe(diff_text(data)), flush=True)
+    print(json.dumps(data, indent=1) if as_json else fitted(diff_text(data)), flush=True)
     _write(output, data)
     return 0
 
@@ -116,7 +116,7 @@ def sweep(
 
         chosen = {**chosen, "progress": say}
         swept = search_all(model, devices=devices or (), **chosen)
-    print(json.dumps(swept.data, indent=1) if as_json else safe(str(swept)), flush=True)
+    print(json.dumps(swept.data, indent=1) if as_json else fitted(str(swept)), flush=True)
     _write(output, swept.data)
     return 0
 

@@ -21,7 +21,7 @@ from partitioner.cli.options import (
     wrong,
 )
 from partitioner.cli.terminal import progress
-from partitioner.report.text.tables import safe
+from partitioner.report.text.tables import fitted
 
 if TYPE_CHECKING:
     from partitioner.api.profiling.calibrate import Calibrated
@@ -66,11 +66,11 @@ def run(
         seed=seed,
         steps=(steps or STEPS) if profile else 0,
     )
-    print(safe(report))
+    print(fitted(report))
     if calibrate:
         from partitioner.api.profiling.calibrate import calibrate as add_measurements
 
-        print(safe(str(add_measurements(folder))))
+        print(fitted(str(add_measurements(folder))))
     return 0
 
 
@@ -93,7 +93,7 @@ def verify(
     verification = result.verify_written(
         folder, seed=seed, inputs=arrays, optimization=optimization
     )
-    print(safe(str(verification)))
+    print(fitted(str(verification)))
     return 0 if verification.equal else 1
 
 
@@ -106,7 +106,7 @@ def calibrate(folder: Written, profile: Profile = None, as_json: Json = False) -
 
 def _told(measured: "Calibrated | Profiled", as_json: bool) -> int:
     data = {**dataclasses.asdict(measured), "file": str(measured.file)}
-    print(json.dumps(data, indent=1) if as_json else safe(str(measured)))
+    print(json.dumps(data, indent=1) if as_json else fitted(str(measured)))
     return 0
 
 

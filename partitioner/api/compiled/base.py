@@ -44,7 +44,7 @@ from partitioner.ir.types import TensorType
 from partitioner.report.measured import FILE, Comparison, Measured, PlannedT_co
 from partitioner.report.planned import Planned, check_explicit
 from partitioner.report.steps import Step, attributed, steps
-from partitioner.report.text.tables import safe
+from partitioner.report.text.tables import fitted
 from partitioner.search.request import MOST_EXPLICIT
 
 if TYPE_CHECKING:
@@ -380,9 +380,9 @@ class Compiled(Planned):
         """
         from partitioner.report.text.show import show
 
-        print(safe(show(self, everything=everything)))
+        print(fitted(show(self, everything=everything)))
         if self.comparison is not None:
-            print(safe(f"\n{self.comparison}"))
+            print(fitted(f"\n{self.comparison}"))
 
     def explain(self, node: str | None = None) -> None:
         """Print what limits the plan, as `partition explain` does.
@@ -396,7 +396,7 @@ class Compiled(Planned):
         """
         from partitioner.report.text.explain import explain, explain_node
 
-        print(safe(explain(self) if node is None else explain_node(self, node)))
+        print(fitted(explain(self) if node is None else explain_node(self, node)))
 
     def table(self) -> list[Step]:
         """The steps of the plan in order, operators and communications, as rows for a data frame.

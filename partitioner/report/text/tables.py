@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 
 #: Columns that a cell keeps, however narrow the terminal is.
@@ -39,3 +41,20 @@ def shortened(text: str, width: int) -> str:
 def safe(text: str) -> str:
     """Text that may hold a model's names, with "?" for each control character."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+def fitted(text: str) -> str:
+    """Safe text whose lines are within the terminal's width, if it is printed to one.
+
+    What does not fit goes on in a line of its own, below what follows a line's label.
+    """
+    text = safe(text)
+    if not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    lines: list[str] = []
+    for line in text.split("\n"):
+        label = re.match(r" *(?:\S+ {2,}|note: )?", line)
+        indent = len(label[0]) if label is not None and len(label[0]) < width / 2 else 0
+        lines += textwrap.wrap(line, width, subsequent_indent=" " * (indent or 2)) or [""]
+    return "\n".join(lines)

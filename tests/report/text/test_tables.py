@@ -1,11 +1,12 @@
 """Tables: the terminal's width, where there is one, and names shortened in their middle."""
 
 import io
+import os
 import shutil
 
 import pytest
 
-from partitioner.report.text.tables import LEAST, shortened, table
+from partitioner.report.text.tables import LEAST, fitted, shortened, table
 
 ROWS = [
     ("node", "seconds", "tensor"),
@@ -50,3 +51,18 @@ def test_a_name_keeps_its_begin_and_end(width: int) -> None:
     begin, _, end = text.partition("…")
     assert "0123456789".startswith(begin)
     assert "0123456789".endswith(end)
+
+
+def test_lines_go_on_below_what_follows_their_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "llama: a verdict that is long\n  limit       one two three four five\n\nshort\x1b"
+    assert fitted(text) == text.replace("\x1b", "?")  # it is not printed to a terminal
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((30, 10)))
+    assert fitted(text).splitlines() == [
+        "llama: a verdict that is long",
+        "  limit       one two three",
+        "              four five",
+        "",
+        "short?",
+    ]
+    assert fitted("a verdict that is longer than it").splitlines()[1] == "  it"

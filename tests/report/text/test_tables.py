@@ -37,7 +37,7 @@ def test_the_terminal_gives_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stdout", terminal)
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: shutil.os.terminal_size((50, 20)))
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((50, 20)))
     lines = table(ROWS)
     monkeypatch.undo()
     assert lines == table(ROWS, 50)

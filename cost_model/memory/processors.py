@@ -153,7 +153,7 @@ class _Ranks:
         roots, held = self.uses.roots, defaultdict[int, int](int)
         given = {roots.get(local, local) for local in self.schedule.outputs}
         for life in lives:
-            if life.local in given:
+            if life.local in given and not life.operand:
                 held[life.device] += life.nbytes
         return held
 
@@ -188,10 +188,9 @@ class _Ranks:
 
 def _in_place(bucket: Bucket, life: Lifetime) -> Lifetime:
     """Change the lifetime of a bucket's operands, or of its results, to that on a processor."""
-    is_operand = life.nbytes == bucket.nbytes
-    if bucket.kind is CommKind.ALL_GATHER and is_operand:  # copied to its place in the result
+    if bucket.kind is CommKind.ALL_GATHER and life.operand:  # copied to its place in the result
         return life._replace(last=life.first)
-    if bucket.kind is CommKind.REDUCE_SCATTER and not is_operand:
+    if bucket.kind is CommKind.REDUCE_SCATTER and not life.operand:
         return life._replace(first=min(life.last, max(life.first, bucket.arrives)))
     return life
 

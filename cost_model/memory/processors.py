@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,7 +24,6 @@ from partitioner.cost_model.memory.lifetimes import (
     Lifetime,
     exact_lifetimes,
     in_flight,
-    summed_tensors,
 )
 from partitioner.cost_model.memory.lives import Numbers, StepLives, Uses
 from partitioner.cost_model.memory.torch_kernels import scratch_curves, step_bytes, updates_of
@@ -92,12 +91,9 @@ class _Ranks:
         A product of matrices is added by its kernel; any other result lies there before it is.
         """
         lives = StepLives.of(self.schedule, self.lifetimes(), self.uses)
-        if self.schedule.order.table.micro_batches == 1:
-            return lives
         last = lives.last.copy()
-        for row, life in enumerate(lives.tensors):
-            if lives.always[row] and life.local in self._summed:
-                last[row] = lives.first[row] - self._adds_itself(life.local)
+        for row in self._sums(lives):
+            last[row] = lives.first[row] - self._adds_itself(lives.tensors[row].local)
         return replace(lives, last=last)
 
     def freed(self, device: int, lives: StepLives) -> Curve:
@@ -115,14 +111,16 @@ class _Ranks:
         """Bytes of the sums of gradients that are not begun in each run of a device."""
         phases = self.schedule.runs(device)
         left = np.zeros(len(phases), np.int64)
-        for row in np.flatnonzero((lives.device == device) & lives.always).tolist():
-            if lives.tensors[row].local in self._summed and lives.made[row] in phases:
+        for row in self._sums(lives):
+            if lives.device[row] == device and lives.made[row] in phases:
                 left[: phases.index(lives.made[row])] += lives.nbytes[row]
         return left
 
-    @cached_property
-    def _summed(self) -> Collection[LocalKey]:
-        return summed_tensors(self.schedule, self.uses.roots)
+    def _sums(self, lives: StepLives) -> Sequence[int]:
+        """List the rows that are summed over micro-batches: made in each, and always held."""
+        phases = self.schedule.order.phases
+        once = [phases.is_once(made) for made in lives.made.tolist()]
+        return [row for row in np.flatnonzero(lives.always).tolist() if not once[row]]
 
     def _adds_itself(self, local: LocalKey) -> bool:
         task = self._makers.get(local)

@@ -22,6 +22,15 @@ CASES: dict[str, tuple[Any, int, dict[str, Any]]] = {
         *(MLP, 4),
         {"parallel": "zero3", "optimizer": "sgd", **TRAINING},
     ),
+    "parameters at rest beside their parts": (MLP, 2, {"parallel": "zero2", **TRAINING}),
+    "whole gradients at rest": (
+        *(MLP, 2),
+        {"parallel": "zero1", "optimizer": "sgd", "micro_batches": 4, **TRAINING},
+    ),
+    "parts of gradients of micro-batches": (
+        *(MLP, 2),
+        {"parallel": "zero3", "optimizer": "sgd", "micro_batches": 4, **TRAINING},
+    ),
     "parts of weights": (MLP, 2, {"parallel": "tp", **TRAINING}),
     "sums of micro-batches": (MLP, 2, {"optimizer": "sgd", **IN_FOUR, **TRAINING}),
     "messages of images, both ways": (CONVNET, 2, {"optimizer": "sgd", **IN_FOUR, **TRAINING}),

@@ -3,16 +3,18 @@
 A sharding's tasks on one mesh say which units make and use each tensor. On the devices of a stage a
 tensor is held from the first of the stage's units that use it to the last; one that another stage
 makes arrives as the pass begins that reads it first, and one that another stage reads is held to
-the end of the pass that makes it. So the tensors of any stretches are columns of `Lives`, as the
+the end of the pass that makes it. A view arrives as a tensor of its own. So the tensors of any stretches are columns of `Lives`, as the
 referee has them of the plan.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,7 @@ from partitioner.cost_model.memory.lives import Lives, Numbers, held_before
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey, Task
 from partitioner.ir.graph import Graph
+from partitioner.ir.ops import is_view, row_of
 from partitioner.ir.phases import Part, Phases, RunOrder
 
 Floats = npt.NDArray[np.float64]
@@ -156,8 +159,8 @@ class StageLives:
     #: an input or an output of inference, or a sum of gradients, and the bytes that it takes where
     #: it is stored; (7, tensors).
     columns: Numbers
-    #: Of each use its unit, tensor, position, part of the step, another unit, and how it counts; by
-    #: unit, (6, uses).
+    #: Of each use its unit, tensor, position, part of the step, another unit, how it counts, and a
+    #: unit of the same stages, without which it does not; by unit, (7, uses).
     uses: Numbers
     devices: int  #: Number of rows of devices.
     units: int  #: Number of units.
@@ -170,7 +173,8 @@ class StageLives:
         order = tasks.order
         reading = _Reading(graph, unit_of, tasks)
         row = {device: index for index, device in enumerate(tasks.devices)}
-        tensors = tuple(life for life in reading.tensors if life.device in row)
+        known = (*reading.tensors, *reading.views.values())
+        tensors = tuple(life for life in known if life.device in row)
         summed = reading.summed if order.table.micro_batches > 1 else frozenset()
         trains = order.table.trains
         columns = [
@@ -186,15 +190,23 @@ class StageLives:
             for life in tensors
         ]
         number = {life: index for index, life in enumerate(tensors)}
+        places = reading.places
         uses = sorted(
-            (use[0], number[life], *use[1:]) for life, use in reading.uses() if life in number
+            (
+                use.unit,
+                number[life],
+                use.position if use.position == _END else places[use.position],
+                *(use.part, use.other, use.how, use.through),
+            )
+            for life, use in reading.uses()
+            if life in number
         )
         return cls(
             order.phases.splits,
             order.table.micro_batches,
             tensors,
             np.array(columns, np.int64).reshape(-1, 7).T,
-            np.array(uses, np.int64).reshape(-1, 6).T,
+            np.array(uses, np.int64).reshape(-1, 7).T,
             len(row),
             1 + max(unit_of.values(), default=-1),
             len(tasks.tasks),
@@ -228,7 +240,7 @@ class StageLives:
         `turns` has the mean turn of each phase.
         """
         spans = [slice(self._begins[start], self._begins[stop]) for start, stop in own]
-        unit, tensor, at, part, other, how = np.concatenate([self.uses[:, s] for s in spans], 1)
+        unit, tensor, at, part, other, how, through = np.concatenate([self.uses[:, s] for s in spans], 1)
         number = np.array(
             [[phases.number(part, stage) for part in _PARTS] for stage in range(len(own))]
         )
@@ -242,7 +254,7 @@ class StageLives:
             of = (unit >= start) & (unit < stop)
             stage[of], beside[of] = index, (other[of] == stop) | (other[of] == start - 1)
         counts = (how == _ALWAYS) | ((how == _WITH) == _is_in(other, own))
-        counts &= (how != _FAR) | ~beside
+        counts &= ((how != _FAR) | ~beside) & _is_in(through, own)
         tensor, at = tensor[counts], at[counts]
         phase = number[stage[counts], part[counts]]
         size = 1 + phases.number(Part.REDUCE)
@@ -344,6 +356,15 @@ def _is_in(units: Numbers, own: Sequence[tuple[int, int]]) -> npt.NDArray[np.boo
     return np.asarray(np.logical_or.reduce([(units >= a) & (units < b) for a, b in own]))
 
 
+class _Use(NamedTuple):
+    unit: int
+    position: int  #: Of the task; `_END` for the end of the pass.
+    part: int  #: Of the step, in `_PARTS`.
+    other: int  #: The unit that `how` is about.
+    how: int
+    through: int  #: A unit of the same stages, without which it does not count.
+
+
 @dataclass(frozen=True)
 class _Reading:
     """Reads which units use the tensors of the tasks on one mesh."""
@@ -385,12 +406,70 @@ class _Reading:
         node = self.graph.producers.get(life.value)
         return -1 if node is None or life.last < 0 else self.unit_of[node.name]
 
+    @cached_property
+    def places(self) -> Sequence[int]:
+        """The place of each task among all of them as the graph has its nodes.
+
+        Gradients of inputs and of weights take turns in it, as where one pass computes both.
+        """
+        number = {node.name: index for index, node in enumerate(self.graph.nodes)}
+        reached: dict[int, int] = defaultdict(int)  # by phase
+        keys = []
+        for task in self.tasks.tasks:
+            reached[task.phase] = max(reached[task.phase], number.get(task.of_node, 0))
+            keys.append(reached[task.phase])
+        order = np.argsort(keys, kind="stable")
+        places: Sequence[int] = np.argsort(order).tolist()
+        return places
+
     def _unit(self, task: Task) -> int:
         """The unit of a task; -1 for another name of a tensor."""
         return self.unit_of.get(task.of_node, -1)
 
-    def uses(self) -> Iterator[tuple[Lifetime, tuple[int, int, int, int, int]]]:
-        """Each use: its unit, position and part of the step, another unit, and how it counts."""
+    @cached_property
+    def views(self) -> Mapping[LocalKey, Lifetime]:
+        """Views of what is not stored, as the tensors that they are where others receive them.
+
+        Other names of a value are not among them: they come with it.
+        """
+        return {
+            (device, key): Lifetime(device, key, nbytes, at, at)
+            for at, task in enumerate(self.tasks.tasks)
+            if task.placed is not None and is_view(task.placed.node)
+            if not (row_of(task.placed.node).again or row_of(task.placed.node).either)
+            for device, key, nbytes in task.writes
+            if self._roots[device, key] not in self.tasks.residents
+        }
+
+    @cached_property
+    def _viewed(self) -> Mapping[LocalKey, LocalKey]:
+        """What each view or other name is one of."""
+        tasks = self.tasks.tasks
+        viewed = {new: old for task in tasks for new, old in task.aliases}
+        for task in tasks:
+            if task.placed is not None and is_view(task.placed.node):
+                operand = task.placed.operands()[0]
+                viewed |= {(device, key): (device, operand) for device, key, _ in task.writes}
+        return viewed
+
+    def _received(self, local: LocalKey, unit: int) -> Iterator[tuple[Lifetime, int, int]]:
+        """Yield the views, of which a unit reads one, in whose place a stage may receive a tensor.
+
+        Each comes with its maker, and with the unit that reads it: a stage with that one and
+        without the maker receives it.
+        """
+        through = unit
+        while True:
+            view = self.views.get(local)
+            if view is not None and (maker := self.maker(view)) != through:
+                yield view, maker, through
+                through = maker
+            if local not in self._viewed:
+                return
+            local = self._viewed[local]
+
+    def uses(self) -> Iterator[tuple[Lifetime, _Use]]:
+        """Yield each use."""
         tasks, order = self.tasks.tasks, self.tasks.order
         parts = {p: _PARTS.index(order.phases.of(p)[0]) for p in {task.phase for task in tasks}}
         alone: dict[LocalKey, Lifetime | None] = {}
@@ -399,10 +478,11 @@ class _Reading:
         for life in (life for life in self.tensors if life.last >= 0):
             maker, end = self.maker(life), tasks[life.last]
             unit, part = self._unit(tasks[life.first]), parts[tasks[life.first].phase]
-            yield life, (unit, life.first, part, unit, _ALWAYS)
-            yield life, (self._unit(end), life.last, parts[end.phase], maker, _WITH)
+            yield life, _Use(unit, life.first, part, unit, _ALWAYS, unit)
+            of_end = self._unit(end)
+            yield life, _Use(of_end, life.last, parts[end.phase], maker, _WITH, of_end)
             if life.local in self.outputs and order.phases.is_once(end.phase):
-                yield life, (maker, life.last, parts[end.phase], maker, _ALWAYS)
+                yield life, _Use(maker, life.last, parts[end.phase], maker, _ALWAYS, maker)
         first: dict[tuple[int, int], str] = {}  # node that runs first of a unit's part
         for at, task in enumerate(tasks):
             unit, part = self._unit(task), parts[task.phase]
@@ -413,12 +493,14 @@ class _Reading:
                     continue
                 maker, home = self.maker(read), tasks[read.first]
                 apart = unit != maker and maker >= 0
-                how = _WITH if task.comm is not None and apart else _ALWAYS
-                yield read, (unit, at, part, maker, how)
+                how, through = _WITH if task.comm is not None and apart else _ALWAYS, unit
+                for view, through, reader in self._received(local, unit):
+                    yield view, _Use(unit, at, part, through, _WITHOUT, reader)
+                yield read, _Use(unit, at, part, maker, how, through)
                 if apart and home.placed is not None:  # it is sent, if not to the same devices
                     how = _FAR if is_first else _WITHOUT
-                    yield read, (maker, _END, parts[home.phase], unit, how)
+                    yield read, _Use(maker, _END, parts[home.phase], unit, how, maker)
         for one in in_flight(self.tasks, self._roots):
             if (sent := alone.get(one.operand)) is not None:
                 unit, part = self._unit(tasks[one.until]), parts[tasks[one.until].phase]
-                yield sent, (unit, one.until, part, self.maker(sent), _WITH)
+                yield sent, _Use(unit, one.until, part, self.maker(sent), _WITH, unit)

@@ -39,10 +39,9 @@ Floats = npt.NDArray[np.float64]
 #: Bytes that are reserved for one byte of a tensor.
 RESERVED = HEADROOM_PERCENT / 100
 _PARTS = tuple(Part)
-_END = -1  #: In place of a position: the end of the pass.
-#: Uses that count always, if the other unit is of the same stages, if it is not, and if no stage
-#: beside begins with it either.
-_ALWAYS, _WITH, _WITHOUT, _FAR = range(4)
+#: Uses that count always, if the other unit is of the same stages, if it is not, and two that are
+#: sends to it: one that counts then, and one that does if no stage beside begins with the unit.
+_ALWAYS, _WITH, _WITHOUT, _SENT, _FAR = range(5)
 
 
 class Span(IntEnum):
@@ -195,7 +194,7 @@ class StageLives:
             (
                 use.unit,
                 number[life],
-                use.position if use.position == _END else places[use.position],
+                places[use.position],
                 *(use.part, use.other, use.how, use.through),
             )
             for life, use in reading.uses()
@@ -240,7 +239,9 @@ class StageLives:
         `turns` has the mean turn of each phase.
         """
         spans = [slice(self._begins[start], self._begins[stop]) for start, stop in own]
-        unit, tensor, at, part, other, how, through = np.concatenate([self.uses[:, s] for s in spans], 1)
+        unit, tensor, at, part, other, how, through = np.concatenate(
+            [self.uses[:, s] for s in spans], 1
+        )
         number = np.array(
             [[phases.number(part, stage) for part in _PARTS] for stage in range(len(own))]
         )
@@ -255,14 +256,13 @@ class StageLives:
             stage[of], beside[of] = index, (other[of] == stop) | (other[of] == start - 1)
         counts = (how == _ALWAYS) | ((how == _WITH) == _is_in(other, own))
         counts &= ((how != _FAR) | ~beside) & _is_in(through, own)
-        tensor, at = tensor[counts], at[counts]
+        tensor, at, is_sent = tensor[counts], at[counts], how[counts] >= _SENT
         phase = number[stage[counts], part[counts]]
         size = 1 + phases.number(Part.REDUCE)
         begins, ends = np.full(size, self.positions), np.zeros(size, np.int64)
-        known = at != _END
-        np.minimum.at(begins, phase[known], at[known])
-        np.maximum.at(ends, phase[known], at[known])
-        at = np.where(known, at, ends[phase]) + phase * self.positions
+        np.minimum.at(begins, phase[~is_sent], at[~is_sent])
+        np.maximum.at(ends, phase[~is_sent], at[~is_sent])
+        at = np.where(is_sent, np.minimum(at, ends[phase]), at) + phase * self.positions
         begins, ends = (n + np.arange(size) * self.positions for n in (begins, ends))
         order = np.argsort(tensor, kind="stable")
         rows, first_use = np.unique(tensor[order], return_index=True)
@@ -358,7 +358,7 @@ def _is_in(units: Numbers, own: Sequence[tuple[int, int]]) -> npt.NDArray[np.boo
 
 class _Use(NamedTuple):
     unit: int
-    position: int  #: Of the task; `_END` for the end of the pass.
+    position: int  #: Of the task.
     part: int  #: Of the step, in `_PARTS`.
     other: int  #: The unit that `how` is about.
     how: int
@@ -484,9 +484,10 @@ class _Reading:
             if life.local in self.outputs and order.phases.is_once(end.phase):
                 yield life, _Use(maker, life.last, parts[end.phase], maker, _ALWAYS, maker)
         first: dict[tuple[int, int], str] = {}  # node that runs first of a unit's part
+        sent: dict[str, int] = {}  # by node: where what is sent for it has been made
         for at, task in enumerate(tasks):
-            unit, part = self._unit(task), parts[task.phase]
-            is_first = unit >= 0 and first.setdefault((unit, part), task.of_node) == task.of_node
+            unit, part, node = self._unit(task), parts[task.phase], task.of_node
+            is_first = unit >= 0 and first.setdefault((unit, part), node) == node
             for local in task.reads:
                 read = alone.get(self._roots.get(local, local))
                 if read is None or unit < 0:
@@ -497,10 +498,13 @@ class _Reading:
                 for view, through, reader in self._received(local, unit):
                     yield view, _Use(unit, at, part, through, _WITHOUT, reader)
                 yield read, _Use(unit, at, part, maker, how, through)
-                if apart and home.placed is not None:  # it is sent, if not to the same devices
-                    how = _FAR if is_first else _WITHOUT
-                    yield read, _Use(maker, _END, parts[home.phase], unit, how, maker)
+                if apart and home.placed is not None:  # sent as soon as the others are free
+                    sent[node] = max(sent.get(node, 0), read.first)
+                    of = parts[home.phase]
+                    leaves = sent[node] if is_first else at
+                    yield read, _Use(maker, leaves, of, unit, _SENT, maker)
+                    yield read, _Use(maker, at, of, unit, _FAR, maker)
         for one in in_flight(self.tasks, self._roots):
-            if (sent := alone.get(one.operand)) is not None:
+            if (operand := alone.get(one.operand)) is not None:
                 unit, part = self._unit(tasks[one.until]), parts[tasks[one.until].phase]
-                yield sent, _Use(unit, one.until, part, self.maker(sent), _WITH, unit)
+                yield operand, _Use(unit, one.until, part, self.maker(operand), _WITH, unit)

@@ -56,7 +56,8 @@ def held_curves(
 def _of_processors(
     graph: Graph, schedule: Schedule, devices: Collection[int], uses: Uses, scratch: Curves
 ) -> Curves:
-    ranks, messages = _Ranks(schedule, devices, uses), _Messages.of(schedule, uses.roots)
+    messages = _Messages.of(schedule, uses.roots)
+    ranks = _Ranks(schedule, devices, uses, messages)
     lives, curves = ranks.lives(), dict[int, Curve]()
     for device in np.unique(lives.device).tolist():
         rows, phases = lives.device == device, schedule.runs(device)
@@ -66,11 +67,16 @@ def _of_processors(
             by_run += messages.by_run(device, lives)
         always = ranks.inputs[device] + int(lives.nbytes[rows & lives.always].sum())
         curves[device] = lives.inside(len(schedule.tasks), rows) + scratch.get(device, 0) + always
-        most: dict[int, int] = defaultdict(int)
+        first, later = dict[int, int](), dict[int, int]()  # of the runs of each phase
         for phase, taken in zip(phases, by_run.tolist(), strict=True):
-            most[phase] = max(most.get(phase, taken), taken)
-        curves[device] += [most[task.phase] for task in schedule.tasks]
+            later[phase] = max(later.get(phase, 0), taken) if phase in first else 0
+            first.setdefault(phase, taken)
+        of_phase = [(first.get(task.phase, 0), later.get(task.phase, 0)) for task in schedule.tasks]
+        begins, goes_on = np.array(of_phase, np.int64).reshape(-1, 2).T
+        curves[device] += np.maximum(begins - ranks.sums_begun_later(device, lives), goes_on)
         curves[device] -= ranks.freed(device, lives)
+        for at, nbytes in messages.copies(device):
+            curves[device][at] += nbytes
     after = ranks.gradients(lives.tensors)
     for device, (position, updates) in updates_of(schedule).items():
         if device in curves:
@@ -84,6 +90,7 @@ class _Ranks:
     schedule: Schedule
     devices: Collection[int]
     uses: Uses
+    messages: _Messages
 
     def lives(self) -> StepLives:
         """Make the columns; of what is summed over micro-batches, the sum alone.
@@ -116,6 +123,17 @@ class _Ranks:
                 left[: phases.index(lives.made[row])] += lives.nbytes[row]
         return left
 
+    def sums_begun_later(self, device: int, lives: StepLives) -> Curve:
+        """Bytes of the sums that the first run of a phase has not begun at each position."""
+        tasks = self.schedule.tasks
+        phase_of = np.array([task.phase for task in tasks], np.int64)
+        left = np.zeros(len(tasks), np.int64)
+        for row in self._sums(lives):
+            if lives.device[row] == device:
+                begun = lives.last[row] + 1
+                left[:begun][phase_of[:begun] == lives.made[row]] += lives.nbytes[row]
+        return left
+
     def _sums(self, lives: StepLives) -> Sequence[int]:
         """List the rows that are summed over micro-batches: made in each, and always held."""
         phases = self.schedule.order.phases
@@ -132,9 +150,8 @@ class _Ranks:
         arrives = {one.result: one.until for one in scatters}
         # An operand goes as the result is copied.
         added_up = {(one.operand, one.until) for one in scatters if one.position + 1 < one.until}
-        for life in exact_lifetimes(self.schedule, self.uses.roots):
-            if life.device not in self.devices:
-                continue
+        lives = exact_lifetimes(self.schedule, self.uses.roots)
+        for life in self.messages.held([life for life in lives if life.device in self.devices]):
             bucket = self._buckets.get(life.local) if life.buffer else None
             if bucket is not None:
                 yield _in_place(bucket, life)
@@ -199,23 +216,58 @@ class _Messages:
 
     schedule: Schedule
     nbytes: Mapping[Link, int]  #: Bytes of each message.
-    #: The tensors whose memory is a message, by link; other messages are copies of parts.
+    #: The tensors whose memory is a message, by link; other messages are copies of parts, which are
+    #: made when the phase ends.
     alone: Mapping[Link, LocalKey]
+    packed: Mapping[LocalKey, int]  #: The tensors that these are of, with the end of the phase.
+    arrived: Sequence[frozenset[LocalKey]]  #: Tensors that are views of one message.
 
     @classmethod
     def of(cls, schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> _Messages:
         """Read them from the tasks of a schedule."""
         nbytes, tensors = defaultdict[Link, int](int), defaultdict[Link, list[LocalKey]](list)
+        arrived = defaultdict[Link, set[LocalKey]](set)
         for task in schedule.tasks:
             if task.comm is None or task.phase == task.target_phase:
                 continue
             for transfer in task.comm.transfers:
                 link = task.phase, task.target_phase, transfer.source, transfer.target
                 nbytes[link] += round(transfer.numel * item_bytes(task.comm.dtype))
-                tensors[link] += [read for read in task.reads if read[0] == transfer.source]
-        pairs = ((link, of) for link, of in tensors.items() if link[2] != link[3])
-        alone = {link: roots.get(of[0], of[0]) for link, of in pairs if len(of) == 1}
-        return cls(schedule, {k: n for k, n in nbytes.items() if k[2] != k[3]}, alone)
+                tensors[link] += [
+                    roots.get(read, read) for read in task.reads if read[0] == transfer.source
+                ]
+                arrived[link] |= {(to, key) for to, key, _ in task.writes if to == transfer.target}
+        pairs = {link: of for link, of in tensors.items() if link[2] != link[3]}
+        alone = {link: of[0] for link, of in pairs.items() if len(of) == 1}
+        ends = {task.phase: position for position, task in enumerate(schedule.tasks)}
+        packed = {
+            local: ends[link[0]]
+            for link, of in sorted(pairs.items())
+            for local in of
+            if link not in alone
+        }
+        own = {link: count for link, count in nbytes.items() if link in pairs}
+        views = [frozenset(arrived[link]) for link in own if link not in alone]
+        return cls(schedule, own, alone, packed, views)
+
+    def held(self, lives: Sequence[Lifetime]) -> Iterator[Lifetime]:
+        """Hold what is packed until it is, and what arrives together until all of it may go."""
+        last = {life.local: life.last for life in lives if not life.operand}
+        until = {
+            local: max(last.get(one, -1) for one in views)
+            for views in self.arrived
+            for local in views
+        }
+        for life in lives:
+            end = max(self.packed.get(life.local, -1), until.get(life.local, -1))
+            yield life if life.operand else life._replace(last=max(life.last, end))
+
+    def copies(self, device: int) -> Iterator[tuple[int, int]]:
+        """Yield where a device copies parts into messages, and their bytes."""
+        for link, nbytes in self.nbytes.items():
+            if link[2] == device and link not in self.alone:
+                ends = (at for at, task in enumerate(self.schedule.tasks) if task.phase == link[0])
+                yield max(ends), nbytes
 
     def by_run(self, device: int, lives: StepLives) -> Numbers:
         """Bytes that a device sends and is ready to receive in each of its runs, beside tensors."""

@@ -37,6 +37,8 @@ from partitioner.ir.types import item_bytes
 
 #: Operators that add their results to a sum by themselves.
 _ADDING = frozenset({"aten::mm", "aten::bmm", "aten::embedding_dense_backward"})
+#: Communications whose results are views of what arrives, or sums.
+_NOT_JOINED = CommKind.SLICE, CommKind.REDUCE_SCATTER, CommKind.ALL_REDUCE
 
 
 def held_curves(
@@ -75,7 +77,7 @@ def _of_processors(
         begins, goes_on = np.array(of_phase, np.int64).reshape(-1, 2).T
         curves[device] += np.maximum(begins - ranks.sums_begun_later(device, lives), goes_on)
         curves[device] -= ranks.freed(device, lives)
-        for at, nbytes in messages.copies(device):
+        for at, nbytes in itertools.chain(messages.copies(device), ranks.joined(device, scratch)):
             curves[device][at] += nbytes
     after = ranks.gradients(lives.tensors)
     for device, (position, updates) in updates_of(schedule).items():
@@ -122,6 +124,27 @@ class _Ranks:
             if lives.device[row] == device and lives.made[row] in phases:
                 left[: phases.index(lives.made[row])] += lives.nbytes[row]
         return left
+
+    def joined(self, device: int, scratch: Curves) -> Iterator[tuple[int, int]]:
+        """Yield where a device joins what it has received, and what that takes beyond what follows.
+
+        It lies there once as it arrived, where it is no result as it is; then a node reads it.
+        """
+        tasks = self.schedule.tasks
+        for one in in_flight(self.schedule, self.uses.roots):
+            comm = tasks[one.position].comm
+            if comm is None or one.operand[0] != device or comm.kind in _NOT_JOINED or comm.part:
+                continue
+            is_gather = comm.kind is CommKind.ALL_GATHER and comm.is_even
+            own = [t for t in comm.transfers if t.target == device]
+            came = [t for t in own if is_gather or t.source != device]
+            is_result = len(own) == 1 or (is_gather and len({t.write[1:] for t in own}) == 1)
+            nbytes = 0 if is_result else round(sum(t.numel for t in came) * item_bytes(comm.dtype))
+            made = sum(size for to, _, size in tasks[one.until].writes if to == device)
+            if device in scratch:
+                made += int(scratch[device][one.until])
+            if nbytes > made:
+                yield one.until, nbytes - made
 
     def sums_begun_later(self, device: int, lives: StepLives) -> Curve:
         """Bytes of the sums that the first run of a phase has not begun at each position."""

@@ -32,6 +32,7 @@ from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.messages import Group, Link, ends_of_messages
+from partitioner.ir.ops import is_view
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import item_bytes
 
@@ -65,17 +66,18 @@ def _of_processors(
         rows, phases = lives.device == device, schedule.runs(device)
         _, nbytes, held = lives.across(rows, phases)
         by_run = held @ nbytes - ranks.sums_to_come(device, lives)
+        leaving = np.zeros_like(by_run)
         if messages.nbytes:
-            by_run += messages.by_run(device, lives)
+            beside, leaving = messages.by_run(device, lives)
+            by_run += beside
         always = ranks.inputs[device] + int(lives.nbytes[rows & lives.always].sum())
         curves[device] = lives.inside(len(schedule.tasks), rows) + scratch.get(device, 0) + always
-        first, later = dict[int, int](), dict[int, int]()  # of the runs of each phase
-        for phase, taken in zip(phases, by_run.tolist(), strict=True):
-            later[phase] = max(later.get(phase, 0), taken) if phase in first else 0
-            first.setdefault(phase, taken)
-        of_phase = [(first.get(task.phase, 0), later.get(task.phase, 0)) for task in schedule.tasks]
-        begins, goes_on = np.array(of_phase, np.int64).reshape(-1, 2).T
-        curves[device] += np.maximum(begins - ranks.sums_begun_later(device, lives), goes_on)
+        lacking = ranks.sums_begun_later(device, lives)
+        most = _most_of_phases(schedule, phases, by_run, lacking)
+        made = scratch.get(device, 0) + _made(schedule, device)
+        begins = _most_of_phases(schedule, phases, by_run + leaving, lacking) - made
+        is_first = np.diff([-1, *(task.phase for task in schedule.tasks)]) != 0
+        curves[device] += np.maximum(most, np.where(is_first, begins, 0))
         curves[device] -= ranks.freed(device, lives)
         for at, nbytes in itertools.chain(messages.copies(device), ranks.joined(device, scratch)):
             curves[device][at] += nbytes
@@ -85,6 +87,28 @@ def _of_processors(
             in_step = after[device] + ranks.inputs[device] + step_bytes(graph, updates, device)
             curves[device][position] = max(curves[device][position], in_step)
     return curves
+
+
+def _most_of_phases(
+    schedule: Schedule, phases: Sequence[int], by_run: Numbers, lacking: Numbers
+) -> Numbers:
+    """Find the most bytes of all runs of a phase at each position, of which the first one lacks."""
+    first, later = dict[int, int](), dict[int, int]()
+    for phase, taken in zip(phases, by_run.tolist(), strict=True):
+        later[phase] = max(later.get(phase, 0), taken) if phase in first else 0
+        first.setdefault(phase, taken)
+    of_first = np.array([first.get(task.phase, 0) for task in schedule.tasks], np.int64)
+    of_later = np.array([later.get(task.phase, 0) for task in schedule.tasks], np.int64)
+    return np.maximum(of_first - lacking, of_later)
+
+
+def _made(schedule: Schedule, device: int) -> Numbers:
+    """Bytes that the node at each position makes on a device, if it makes tensors of its own."""
+    made = np.zeros(len(schedule.tasks), np.int64)
+    for position, task in enumerate(schedule.tasks):
+        if task.placed is not None and not is_view(task.placed.node):
+            made[position] = sum(size for to, _, size in task.writes if to == device)
+    return made
 
 
 @dataclass(frozen=True)
@@ -292,11 +316,14 @@ class _Messages:
                 ends = (at for at, task in enumerate(self.schedule.tasks) if task.phase == link[0])
                 yield max(ends), nbytes
 
-    def by_run(self, device: int, lives: StepLives) -> Numbers:
-        """Bytes that a device sends and is ready to receive in each of its runs, beside tensors."""
+    def by_run(self, device: int, lives: StepLives) -> tuple[Numbers, Numbers]:
+        """Count what a device sends and is ready to receive in each of its runs, beside tensors.
+
+        And what it has sent until it gets ready to receive for the next run, as each begins.
+        """
         order, own = self.schedule.order, self._phases_of(device)
         runs = order.runs(device)
-        held = np.zeros(len(runs), np.int64)
+        held, leaving = np.zeros((2, len(runs)), np.int64)
         acting = [place for place, (phase, _) in enumerate(runs) if phase in own]
         for before, place in itertools.pairwise(acting):
             arriving = (link for link in self.nbytes if link[1::2] == (runs[place][0], device))
@@ -308,7 +335,9 @@ class _Messages:
         for (link, micro_batch), end in ends.items():
             if self.alone.get(link) not in kept:
                 held[places[link[0], micro_batch] + 1 : end] += self.nbytes[link]
-        return held
+                leaving[next((place for place in acting if place >= end), 0)] += self.nbytes[link]
+        leaving[0] = 0  # those that leave behind the last run
+        return held, leaving
 
     @cached_property
     def _groups(self) -> frozenset[Group]:

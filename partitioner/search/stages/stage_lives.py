@@ -3,8 +3,8 @@
 A sharding's tasks on one mesh say which units make and use each tensor. On the devices of a stage a
 tensor is held from the first of the stage's units that use it to the last; one that another stage
 makes arrives as the pass begins that reads it first, and one that another stage reads is held to
-the end of the pass that makes it. A view arrives as a tensor of its own. So the tensors of any stretches are columns of `Lives`, as the
-referee has them of the plan.
+the end of the pass that makes it. A view arrives as a tensor of its own. So the tensors of any
+stretches are columns of `Lives`, as the referee has them of the plan.
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ class StageLives:
                 life.nbytes,
                 reading.maker(life),
                 not trains and life.local in tasks.feeds and not life.buffer,
-                not trains and life.local in reading.outputs,
-                life.local in summed,
+                not trains and life.local in reading.outputs and not life.operand,
+                life.local in summed and not life.operand,
                 tasks.residents.get(life.local, 0),
             )
             for life in tensors
@@ -239,9 +239,8 @@ class StageLives:
         `turns` has the mean turn of each phase.
         """
         spans = [slice(self._begins[start], self._begins[stop]) for start, stop in own]
-        unit, tensor, at, part, other, how, through = np.concatenate(
-            [self.uses[:, s] for s in spans], 1
-        )
+        uses = np.concatenate([self.uses[:, span] for span in spans], 1)
+        unit, tensor, at, part, other, how, through = uses
         number = np.array(
             [[phases.number(part, stage) for part in _PARTS] for stage in range(len(own))]
         )
@@ -470,11 +469,7 @@ class _Reading:
 
     def uses(self) -> Iterator[tuple[Lifetime, _Use]]:
         """Yield each use."""
-        tasks, order = self.tasks.tasks, self.tasks.order
-        parts = {p: _PARTS.index(order.phases.of(p)[0]) for p in {task.phase for task in tasks}}
-        alone: dict[LocalKey, Lifetime | None] = {}
-        for life in self.tensors:  # those in buckets have several
-            alone[life.local] = None if life.local in alone else life
+        tasks, order, parts = self.tasks.tasks, self.tasks.order, self._parts
         for life in (life for life in self.tensors if life.last >= 0):
             maker, end = self.maker(life), tasks[life.last]
             unit, part = self._unit(tasks[life.first]), parts[tasks[life.first].phase]
@@ -483,13 +478,37 @@ class _Reading:
             yield life, _Use(of_end, life.last, parts[end.phase], maker, _WITH, of_end)
             if life.local in self.outputs and order.phases.is_once(end.phase):
                 yield life, _Use(maker, life.last, parts[end.phase], maker, _ALWAYS, maker)
+        yield from self._reads()
+        for one in in_flight(self.tasks, self._roots):
+            if (operand := self._alone.get(one.operand)) is not None:
+                unit, part = self._unit(tasks[one.until]), parts[tasks[one.until].phase]
+                yield operand, _Use(unit, one.until, part, self.maker(operand), _WITH, unit)
+
+    @cached_property
+    def _parts(self) -> Mapping[int, int]:
+        """The number of each phase's part of the step."""
+        phases = self.tasks.order.phases
+        numbers = {task.phase for task in self.tasks.tasks}
+        return {phase: _PARTS.index(phases.of(phase)[0]) for phase in numbers}
+
+    @cached_property
+    def _alone(self) -> Mapping[LocalKey, Lifetime | None]:
+        """The tensors by name; None for those in buckets, of which there are several."""
+        alone: dict[LocalKey, Lifetime | None] = {}
+        for life in self.tensors:
+            alone[life.local] = None if life.local in alone else life
+        return alone
+
+    def _reads(self) -> Iterator[tuple[Lifetime, _Use]]:
+        """Yield the uses by tasks that read, and by what is sent for them."""
+        tasks, parts = self.tasks.tasks, self._parts
         first: dict[tuple[int, int], str] = {}  # node that runs first of a unit's part
         sent: dict[str, int] = {}  # by node: where what is sent for it has been made
         for at, task in enumerate(tasks):
             unit, part, node = self._unit(task), parts[task.phase], task.of_node
             is_first = unit >= 0 and first.setdefault((unit, part), node) == node
             for local in task.reads:
-                read = alone.get(self._roots.get(local, local))
+                read = self._alone.get(self._roots.get(local, local))
                 if read is None or unit < 0:
                     continue
                 maker, home = self.maker(read), tasks[read.first]
@@ -504,7 +523,3 @@ class _Reading:
                     leaves = sent[node] if is_first else at
                     yield read, _Use(maker, leaves, of, unit, _SENT, maker)
                     yield read, _Use(maker, at, of, unit, _FAR, maker)
-        for one in in_flight(self.tasks, self._roots):
-            if (operand := alone.get(one.operand)) is not None:
-                unit, part = self._unit(tasks[one.until]), parts[tasks[one.until].phase]
-                yield operand, _Use(unit, one.until, part, self.maker(operand), _WITH, unit)

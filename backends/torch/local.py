@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from partitioner.backends.arrays import assemble, check_inputs, local_inputs
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
@@ -138,20 +138,24 @@ class RankSteps:
 
     def to_send(self) -> RankSteps:
         """The same without graphs; a file of a view has all that it is of, such as a batch."""
-        stored, micro_batches = self.start.stored, self.start.micro_batches
-        readers = Counter(memory_of(x) for of in (stored, *micro_batches) for x in of.values())
+        stored, copies = self.start.stored, dict[tuple[object, ...], Tensor]()
+        readers = Counter(map(memory_of, stored.values()))
 
-        def dense(values: Values) -> Values:
-            return {
-                name: value.clone()
-                if value.untyped_storage().nbytes() > value.nbytes
-                and readers[memory_of(value)] == 1
-                else value
-                for name, value in values.items()
-            }
+        def dense(value: Tensor) -> Tensor:
+            if value.untyped_storage().nbytes() == value.nbytes or readers[memory_of(value)] > 1:
+                return value
+            place = memory_of(value), value.storage_offset(), value.shape, value.stride()
+            if place not in copies:  # micro-batches may have the same input
+                copies[place] = value.clone()
+            return copies[place]
 
         start = replace(
-            self.start, stored=dense(stored), micro_batches=[*map(dense, micro_batches)]
+            self.start,
+            stored={name: dense(value) for name, value in stored.items()},
+            micro_batches=[
+                {name: dense(value) for name, value in values.items()}
+                for values in self.start.micro_batches
+            ],
         )
 
         def without_graphs(phases: RankPhases) -> RankPhases:

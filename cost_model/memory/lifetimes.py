@@ -61,7 +61,8 @@ def without_headroom(nbytes: Size) -> Size:
 class Lifetime(NamedTuple):
     """A local tensor with bytes of its own, and the positions in `Schedule.tasks` it is held at.
 
-    Both `first` and `last` are included. A `buffer` is written by a communication.
+    Both `first` and `last` are included. A `buffer` is written by a communication. The `operand` of
+    a bucket bears the name of what the bucket brings.
     """
 
     device: int
@@ -70,6 +71,7 @@ class Lifetime(NamedTuple):
     first: int
     last: int
     buffer: bool = False
+    operand: bool = False
 
     @property
     def value(self) -> str:
@@ -297,7 +299,7 @@ def _in_bucket(
             yield from (Lifetime(device, *part[:2], begins, part[2], buffer=True) for part in adds)
         if bucket.kind is not CommKind.ALL_REDUCE:
             sent = max(begins, min(bucket.arrives, end))
-            yield Lifetime(device, first, bucket.nbytes, begins, sent, buffer=True)
+            yield Lifetime(device, first, bucket.nbytes, begins, sent, buffer=True, operand=True)
 
 
 def _tensors(

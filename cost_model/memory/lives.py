@@ -344,6 +344,8 @@ class _Sorting:
         if local in fed and not life.buffer:
             return life._replace(nbytes=life.nbytes * count), 0, -1, 0, 0, True
         of = tasks[life.first].phase, tasks[life.last].phase
+        if life.operand:
+            return life, life.first, life.last, *of, False
         made, read = self.uses.of_life(life, *of, self.order)
         begin, stop = self._spans.get(made, (0, 0))
         begin, stop = max(life.first, begin), max(life.first, stop)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,7 +24,6 @@ from partitioner.cost_model.memory.lifetimes import (
     Lifetime,
     exact_lifetimes,
     in_flight,
-    summed_tensors,
 )
 from partitioner.cost_model.memory.lives import Numbers, StepLives, Uses
 from partitioner.cost_model.memory.torch_kernels import scratch_curves, step_bytes, updates_of
@@ -33,11 +32,14 @@ from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.messages import Group, Link, ends_of_messages
+from partitioner.ir.ops import is_view
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import item_bytes
 
 #: Operators that add their results to a sum by themselves.
 _ADDING = frozenset({"aten::mm", "aten::bmm", "aten::embedding_dense_backward"})
+#: Communications whose results are views of what arrives, or sums.
+_NOT_JOINED = CommKind.SLICE, CommKind.REDUCE_SCATTER, CommKind.ALL_REDUCE
 
 
 def held_curves(
@@ -57,21 +59,28 @@ def held_curves(
 def _of_processors(
     graph: Graph, schedule: Schedule, devices: Collection[int], uses: Uses, scratch: Curves
 ) -> Curves:
-    ranks, messages = _Ranks(schedule, devices, uses), _Messages.of(schedule, uses.roots)
+    messages = _Messages.of(schedule, uses.roots)
+    ranks = _Ranks(schedule, devices, uses, messages)
     lives, curves = ranks.lives(), dict[int, Curve]()
     for device in np.unique(lives.device).tolist():
         rows, phases = lives.device == device, schedule.runs(device)
         _, nbytes, held = lives.across(rows, phases)
         by_run = held @ nbytes - ranks.sums_to_come(device, lives)
+        leaving = np.zeros_like(by_run)
         if messages.nbytes:
-            by_run += messages.by_run(device, lives)
+            beside, leaving = messages.by_run(device, lives)
+            by_run += beside
         always = ranks.inputs[device] + int(lives.nbytes[rows & lives.always].sum())
         curves[device] = lives.inside(len(schedule.tasks), rows) + scratch.get(device, 0) + always
-        most: dict[int, int] = defaultdict(int)
-        for phase, taken in zip(phases, by_run.tolist(), strict=True):
-            most[phase] = max(most.get(phase, taken), taken)
-        curves[device] += [most[task.phase] for task in schedule.tasks]
+        lacking = ranks.sums_begun_later(device, lives)
+        most = _most_of_phases(schedule, phases, by_run, lacking)
+        made = scratch.get(device, 0) + _made(schedule, device)
+        begins = _most_of_phases(schedule, phases, by_run + leaving, lacking) - made
+        is_first = np.diff([-1, *(task.phase for task in schedule.tasks)]) != 0
+        curves[device] += np.maximum(most, np.where(is_first, begins, 0))
         curves[device] -= ranks.freed(device, lives)
+        for at, nbytes in itertools.chain(messages.copies(device), ranks.joined(device, scratch)):
+            curves[device][at] += nbytes
     after = ranks.gradients(lives.tensors)
     for device, (position, updates) in updates_of(schedule).items():
         if device in curves:
@@ -80,11 +89,34 @@ def _of_processors(
     return curves
 
 
+def _most_of_phases(
+    schedule: Schedule, phases: Sequence[int], by_run: Numbers, lacking: Numbers
+) -> Numbers:
+    """Find the most bytes of all runs of a phase at each position, of which the first one lacks."""
+    first, later = dict[int, int](), dict[int, int]()
+    for phase, taken in zip(phases, by_run.tolist(), strict=True):
+        later[phase] = max(later.get(phase, 0), taken) if phase in first else 0
+        first.setdefault(phase, taken)
+    of_first = np.array([first.get(task.phase, 0) for task in schedule.tasks], np.int64)
+    of_later = np.array([later.get(task.phase, 0) for task in schedule.tasks], np.int64)
+    return np.maximum(of_first - lacking, of_later)
+
+
+def _made(schedule: Schedule, device: int) -> Numbers:
+    """Bytes that the node at each position makes on a device, if it makes tensors of its own."""
+    made = np.zeros(len(schedule.tasks), np.int64)
+    for position, task in enumerate(schedule.tasks):
+        if task.placed is not None and not is_view(task.placed.node):
+            made[position] = sum(size for to, _, size in task.writes if to == device)
+    return made
+
+
 @dataclass(frozen=True)
 class _Ranks:
     schedule: Schedule
     devices: Collection[int]
     uses: Uses
+    messages: _Messages
 
     def lives(self) -> StepLives:
         """Make the columns; of what is summed over micro-batches, the sum alone.
@@ -92,12 +124,9 @@ class _Ranks:
         A product of matrices is added by its kernel; any other result lies there before it is.
         """
         lives = StepLives.of(self.schedule, self.lifetimes(), self.uses)
-        if self.schedule.order.table.micro_batches == 1:
-            return lives
         last = lives.last.copy()
-        for row, life in enumerate(lives.tensors):
-            if lives.always[row] and life.local in self._summed:
-                last[row] = lives.first[row] - self._adds_itself(life.local)
+        for row in self._sums(lives):
+            last[row] = lives.first[row] - self._adds_itself(lives.tensors[row].local)
         return replace(lives, last=last)
 
     def freed(self, device: int, lives: StepLives) -> Curve:
@@ -115,14 +144,48 @@ class _Ranks:
         """Bytes of the sums of gradients that are not begun in each run of a device."""
         phases = self.schedule.runs(device)
         left = np.zeros(len(phases), np.int64)
-        for row in np.flatnonzero((lives.device == device) & lives.always).tolist():
-            if lives.tensors[row].local in self._summed and lives.made[row] in phases:
+        for row in self._sums(lives):
+            if lives.device[row] == device and lives.made[row] in phases:
                 left[: phases.index(lives.made[row])] += lives.nbytes[row]
         return left
 
-    @cached_property
-    def _summed(self) -> Collection[LocalKey]:
-        return summed_tensors(self.schedule, self.uses.roots)
+    def joined(self, device: int, scratch: Curves) -> Iterator[tuple[int, int]]:
+        """Yield where a device joins what it has received, and what that takes beyond what follows.
+
+        It lies there once as it arrived, where it is no result as it is; then a node reads it.
+        """
+        tasks = self.schedule.tasks
+        for one in in_flight(self.schedule, self.uses.roots):
+            comm = tasks[one.position].comm
+            if comm is None or one.operand[0] != device or comm.kind in _NOT_JOINED or comm.part:
+                continue
+            is_gather = comm.kind is CommKind.ALL_GATHER and comm.is_even
+            own = [t for t in comm.transfers if t.target == device]
+            came = [t for t in own if is_gather or t.source != device]
+            is_result = len(own) == 1 or (is_gather and len({t.write[1:] for t in own}) == 1)
+            nbytes = 0 if is_result else round(sum(t.numel for t in came) * item_bytes(comm.dtype))
+            made = sum(size for to, _, size in tasks[one.until].writes if to == device)
+            if device in scratch:
+                made += int(scratch[device][one.until])
+            if nbytes > made:
+                yield one.until, nbytes - made
+
+    def sums_begun_later(self, device: int, lives: StepLives) -> Curve:
+        """Bytes of the sums that the first run of a phase has not begun at each position."""
+        tasks = self.schedule.tasks
+        phase_of = np.array([task.phase for task in tasks], np.int64)
+        left = np.zeros(len(tasks), np.int64)
+        for row in self._sums(lives):
+            if lives.device[row] == device:
+                begun = lives.last[row] + 1
+                left[:begun][phase_of[:begun] == lives.made[row]] += lives.nbytes[row]
+        return left
+
+    def _sums(self, lives: StepLives) -> Sequence[int]:
+        """List the rows that are summed over micro-batches: made in each, and always held."""
+        phases = self.schedule.order.phases
+        once = [phases.is_once(made) for made in lives.made.tolist()]
+        return [row for row in np.flatnonzero(lives.always).tolist() if not once[row]]
 
     def _adds_itself(self, local: LocalKey) -> bool:
         task = self._makers.get(local)
@@ -134,9 +197,8 @@ class _Ranks:
         arrives = {one.result: one.until for one in scatters}
         # An operand goes as the result is copied.
         added_up = {(one.operand, one.until) for one in scatters if one.position + 1 < one.until}
-        for life in exact_lifetimes(self.schedule, self.uses.roots):
-            if life.device not in self.devices:
-                continue
+        lives = exact_lifetimes(self.schedule, self.uses.roots)
+        for life in self.messages.held([life for life in lives if life.device in self.devices]):
             bucket = self._buckets.get(life.local) if life.buffer else None
             if bucket is not None:
                 yield _in_place(bucket, life)
@@ -153,7 +215,7 @@ class _Ranks:
         roots, held = self.uses.roots, defaultdict[int, int](int)
         given = {roots.get(local, local) for local in self.schedule.outputs}
         for life in lives:
-            if life.local in given:
+            if life.local in given and not life.operand:
                 held[life.device] += life.nbytes
         return held
 
@@ -188,10 +250,9 @@ class _Ranks:
 
 def _in_place(bucket: Bucket, life: Lifetime) -> Lifetime:
     """Change the lifetime of a bucket's operands, or of its results, to that on a processor."""
-    is_operand = life.nbytes == bucket.nbytes
-    if bucket.kind is CommKind.ALL_GATHER and is_operand:  # copied to its place in the result
+    if bucket.kind is CommKind.ALL_GATHER and life.operand:  # copied to its place in the result
         return life._replace(last=life.first)
-    if bucket.kind is CommKind.REDUCE_SCATTER and not is_operand:
+    if bucket.kind is CommKind.REDUCE_SCATTER and not life.operand:
         return life._replace(first=min(life.last, max(life.first, bucket.arrives)))
     return life
 
@@ -202,29 +263,67 @@ class _Messages:
 
     schedule: Schedule
     nbytes: Mapping[Link, int]  #: Bytes of each message.
-    #: The tensors whose memory is a message, by link; other messages are copies of parts.
+    #: The tensors whose memory is a message, by link; other messages are copies of parts, which are
+    #: made when the phase ends.
     alone: Mapping[Link, LocalKey]
+    packed: Mapping[LocalKey, int]  #: The tensors that these are of, with the end of the phase.
+    arrived: Sequence[frozenset[LocalKey]]  #: Tensors that are views of one message.
 
     @classmethod
     def of(cls, schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> _Messages:
         """Read them from the tasks of a schedule."""
         nbytes, tensors = defaultdict[Link, int](int), defaultdict[Link, list[LocalKey]](list)
+        arrived = defaultdict[Link, set[LocalKey]](set)
         for task in schedule.tasks:
             if task.comm is None or task.phase == task.target_phase:
                 continue
             for transfer in task.comm.transfers:
                 link = task.phase, task.target_phase, transfer.source, transfer.target
                 nbytes[link] += round(transfer.numel * item_bytes(task.comm.dtype))
-                tensors[link] += [read for read in task.reads if read[0] == transfer.source]
-        pairs = ((link, of) for link, of in tensors.items() if link[2] != link[3])
-        alone = {link: roots.get(of[0], of[0]) for link, of in pairs if len(of) == 1}
-        return cls(schedule, {k: n for k, n in nbytes.items() if k[2] != k[3]}, alone)
+                tensors[link] += [
+                    roots.get(read, read) for read in task.reads if read[0] == transfer.source
+                ]
+                arrived[link] |= {(to, key) for to, key, _ in task.writes if to == transfer.target}
+        pairs = {link: of for link, of in tensors.items() if link[2] != link[3]}
+        alone = {link: of[0] for link, of in pairs.items() if len(of) == 1}
+        ends = {task.phase: position for position, task in enumerate(schedule.tasks)}
+        packed = {
+            local: ends[link[0]]
+            for link, of in sorted(pairs.items())
+            for local in of
+            if link not in alone
+        }
+        own = {link: count for link, count in nbytes.items() if link in pairs}
+        views = [frozenset(arrived[link]) for link in own if link not in alone]
+        return cls(schedule, own, alone, packed, views)
 
-    def by_run(self, device: int, lives: StepLives) -> Numbers:
-        """Bytes that a device sends and is ready to receive in each of its runs, beside tensors."""
+    def held(self, lives: Sequence[Lifetime]) -> Iterator[Lifetime]:
+        """Hold what is packed until it is, and what arrives together until all of it may go."""
+        last = {life.local: life.last for life in lives if not life.operand}
+        until = {
+            local: max(last.get(one, -1) for one in views)
+            for views in self.arrived
+            for local in views
+        }
+        for life in lives:
+            end = max(self.packed.get(life.local, -1), until.get(life.local, -1))
+            yield life if life.operand else life._replace(last=max(life.last, end))
+
+    def copies(self, device: int) -> Iterator[tuple[int, int]]:
+        """Yield where a device copies parts into messages, and their bytes."""
+        for link, nbytes in self.nbytes.items():
+            if link[2] == device and link not in self.alone:
+                ends = (at for at, task in enumerate(self.schedule.tasks) if task.phase == link[0])
+                yield max(ends), nbytes
+
+    def by_run(self, device: int, lives: StepLives) -> tuple[Numbers, Numbers]:
+        """Count what a device sends and is ready to receive in each of its runs, beside tensors.
+
+        And what it has sent until it gets ready to receive for the next run, as each begins.
+        """
         order, own = self.schedule.order, self._phases_of(device)
         runs = order.runs(device)
-        held = np.zeros(len(runs), np.int64)
+        held, leaving = np.zeros((2, len(runs)), np.int64)
         acting = [place for place, (phase, _) in enumerate(runs) if phase in own]
         for before, place in itertools.pairwise(acting):
             arriving = (link for link in self.nbytes if link[1::2] == (runs[place][0], device))
@@ -236,7 +335,9 @@ class _Messages:
         for (link, micro_batch), end in ends.items():
             if self.alone.get(link) not in kept:
                 held[places[link[0], micro_batch] + 1 : end] += self.nbytes[link]
-        return held
+                leaving[next((place for place in acting if place >= end), 0)] += self.nbytes[link]
+        leaving[0] = 0  # those that leave behind the last run
+        return held, leaving
 
     @cached_property
     def _groups(self) -> frozenset[Group]:

@@ -159,10 +159,12 @@ def with_written_phases(
         which = _phase_name(phases, phase, last=last)
         if (file.header.rank, file.which) != (phases.rank, which):
             raise BackendError(f"{path} is the {file.which} pass of rank {file.header.rank}")
-        # a file may take more stored values, and has an order of its own
+        # a file may take more stored values, or none at rest, and has an order of its own
         more = {*file.arguments} - {*graph.arguments}
-        is_whole = len(file.arguments) == len(graph.arguments) + len(more)
-        if not (is_whole and more <= {*phases.stored}) or {*file.results} != {*graph.results}:
+        fewer = {*graph.arguments} - {*file.arguments}
+        is_whole = len(file.arguments) == len(graph.arguments) + len(more) - len(fewer)
+        is_whole = is_whole and more <= {*phases.stored} and fewer <= phases.rests
+        if not is_whole or {*file.results} != {*graph.results}:
             raise BackendError(f"{path} takes or gives other values than the plan's program")
         program = read_program(path)
         if device != CPU:

@@ -101,9 +101,6 @@ class PassWriter:
     program: RankProgram
     device: torch.device
     phase: int
-    #: Whether values at rest are arguments, which the pass brings up to date; else it makes them
-    #: anew.
-    keeps: bool = False
     graph: fx.Graph = field(default_factory=fx.Graph)
     #: Has the constants and branches that the graph names.
     root: torch.nn.Module = field(default_factory=torch.nn.Module)
@@ -125,7 +122,7 @@ class PassWriter:
     ) -> PassGraph:
         """The graph of the phase, which returns some local `results` beside messages."""
         outside = self.outside(steps) | (set(results) - self.written(steps))
-        outside |= {*self.at_rest(steps)}
+        outside |= {*map(rest_argument, self.at_rest(steps))}
         constants = outside & {*self.program.constants, *self.program.literals}
         self._receive(steps)
         arguments = (*sorted(outside - constants), *self.messages)
@@ -157,16 +154,14 @@ class PassWriter:
         return PassGraph(module, arguments, results, *messages)
 
     def at_rest(self, steps: Steps) -> Iterator[str]:
-        """Names of the arguments that hold values between steps, apart from stored ones."""
-        if not self.keeps:
-            return
+        """Names of values that arguments hold between steps; the pass brings them up to date."""
         stored = {*stored_values(self.program.steps)}
         for node in (step.node for step in self.program.steps if isinstance(step, Compute)):
             if node.op == ALIAS and node.inputs[0] in stored:
                 stored.update(node.outputs)
         for node in (step.node for step in steps if isinstance(step, Compute)):
             if node.op == REST and node.inputs[0] not in stored:
-                yield rest_argument(node.outputs[0])
+                yield node.outputs[0]
 
     def _receive(self, steps: Steps) -> None:
         rank = self.program.rank

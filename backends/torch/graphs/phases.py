@@ -18,6 +18,7 @@ from partitioner.backends.torch.graphs.emit import (
     PassWriter,
     Steps,
     constant_of,
+    rest_argument,
     stored_values,
 )
 from partitioner.ir.graph import Graph
@@ -45,6 +46,8 @@ class RankPhases:
     #: The place in the order before which each message that the rank sends has left, by its link
     #: and micro-batch.
     ends: Mapping[tuple[Link, int], int] = field(default_factory=dict)
+    #: Arguments that hold values between steps, which passes bring up to date.
+    rests: frozenset[str] = frozenset()
 
     @property
     def passes(self) -> Mapping[str, PassGraph]:
@@ -124,13 +127,11 @@ def emit_all_phases(
     device: torch.device,
     rest: Rest | None,
     micro_batches: int,
-    *,
-    keeps: bool = False,
 ) -> list[RankPhases]:
     """The graphs of a rank for each micro-batch; a smaller last one must keep the same values."""
-    phases = [emit_phases(programs, rank, graph, device, keeps=keeps)] * micro_batches
+    phases = [emit_phases(programs, rank, graph, device)] * micro_batches
     if rest is not None:
-        phases[-1] = emit_phases(rest.programs, rank, rest.graph, device, keeps=keeps)
+        phases[-1] = emit_phases(rest.programs, rank, rest.graph, device)
         first, last = (
             (
                 one.stored,
@@ -156,23 +157,20 @@ def step_runs(order: RunOrder, rank: int, rest: Rest | None) -> tuple[tuple[int,
     return (order.phases.number(StepPart.SETUP), order.table.micro_batches - 1), *runs
 
 
-def emit_phases(
-    programs: Programs, rank: int, graph: Graph, device: torch.device, *, keeps: bool = False
-) -> RankPhases:
+def emit_phases(programs: Programs, rank: int, graph: Graph, device: torch.device) -> RankPhases:
     """The graphs of a rank.
 
     Args:
         programs: Programs of all ranks.
         graph: The model of one micro-batch, which has the contents of constants.
         device: The device that the rank computes on.
-        keeps: Whether values at rest are arguments; see `PassWriter`.
 
     Raises:
         BackendError: PyTorch has no operator of a name in the program, or no type of a constant.
     """
     program, order = programs.ranks[rank], programs.order
     phases, pieces = order.phases, _pieces(program, order.phases)
-    writers = {phase: PassWriter(program, device, phase, keeps) for phase in pieces}
+    writers = {phase: PassWriter(program, device, phase) for phase in pieces}
     made = {phase: writers[phase].written(steps) for phase, steps in pieces.items()}
     backward = {value for n in graph.nodes if n.name in graph.backward for value in n.writes}
     for output in program.outputs:
@@ -199,16 +197,19 @@ def emit_phases(
     summed &= {name for name, phase in made_in.items() if not phases.is_once(phase)}
     if order.table.micro_batches == 1:
         summed = set()
+    held = {name for phase, steps in pieces.items() for name in writers[phase].at_rest(steps)}
+    rests = {rest_argument(name): program.types[name] for name in held}
     return RankPhases(
         rank,
         graphs,
         stored_values(program.steps),
         program.inputs,
         program.outputs,
-        program.types,
+        {**program.types, **rests},
         frozenset(summed),
         order,
         ends_of_messages(order, links_of(programs), rank, _groups(programs)),
+        frozenset(rests),
     )
 
 

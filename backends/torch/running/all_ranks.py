@@ -20,17 +20,19 @@ from torch import Tensor, fx
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import combine, torch_dtype
 from partitioner.backends.torch.files.rank_files import written_phases
+from partitioner.backends.torch.graphs.emit import rest_argument
 from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH, MicroBatches
 from partitioner.backends.torch.graphs.notes import noted_values
 from partitioner.backends.torch.graphs.phases import RankPhases, Rest, emit_all_phases, step_runs
 from partitioner.backends.torch.operators.registry import SENDING, Call
 from partitioner.backends.torch.running.step_values import Run, StepPlan, StepStart, StepValues
-from partitioner.backends.torch.state.shards import part_of, region_on, whole_of
+from partitioner.backends.torch.state.shards import part_and_rest, part_of, region_on, whole_of
 from partitioner.ir.graph import Graph
 from partitioner.ir.phases import Part
 from partitioner.ir.program import Output, Programs
 
 c10d = torch.ops._c10d_functional
+_CPU = torch.device("cpu")
 _REDUCE = {"sum": "sum", "product": "prod", "max": "max", "min": "min"}
 
 Values = dict[str, Tensor]
@@ -81,10 +83,9 @@ class AllRanks:
         self.micro = micro
         self.rest = rest
         self._tangent, self._seed, self._written = tangent, seed, written or {}
-        cpu = torch.device("cpu")
         #: The phases of each rank and micro-batch.
         self.phases = [
-            emit_all_phases(programs, rank, graph, cpu, rest, micro.count)
+            emit_all_phases(programs, rank, graph, _CPU, rest, micro.count)
             for rank in range(len(programs.ranks))
         ]
 
@@ -180,6 +181,14 @@ class AllRanks:
         for name in rank.stored:
             value, placement = local[name]
             parts[name] = part_of(stored[value], region_on(placement, rank.rank))
+        for value, home in homes.items():
+            if (rest := rest_argument(home.name)) in rank.rests:
+                of = self._stored_as(value)
+                parts[homes[of].name], held = part_and_rest(
+                    stored[of], homes[of].placement, home.placement, rank.rank, _CPU
+                )
+                assert held is not None
+                parts[rest] = held
         inputs = [
             {name: part_of(one[part.whole], part.region) for name, part in of.inputs.items()}
             for of, one in zip(phases, micro_batches, strict=True)
@@ -190,6 +199,12 @@ class AllRanks:
             if output.whole in self._written
         }
         return StepStart(parts, inputs, written)
+
+    def _stored_as(self, rest: str) -> str:
+        """The stored value that a value at rest is, by a name of its own."""
+        (alias,) = self.graph.producers[rest].inputs
+        (stored,) = self.graph.producers[alias].inputs
+        return stored
 
     @cached_property
     def _turns(self) -> tuple[tuple[int, int], ...]:

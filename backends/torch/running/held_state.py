@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from partitioner.backends.regions import box_view
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.agreeing.faults import telling
 from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
@@ -21,10 +20,8 @@ from partitioner.backends.torch.state.shards import (
     gathered_value,
     part_of,
     region_on,
-    region_within,
 )
 from partitioner.backends.torch.state.whole import KEY, OwnState, Stored, Whole
-from partitioner.ir.exchange import Region
 from partitioner.ir.layout import Placement, Sharding
 
 
@@ -126,41 +123,12 @@ def local_part(tensor: Tensor) -> Tensor:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def view_within(tensor: Tensor, region: Region | None) -> Tensor | None:
-    """A dense view of a region of a tensor; None if there is none."""
-    view = None if region is None else box_view(tensor, region)
-    return view if view is not None and view.is_contiguous() else None
-
-
 def versions(tensors: Collection[Tensor]) -> list[int]:
     """PyTorch's counts of writes to tensors; it counts none to those of `inference_mode`."""
     try:
         return [tensor._version for tensor in tensors]
     except RuntimeError:
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-
-
-def part_and_rest(
-    whole: Tensor, place: Placement, home: Placement, rank: int, device: torch.device
-) -> tuple[Tensor, Tensor | None]:
-    """Copy a rank's part of a whole value, and what it keeps of it between steps.
-
-    It has its `place` while a step runs, its `home` between steps. The part is a view of what is
-    kept if it can be; what is kept is None if that is the part.
-    """
-    part = _copy_of(whole, place, rank, device)
-    if home == place:
-        return part, None
-    kept = _copy_of(whole, home, rank, device)
-    view = view_within(kept, region_within(place, home, rank))
-    return part if view is None else view, kept.detach()
-
-
-def _copy_of(whole: Tensor, place: Placement, rank: int, device: torch.device) -> Tensor:
-    """Copy a rank's part of a whole value into memory of its own."""
-    part = part_of(whole.detach(), region_on(place, rank)).to(device)
-    is_shared = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-    return part.clone() if is_shared else part
 
 
 def distributed(

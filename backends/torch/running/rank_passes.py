@@ -90,7 +90,6 @@ class RankPasses:
             device,
             whole.rest,
             self._micro.count,
-            keeps=True,
         )
         self.graphs = self._all[0]
         runs = step_runs(self.order, rank, whole.rest)

@@ -15,10 +15,10 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
 from partitioner.backends.torch.graphs.eager import Carrier
-from partitioner.backends.torch.running.held_state import HeldState, versions, view_within
+from partitioner.backends.torch.running.held_state import HeldState, versions
 from partitioner.backends.torch.running.rank_passes import RankPasses, Values
 from partitioner.backends.torch.state.buffers import apart
-from partitioner.backends.torch.state.shards import part_of, region_within
+from partitioner.backends.torch.state.shards import part_of, region_within, view_within
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.guards.changes import TRACED_MODE
-from partitioner.backends.torch.running.held_state import StatePlaces, distributed, part_and_rest
+from partitioner.backends.torch.running.held_state import StatePlaces, distributed
 from partitioner.backends.torch.state.initialise import Initialiser
+from partitioner.backends.torch.state.shards import part_and_rest
 from partitioner.backends.torch.state.whole import Submodule, Whole
 from partitioner.ir.mesh import DeviceMesh
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.regions import region_shape, write_region
+from partitioner.backends.regions import box_view, region_shape, write_region
 from partitioner.ir.exchange import Region
 from partitioner.ir.layout import Placement
 
@@ -44,6 +44,35 @@ def region_within(inner: Placement, outer: Placement, rank: int) -> Region | Non
 def region_on(placement: Placement, rank: int) -> Region:
     """The region of a value that a rank of its placement holds."""
     return dict(placement.parts())[rank]
+
+
+def view_within(tensor: Tensor, region: Region | None) -> Tensor | None:
+    """A dense view of a region of a tensor; None if there is none."""
+    view = None if region is None else box_view(tensor, region)
+    return view if view is not None and view.is_contiguous() else None
+
+
+def part_and_rest(
+    whole: Tensor, place: Placement, home: Placement, rank: int, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """Copy a rank's part of a whole value, and what it keeps of it between steps.
+
+    It has its `place` while a step runs, its `home` between steps. The part is a view of what is
+    kept if it can be; what is kept is None if that is the part.
+    """
+    part = _copy_of(whole, place, rank, device)
+    if home == place:
+        return part, None
+    kept = _copy_of(whole, home, rank, device)
+    view = view_within(kept, region_within(place, home, rank))
+    return part if view is None else view, kept.detach()
+
+
+def _copy_of(whole: Tensor, place: Placement, rank: int, device: torch.device) -> Tensor:
+    """Copy a rank's part of a whole value into memory of its own."""
+    part = part_of(whole.detach(), region_on(place, rank)).to(device)
+    is_shared = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    return part.clone() if is_shared else part
 
 
 def whole_of(parts: Iterable[tuple[Region | None, Tensor]], shape: tuple[int, ...]) -> Tensor:

@@ -3,16 +3,18 @@
 A sharding's tasks on one mesh say which units make and use each tensor. On the devices of a stage a
 tensor is held from the first of the stage's units that use it to the last; one that another stage
 makes arrives as the pass begins that reads it first, and one that another stage reads is held to
-the end of the pass that makes it. So the tensors of any stretches are columns of `Lives`, as the
-referee has them of the plan.
+the end of the pass that makes it. A view arrives as a tensor of its own. So the tensors of any
+stretches are columns of `Lives`, as the referee has them of the plan.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,7 @@ from partitioner.cost_model.memory.lives import Lives, Numbers, held_before
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey, Task
 from partitioner.ir.graph import Graph
+from partitioner.ir.ops import is_view, row_of
 from partitioner.ir.phases import Part, Phases, RunOrder
 
 Floats = npt.NDArray[np.float64]
@@ -36,10 +39,9 @@ Floats = npt.NDArray[np.float64]
 #: Bytes that are reserved for one byte of a tensor.
 RESERVED = HEADROOM_PERCENT / 100
 _PARTS = tuple(Part)
-_END = -1  #: In place of a position: the end of the pass.
-#: Uses that count always, if the other unit is of the same stages, if it is not, and if no stage
-#: beside begins with it either.
-_ALWAYS, _WITH, _WITHOUT, _FAR = range(4)
+#: Uses that count always, if the other unit is of the same stages, if it is not, and two that are
+#: sends to it: one that counts then, and one that does if no stage beside begins with the unit.
+_ALWAYS, _WITH, _WITHOUT, _SENT, _FAR = range(5)
 
 
 class Span(IntEnum):
@@ -156,8 +158,8 @@ class StageLives:
     #: an input or an output of inference, or a sum of gradients, and the bytes that it takes where
     #: it is stored; (7, tensors).
     columns: Numbers
-    #: Of each use its unit, tensor, position, part of the step, another unit, and how it counts; by
-    #: unit, (6, uses).
+    #: Of each use its unit, tensor, position, part of the step, another unit, how it counts, and a
+    #: unit of the same stages, without which it does not; by unit, (7, uses).
     uses: Numbers
     devices: int  #: Number of rows of devices.
     units: int  #: Number of units.
@@ -170,7 +172,8 @@ class StageLives:
         order = tasks.order
         reading = _Reading(graph, unit_of, tasks)
         row = {device: index for index, device in enumerate(tasks.devices)}
-        tensors = tuple(life for life in reading.tensors if life.device in row)
+        known = (*reading.tensors, *reading.views.values())
+        tensors = tuple(life for life in known if life.device in row)
         summed = reading.summed if order.table.micro_batches > 1 else frozenset()
         trains = order.table.trains
         columns = [
@@ -179,22 +182,30 @@ class StageLives:
                 life.nbytes,
                 reading.maker(life),
                 not trains and life.local in tasks.feeds and not life.buffer,
-                not trains and life.local in reading.outputs,
-                life.local in summed,
+                not trains and life.local in reading.outputs and not life.operand,
+                life.local in summed and not life.operand,
                 tasks.residents.get(life.local, 0),
             )
             for life in tensors
         ]
         number = {life: index for index, life in enumerate(tensors)}
+        places = reading.places
         uses = sorted(
-            (use[0], number[life], *use[1:]) for life, use in reading.uses() if life in number
+            (
+                use.unit,
+                number[life],
+                places[use.position],
+                *(use.part, use.other, use.how, use.through),
+            )
+            for life, use in reading.uses()
+            if life in number
         )
         return cls(
             order.phases.splits,
             order.table.micro_batches,
             tensors,
             np.array(columns, np.int64).reshape(-1, 7).T,
-            np.array(uses, np.int64).reshape(-1, 6).T,
+            np.array(uses, np.int64).reshape(-1, 7).T,
             len(row),
             1 + max(unit_of.values(), default=-1),
             len(tasks.tasks),
@@ -228,7 +239,8 @@ class StageLives:
         `turns` has the mean turn of each phase.
         """
         spans = [slice(self._begins[start], self._begins[stop]) for start, stop in own]
-        unit, tensor, at, part, other, how = np.concatenate([self.uses[:, s] for s in spans], 1)
+        uses = np.concatenate([self.uses[:, span] for span in spans], 1)
+        unit, tensor, at, part, other, how, through = uses
         number = np.array(
             [[phases.number(part, stage) for part in _PARTS] for stage in range(len(own))]
         )
@@ -242,15 +254,14 @@ class StageLives:
             of = (unit >= start) & (unit < stop)
             stage[of], beside[of] = index, (other[of] == stop) | (other[of] == start - 1)
         counts = (how == _ALWAYS) | ((how == _WITH) == _is_in(other, own))
-        counts &= (how != _FAR) | ~beside
-        tensor, at = tensor[counts], at[counts]
+        counts &= ((how != _FAR) | ~beside) & _is_in(through, own)
+        tensor, at, is_sent = tensor[counts], at[counts], how[counts] >= _SENT
         phase = number[stage[counts], part[counts]]
         size = 1 + phases.number(Part.REDUCE)
         begins, ends = np.full(size, self.positions), np.zeros(size, np.int64)
-        known = at != _END
-        np.minimum.at(begins, phase[known], at[known])
-        np.maximum.at(ends, phase[known], at[known])
-        at = np.where(known, at, ends[phase]) + phase * self.positions
+        np.minimum.at(begins, phase[~is_sent], at[~is_sent])
+        np.maximum.at(ends, phase[~is_sent], at[~is_sent])
+        at = np.where(is_sent, np.minimum(at, ends[phase]), at) + phase * self.positions
         begins, ends = (n + np.arange(size) * self.positions for n in (begins, ends))
         order = np.argsort(tensor, kind="stable")
         rows, first_use = np.unique(tensor[order], return_index=True)
@@ -344,6 +355,15 @@ def _is_in(units: Numbers, own: Sequence[tuple[int, int]]) -> npt.NDArray[np.boo
     return np.asarray(np.logical_or.reduce([(units >= a) & (units < b) for a, b in own]))
 
 
+class _Use(NamedTuple):
+    unit: int
+    position: int  #: Of the task.
+    part: int  #: Of the step, in `_PARTS`.
+    other: int  #: The unit that `how` is about.
+    how: int
+    through: int  #: A unit of the same stages, without which it does not count.
+
+
 @dataclass(frozen=True)
 class _Reading:
     """Reads which units use the tensors of the tasks on one mesh."""
@@ -385,40 +405,121 @@ class _Reading:
         node = self.graph.producers.get(life.value)
         return -1 if node is None or life.last < 0 else self.unit_of[node.name]
 
+    @cached_property
+    def places(self) -> Sequence[int]:
+        """The place of each task among all of them as the graph has its nodes.
+
+        Gradients of inputs and of weights take turns in it, as where one pass computes both.
+        """
+        number = {node.name: index for index, node in enumerate(self.graph.nodes)}
+        reached: dict[int, int] = defaultdict(int)  # by phase
+        keys = []
+        for task in self.tasks.tasks:
+            reached[task.phase] = max(reached[task.phase], number.get(task.of_node, 0))
+            keys.append(reached[task.phase])
+        order = np.argsort(keys, kind="stable")
+        places: Sequence[int] = np.argsort(order).tolist()
+        return places
+
     def _unit(self, task: Task) -> int:
         """The unit of a task; -1 for another name of a tensor."""
         return self.unit_of.get(task.of_node, -1)
 
-    def uses(self) -> Iterator[tuple[Lifetime, tuple[int, int, int, int, int]]]:
-        """Each use: its unit, position and part of the step, another unit, and how it counts."""
-        tasks, order = self.tasks.tasks, self.tasks.order
-        parts = {p: _PARTS.index(order.phases.of(p)[0]) for p in {task.phase for task in tasks}}
-        alone: dict[LocalKey, Lifetime | None] = {}
-        for life in self.tensors:  # those in buckets have several
-            alone[life.local] = None if life.local in alone else life
+    @cached_property
+    def views(self) -> Mapping[LocalKey, Lifetime]:
+        """Views of what is not stored, as the tensors that they are where others receive them.
+
+        Other names of a value are not among them: they come with it.
+        """
+        return {
+            (device, key): Lifetime(device, key, nbytes, at, at)
+            for at, task in enumerate(self.tasks.tasks)
+            if task.placed is not None and is_view(task.placed.node)
+            if not (row_of(task.placed.node).again or row_of(task.placed.node).either)
+            for device, key, nbytes in task.writes
+            if self._roots[device, key] not in self.tasks.residents
+        }
+
+    @cached_property
+    def _viewed(self) -> Mapping[LocalKey, LocalKey]:
+        """What each view or other name is one of."""
+        tasks = self.tasks.tasks
+        viewed = {new: old for task in tasks for new, old in task.aliases}
+        for task in tasks:
+            if task.placed is not None and is_view(task.placed.node):
+                operand = task.placed.operands()[0]
+                viewed |= {(device, key): (device, operand) for device, key, _ in task.writes}
+        return viewed
+
+    def _received(self, local: LocalKey, unit: int) -> Iterator[tuple[Lifetime, int, int]]:
+        """Yield the views, of which a unit reads one, in whose place a stage may receive a tensor.
+
+        Each comes with its maker, and with the unit that reads it: a stage with that one and
+        without the maker receives it.
+        """
+        through = unit
+        while True:
+            view = self.views.get(local)
+            if view is not None and (maker := self.maker(view)) != through:
+                yield view, maker, through
+                through = maker
+            if local not in self._viewed:
+                return
+            local = self._viewed[local]
+
+    def uses(self) -> Iterator[tuple[Lifetime, _Use]]:
+        """Yield each use."""
+        tasks, order, parts = self.tasks.tasks, self.tasks.order, self._parts
         for life in (life for life in self.tensors if life.last >= 0):
             maker, end = self.maker(life), tasks[life.last]
             unit, part = self._unit(tasks[life.first]), parts[tasks[life.first].phase]
-            yield life, (unit, life.first, part, unit, _ALWAYS)
-            yield life, (self._unit(end), life.last, parts[end.phase], maker, _WITH)
+            yield life, _Use(unit, life.first, part, unit, _ALWAYS, unit)
+            of_end = self._unit(end)
+            yield life, _Use(of_end, life.last, parts[end.phase], maker, _WITH, of_end)
             if life.local in self.outputs and order.phases.is_once(end.phase):
-                yield life, (maker, life.last, parts[end.phase], maker, _ALWAYS)
+                yield life, _Use(maker, life.last, parts[end.phase], maker, _ALWAYS, maker)
+        yield from self._reads()
+        for one in in_flight(self.tasks, self._roots):
+            if (operand := self._alone.get(one.operand)) is not None:
+                unit, part = self._unit(tasks[one.until]), parts[tasks[one.until].phase]
+                yield operand, _Use(unit, one.until, part, self.maker(operand), _WITH, unit)
+
+    @cached_property
+    def _parts(self) -> Mapping[int, int]:
+        """The number of each phase's part of the step."""
+        phases = self.tasks.order.phases
+        numbers = {task.phase for task in self.tasks.tasks}
+        return {phase: _PARTS.index(phases.of(phase)[0]) for phase in numbers}
+
+    @cached_property
+    def _alone(self) -> Mapping[LocalKey, Lifetime | None]:
+        """The tensors by name; None for those in buckets, of which there are several."""
+        alone: dict[LocalKey, Lifetime | None] = {}
+        for life in self.tensors:
+            alone[life.local] = None if life.local in alone else life
+        return alone
+
+    def _reads(self) -> Iterator[tuple[Lifetime, _Use]]:
+        """Yield the uses by tasks that read, and by what is sent for them."""
+        tasks, parts = self.tasks.tasks, self._parts
         first: dict[tuple[int, int], str] = {}  # node that runs first of a unit's part
+        sent: dict[str, int] = {}  # by node: where what is sent for it has been made
         for at, task in enumerate(tasks):
-            unit, part = self._unit(task), parts[task.phase]
-            is_first = unit >= 0 and first.setdefault((unit, part), task.of_node) == task.of_node
+            unit, part, node = self._unit(task), parts[task.phase], task.of_node
+            is_first = unit >= 0 and first.setdefault((unit, part), node) == node
             for local in task.reads:
-                read = alone.get(self._roots.get(local, local))
+                read = self._alone.get(self._roots.get(local, local))
                 if read is None or unit < 0:
                     continue
                 maker, home = self.maker(read), tasks[read.first]
                 apart = unit != maker and maker >= 0
-                how = _WITH if task.comm is not None and apart else _ALWAYS
-                yield read, (unit, at, part, maker, how)
-                if apart and home.placed is not None:  # it is sent, if not to the same devices
-                    how = _FAR if is_first else _WITHOUT
-                    yield read, (maker, _END, parts[home.phase], unit, how)
-        for one in in_flight(self.tasks, self._roots):
-            if (sent := alone.get(one.operand)) is not None:
-                unit, part = self._unit(tasks[one.until]), parts[tasks[one.until].phase]
-                yield sent, (unit, one.until, part, self.maker(sent), _WITH)
+                how, through = _WITH if task.comm is not None and apart else _ALWAYS, unit
+                for view, through, reader in self._received(local, unit):
+                    yield view, _Use(unit, at, part, through, _WITHOUT, reader)
+                yield read, _Use(unit, at, part, maker, how, through)
+                if apart and home.placed is not None:  # sent as soon as the others are free
+                    sent[node] = max(sent.get(node, 0), read.first)
+                    of = parts[home.phase]
+                    leaves = sent[node] if is_first else at
+                    yield read, _Use(maker, leaves, of, unit, _SENT, maker)
+                    yield read, _Use(maker, at, of, unit, _FAR, maker)

@@ -117,11 +117,11 @@ def test_a_stage_may_hold_what_several_others_make() -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", ["gpt", "convnet", "t5"])
 def test_stages_of_models_hold_what_the_referee_counts(name: str, schedule: str) -> None:
-    """Nearly, where stages of a lane send each other values, or one of several units is split."""
-    nearly = {"interleaved": 0.06, "zbv": 0.06, "zb1": 0.02}.get(schedule, 0.001)
+    """Nearly, where stages of a lane send each other values, or T5's are split."""
+    less = 0.011 if name == "t5" and schedule in ("zb1", "zbv") else 0.001
+    more = 0.06 if schedule == "interleaved" else 0.01
     for nbytes, exact in drawn(name, schedule, 6):
-        assert nbytes >= (1 - nearly) * exact
-        assert nbytes == pytest.approx(exact, rel=max(nearly, 0.01))
+        assert (1 - less) * exact <= nbytes <= (1 + more) * exact
 
 
 def rows_of(name: str, lanes: int, count: int) -> tuple[LaneRuns, ...]:

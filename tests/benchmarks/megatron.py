@@ -1,0 +1,237 @@
+"""A step of a GPT as Megatron-DeepSpeed runs it, as a forced plan of this package, and its price.
+
+The module is the one that Megatron-LM describes: a fused projection of queries, keys and values,
+unfused attention whose one kernel scales, masks and normalizes, GELU in one kernel, dropout, tied
+embeddings, a loss in float32. It is traced on the meta device. A plan is `tp` over heads, hidden
+dims and words, `dp` over sequences, and as many layers in each stage; each layer is computed again
+in the backward pass. Nothing is searched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from partitioner.api.options import open_with
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.cost_model.executors import executor_of
+from partitioner.frontends.model import ModuleInput
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.layout import DimLayout, LayoutError, Placement
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import rule_of
+from partitioner.ir.plan import NodePlan, Pipeline, PlacedNode, Plan, place
+from partitioner.ir.rule import Cut, Rule
+from partitioner.rewrites.graph_writer import GraphWriter, reading
+from partitioner.rewrites.staging import changing_nodes, stages_of_all
+from partitioner.strategies.constraints import NamedDims
+from partitioner.strategies.derive import Rules, strategies
+from partitioner.strategies.named_dims import bound
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a GPT."""
+
+    hidden: int
+    heads: int
+    layers: int
+    length: int
+    words: int = 51_200
+
+
+class Layer(nn.Module):
+    """A layer of the transformer."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        hidden, self.heads = sizes.hidden, sizes.heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, hidden = x.shape
+        each = hidden // self.heads
+        mixed = self.qkv(self.norm_1(x)).view(batch, length, self.heads, 3 * each)
+        query, key, value = (part.transpose(1, 2) for part in mixed.split(each, -1))
+        weights = F.dropout(torch.softmax(query @ key.transpose(2, 3), -1), 0.1)
+        context = (weights @ value).transpose(1, 2).reshape(batch, length, hidden)
+        x = x + F.dropout(self.out(context), 0.1)
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm_2(x)))), 0.1)
+
+
+class Loss(nn.Module):
+    """The loss of a GPT."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.words = nn.Embedding(sizes.words, sizes.hidden)
+        self.places = nn.Embedding(sizes.length, sizes.hidden)
+        self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
+        self.norm = nn.LayerNorm(sizes.hidden)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = F.dropout(self.words(ids) + self.places.weight, 0.1)
+        for layer in self.layers:
+            x = layer(x)
+        logits = F.linear(self.norm(x), self.words.weight).float()
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+DIMS = {
+    "batch": "ids.0",
+    "heads": "layers.*.qkv.weight.0",
+    "inner": "layers.*.up.weight.0",
+    "words": "words.weight.0",
+}
+
+
+AXES = {"batch": "dp", "heads": "tp", "inner": "tp", "words": "tp"}
+
+
+@cache
+def traced(sizes: Sizes, sequences: int) -> Graph:
+    """The graph of a micro-batch of so many sequences, which offers to compute values again."""
+    torch.set_default_dtype(torch.float16)
+    with torch.device("meta"):
+        module = Loss(sizes)
+    torch.set_default_dtype(torch.float32)
+    ids = torch.zeros((2 * sequences, sizes.length), dtype=torch.int64)
+    opened = open_with(module, {"ids": ids, "labels": ids}, {"training": True, "optimizer": "adam"})
+    assert isinstance(opened, ModuleInput)
+    return with_layers_again(opened.in_micro_batches(2).graph)
+
+
+def with_layers_again(graph: Graph) -> Graph:
+    """The graph whose backward pass computes each layer again, whole, from what the layer read.
+
+    The last products are computed too, though nothing reads them: so does Megatron's checkpointing.
+    """
+    writer = GraphWriter(source=graph)
+    layers: dict[int, list[Node]] = {}
+    of: dict[str, int] = {}
+    for node in graph.nodes:
+        layer = _layer(node.name, -1)
+        if layer >= 0 and node.name not in graph.backward and node.reads:
+            layers.setdefault(layer, []).append(node)
+            of.update(dict.fromkeys(node.writes, layer))
+    for own in layers.values():  # what it returns is what the next one keeps
+        for value in own[-1].writes:
+            of.pop(value)
+    names: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.name in graph.backward:
+            for layer in sorted({of[value] for value in node.reads if value in of}, reverse=True):
+                for one in layers.pop(layer, ()):
+                    copy = writer.again(one, names)
+                    writer.nodes.append(copy)
+                    writer.backward.add(copy.name)
+        writer.nodes.append(reading(node, names) if node.name in graph.backward else node)
+    return writer.graph()
+
+
+def evaluation(
+    sizes: Sizes, sequences: int, micro_batches: int, *, tp: int, dp: int, pp: int, preset: str
+) -> Evaluation:
+    """The price of a step of so many micro-batches of so many sequences on each replica."""
+    graph = traced(sizes, sequences * dp)
+    cluster = resolve_cluster(f"{tp * dp * pp}x{preset}").run_by(executor_of(graph))
+    plan = forced_plan(graph, cluster, tp, dp, pp, micro_batches)
+    return evaluate(graph, plan, cluster)
+
+
+def forced_plan(
+    graph: Graph, cluster: Cluster, tp: int, dp: int, pp: int, micro_batches: int
+) -> Plan:
+    """The plan of equally many layers in each stage."""
+    axes = tuple((name, size) for name, size in (("dp", dp), ("tp", tp)) if size > 1)
+    each = dp * tp
+    meshes = [DeviceMesh(axes, tuple(range(at, at + each))) for at in range(0, pp * each, each)]
+    forward = [node.name for node in changing_nodes(graph)]
+    layers = 1 + max(_layer(name, -1) for name in forward)
+    stages = stages_of_all(graph, _filled(forward, lambda layer: layer * pp // layers))
+    cuts = _cuts(graph, axes)
+    return Plan(
+        graph.digest,
+        cluster.to_data(),
+        tuple(meshes),
+        {node.name: NodePlan(stages[node.name], cuts[node.name]) for node in graph.nodes},
+        pipeline=Pipeline("1f1b", micro_batches),
+        stages=tuple(range(pp)),
+    )
+
+
+def _layer(name: str, otherwise: int) -> int:
+    return int(name.split("/")[2]) if name.startswith("/layers/") else otherwise
+
+
+def _filled(names: Sequence[str], stage_of: Callable[[int], int]) -> dict[str, int]:
+    """The stage of each node: of its layer or, outside of layers, of the node before it."""
+    stages, stage = {}, 0
+    for name in names:
+        layer = _layer(name, -1)
+        stage = stage_of(layer) if layer >= 0 else stage
+        stages[name] = stage
+    return stages
+
+
+@cache
+def _cuts(graph: Graph, axes: tuple[tuple[str, int], ...]) -> Mapping[str, Mapping[str, Cut]]:
+    """The cuts of each node: over the axes of its named dims, as its operands lie."""
+    sizes = dict(axes)
+    demands = [  # one by one: batch and heads are one dim of the products of attention
+        demand
+        for name, axis in AXES.items()
+        if axis in sizes
+        for demand in bound(NamedDims({name: (DIMS[name],)}, {name: (axis,)}), graph, sizes)
+    ]
+    mesh = DeviceMesh(axes, tuple(range(math.prod(sizes.values()))))
+    chosen: dict[str, Mapping[str, Cut]] = {}
+    lies: dict[str, Placement] = {}
+    known = strategies(graph, Rules.of(graph), mesh)
+    for node in graph.nodes:
+        own = [demand for demand in demands if demand.factors.get(node.name)]
+        wanted = {axis for demand in own for axis in demand.axes}
+
+        def away(placed: PlacedNode) -> float:
+            """Bytes of the operands that do not lie so."""
+            pairs = [(v, at) for v, at in placed.operands() if lies.get(v, at) != at]
+            return sum(graph.types[value].nbytes for value, _ in pairs)
+
+        fitting = [
+            placed
+            for placed in (*known[node.name], *_as_it_lies(graph, node, mesh, lies))
+            if {axis for cut in placed.layouts.values() for axis in cut.axes} == wanted
+            and all(demand.honoured(node, placed) for demand in own)
+        ]
+        best = min(fitting, key=away)
+        lies.update(best.results())
+        chosen[node.name] = {name: Cut.of(cut, mesh) for name, cut in best.layouts.items()}
+    return chosen
+
+
+def _as_it_lies(
+    graph: Graph, node: Node, mesh: DeviceMesh, lies: Mapping[str, Placement]
+) -> Iterator[PlacedNode]:
+    """The node with its loops cut as the dims of its operands are: batch and heads in one dim."""
+    rule = rule_of(graph, node)
+    if not isinstance(rule, Rule):
+        return
+    layouts: dict[str, DimLayout] = {}
+    for value, dims in zip(node.inputs, rule.operands, strict=True):
+        at = lies.get(value)
+        for dim, layout in zip(dims or (), at.sharding.dims if at else ()):
+            if len(dim) == len(dim[0]) == 1 and layout.axes:
+                layouts.setdefault(dim[0][0], layout)
+    with suppress(LayoutError):
+        yield place(graph, node, mesh, layouts, rule)

@@ -10,31 +10,29 @@ in the backward pass. Nothing is searched.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from partitioner.api.options import open_with
-from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster import presets
+from partitioner.cost_model.cluster.resolve import preset_cluster
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.executors import executor_of
 from partitioner.frontends.model import ModuleInput
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import DimLayout, LayoutError, Placement
+from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rule_of
-from partitioner.ir.plan import NodePlan, Pipeline, PlacedNode, Plan, place
+from partitioner.ir.plan import NodePlan, Pipeline, Plan, place
 from partitioner.ir.rule import Cut, Rule
 from partitioner.rewrites.graph_writer import GraphWriter, reading
 from partitioner.rewrites.staging import changing_nodes, stages_of_all
 from partitioner.strategies.constraints import NamedDims
-from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.named_dims import bound
 
 
@@ -64,10 +62,12 @@ class Layer(nn.Module):
         each = hidden // self.heads
         mixed = self.qkv(self.norm_1(x)).view(batch, length, self.heads, 3 * each)
         query, key, value = (part.transpose(1, 2) for part in mixed.split(each, -1))
-        weights = F.dropout(torch.softmax(query @ key.transpose(2, 3), -1), 0.1)
+        weights = nn.functional.dropout(torch.softmax(query @ key.transpose(2, 3), -1), 0.1)
         context = (weights @ value).transpose(1, 2).reshape(batch, length, hidden)
-        x = x + F.dropout(self.out(context), 0.1)
-        return x + F.dropout(self.down(F.gelu(self.up(self.norm_2(x)))), 0.1)
+        x = x + nn.functional.dropout(self.out(context), 0.1)
+        return x + nn.functional.dropout(
+            self.down(nn.functional.gelu(self.up(self.norm_2(x)))), 0.1
+        )
 
 
 class Loss(nn.Module):
@@ -81,11 +81,11 @@ class Loss(nn.Module):
         self.norm = nn.LayerNorm(sizes.hidden)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        x = F.dropout(self.words(ids) + self.places.weight, 0.1)
+        x = nn.functional.dropout(self.words(ids) + self.places.weight, 0.1)
         for layer in self.layers:
             x = layer(x)
-        logits = F.linear(self.norm(x), self.words.weight).float()
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        logits = nn.functional.linear(self.norm(x), self.words.weight).float()
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 DIMS = {
@@ -99,7 +99,7 @@ DIMS = {
 AXES = {"batch": "dp", "heads": "tp", "inner": "tp", "words": "tp"}
 
 
-@cache
+@lru_cache(maxsize=2)
 def traced(sizes: Sizes, sequences: int) -> Graph:
     """The graph of a micro-batch of so many sequences, which offers to compute values again."""
     torch.set_default_dtype(torch.float16)
@@ -140,22 +140,36 @@ def with_layers_again(graph: Graph) -> Graph:
     return writer.graph()
 
 
-def evaluation(
-    sizes: Sizes, sequences: int, micro_batches: int, *, tp: int, dp: int, pp: int, preset: str
-) -> Evaluation:
-    """The price of a step of so many micro-batches of so many sequences on each replica."""
-    graph = traced(sizes, sequences * dp)
-    cluster = resolve_cluster(f"{tp * dp * pp}x{preset}").run_by(executor_of(graph))
-    plan = forced_plan(graph, cluster, tp, dp, pp, micro_batches)
-    return evaluate(graph, plan, cluster)
+@dataclass(frozen=True)
+class Split:
+    """Sizes of the axes of a plan, and the micro-batches of a step."""
+
+    tp: int
+    dp: int
+    pp: int
+    micro_batches: int
 
 
-def forced_plan(
-    graph: Graph, cluster: Cluster, tp: int, dp: int, pp: int, micro_batches: int
-) -> Plan:
+def step_s(sizes: Sizes, sequences: int, split: Split, preset: str) -> float:
+    """Seconds of a step whose micro-batches have so many sequences on each replica."""
+    return evaluated(sizes, sequences, split, preset).step_s
+
+
+def evaluated(sizes: Sizes, sequences: int, split: Split, preset: str) -> Evaluation:
+    """The cost of a step, see `step_s`: autograd submits the kernels."""
+    graph = traced(sizes, sequences * split.dp)
+    plain = preset_cluster(preset, 1, split.tp * split.dp * split.pp)
+    launch_s = presets.launch_s("autograd")
+    devices = tuple(replace(device, launch_s=launch_s) for device in plain.devices)
+    cluster = replace(plain, devices=devices).run_by(executor_of(graph))
+    return evaluate(graph, forced_plan(graph, cluster, split), cluster)
+
+
+def forced_plan(graph: Graph, cluster: Cluster, split: Split) -> Plan:
     """The plan of equally many layers in each stage."""
-    axes = tuple((name, size) for name, size in (("dp", dp), ("tp", tp)) if size > 1)
-    each = dp * tp
+    sizes, pp = (("dp", split.dp), ("tp", split.tp)), split.pp
+    axes = tuple((name, size) for name, size in sizes if size > 1)
+    each = split.dp * split.tp
     meshes = [DeviceMesh(axes, tuple(range(at, at + each))) for at in range(0, pp * each, each)]
     forward = [node.name for node in changing_nodes(graph)]
     layers = 1 + max(_layer(name, -1) for name in forward)
@@ -166,7 +180,7 @@ def forced_plan(
         cluster.to_data(),
         tuple(meshes),
         {node.name: NodePlan(stages[node.name], cuts[node.name]) for node in graph.nodes},
-        pipeline=Pipeline("1f1b", micro_batches),
+        pipeline=Pipeline("1f1b", split.micro_batches),
         stages=tuple(range(pp)),
     )
 
@@ -185,7 +199,7 @@ def _filled(names: Sequence[str], stage_of: Callable[[int], int]) -> dict[str, i
     return stages
 
 
-@cache
+@lru_cache(maxsize=4)
 def _cuts(graph: Graph, axes: tuple[tuple[str, int], ...]) -> Mapping[str, Mapping[str, Cut]]:
     """The cuts of each node: over the axes of its named dims, as its operands lie."""
     sizes = dict(axes)
@@ -196,42 +210,36 @@ def _cuts(graph: Graph, axes: tuple[tuple[str, int], ...]) -> Mapping[str, Mappi
         for demand in bound(NamedDims({name: (DIMS[name],)}, {name: (axis,)}), graph, sizes)
     ]
     mesh = DeviceMesh(axes, tuple(range(math.prod(sizes.values()))))
-    chosen: dict[str, Mapping[str, Cut]] = {}
+    cuts: dict[str, Mapping[str, Cut]] = {}
     lies: dict[str, Placement] = {}
-    known = strategies(graph, Rules.of(graph), mesh)
     for node in graph.nodes:
+        rule = rule_of(graph, node)
+        assert isinstance(rule, Rule)
         own = [demand for demand in demands if demand.factors.get(node.name)]
-        wanted = {axis for demand in own for axis in demand.axes}
-
-        def away(placed: PlacedNode) -> float:
-            """Bytes of the operands that do not lie so."""
-            pairs = [(v, at) for v, at in placed.operands() if lies.get(v, at) != at]
-            return sum(graph.types[value].nbytes for value, _ in pairs)
-
-        fitting = [
-            placed
-            for placed in (*known[node.name], *_as_it_lies(graph, node, mesh, lies))
-            if {axis for cut in placed.layouts.values() for axis in cut.axes} == wanted
-            and all(demand.honoured(node, placed) for demand in own)
-        ]
-        best = min(fitting, key=away)
-        lies.update(best.results())
-        chosen[node.name] = {name: Cut.of(cut, mesh) for name, cut in best.layouts.items()}
-    return chosen
+        over: dict[str, set[str]] = {}
+        for demand in own:
+            for factor in demand.factors[node.name]:
+                over.setdefault(factor, set()).update(demand.axes)
+        layouts = {
+            factor: DimLayout.even(rule.factors[factor].size, tuple(sorted(names)), mesh)
+            for factor, names in over.items()
+        }
+        layouts.update(_as_it_lies(node, rule, lies, layouts))
+        placed = place(graph, node, mesh, layouts, rule)
+        assert all(demand.honoured(node, placed) for demand in own), node
+        lies.update(placed.results())
+        cuts[node.name] = {name: Cut.of(cut, mesh) for name, cut in layouts.items()}
+    return cuts
 
 
 def _as_it_lies(
-    graph: Graph, node: Node, mesh: DeviceMesh, lies: Mapping[str, Placement]
-) -> Iterator[PlacedNode]:
-    """The node with its loops cut as the dims of its operands are: batch and heads in one dim."""
-    rule = rule_of(graph, node)
-    if not isinstance(rule, Rule):
-        return
-    layouts: dict[str, DimLayout] = {}
+    node: Node, rule: Rule, lies: Mapping[str, Placement], factors: Container[str]
+) -> Iterator[tuple[str, DimLayout]]:
+    """The cuts of those factors that are a dim of an operand: heads of each sequence, in one."""
     for value, dims in zip(node.inputs, rule.operands, strict=True):
         at = lies.get(value)
-        for dim, layout in zip(dims or (), at.sharding.dims if at else ()):
-            if len(dim) == len(dim[0]) == 1 and layout.axes:
-                layouts.setdefault(dim[0][0], layout)
-    with suppress(LayoutError):
-        yield place(graph, node, mesh, layouts, rule)
+        if at is None or dims is None:
+            continue
+        for dim, layout in zip(dims, at.sharding.dims, strict=True):
+            if len(dim) == len(dim[0]) == 1 and layout.axes and dim[0][0] in factors:
+                yield dim[0][0], layout

@@ -18,6 +18,12 @@ from pathlib import Path
 from megatron import Sizes, Split, step_s
 
 PRESET = "a100-80g"
+#: Iterations of Megatron-LM that compute each layer again: sizes, sequences of a micro-batch, plan,
+#: seconds. Table 5 of https://arxiv.org/abs/2205.05198.
+MEGATRON = {
+    "22B": (Sizes(6144, 64, 48, 2048), 4, Split(8, 1, 1, 1), 1.42),
+    "175B": (Sizes(12288, 96, 96, 2048), 1, Split(8, 1, 8, 64, stages=3), 18.13),
+}
 
 
 @dataclass(frozen=True, order=True)
@@ -47,6 +53,16 @@ class Row:
         micro_batches = self.global_batch // self.dp // self.micro_batch
         split = Split(self.tp, self.dp, self.pp, micro_batches)
         return 1e3 * step_s(sizes, self.micro_batch, split, PRESET)
+
+
+def megatron() -> Iterator[str]:
+    """The table of Megatron-LM's iterations."""
+    yield "| model | GPUs | published s | predicted s | error |"
+    yield "|---|---|---|---|---|"
+    for name, (sizes, sequences, split, seconds) in MEGATRON.items():
+        predicted_s = step_s(sizes, sequences, split, PRESET)
+        gpus, error = split.tp * split.dp * split.pp, predicted_s / seconds - 1
+        yield f"| {name} | {gpus} | {seconds:.2f} | {predicted_s:.2f} | {error:+.0%} |"
 
 
 def read(path: Path) -> dict[Row, float]:

@@ -148,6 +148,7 @@ class Split:
     dp: int
     pp: int
     micro_batches: int
+    stages: int = 1  #: On each device; of several, the schedule is interleaved.
 
 
 def step_s(sizes: Sizes, sequences: int, split: Split, preset: str) -> float:
@@ -158,7 +159,8 @@ def step_s(sizes: Sizes, sequences: int, split: Split, preset: str) -> float:
 def evaluated(sizes: Sizes, sequences: int, split: Split, preset: str) -> Evaluation:
     """The cost of a step, see `step_s`: autograd submits the kernels."""
     graph = traced(sizes, sequences * split.dp)
-    plain = preset_cluster(preset, 1, split.tp * split.dp * split.pp)
+    count = split.tp * split.dp * split.pp
+    plain = preset_cluster(preset, max(1, count // 8), min(count, 8))
     launch_s = presets.launch_s("autograd")
     devices = tuple(replace(device, launch_s=launch_s) for device in plain.devices)
     cluster = replace(plain, devices=devices).run_by(executor_of(graph))
@@ -167,21 +169,22 @@ def evaluated(sizes: Sizes, sequences: int, split: Split, preset: str) -> Evalua
 
 def forced_plan(graph: Graph, cluster: Cluster, split: Split) -> Plan:
     """The plan of equally many layers in each stage."""
-    sizes, pp = (("dp", split.dp), ("tp", split.tp)), split.pp
+    sizes, count = (("dp", split.dp), ("tp", split.tp)), split.pp * split.stages
     axes = tuple((name, size) for name, size in sizes if size > 1)
     each = split.dp * split.tp
-    meshes = [DeviceMesh(axes, tuple(range(at, at + each))) for at in range(0, pp * each, each)]
+    firsts = [each * (stage % split.pp) for stage in range(count)]
+    meshes = [DeviceMesh(axes, tuple(range(first, first + each))) for first in firsts]
     forward = [node.name for node in changing_nodes(graph)]
     layers = 1 + max(_layer(name, -1) for name in forward)
-    stages = stages_of_all(graph, _filled(forward, lambda layer: layer * pp // layers))
+    stages = stages_of_all(graph, _filled(forward, lambda layer: layer * count // layers))
     cuts = _cuts(graph, axes)
     return Plan(
         graph.digest,
         cluster.to_data(),
         tuple(meshes),
         {node.name: NodePlan(stages[node.name], cuts[node.name]) for node in graph.nodes},
-        pipeline=Pipeline("1f1b", split.micro_batches),
-        stages=tuple(range(pp)),
+        pipeline=Pipeline("1f1b" if split.stages == 1 else "interleaved", split.micro_batches),
+        stages=tuple(range(count)),
     )
 
 

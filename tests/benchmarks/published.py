@@ -2,12 +2,13 @@
 
     python tests/benchmarks/published.py collectives|products [--all]
     python tests/benchmarks/published.py vtrain --measured FILE [--sample N] [--csv FILE]
+    python tests/benchmarks/published.py megatron
 
 "fit" tables are those that `cost_model/cluster/data/published.toml` rests on: their error is that
 of the fit. "check" tables were not fitted to: theirs is an error of prediction. Collectives
 print every fourth size of long tables; `--all` prints every one. The last lines have the median and
 the largest error of each table. `vtrain` prices measured training iterations (see `iterations`), of
-N whole groups of plans or of all; nothing was fitted to them.
+N whole groups of plans or of all, and `megatron` those of its paper; nothing was fitted to them.
 """
 
 from __future__ import annotations
@@ -343,22 +344,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("collectives", "products", "vtrain"))
+    parser.add_argument("what", choices=("collectives", "products", "vtrain", "megatron"))
     parser.add_argument("--all", action="store_true", help="every size of the collectives")
     parser.add_argument("--measured", type=Path, help="the file of measured iterations")
     parser.add_argument("--sample", type=int, help="number of groups of iterations")
     parser.add_argument("--csv", type=Path, help="file for the predicted iterations")
     options = parser.parse_args()
-    if options.what == "vtrain":
-        if options.measured is None:
-            parser.error("vtrain needs --measured FILE")
-        from iterations import iterations  # loads PyTorch
+    if options.what == "vtrain" and options.measured is None:
+        parser.error("vtrain needs --measured FILE")
+    if options.what in ("vtrain", "megatron"):
+        import iterations  # loads PyTorch
 
-        for line in iterations(options.measured, options.sample, options.csv):
-            print(line, flush=True)
-        return
-    for line in products() if options.what == "products" else collectives(options.all):
-        print(line)
+        lines = iterations.megatron()
+        if options.what == "vtrain":
+            lines = iterations.iterations(options.measured, options.sample, options.csv)
+    else:
+        lines = products() if options.what == "products" else collectives(options.all)
+    for line in lines:
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

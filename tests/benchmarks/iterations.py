@@ -98,17 +98,17 @@ def iterations(measured: Path, sample: int | None, written: Path | None) -> Iter
     names = [field.name for field in fields(Row)]
     yield f"| {' | '.join(names)} | measured ms | predicted ms | error |"
     yield "|---" * (len(names) + 3) + "|"
+    if written is not None:
+        written.write_text(",".join([*names, "ms"]) + "\n", encoding="utf-8")
     for row in rows:
         predicted[row] = row.predicted_ms()
+        if written is not None:
+            with written.open("a", encoding="utf-8") as file:
+                file.write(",".join(map(str, astuple(row))) + f",{predicted[row]:.6f}\n")
         yield (
             f"| {' | '.join(map(str, astuple(row)))} | {known[row]:,.1f} | {predicted[row]:,.1f} "
             f"| {predicted[row] / known[row] - 1:+.0%} |"
         )
-    if written is not None:
-        with written.open("w", encoding="utf-8", newline="") as file:
-            lines = csv.writer(file)
-            lines.writerow([*names, "ms"])
-            lines.writerows([*astuple(row), f"{ms:.6f}"] for row, ms in predicted.items())
     yield ""
     yield from errors(known, predicted)
     yield f"{(time.perf_counter() - begin) / len(rows):.1f} s a plan, traces included"

@@ -2,9 +2,9 @@
 
 The module is the one that Megatron-LM describes: a fused projection of queries, keys and values,
 unfused attention whose one kernel scales, masks and normalizes, GELU in one kernel, dropout, tied
-embeddings, a loss in float32. It is traced on the meta device. A plan is `tp` over heads, hidden
-dims and words, `dp` over sequences, and as many layers in each stage; each layer is computed again
-in the backward pass. Nothing is searched.
+embeddings, and a loss in float32. It is traced on the meta device. The optimizer's state is of
+float32. A plan is `tp` over heads, hidden dims and words, `dp` over sequences, and as many layers
+in each stage; each layer is computed again in the backward pass. Nothing is searched.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ DIMS = {
 }
 
 
+#: Bytes that mixed precision keeps of a parameter beside its float16 value.
+STATE_BYTES = 12
 AXES = {"batch": "dp", "heads": "tp", "inner": "tp", "words": "tp"}
 
 
@@ -109,7 +111,17 @@ def traced(sizes: Sizes, sequences: int) -> Graph:
     ids = torch.zeros((2 * sequences, sizes.length), dtype=torch.int64)
     opened = open_with(module, {"ids": ids, "labels": ids}, {"training": True, "optimizer": "adam"})
     assert isinstance(opened, ModuleInput)
-    return with_layers_again(opened.in_micro_batches(2).graph)
+    return with_layers_again(with_float32_state(opened.in_micro_batches(2).graph))
+
+
+def with_float32_state(graph: Graph) -> Graph:
+    """The graph whose optimizer keeps a float32 copy of each parameter, and moments of float32."""
+    writer = GraphWriter(source=graph)
+    for node in graph.nodes:
+        trained = node.attrs.get("state_bytes", 0)
+        attrs = {**node.attrs, "state_bytes": STATE_BYTES} if trained else node.attrs
+        writer.nodes.append(replace(node, attrs=attrs))
+    return writer.graph()
 
 
 def with_layers_again(graph: Graph) -> Graph:

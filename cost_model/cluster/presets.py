@@ -60,6 +60,17 @@ def accelerators() -> Mapping[str, Preset]:
     }
 
 
+def launches() -> tuple[str, ...]:
+    """Get the names of what submits kernels, each with its time between two of them."""
+    return tuple(_figures()["launches"])
+
+
+def launch_s(by: str) -> float:
+    """Get the least seconds between two kernels that one of `launches` submits."""
+    us = _figures()["launches"][by]["us"]
+    return float(us[0] / us[1] if isinstance(us, list) else us) * _MICRO_S
+
+
 def full_name(name: str) -> str:
     """Get the name of the preset that has this other name; a name that is none stays."""
     return str(_figures()["aliases"].get(name, name))
@@ -86,7 +97,7 @@ def device(name: str) -> DeviceSpec:
         },
         row.memory_gb_per_s * _GIGA * memory_share,
         round(row.memory_gb * _GIGA),
-        _figures()["launch"]["us"] * _MICRO_S,
+        launch_s("native"),
         table=row.table,
         is_gpu=True,
     )

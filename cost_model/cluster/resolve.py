@@ -285,4 +285,16 @@ def _with_preset(entry: Mapping[str, Any]) -> Mapping[str, Any]:
         raise CostError(f"no preset {name!r}; there are {', '.join(presets.names())}")
     spec = vars(presets.device(name))
     figures = {key: value for key, value in spec.items() if value is not None}
-    return {**figures, **{key: value for key, value in entry.items() if key != "preset"}}
+    if "launches" in entry:
+        figures["launch_s"] = _launch_s(entry)
+    own = {key: value for key, value in entry.items() if key not in ("preset", "launches")}
+    return {**figures, **own}
+
+
+def _launch_s(entry: Mapping[str, Any]) -> float:
+    by, known = entry["launches"], presets.launches()
+    if by not in known:
+        raise CostError(f"launches is {by!r}, not one of {', '.join(known)}")
+    if "launch_s" in entry:
+        raise CostError(f"launches = {by!r} and launch_s say the same thing: give one of them")
+    return presets.launch_s(by)

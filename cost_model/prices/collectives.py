@@ -54,8 +54,13 @@ class Algorithm:
     seconds: float
 
     def start_s(self, device: DeviceSpec) -> float:
-        """Seconds of the start-up on a device; see `DeviceSpec.start_s`."""
-        return device.start_s(is_known=self.name in ("measured", "published"))
+        """Seconds of the start-up on a device; see `DeviceSpec.start_s`.
+
+        Published seconds are of a loop that submits nothing else: they take a launch at least.
+        """
+        left_s = device.launch_s - self.seconds if self.name == "published" else 0.0
+        is_known = self.name in ("measured", "published")
+        return device.start_s(is_known=is_known) + max(0.0, left_s)
 
 
 @dataclass(frozen=True)

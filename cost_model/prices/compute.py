@@ -303,10 +303,21 @@ def moved_bytes(
     )
     row = row_of(node)
     if row.moved is not None:
-        return row.moved(ins[: len(node.inputs)], outs)
+        return row.moved(ins[: len(node.inputs)], outs) + 2 * _state_bytes(graph, node, ins)
     if row.overwrites and node.name in writes_in_place(graph):
         return 2 * sum(ins[1:])  # what is written is read first
     return sum(ins) + sum(outs)
+
+
+def _state_bytes(graph: Graph, node: Node, ins: Sequence[int]) -> int:
+    """Bytes of the optimizer's state of the stored value that a node updates; 0 for other nodes."""
+    slot = row_of(node).in_place
+    stored = None if slot is None else graph.producers.get(node.inputs[slot])
+    if slot is None or stored is None:
+        return 0
+    state_bytes = stored.attrs.get("state_bytes", 0)
+    assert isinstance(state_bytes, int)
+    return ins[slot] * 8 // DTYPE_BITS[graph.types[node.inputs[slot]].dtype] * state_bytes
 
 
 def stored_bytes(node: Node, dtype: str, nbytes: float, at: Sharding | None = None) -> int:

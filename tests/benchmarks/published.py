@@ -1,11 +1,14 @@
 """Prices of the presets beside measurements that others published, and what they were fitted to.
 
     python tests/benchmarks/published.py collectives|products [--all]
+    python tests/benchmarks/published.py vtrain --measured FILE [--sample N] [--csv FILE]
+    python tests/benchmarks/published.py megatron
 
 "fit" tables are those that `cost_model/cluster/data/published.toml` rests on: their error is that
 of the fit. "check" tables were not fitted to: theirs is an error of prediction. Collectives
 print every fourth size of long tables; `--all` prints every one. The last lines have the median and
-the largest error of each table.
+the largest error of each table. `vtrain` prices measured training iterations (see `iterations`), of
+N whole groups of plans or of all, and `megatron` those of its paper; nothing was fitted to them.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from partitioner.cost_model.cluster import presets
 from partitioner.cost_model.cluster.published import data_file
@@ -340,11 +344,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("collectives", "products"))
+    parser.add_argument("what", choices=("collectives", "products", "vtrain", "megatron"))
     parser.add_argument("--all", action="store_true", help="every size of the collectives")
+    parser.add_argument("--measured", type=Path, help="the file of measured iterations")
+    parser.add_argument("--sample", type=int, help="number of groups of iterations")
+    parser.add_argument("--csv", type=Path, help="file for the predicted iterations")
     options = parser.parse_args()
-    for line in products() if options.what == "products" else collectives(options.all):
-        print(line)
+    if options.what == "vtrain" and options.measured is None:
+        parser.error("vtrain needs --measured FILE")
+    if options.what in ("vtrain", "megatron"):
+        import iterations  # loads PyTorch
+
+        lines = iterations.megatron()
+        if options.what == "vtrain":
+            lines = iterations.iterations(options.measured, options.sample, options.csv)
+    else:
+        lines = products() if options.what == "products" else collectives(options.all)
+    for line in lines:
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

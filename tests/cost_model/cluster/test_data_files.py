@@ -41,6 +41,13 @@ def test_every_table_of_a_preset_is_published() -> None:
     }  # fmt: skip
 
 
+def test_the_more_pytorch_does_the_later_a_kernel_follows() -> None:
+    times = [presets.launch_s(by) for by in presets.launches()]
+    assert presets.launches() == ("native", "eager", "autograd")
+    assert times == sorted(times)
+    assert presets.device("h100").launch_s == times[0]
+
+
 @pytest.mark.parametrize("name", ["cpu", "ideal"])
 def test_presets_that_are_cluster_files_are_those_of_users(name: str) -> None:
     cluster = resolve_cluster(FOLDER / f"{name}.toml")

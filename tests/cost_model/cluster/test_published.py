@@ -126,6 +126,15 @@ def test_nodes_are_never_faster_than_one(ranks: tuple[int, ...]) -> None:
         assert collective(kind, inside, 2.0**power, far).seconds <= across * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("launch_us", "at_least_us"), [(4, 10), (34, 34), (1000, 1000)])
+def test_a_published_collective_takes_a_launch_at_least(launch_us: int, at_least_us: int) -> None:
+    plain = preset_cluster("a100-80g", 1, 2)
+    devices = tuple(replace(device, launch_s=launch_us * 1e-6) for device in plain.devices)
+    small = Comm(0, CommKind.ALL_REDUCE, (0, 1), "a", "b", "float16", ())
+    seconds = comm_cost(small, 512, replace(plain, devices=devices)).seconds
+    assert seconds == {0: pytest.approx(at_least_us * 1e-6, rel=0.01), 1: seconds[0]}
+
+
 def test_all_to_all_of_all_ranks_is_priced_as_one() -> None:
     cluster = preset_cluster("h100", 1, 8)
     nbytes = 2.0**30

@@ -172,6 +172,14 @@ DEVICE = '[[devices]]\npreset="h100"\n'
             DEVICE + "speed=3\n" + LEVEL,
             "device 'h100' has an unknown key 'speed'; known: border_s, count",
         ),
+        (
+            DEVICE + 'launches="python"\n' + LEVEL,
+            "launches is 'python', not one of native, eager, autograd",
+        ),
+        (
+            DEVICE + 'launches="eager"\nlaunch_s=0\n' + LEVEL,
+            "launches = 'eager' and launch_s say the same thing: give one of them",
+        ),
         (DEVICE + 'memory_bytes="8G"\n' + LEVEL, "size '8G' is not like"),
         (
             DEVICE + "launch_s=-1.0\n" + LEVEL,
@@ -293,6 +301,22 @@ memory_bytes_per_s = 1e12
 launch_s = 4e-6
 peak_flops_per_s = { float32 = 1e12 }
 """
+
+
+@pytest.mark.parametrize(
+    ("device", "launch_us"),
+    [
+        ('preset = "l4"', 4),
+        ('preset = "l4"\nlaunches = "native"', 4),
+        ('preset = "l4"\nlaunches = "eager"', 18),
+        ('preset = "l4"\nlaunches = "autograd"', 103.9 / 3),
+        ('preset = "l4"\nlaunch_s = 7e-6', 7),
+    ],
+)
+def test_a_file_says_what_submits_kernels(tmp_path: Path, device: str, launch_us: float) -> None:
+    path = tmp_path / "lab.toml"
+    path.write_text(CARDS.format(device=device))
+    assert resolve_cluster(path).devices[0].launch_s == pytest.approx(launch_us * 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,26 @@ def test_views_are_free_and_rows_say_what_moves(changed_relu: Graph) -> None:
     assert compute.local_moved_bytes(changed_relu, add, {"tp": 0}) == 2 + 2000
 
 
+@pytest.mark.parametrize(
+    ("state_bytes", "moved"),
+    [
+        (0, 3 * 4000),  # plain gradient descent reads two tensors and writes one
+        (4, 5 * 4000),  # momentum
+        (8, 7 * 4000),  # two moments
+        (12, 9 * 4000),  # and another copy of the value
+    ],
+)
+def test_an_update_reads_and_writes_the_optimizers_state(state_bytes: int, moved: int) -> None:
+    stored = Node("w", "partitioner::state", (), ("w:0",), {"state_bytes": state_bytes})
+    update = Node("step", "partitioner::update", ("g", "w:0"), ("next",), {"role": "gradient"})
+    types = dict.fromkeys(("g", "w:0", "next"), TensorType.of("float32", (1000,)))
+    owner = graph([stored, update], types, ("g",), ("next",))
+    step = placed(owner, "step", LINE)
+    assert compute.local_moved_bytes(owner, step, {"tp": 0}) == moved
+    cut = placed(owner, "step", LINE, {"d0": ("tp",)})
+    assert compute.local_moved_bytes(owner, cut, {"tp": 0}) == moved // 4
+
+
 def test_four_bit_elements_are_packed() -> None:
     types = {"x": TensorType.of("int4", (5,)), "y": TensorType.of("int4", (4,))}
     packed = graph([Node("odd", "my::Odd", ("x",), ("y",))], types, ("x",), ("y",))

@@ -250,6 +250,9 @@ def test_a_split_that_no_device_can_do_without_is_compared_with_the_smallest() -
     assert verdict.sentence.endswith(
         f", {times} times as fast as inter (2 x one device) on 2 of them"
     )
+    less = replace(verdict, objective="memory")
+    assert less.sentence.endswith("x less memory a device than inter (2 x one device) on 2 of them")
+    assert "times as fast" not in replace(verdict, measured_s=1.0).sentence
 
 
 def test_a_measured_plan_is_judged_by_its_measurement() -> None:
@@ -259,6 +262,7 @@ def test_a_measured_plan_is_judged_by_its_measurement() -> None:
         line = result.verdict(measured_s).line
         assert line.startswith(f"Measured: {said}")
         assert units.per_second(1 / measured_s) in line
+        assert f"{units.per_second(1 / result.verdict(measured_s).best.cost)} as predicted" in line
 
 
 def test_a_training_step_is_compared_with_data_parallelism() -> None:
@@ -269,6 +273,21 @@ def test_a_training_step_is_compared_with_data_parallelism() -> None:
     assert rival.cost == pytest.approx(usual.cost)
     assert (rival.ask, rival.fits, rival.devices) == ("--parallel dp", True, 2)
     assert f"; data parallelism {units.seconds(rival.cost)} a step" in free.verdict().instead
+
+
+class _Scored(_Loss):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        scores = self.layers(x)
+        return scores.square().mean(), scores
+
+
+def test_data_parallelism_brings_results_to_every_rank_as_the_plan_does() -> None:
+    model, x, wanted = _Scored(), torch.zeros(4096, 64), {"training": True, "time_limit_s": 5}
+    free = partitioner.compile(model, x, 2, **wanted)
+    usual = partitioner.compile(model, x, 2, parallel="dp", **wanted)
+    (rival,) = (rival for rival in free.rivals if rival.name == "data parallelism")
+    assert rival.cost == pytest.approx(usual.delivery.step_s)
+    assert rival.cost > usual.evaluation.step_s
 
 
 def test_one_devices_plan_is_said_to_leave_the_others_idle() -> None:

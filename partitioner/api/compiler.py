@@ -119,6 +119,7 @@ def compile(  # noqa: A001 - the public name
                 fewer = f"fewer than the {request.tune} to run"
                 run_notes = (f"the search met {count} {plans}, {fewer}",)
         notes = (*graphs.notes, *run_notes)
+
         def delivery_of(plan: Candidate) -> Delivery | None:
             return graphs.compiled(plan).delivery
 

@@ -77,10 +77,10 @@ class Delivery:
 
     def sentence(self, objective: str) -> str:
         """Say what the delivery takes beside the figures of a plan without it."""
-        over = ""
+        over, whole_s = "", self.cost(objective)
         if self.over_bytes:
             over = f"; a device is then {units.size(self.over_bytes)} above its memory"
         return (
             f"the results on every rank take {self.clause(objective)} more than these figures: "
-            f"{units.seconds(self.cost(objective))} in all ({units.size(self.sent_bytes)} sent){over}"
+            f"{units.seconds(whole_s)} in all ({units.size(self.sent_bytes)} sent){over}"
         )

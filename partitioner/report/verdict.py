@@ -129,6 +129,9 @@ class Verdict:
     def _compared(self, best: Rival) -> str:
         if not self.cost:
             return "Nothing takes time on this cluster: splitting gains nothing"
+        if not best.cost:
+            here = units.cost(self.objective, self.cost)
+            return f"Do not split: {best.name} takes no time, this plan {here}"
         gain, here, there = best.cost / self.cost, self._figure(self.cost), self._figure(best.cost)
         if self.measured_s is not None:
             there += " as predicted"

@@ -4,6 +4,7 @@ import html
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,10 +14,16 @@ import partitioner
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
 from partitioner.api.compiled.module import ModuleProgram
+from partitioner.cost_model.cluster.resolve import (
+    cpu_fingerprint,
+    gpu_fingerprint,
+    resolve_cluster,
+)
 from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.memory.lives import MemoryPeak
 from partitioner.foundations import units
 from partitioner.report.card import card
+from partitioner.report.measured import Measured
 from partitioner.report.one_device import OneDevice
 from partitioner.report.page.data import headline
 from partitioner.report.summary import lines
@@ -265,6 +272,25 @@ def test_a_measured_plan_is_judged_by_its_measurement() -> None:
         assert f"{units.per_second(1 / result.verdict(measured_s).best.cost)} as predicted" in line
 
 
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [(cpu_fingerprint(), "Predicted from "), (gpu_fingerprint("NVIDIA H100"), "Measured: ")],
+)
+def test_a_run_on_other_devices_is_no_verdict_on_the_plan(device: str, said: str) -> None:
+    result = _mlp(devices=2, strategy="intra", objective="latency")
+    measured = Measured("", "onnxruntime", device, 1, "", 1, 1.0, 1.0, None, ())
+    head = headline(result, comparison=SimpleNamespace(measured=measured))  # type: ignore[arg-type]
+    assert head["latency_measured_s"] == 1.0
+    assert head["verdict"].startswith(said)
+
+
+def test_a_run_on_the_devices_of_a_profile_is_one_of_the_plan() -> None:
+    measured = Measured("", "onnxruntime", cpu_fingerprint(), 1, "", 1, 1.0, 1.0, None, ())
+    cluster = resolve_cluster("2xlocal", 2)
+    assert measured.is_on(cluster)
+    assert not replace(measured, device="another, 2 cores").is_on(cluster)
+
+
 def test_a_training_step_is_compared_with_data_parallelism() -> None:
     x = torch.zeros(16, 64)
     free = partitioner.compile(_Loss(), x, 2, training=True, time_limit_s=5, cluster="2xideal")
@@ -288,6 +314,22 @@ def test_data_parallelism_brings_results_to_every_rank_as_the_plan_does() -> Non
     (rival,) = (rival for rival in free.rivals if rival.name == "data parallelism")
     assert rival.cost == pytest.approx(usual.delivery.step_s)
     assert rival.cost > usual.evaluation.step_s
+
+
+def test_one_device_that_takes_no_time_is_said_to() -> None:
+    result = partitioner.compile(nn.Flatten(0, 1), torch.zeros(8, 8, 8), 2, strategy="intra")
+    assert result.delivery is not None
+    delivered = units.seconds(result.delivery.step_s)
+    assert result.verdict().sentence == (
+        f"Do not split: one h100 takes no time, this plan {delivered}"
+    )
+
+
+def test_explain_certifies_a_latency() -> None:
+    result = PLANS["latency"]()
+    bound = units.seconds(result.plan.certificate.bound)  # type: ignore[union-attr]
+    (line,) = (line for line in explain(result).splitlines() if line.startswith("  latency "))
+    assert f", bound {bound}, gap 0 %, optimal" in line
 
 
 def test_one_devices_plan_is_said_to_leave_the_others_idle() -> None:

@@ -354,3 +354,13 @@ def test_copies_are_of_devices_that_hold_the_model() -> None:
     single = OneDevice.best(mixed, "throughput", "inter", (result.graph, None))
     assert single.copies == 2
     assert single.copies_per_s == pytest.approx(2 / single.step_s)
+
+
+def test_a_sweep_compares_training_with_data_parallelism() -> None:
+    swept = partitioner.sweep(
+        _Loss(), torch.zeros(16, 64), [2], clusters=["2xideal"], training=True, time_limit_s=5
+    )
+    (point,) = swept.data["points"]
+    free = _trained(cluster="2xideal")
+    assert free.verdict().best.name == "data parallelism"
+    assert point["verdict"] == free.verdict().line

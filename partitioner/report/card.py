@@ -19,7 +19,7 @@ def card(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
     """The verdict, figures, spaces and loads: under 20 kB, no script, the notebook's colours."""
     head = headline(result, comparison=comparison)
     figures, measured_s, delivery = result.evaluation, head["step_measured_s"], result.delivery
-    step_s, speedup, communication = (head[key] for key in ("step_s", "speedup", "communication"))
+    step_s, speedup, communication = head["step_s"], head["speedup"], head["communication"]
     if delivery is not None and head["delivered"] is not None:  # as in the verdict
         step_s, speedup = delivery.step_s, head["delivered"]["speedup"]
         communication = head["delivered"]["communication"]

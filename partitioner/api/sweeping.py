@@ -24,6 +24,7 @@ from partitioner.ir.graph import Graph
 from partitioner.report.findings.bottleneck import turn_of
 from partitioner.report.planned import Planned
 from partitioner.report.schema import VERSION, Point, Sweep
+from partitioner.report.summarise import summarise
 from partitioner.report.text.tables import table
 from partitioner.search.find_plan import find_plan
 from partitioner.search.request import Budget, Request, silent
@@ -222,7 +223,7 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
             cluster=cluster,
             plan=outcome.plan,
             evaluation=outcome.evaluation,
-            summary={},
+            summary=summarise(outcome, cluster, request, (), lambda _: None),
         )
         speedup, verdict = planned.speedup, planned.verdict().line
     return Point(

@@ -18,15 +18,19 @@ MOST_ROWS = 8
 def card(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
     """The verdict, figures, spaces and loads: under 20 kB, no script, the notebook's colours."""
     head = headline(result, comparison=comparison)
-    figures, measured_s = result.evaluation, head["step_measured_s"]
+    figures, measured_s, delivery = result.evaluation, head["step_measured_s"], result.delivery
+    step_s, speedup, communication = head["step_s"], head["speedup"], head["communication"]
+    if delivery is not None and head["delivered"] is not None:  # as in the verdict
+        step_s, speedup = delivery.step_s, head["delivered"]["speedup"]
+        communication = head["delivered"]["communication"]
     step = "Step time" if head["turn"] == "step" else "Time between requests"
     tiles = [
         (
             f"{step}, {'predicted' if measured_s is None else 'measured'}",
-            units.seconds(head["step_s"] if measured_s is None else measured_s),
+            units.seconds(step_s if measured_s is None else measured_s),
         ),
-        ("Speed-up", "-" if head["speedup"] is None else units.times(head["speedup"])),
-        ("Communication", units.share(head["communication"])),
+        ("Speed-up", "-" if speedup is None else units.times(speedup)),
+        ("Communication", units.share(communication)),
         ("Memory free", units.share(max(head["headroom"], 0.0))),
         ("Devices", f"{head['devices_used']} of {head['devices']}"),
     ]

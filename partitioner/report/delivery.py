@@ -64,6 +64,10 @@ class Delivery:
             max(whole.short_bytes.values(), default=0) if evaluation.fits_exactly else 0,
         )
 
+    def cost(self, objective: str) -> float:
+        """Seconds by an objective that counts seconds, with the delivery."""
+        return self.latency_s if objective == "latency" else self.step_s
+
     def clause(self, objective: str) -> str:
         """Say what the results on every rank take more: "21.8 µs and 2 MiB of memory"."""
         seconds = self.more_latency_s if objective == "latency" else self.more_step_s
@@ -73,8 +77,7 @@ class Delivery:
 
     def sentence(self, objective: str) -> str:
         """Say what the delivery takes beside the figures of a plan without it."""
-        whole_s = self.latency_s if objective == "latency" else self.step_s
-        over = ""
+        over, whole_s = "", self.cost(objective)
         if self.over_bytes:
             over = f"; a device is then {units.size(self.over_bytes)} above its memory"
         return (

@@ -20,7 +20,8 @@ from partitioner.backends.observed import (
     measured_ranks,
     recorded_step_s,
 )
-from partitioner.cost_model.cluster.resolve import cpu_fingerprint, gpu_fingerprint
+from partitioner.cost_model.cluster.resolve import cpu_fingerprint, gpu_fingerprint, is_of_gpu
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.foundations import units
 from partitioner.foundations.files import ResultError
@@ -68,6 +69,15 @@ class Measured:
             recorded_step_s(logs),
             stream_s,
             measured_ranks(logs),
+        )
+
+    def is_on(self, cluster: Cluster) -> bool:
+        """Tell if it ran on such devices as a plan's cluster has: those of its profile, or GPUs."""
+        return all(
+            is_of_gpu(self.device) and spec.is_gpu
+            if spec.profile is None
+            else spec.profile.device == self.device
+            for spec in cluster.first_of_spec
         )
 
     def to_json(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import is_view, rules_of
 from partitioner.ir.plan import resolve
+from partitioner.report.delivery import Delivery
 from partitioner.report.findings.notes import whole_machine
 from partitioner.report.one_device import OneDevice
 from partitioner.report.planned import Planned
@@ -42,8 +43,12 @@ def summarise(
     cluster: Cluster,
     request: Request,
     notes: tuple[str, ...],
+    delivery_of: Callable[[Candidate], Delivery | None],
 ) -> dict[str, Any]:
-    """The predicted facts of a plan, for its summary, each figure beside that of one device."""
+    """The predicted facts of a plan, for its summary, each figure beside that of one device.
+
+    `delivery_of` prices what brings another plan's results to every rank.
+    """
     graph, plan, figures, whole = outcome.graph, outcome.plan, outcome.evaluation, outcome.whole
     cert, devices, request = plan.certificate, len(cluster), outcome.request or request
     assert cert is not None
@@ -59,8 +64,13 @@ def summarise(
         machine: Rival | str | None = None
         if at_once is not None:
             machine = whole_machine(at_once, cluster, sources, request.objective)
-    spaces = space_facts(outcome, cluster, single)
-    others = [space for space in spaces if "changes" in space or space["cost"] != cert.cost]
+    plans = sorted(outcome.candidates, key=lambda plan: plan.cost(cert.objective))
+    spaces = space_facts(outcome, plans, cluster, single)
+    others = [
+        _with_results(space, plan, outcome, delivery_of)
+        for space, plan in zip(spaces, plans, strict=True)
+        if "changes" in space or space["cost"] != cert.cost
+    ]
     process = machine if isinstance(machine, Rival) else None
     name = cluster.devices[single.device].name
     rivals = rivals_of(request.objective, single, name, others, process)
@@ -151,8 +161,27 @@ def _notes(outcome: Outcome) -> Iterator[str]:
         yield f"kept whole on one device: {', '.join(names[:3])}{more}: {why}"
 
 
-def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[Space]:
-    """The best plan of each space as figures, the cheapest first, with its changes.
+def _with_results(
+    space: Space,
+    plan: Candidate,
+    outcome: Outcome,
+    delivery_of: Callable[[Candidate], Delivery | None],
+) -> Space:
+    """The figures of a plan that verdicts speak of with its results on every rank."""
+    cert = outcome.plan.certificate
+    assert cert is not None
+    is_usual = space["space"].split()[0] == "dp"
+    is_smaller = space["devices_used"] < outcome.evaluation.devices_used
+    if cert.objective == "memory" or not (is_usual or is_smaller):
+        return space
+    delivery = delivery_of(plan)
+    return space if delivery is None else {**space, "cost": delivery.cost(cert.objective)}
+
+
+def space_facts(
+    outcome: Outcome, plans: Sequence[Candidate], cluster: Cluster, single: OneDevice
+) -> list[Space]:
+    """The best plan of each space as figures, in the order given, with its changes.
 
     On more than `MOST_EXPLICIT` devices, and of large graphs, there are no changes: the space alone
     is planned again by ``--strategy`` and ``--mesh``, and `partition diff` compares the folders.
@@ -174,7 +203,7 @@ def space_facts(outcome: Outcome, cluster: Cluster, single: OneDevice) -> list[S
     small = len(cluster) <= MOST_EXPLICIT and len(outcome.graph.nodes) <= MOST_NODES
     compared = 0
     rows = []
-    for candidate in sorted(outcome.candidates, key=lambda plan: plan.cost(cert.objective)):
+    for candidate in plans:
         figures, space = candidate.evaluation, str(candidate.space)
         busiest = max(figures.load_s, key=figures.load_s.__getitem__, default=0)
         row = Space(

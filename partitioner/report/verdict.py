@@ -21,7 +21,9 @@ class Rival:
     """What one could do in place of a plan, as predicted."""
 
     name: str  #: "one h100", "4 whole copies", "data parallelism", "one process with 2 threads".
-    cost: float  #: Seconds or, for the objective "memory", bytes.
+    #: Seconds or, for the objective "memory", bytes; of data parallelism and of splits over fewer
+    #: devices with the results on every rank, as of the plan.
+    cost: float
     devices: int  #: Devices that it takes.
     fits: bool = True  #: Its devices hold it.
     held_bytes: int = 0  #: Of the fullest of them; 0 if that is not known.
@@ -93,7 +95,7 @@ class Verdict:
         delivery = self.delivery
         if delivery is None or self.objective == "memory":
             return self.evaluation.cost(self.objective)
-        return delivery.latency_s if self.objective == "latency" else delivery.step_s
+        return delivery.cost(self.objective)
 
     @property
     def best(self) -> Rival | None:
@@ -127,7 +129,12 @@ class Verdict:
     def _compared(self, best: Rival) -> str:
         if not self.cost:
             return "Nothing takes time on this cluster: splitting gains nothing"
+        if not best.cost:
+            here = units.cost(self.objective, self.cost)
+            return f"Do not split: {best.name} takes no time, this plan {here}"
         gain, here, there = best.cost / self.cost, self._figure(self.cost), self._figure(best.cost)
+        if self.measured_s is not None:
+            there += " as predicted"
         is_rate = self.objective == "throughput" and not self.is_training
         if gain < 1 / best.least_gain:
             aim = (
@@ -142,12 +149,15 @@ class Verdict:
             )
         if gain < best.least_gain:
             return f"No better than {best.name}: {here} against {there}{self._room(best)}"
-        times = f"{units.digits(gain)} times as fast as"
+        times = self._times(gain)
         if self.objective == "latency" and not self.is_training:
             times = f"Answers a request {times}"
-        elif self.objective == "memory":
-            times = f"{units.times(gain)} less memory a device than"
         return f"{times} {best.name}: {here} against {there}"
+
+    def _times(self, gain: float) -> str:
+        if self.objective == "memory":
+            return f"{units.times(gain)} less memory a device than"
+        return f"{units.digits(gain)} times as fast as"
 
     def _needed(self, one: str) -> str:
         """Say that one device does not hold the model, and what is gained over fewer devices."""
@@ -161,11 +171,11 @@ class Verdict:
             f"{self._figure(self.cost)}"
         )
         fewer = [rival for rival in self.rivals if rival.fits and rival.devices < used]
-        if not fewer or not self.cost:
+        if not fewer or not self.cost or self.measured_s is not None:
             return needed
         least = min(fewer, key=lambda rival: (rival.devices, rival.cost))
-        times = units.digits(least.cost / self.cost)
-        return f"{needed}, {times} times as fast as {least.name} on {least.devices} of them"
+        times = self._times(least.cost / self.cost)
+        return f"{needed}, {times} {least.name} on {least.devices} of them"
 
     @property
     def instead(self) -> str:

@@ -13,6 +13,7 @@ import partitioner
 from partitioner import examples
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.foundations import units
+from partitioner.report.card import card
 from partitioner.report.delivery import LEAST_BYTES, Delivery
 from partitioner.report.page.data import headline, report_data
 from partitioner.report.text.explain import explain
@@ -117,6 +118,9 @@ def test_the_report_says_and_draws_it() -> None:
     assert f", this plan {rate}, " in data["head"]["verdict"]
     head = data["head"]
     assert head["delivery"] in explain(program)
+    shown_card = card(program)
+    assert units.seconds(program.delivery.step_s) in shown_card
+    assert units.times(head["delivered"]["speedup"]) in shown_card
     whole = evaluate(program.graph, program.plan, program.cluster, program.delivered)
     shown = head["delivered"]
     assert shown["communication"] == pytest.approx(

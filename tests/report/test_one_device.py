@@ -4,6 +4,7 @@ import html
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,10 +14,16 @@ import partitioner
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
 from partitioner.api.compiled.module import ModuleProgram
+from partitioner.cost_model.cluster.resolve import (
+    cpu_fingerprint,
+    gpu_fingerprint,
+    resolve_cluster,
+)
 from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.memory.lives import MemoryPeak
 from partitioner.foundations import units
 from partitioner.report.card import card
+from partitioner.report.measured import Measured
 from partitioner.report.one_device import OneDevice
 from partitioner.report.page.data import headline
 from partitioner.report.summary import lines
@@ -77,7 +84,9 @@ def test_all_that_name_the_speed_up_agree(name: str, tmp_path: Path) -> None:
     changes = diff(result, result, ("a", "b"))
     (figure,) = (f for f in changes["figures"] if f["name"] == "speed-up over one device")
     assert figure["before"] == figure["after"] == speedup
-    tile = "-" if speedup is None else units.times(speedup)
+    delivered = head["delivered"]  # the card, like its verdict, counts what brings results
+    shown = speedup if delivered is None else delivered["speedup"]
+    tile = "-" if shown is None else units.times(shown)
     assert f'<small style="opacity:.75">Speed-up</small><br><b>{tile}</b>' in card(result)
     times = "" if speedup is None else f", {units.digits(speedup)} times one device"
     assert f"  step        {units.seconds(result.evaluation.step_s)}{times}\n" in explain(result)
@@ -250,6 +259,9 @@ def test_a_split_that_no_device_can_do_without_is_compared_with_the_smallest() -
     assert verdict.sentence.endswith(
         f", {times} times as fast as inter (2 x one device) on 2 of them"
     )
+    less = replace(verdict, objective="memory")
+    assert less.sentence.endswith("x less memory a device than inter (2 x one device) on 2 of them")
+    assert "times as fast" not in replace(verdict, measured_s=1.0).sentence
 
 
 def test_a_measured_plan_is_judged_by_its_measurement() -> None:
@@ -259,6 +271,26 @@ def test_a_measured_plan_is_judged_by_its_measurement() -> None:
         line = result.verdict(measured_s).line
         assert line.startswith(f"Measured: {said}")
         assert units.per_second(1 / measured_s) in line
+        assert f"{units.per_second(1 / result.verdict(measured_s).best.cost)} as predicted" in line
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [(cpu_fingerprint(), "Predicted from "), (gpu_fingerprint("NVIDIA H100"), "Measured: ")],
+)
+def test_a_run_on_other_devices_is_no_verdict_on_the_plan(device: str, said: str) -> None:
+    result = _mlp(devices=2, strategy="intra", objective="latency")
+    measured = Measured("", "onnxruntime", device, 1, "", 1, 1.0, 1.0, None, ())
+    head = headline(result, comparison=SimpleNamespace(measured=measured))  # type: ignore[arg-type]
+    assert head["latency_measured_s"] == 1.0
+    assert head["verdict"].startswith(said)
+
+
+def test_a_run_on_the_devices_of_a_profile_is_one_of_the_plan() -> None:
+    measured = Measured("", "onnxruntime", cpu_fingerprint(), 1, "", 1, 1.0, 1.0, None, ())
+    cluster = resolve_cluster("2xlocal", 2)
+    assert measured.is_on(cluster)
+    assert not replace(measured, device="another, 2 cores").is_on(cluster)
 
 
 @pytest.mark.parametrize("devices", [2, 16])  # few are searched at once, many by levels
@@ -284,6 +316,37 @@ def test_a_training_step_is_compared_with_data_parallelism(devices: int) -> None
     assert f"; data parallelism {units.seconds(rival.cost)} a step" in free.verdict().instead
 
 
+class _Scored(_Loss):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        scores = self.layers(x)
+        return scores.square().mean(), scores
+
+
+def test_data_parallelism_brings_results_to_every_rank_as_the_plan_does() -> None:
+    model, x, wanted = _Scored(), torch.zeros(4096, 64), {"training": True, "time_limit_s": 5}
+    free = partitioner.compile(model, x, 2, **wanted)
+    usual = partitioner.compile(model, x, 2, parallel="dp", **wanted)
+    (rival,) = (rival for rival in free.rivals if rival.name == "data parallelism")
+    assert rival.cost == pytest.approx(usual.delivery.step_s)
+    assert rival.cost > usual.evaluation.step_s
+
+
+def test_one_device_that_takes_no_time_is_said_to() -> None:
+    result = partitioner.compile(nn.Flatten(0, 1), torch.zeros(8, 8, 8), 2, strategy="intra")
+    assert result.delivery is not None
+    delivered = units.seconds(result.delivery.step_s)
+    assert result.verdict().sentence == (
+        f"Do not split: one h100 takes no time, this plan {delivered}"
+    )
+
+
+def test_explain_certifies_a_latency() -> None:
+    result = PLANS["latency"]()
+    bound = units.seconds(result.plan.certificate.bound)  # type: ignore[union-attr]
+    (line,) = (line for line in explain(result).splitlines() if line.startswith("  latency "))
+    assert f", bound {bound}, gap 0 %, optimal" in line
+
+
 def test_one_devices_plan_is_said_to_leave_the_others_idle() -> None:
     result = partitioner.compile(examples.build("tiny"), devices=4, objective="latency")
     assert result.plan.kind == "single"
@@ -306,3 +369,13 @@ def test_copies_are_of_devices_that_hold_the_model() -> None:
     single = OneDevice.best(mixed, "throughput", "inter", (result.graph, None))
     assert single.copies == 2
     assert single.copies_per_s == pytest.approx(2 / single.step_s)
+
+
+def test_a_sweep_compares_training_with_data_parallelism() -> None:
+    swept = partitioner.sweep(
+        _Loss(), torch.zeros(16, 64), [2], clusters=["2xideal"], training=True, time_limit_s=5
+    )
+    (point,) = swept.data["points"]
+    free = _trained(cluster="2xideal")
+    assert free.verdict().best.name == "data parallelism"
+    assert point["verdict"] == free.verdict().line

@@ -158,7 +158,9 @@ def headline(
     status = status_text(cert.status, cert.gap) if cert else ""
     status = status if figures.fits_exactly else "does not fit"
     step_measured_s, latency_measured_s = _measured_seconds(result, comparison)
-    measured_s = {"throughput": step_measured_s, "latency": latency_measured_s}.get(objective)
+    measured_s = None
+    if comparison is None or comparison.measured.is_on(result.cluster):
+        measured_s = {"throughput": step_measured_s, "latency": latency_measured_s}.get(objective)
     facts = step_facts(result.plan, figures)
     step = None
     if facts:

@@ -93,7 +93,7 @@ def _verdict(head: Head) -> list[str]:
         objective: f"{cost}, {certified if head['status'] else 'not certified'}",
         "step": f"{units.seconds(head['step_s'])}{speed}",
         **({"stages": head["step"]["sentence"]} if head["step"] else {}),
-        "latency": units.seconds(head["latency_s"]),
+        **({} if objective == "latency" else {"latency": units.seconds(head["latency_s"])}),
         "limit": head["limit"],
         **({"delivery": head["delivery"]} if head["delivery"] else {}),
     }

@@ -184,11 +184,11 @@ class AllRanks:
         for value, home in homes.items():
             if (rest := rest_argument(home.name)) in rank.rests:
                 of = self._stored_as(value)
-                parts[homes[of].name], held = part_and_rest(
+                part, held = part_and_rest(
                     stored[of], homes[of].placement, home.placement, rank.rank, _CPU
                 )
-                assert held is not None
-                parts[rest] = held
+                parts[homes[of].name] = part
+                parts[rest] = part.clone() if held is None else held
         inputs = [
             {name: part_of(one[part.whole], part.region) for name, part in of.inputs.items()}
             for of, one in zip(phases, micro_batches, strict=True)

@@ -66,7 +66,7 @@ def _of_processors(
         rows, phases = lives.device == device, schedule.runs(device)
         _, nbytes, held = lives.across(rows, phases)
         by_run = held @ nbytes - ranks.sums_to_come(device, lives)
-        leaving = np.zeros_like(by_run)
+        leaving: Numbers = np.zeros_like(by_run)
         if messages.nbytes:
             beside, leaving = messages.by_run(device, lives)
             by_run += beside
@@ -79,8 +79,8 @@ def _of_processors(
         is_first = np.diff([-1, *(task.phase for task in schedule.tasks)]) != 0
         curves[device] += np.maximum(most, np.where(is_first, begins, 0))
         curves[device] -= ranks.freed(device, lives)
-        for at, nbytes in itertools.chain(messages.copies(device), ranks.joined(device, scratch)):
-            curves[device][at] += nbytes
+        for at, more in itertools.chain(messages.copies(device), ranks.joined(device, scratch)):
+            curves[device][at] += more
     after = ranks.gradients(lives.tensors)
     for device, (position, updates) in updates_of(schedule).items():
         if device in curves:
@@ -99,7 +99,8 @@ def _most_of_phases(
         first.setdefault(phase, taken)
     of_first = np.array([first.get(task.phase, 0) for task in schedule.tasks], np.int64)
     of_later = np.array([later.get(task.phase, 0) for task in schedule.tasks], np.int64)
-    return np.maximum(of_first - lacking, of_later)
+    most: Numbers = np.maximum(of_first - lacking, of_later)
+    return most
 
 
 def _made(schedule: Schedule, device: int) -> Numbers:

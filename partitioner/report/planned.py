@@ -111,7 +111,7 @@ class Planned:
 
     @cached_property
     def rivals(self) -> tuple[Rival, ...]:
-        """What one could do in place of the plan, as its summary has it."""
+        """Alternatives to the plan, as its summary has them."""
         if "alternatives" in self.summary:
             return tuple(Rival(**rival) for rival in self.summary["alternatives"])
         name = self.cluster.devices[self.one_device.device].name
@@ -124,7 +124,14 @@ class Planned:
         return Sources.of(self.graph, self.placed, self.cluster).shares()
 
     def verdict(self, measured_s: float | None = None) -> Verdict:
-        """The plan beside what one would do instead, by its seconds in a run if there was one."""
+        """The plan beside what one would do instead, by its seconds in a run if there was one.
+
+        A plan that was chosen by runs has those of its own.
+        """
+        certificate = self.plan.certificate
+        if measured_s is None and certificate is not None:
+            kept = (trial.measured_s for trial in certificate.trials if trial.kept)
+            measured_s = next(kept, None)
         return Verdict(
             self.objective,
             bool(self.graph.backward),

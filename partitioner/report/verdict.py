@@ -18,7 +18,7 @@ _MEASURED = {"measured", "fitted"}
 
 @dataclass(frozen=True)
 class Rival:
-    """What one could do in place of a plan, as predicted."""
+    """An alternative to a plan, as predicted."""
 
     name: str  #: "one h100", "4 whole copies", "data parallelism", "one process with 2 threads".
     #: Seconds or, for the objective "memory", bytes; of data parallelism and of splits over fewer
@@ -39,7 +39,7 @@ def rivals_of(
     spaces: Sequence[Mapping[str, Any]] = (),
     whole_machine: Rival | None = None,
 ) -> tuple[Rival, ...]:
-    """What one could do in place of a plan: one device, first, then the like, and other splits.
+    """List the alternatives to a plan: one device, first, then the like, and other splits.
 
     Of the other splits that is the best of each way, by the first word of a space's name.
 
@@ -179,7 +179,7 @@ class Verdict:
 
     @property
     def instead(self) -> str:
-        """What one could do in place of a split, each with its figure."""
+        """Name the alternatives that are no splits of the search, each with its figure."""
         held, limit = units.size(self.single.held_bytes), units.size(self.single.limit_bytes)
         figures = [
             self._figure(rival.cost)
@@ -196,7 +196,7 @@ class Verdict:
         )
 
     def _room(self, rival: Rival) -> str:
-        """What the plan saves of the fullest device's memory, as a clause; "" for nothing."""
+        """Say what the plan saves of the fullest device's memory, as a clause; "" for nothing."""
         here, there = max(self.evaluation.needed_bytes.values()), rival.held_bytes
         if here >= there or self.objective == "memory":
             return ""

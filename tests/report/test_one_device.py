@@ -22,6 +22,7 @@ from partitioner.cost_model.cluster.resolve import (
 from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.memory.lives import MemoryPeak
 from partitioner.foundations import units
+from partitioner.ir.plan import Trial
 from partitioner.report.card import card
 from partitioner.report.measured import Measured
 from partitioner.report.one_device import OneDevice
@@ -345,6 +346,15 @@ def test_explain_certifies_a_latency() -> None:
     bound = units.seconds(result.plan.certificate.bound)  # type: ignore[union-attr]
     (line,) = (line for line in explain(result).splitlines() if line.startswith("  latency "))
     assert f", bound {bound}, gap 0 %, optimal" in line
+
+
+def test_a_plan_that_was_chosen_by_runs_is_judged_by_its_own() -> None:
+    result = PLANS["cut"]()
+    measured_s = result.one_device.step_s / 8
+    trials = (Trial("a", 1.0, 0.01, 0.0, False), Trial("b", 1.0, measured_s, 0.0, True))
+    certificate = replace(result.plan.certificate, trials=trials)
+    tuned = replace(result, plan=replace(result.plan, certificate=certificate))
+    assert ": Measured: 4 times as fast as 2 whole copies: " in str(tuned)
 
 
 def test_one_devices_plan_is_said_to_leave_the_others_idle() -> None:

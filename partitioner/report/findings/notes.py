@@ -105,7 +105,7 @@ def _moved(nodes: Iterable[PlacedNode]) -> dict[str, tuple[int, DimLayout]]:
 def whole_machine(
     graph: Graph, cluster: Cluster, priced_by: Sources, objective: str
 ) -> Rival | str | None:
-    """One process that has the whole machine, for a plan on several of its processes.
+    """A process that has the whole machine, for a plan on several of its processes.
 
     A sentence where its seconds are not known; None for another plan, for the objective "memory",
     and where it does not hold the model. Where the executor computes several operators in one

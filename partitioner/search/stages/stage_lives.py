@@ -442,7 +442,7 @@ class _Reading:
 
     @cached_property
     def _viewed(self) -> Mapping[LocalKey, LocalKey]:
-        """What each view or other name is one of."""
+        """Map each view or other name to the value that it is of."""
         tasks = self.tasks.tasks
         viewed = {new: old for task in tasks for new, old in task.aliases}
         for task in tasks:

@@ -31,22 +31,9 @@ def uneven() -> nn.Module:
     return nn.Sequential(*(m for a, b in sizes for m in (nn.Linear(a, b), nn.Tanh())))
 
 
-class ChannelsLast(nn.Module):
-    """Convolutions whose images and weights have their channels last in memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = convolutions(3).to(memory_format=torch.channels_last)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.net(x.contiguous(memory_format=torch.channels_last))
-        return result
-
-
 MLP = Sized(partial(perceptron, 3, 512), partial(torch.randn, 64, 512))
 UNEVEN = Sized(uneven, partial(torch.randn, 75, 131))
 CONVNET = Sized(partial(convolutions, 4), partial(torch.randn, 8, 3, 32, 32))
-LAST = Sized(ChannelsLast, partial(torch.randn, 24, 3, 32, 32))
 GPT = Sized(partial(Gpt, 2, 64, 512), partial(ids, 24, 16))
 ODD_GPT = Sized(partial(Gpt, 2, 72, 509), partial(ids, 15, 17))
 
@@ -77,12 +64,10 @@ CASES: dict[str, tuple[Sized, int, dict[str, Any]]] = {
     "messages of a stage that runs ahead": (CONVNET, 4, IN_FOUR),
     "parts of uneven weights on 3 ranks": (UNEVEN, 3, of("tp", "adamw")),
     "uneven micro-batches on 5 ranks": (UNEVEN, 5, of("zero2", count=3)),
-    "channels last": (LAST, 2, of("zero3")),
 }
 WITH_GPTS: dict[str, tuple[Sized, int, dict[str, Any]]] = {
     "messages of several tensors": (GPT, 3, IN_THREE),
     "parts that are joined": (ODD_GPT, 3, of("tp")),
-    "stages of parts": (GPT, 4, of("pp+tp", count=4, pp=2, tp=2)),
     "two axes of 2 and 3": (GPT, 6, of("dp+tp", dp=2, tp=3)),
 }
 

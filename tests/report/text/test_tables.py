@@ -55,14 +55,19 @@ def test_a_name_keeps_its_begin_and_end(width: int) -> None:
 
 def test_lines_go_on_below_what_follows_their_label(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "llama: a verdict that is long\n  limit       one two three four five\n\nshort\x1b"
-    assert fitted(text) == text.replace("\x1b", "?")  # it is not printed to a terminal
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((30, 10)))
-    assert fitted(text).splitlines() == [
+    plain = fitted(text)  # it is not printed to a terminal
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((30, 10)))
+    lines, more = fitted(text).splitlines(), fitted("a verdict that is longer than it").splitlines()
+    monkeypatch.undo()
+    assert plain == text.replace("\x1b", "?")
+    assert lines == [
         "llama: a verdict that is long",
         "  limit       one two three",
         "              four five",
         "",
         "short?",
     ]
-    assert fitted("a verdict that is longer than it").splitlines()[1] == "  it"
+    assert more[1] == "  it"

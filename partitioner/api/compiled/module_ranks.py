@@ -17,8 +17,9 @@ from partitioner.api.compiled.base import Ranks, origin
 from partitioner.api.compiled.folder import ModuleFiles
 from partitioner.api.compiled.taken_over import taken_over
 from partitioner.api.lowering import lower
-from partitioner.api.verify.compare import Verification, check_memory
+from partitioner.api.verify.compare import Verification, VerificationError, check_memory
 from partitioner.api.verify.module import check_contents, random_arguments, verify_module
+from partitioner.api.verify.symbolic.proof import Proof
 from partitioner.backends.errors import BackendError
 from partitioner.backends.launch import LocalJob, LocalRun
 from partitioner.backends.optimization import Optimization
@@ -142,6 +143,13 @@ class ModuleRanks(Ranks):
         given = None if inputs is None else self._call(inputs)
         with self.module.traced.captured.autocast.region():
             return verify_module(self.module, self.all_ranks, seed, given)
+
+    def prove(self) -> Proof:
+        """See `Ranks.prove`: programs of modules are not followed."""
+        raise VerificationError(
+            "a symbolic verification follows plans of ONNX models, and this one is of a PyTorch "
+            "module: verify it without --symbolic (Python: without symbolic=True)"
+        )
 
     def at(self, optimization: Optimization | None) -> Self:
         """See `Ranks.at`."""

@@ -308,8 +308,9 @@ class Compiled(Planned):
             seed: Seed of the inputs and of dropout.
             inputs: Whole inputs by name, in place of random ones.
             optimization: As of `run`, for both sides.
-            symbolic: Of an ONNX model: run nothing, and prove from the programs of the ranks that
-                they compute the whole model, whatever the inputs are.
+            symbolic: Run nothing, and prove from the programs of the ranks that they compute the
+                whole model, whatever the inputs are: of an ONNX model from its rank files, of a
+                module from the programs that its graphs are made from.
 
         Returns:
             The differences; true if all is equal. A difference raises nothing. A symbolic
@@ -318,7 +319,7 @@ class Compiled(Planned):
         Raises:
             VerificationError: It would not fit this machine's free memory, the model draws random
                 numbers without a seed, the module's weights or example inputs are fake, or
-                `symbolic` is given for a module, or with inputs or another argument.
+                `symbolic` is given with inputs or another argument.
             BackendError: A rank fails, or inputs are not the model's.
         """
         ranks = self.ranks.at(optimization)

@@ -145,11 +145,23 @@ class ModuleRanks(Ranks):
             return verify_module(self.module, self.all_ranks, seed, given)
 
     def prove(self) -> Proof:
-        """See `Ranks.prove`: programs of modules are not followed."""
-        raise VerificationError(
-            "a symbolic verification follows plans of ONNX models, and this one is of a PyTorch "
-            "module: verify it without --symbolic (Python: without symbolic=True)"
-        )
+        """See `Ranks.prove`: of the programs that graphs are emitted from; files are refused."""
+        from partitioner.api.verify.symbolic.ir_programs import programs_of
+        from partitioner.api.verify.symbolic.prove import prove
+
+        if self.read_from is not None:
+            raise VerificationError(
+                "--symbolic follows rank files of ONNX models, and these are of a PyTorch module: "
+                "verify them without it (Python: program.verify(symbolic=True) follows the "
+                "programs that they are made from)"
+            )
+        parts = [(self.programs, self.module.graph)]
+        parts += [] if self.rest is None else [(self.rest.programs, self.rest.graph)]
+        proofs = [prove(graph, programs_of(programs, graph)) for programs, graph in parts]
+        notes = ["of the programs that the graphs of ranks are made from"]
+        if not self.programs.order.is_whole:
+            notes.append("of one micro-batch, as the program of one device computes it")
+        return replace(next((p for p in proofs if not p), proofs[0]), notes=tuple(notes))
 
     def at(self, optimization: Optimization | None) -> Self:
         """See `Ranks.at`."""

@@ -148,18 +148,35 @@ class _Mutations:
         pairs = (
             (i, j)
             for (i, a), (j, b) in itertools.combinations(enumerate(transfers), 2)
-            if a.target == b.target and a.write != b.write and _sizes(a.write) == _sizes(b.write)
+            if a.target == b.target
+            and a.write != b.write
+            and _sizes(a.write) == _sizes(b.write)
+            and self._is_read(a.target)
         )
         for i, j in itertools.islice(pairs, MOST_PAIRS):
             changed = list(transfers)
             changed[i] = replace(transfers[i], write=transfers[j].write)
             changed[j] = replace(transfers[j], write=transfers[i].write)
             yield self._transferred(changed)
-        beside = ((i, at) for i, t in enumerate(transfers) if (at := self._beside(t)) is not None)
+        beside = (
+            (i, at)
+            for i, t in enumerate(transfers)
+            if self._is_read(t.target) and (at := self._beside(t)) is not None
+        )
         for i, read in itertools.islice(beside, 1):
             changed = list(transfers)
             changed[i] = replace(transfers[i], read=read)
             yield self._transferred(changed)
+
+    def _is_read(self, rank: int) -> bool:
+        """Test whether a rank reads what it receives: one that adds zeros in its place does not."""
+        program, value = self.programs.ranks[rank], self.sides[rank].target
+        reads = (
+            step.node.reads if isinstance(step, Compute) else step.touched(rank)[0]
+            for step in program.steps
+        )
+        delivered = [output.value for output in program.outputs]
+        return value in itertools.chain(delivered, *reads)
 
     def _transferred(self, transfers: Sequence[Transfer]) -> Programs:
         return self._with(lambda _, comm: [replace(comm, transfers=tuple(transfers))])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from partitioner.api.verify.symbolic.held import Facts, Held, of_one_value, reduced
 from partitioner.api.verify.symbolic.nodes import WholeModel
@@ -15,21 +14,9 @@ from partitioner.api.verify.symbolic.parts import (
     plain,
     taken,
 )
+from partitioner.api.verify.symbolic.program import Side
 from partitioner.ir.exchange import Region
-from partitioner.ir.program import REDUCING, Comm, CommKind
-from partitioner.ir.types import TensorType
-
-
-class Side(Protocol):
-    """A rank's side of a communication."""
-
-    @property
-    def comm(self) -> Comm:
-        """The communication with the transfers of this rank."""
-
-    @property
-    def target(self) -> TensorType | None:
-        """Type of what it writes; None if it writes nothing."""
+from partitioner.ir.program import REDUCING, CommKind
 
 
 def communicate(
@@ -40,7 +27,10 @@ def communicate(
     Raises:
         RefusedError: A rank gets what is no part of one value.
     """
-    kind = next(iter(sides.values())).comm.kind
+    comm = next(iter(sides.values())).comm
+    if comm.part:
+        raise RefusedError("its transfers are not listed")
+    kind = comm.kind
     if kind is CommKind.ALL_REDUCE:
         return _all_reduced(sides, sources)
     return {

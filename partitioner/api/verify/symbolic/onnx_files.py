@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,29 +15,16 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from partitioner.api.verify.symbolic.held import Facts, Held, of_one_value, reduced
 from partitioner.api.verify.symbolic.nodes import LocalNode, Rank
 from partitioner.api.verify.symbolic.parts import RefusedError, plain, taken
+from partitioner.api.verify.symbolic.program import Program
 from partitioner.backends.errors import BackendError, why_unreadable
-from partitioner.backends.header import Header
 from partitioner.backends.onnx.files.load import captured_values, check_ranks, load_rank
 from partitioner.backends.onnx.files.messages import ORIGIN_KEY, node_proto
 from partitioner.backends.onnx.files.steps import Cut
 from partitioner.ir.graph import Node
-from partitioner.ir.types import TensorType
 
 #: Operators that reduce what their operands are terms of.
 _REDUCTIONS = {"Add": "sum", "Sum": "sum", "Max": "max", "Min": "min", "Mul": "prod"}
 _Contents = Callable[[str], "np.ndarray | None"]
-
-
-@dataclass(frozen=True)
-class Program:
-    """The program of a rank."""
-
-    header: Header
-    steps: tuple[LocalNode | Cut, ...]
-    types: Mapping[str, TensorType]
-    constants: frozenset[str]  #: Local names of its constants.
-    contents: _Contents  #: Contents of a constant, None of anything else or without values.
-    opsets: Mapping[str, int]
 
 
 def read_programs(source: Path | Sequence[ModelProto]) -> tuple[Program, ...]:
@@ -67,8 +53,22 @@ def read_programs(source: Path | Sequence[ModelProto]) -> tuple[Program, ...]:
                 own = (node for node in step.nodes if node.op_type != "Constant")
                 steps.extend(_local_node(node, contents) for node in own)
         opsets = {entry.domain: entry.version for entry in model.proto.opset_import}
-        names = frozenset(model.constants)
-        programs.append(Program(model.header, tuple(steps), model.types, names, contents, opsets))
+        header = model.header
+        programs.append(
+            Program(
+                header.rank,
+                tuple(steps),
+                model.types,
+                header.inputs,
+                header.outputs,
+                frozenset(model.constants),
+                header.constants,
+                contents,
+                opsets,
+                None if header.batch is None else header.batch.parts,
+                header.copies,
+            )
+        )
     return tuple(programs)
 
 

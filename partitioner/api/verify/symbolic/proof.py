@@ -28,11 +28,13 @@ class Proof:
         ranks: Number of ranks followed.
         refusal: The first step that is wrong or cannot be followed; None if there is none.
         unread: Constants whose values were not compared, as their files are not here.
+        notes: What the verdict is of, where that is not all of the rank files.
     """
 
     ranks: int
     refusal: Refusal | None = None
     unread: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def proven(self) -> bool:
@@ -66,4 +68,4 @@ class Proof:
                 f"  the values of {units.count(self.unread, 'constant')} are not here and were "
                 "not compared"
             )
-        return "\n".join(lines)
+        return "\n".join((*lines, *(f"  {note}" for note in self.notes)))

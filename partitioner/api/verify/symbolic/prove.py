@@ -17,7 +17,6 @@ import numpy as np
 from partitioner.api.verify.symbolic.communications import communicate
 from partitioner.api.verify.symbolic.held import Facts, Held
 from partitioner.api.verify.symbolic.nodes import LocalNode, Rank, WholeModel, follow
-from partitioner.api.verify.symbolic.onnx_files import Program
 from partitioner.api.verify.symbolic.parts import (
     RefusedError,
     all_of,
@@ -28,9 +27,9 @@ from partitioner.api.verify.symbolic.parts import (
     region_text,
     same_region,
 )
+from partitioner.api.verify.symbolic.program import Program, Side
 from partitioner.api.verify.symbolic.proof import Proof, Refusal
 from partitioner.api.verify.symbolic.shares import ALL, NOTHING
-from partitioner.backends.onnx.files.steps import Cut
 from partitioner.backends.regions import cut
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.exchange import Region, nested
@@ -86,15 +85,15 @@ class _Check:
     def run(self) -> None:
         """Follow all ranks, once for each micro-batch of a request; _StoppedError if one fails."""
         constants = [self._constants(program) for program in self.programs]
-        batch, delivered = self.programs[0].header.batch, _Delivered()
-        for part in range(1 if batch is None else batch.parts.count):
+        batch, delivered = self.programs[0].batch, _Delivered()
+        for part in range(1 if batch is None else batch.count):
             ranks = [
                 self._started(*pair, part) for pair in zip(self.programs, constants, strict=True)
             ]
             self._follow(ranks)
             for rank in ranks:
                 self._deliver(rank, part, delivered)
-        copies = self.programs[0].header.copies
+        copies = self.programs[0].copies
         for copy in range(1 if copies is None else len(copies.devices)):
             for value in self.graph.outputs:
                 if not covers(delivered.get((copy, value), []), self.graph.types[value].shape):
@@ -103,7 +102,7 @@ class _Check:
 
     def _constants(self, program: Program) -> dict[str, Facts]:
         """What the constants of a rank are; what the program says of them is compared."""
-        rank, claims = program.header.rank, program.header.constants
+        rank, claims = program.rank, program.claims
         for domain, version in self.graph.opsets.items():
             if program.opsets.get(domain, version) != version:
                 why = f"operator set {program.opsets[domain]}, the model has {version}"
@@ -129,13 +128,11 @@ class _Check:
         """What a constant is said to be, if it holds that; nothing of an unknown value's zeros."""
         type_, array = self.graph.types.get(whole), program.contents(name)
         shape, step = program.types[name].shape, f"constant {name!r}"
+        if array is None and not program.cuts_constants:
+            self.unread.append(name)
         if is_zero:
-            if array is None:
-                self.unread.append(name)
-            elif np.any(array):
-                raise _StoppedError(
-                    Refusal(program.header.rank, step, "it is not 0", is_wrong=True)
-                )
+            if array is not None and np.any(array):
+                raise _StoppedError(Refusal(program.rank, step, "it is not 0", is_wrong=True))
             if type_ is None or len(type_.shape) != len(shape):
                 return []
             region = tuple(any_of(n, size) for n, size in zip(shape, type_.shape, strict=True))
@@ -143,23 +140,26 @@ class _Check:
         assert type_ is not None
         held = Held(whole, region_of(region, type_.shape))
         is_it = program.types[name] == type_.with_shape(tuple(map(count_of, held.region)))
-        try:
-            part = cut(self.graph.constants[whole].load(), region)
-        except (PartitionerError, OSError):  # its file is not here
-            array = None
-        if array is None:
-            self.unread.append(name)
-        else:
-            is_it = is_it and _same(array, part)
+        if is_it and array is not None:
+            is_it = self._holds(name, array, whole, region)
         if not is_it:
             why = f"it is not {held}"
-            raise _StoppedError(Refusal(program.header.rank, step, why, is_wrong=True))
+            raise _StoppedError(Refusal(program.rank, step, why, is_wrong=True))
         return [held]
+
+    def _holds(self, name: str, array: np.ndarray, whole: str, region: Region | None) -> bool:
+        """Test whether a constant has the model's elements; noted as unread where these are not."""
+        try:
+            part = cut(self.graph.constants[whole].load(), region)
+        except (PartitionerError, OSError):  # their file is not here
+            self.unread.append(name)
+            return True
+        return _same(array, part)
 
     def _started(self, program: Program, constants: Mapping[str, Facts], part: int) -> Rank:
         """What a rank has before its first step."""
-        rank = Rank(program.header.rank, program.types, program.contents, dict(constants))
-        for name, fed in program.header.inputs.items():
+        rank = Rank(program.rank, program.types, program.contents, dict(constants))
+        for name, fed in program.inputs.items():
             rank.note(
                 name, [Held(fed.whole, self._of_request(program, fed.whole, fed.region, part))]
             )
@@ -168,8 +168,8 @@ class _Check:
     def _of_request(self, program: Program, whole: str, region: Region | None, part: int) -> Region:
         """The part of a request that is a part of a micro-batch's input or output."""
         names = {name: value for value, name in self.graph.output_names.items()}
-        shape, batch = self.graph.types[names.get(whole, whole)].shape, program.header.batch
-        parts = (None,) if batch is None else batch.regions(whole)
+        shape, batch = self.graph.types[names.get(whole, whole)].shape, program.batch
+        parts = (None,) if batch is None else batch.regions.get(whole, (None,))
         outer = parts[part % len(parts)]
         both = region if outer is None or region is None else nested(outer, region)
         return region_of(both if region is not None else outer, shape)
@@ -177,7 +177,7 @@ class _Check:
     def _follow(self, ranks: Sequence[Rank]) -> None:
         """Follow all ranks to their ends, from one communication to the next."""
         at = [0] * len(ranks)
-        waiting: dict[int, Cut] = {}
+        waiting: dict[int, Side] = {}
         for rank in range(len(ranks)):
             self._advance(ranks, at, rank, waiting)
         while waiting:
@@ -192,7 +192,7 @@ class _Check:
                 made = communicate(self.model, sides, sources)
             except RefusedError as error:
                 first = min(sides)
-                raise self._refused(ranks, first, str(sides[first]), error) from None
+                raise self._refused(ranks, first, _text(sides[first]), error) from None
             for rank, side in sides.items():
                 if side.writes:
                     ranks[rank].note(side.comm.target, made[rank])
@@ -201,13 +201,13 @@ class _Check:
                 self._advance(ranks, at, rank, waiting)
 
     def _advance(
-        self, ranks: Sequence[Rank], at: list[int], rank: int, waiting: dict[int, Cut]
+        self, ranks: Sequence[Rank], at: list[int], rank: int, waiting: dict[int, Side]
     ) -> None:
         """Follow a rank's nodes up to its next communication, for which it waits then."""
         steps = self.programs[rank].steps
         while at[rank] < len(steps):
             step, after = steps[at[rank]], steps[at[rank] : at[rank] + _MOST_NODES]
-            if isinstance(step, Cut):
+            if not isinstance(step, LocalNode):
                 waiting[rank] = step
                 return
             local = itertools.takewhile(lambda step: isinstance(step, LocalNode), after)
@@ -227,10 +227,10 @@ class _Check:
     def _deliver(self, rank: Rank, part: int, delivered: _Delivered) -> None:
         """Note the parts of outputs that a rank delivers, each of which must be that part."""
         program, names = self.programs[rank.rank], self.graph.output_names
-        header, values = program.header, {names.get(v, v): v for v in self.graph.outputs}
-        copies = () if header.copies is None else header.copies.devices
+        values = {names.get(v, v): v for v in self.graph.outputs}
+        copies = () if program.copies is None else program.copies.devices
         copy = next((i for i, devices in enumerate(copies) if rank.rank in devices), 0)
-        for out in header.outputs:
+        for out in program.outputs:
             value, region = (
                 values[out.whole],
                 self._of_request(program, out.whole, out.region, part),
@@ -246,9 +246,15 @@ class _Check:
                 why = f"it delivers {what} as {value!r}{region_text(region)}"
                 error = RefusedError(why, is_wrong=bool(facts))
                 raise self._refused([rank], rank.rank, f"output {out.whole!r}", error)
-            is_shared = header.batch is not None and len(header.batch.regions(out.whole)) == 1
-            if part == 0 or not is_shared:
-                delivered.setdefault((copy, value), []).append(region)
+            regions = delivered.setdefault((copy, value), [])
+            is_again = part > 0 and program.batch and out.whole not in program.batch.regions
+            if not is_again and not (program.delivers_all and region in regions):
+                regions.append(region)
+
+
+def _text(side: Side) -> str:
+    why = f" for {side.comm.why}" if side.comm.why else ""
+    return f"{side.comm.kind.spelled} {side.comm.seq}{why}"
 
 
 def _key(array: np.ndarray) -> _Key:

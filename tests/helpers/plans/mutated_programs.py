@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from partitioner.ir.exchange import Region, Transfer
-from partitioner.ir.graph import Node
 from partitioner.ir.program import (
     REDUCING,
     Comm,
@@ -72,10 +71,23 @@ def _changed(programs: Programs, change: Callable[[RankProgram, Comm], Sequence[
     )
 
 
-def _kept(comm: Comm) -> Compute:
-    """A rank's own value in place of what it would receive."""
-    node = Node(f"kept{comm.seq}", "Identity", (comm.source,), (comm.target,))
-    return Compute(node, "", comm.target_phase)
+def _reading(program: RankProgram, old: str, new: str) -> RankProgram:
+    """The program that reads another value in the place of one."""
+
+    def named(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(new if name == old else name for name in names)
+
+    steps: list[Step] = []
+    for step in program.steps:
+        if isinstance(step, Comm):
+            (source,) = named([step.source])
+            steps.append(step.renamed(source=source))
+        else:
+            inputs, captures = named(step.node.inputs), named(step.node.captures)
+            node = replace(step.node, inputs=inputs, captures=captures)
+            steps.append(replace(step, node=node))
+    outputs = tuple(replace(out, value=named([out.value])[0]) for out in program.outputs)
+    return replace(program, steps=tuple(steps), outputs=outputs)
 
 
 def _sizes(region: Region) -> list[int]:
@@ -114,7 +126,23 @@ class _Mutations:
             for rank, comm in self.sides.items()
             if rank in comm.targets()
         ):
-            yield self._with(lambda of, comm: [_kept(comm)] if of.rank in comm.targets() else [])
+            yield self._left_by([*self.sides])
+
+    def _left_by(self, ranks: Sequence[int], rest: Comm | None = None) -> Programs:
+        """These ranks read their own values; the others take part in `rest`."""
+
+        def change(of: RankProgram, comm: Comm) -> list[Step]:
+            others = [] if rest is None else [rest.renamed(source=comm.source, target=comm.target)]
+            return [] if of.rank in ranks else others
+
+        changed = self._with(change)
+        programs = (
+            _reading(program, comm.target, comm.source)
+            if program.rank in ranks and (comm := self.sides[program.rank]).target
+            else program
+            for program in changed.ranks
+        )
+        return replace(changed, ranks=tuple(programs))
 
     def reduced(self) -> Iterator[Programs]:
         """Another reduction."""
@@ -129,16 +157,13 @@ class _Mutations:
             return
         rest, half = ranks[:-1], len(ranks) // 2
 
-        def without(of: RankProgram, comm: Comm) -> list[Step]:
-            is_left = of.rank not in rest or len(rest) == 1
-            return [_kept(comm) if is_left else replace(comm, ranks=rest)]
-
         def in_two(of: RankProgram, comm: Comm) -> list[Step]:
             first = of.rank in ranks[:half]
             mine = ranks[:half] if first else ranks[half:]
             return [replace(comm, ranks=mine, seq=self.seq + (not first))]
 
-        yield self._with(without)
+        left = ranks if len(rest) == 1 else ranks[-1:]
+        yield self._left_by(left, replace(self.comm, ranks=rest))
         if half > 1:
             yield self._with(in_two)
 

@@ -1,4 +1,4 @@
-"""What communications make of the parts that ranks hold."""
+"""Communications between ranks that hold parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from partitioner.ir.program import REDUCING, CommKind
 def communicate(
     model: WholeModel, sides: Mapping[int, Side], sources: Mapping[int, Facts]
 ) -> dict[int, Facts]:
-    """What each rank that writes has afterwards; `sources` is what the ranks that read have.
+    """Facts about each written value; `sources` has those about the values read, by rank.
 
     Raises:
         RefusedError: A rank gets what is no part of one value.
@@ -47,7 +47,7 @@ def _all_reduced(sides: Mapping[int, Side], sources: Mapping[int, Facts]) -> dic
 
 
 def _arrived(model: WholeModel, rank: int, side: Side, sources: Mapping[int, Facts]) -> Facts:
-    """What a rank writes of what it receives."""
+    """Facts about the value that a rank writes."""
     type_ = side.target
     arriving = [t for t in side.comm.transfers if t.target == rank and t.numel]
     if not arriving or type_ is None:
@@ -69,7 +69,7 @@ def _arrived(model: WholeModel, rank: int, side: Side, sources: Mapping[int, Fac
 
 
 def _placed(model: WholeModel, parts: Mapping[Region, Held], shape: tuple[int, ...]) -> Held:
-    """What parts are together that are written to these places of a local tensor."""
+    """Join parts that are written to these places of a local tensor."""
     first, *others = parts.values()
     for other in others:
         if (other.share, other.how) != (first.share, first.how):

@@ -1,4 +1,4 @@
-"""What values of ranks are in terms of the whole model."""
+"""Values of ranks in terms of the whole model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_CHOICES = 64
 
 @dataclass(frozen=True)
 class Held:
-    """What a value of a rank is in terms of the whole model."""
+    """A value of a rank in terms of the whole model."""
 
     value: str  #: Value of the whole model.
     region: Region  #: The part of each dim, in the rank's order.
@@ -57,7 +57,7 @@ def of_one_value(
 
 
 def reduced(helds: Sequence[Held], how: str) -> Held:
-    """What several ranks' terms of one part are together."""
+    """Join the terms that several ranks have of one part."""
     region: Region | None = helds[0].region
     for held in helds[1:]:
         region = None if region is None else same_region(region, held.region)

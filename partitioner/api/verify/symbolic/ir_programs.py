@@ -80,7 +80,7 @@ def _contents(program: RankProgram, graph: Graph, name: str) -> np.ndarray | Non
 
 
 def _stored(node: Node, program: RankProgram, programs: Programs) -> Facts:
-    """What a rank has of a value that is stored from step to step: the part that is laid there."""
+    """The part of a value that is stored from step to step which is laid on a rank."""
     if not is_stored(node):
         return ()
     value = node.outputs[0]

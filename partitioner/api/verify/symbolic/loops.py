@@ -111,13 +111,21 @@ class Loops:
         """Note loops that no operand has: their iterations are alike, so any of them are meant."""
         for shape, dims in zip(self.stated, self.rule.results, strict=True):
             for size, expr in zip(shape or (), dims or (), strict=False):
-                missing = [n for n in expr[0] if n not in self.known and n not in slid]
-                if len(expr) > 1 or len(missing) != 1:
-                    continue
-                others = (count_of(self.known.get(n, ())) for n in expr[0] if n != missing[0])
-                of, count = self.rule.factors[missing[0]], size // max(math.prod(others), 1)
-                if of.kind is not FactorKind.WHOLE:
-                    self.known[of.name] = any_of(min(count, of.size), of.size)
+                names = [name for term in expr for name in term]
+                missing = [n for n in names if n not in self.known and n not in slid]
+                if len(missing) == 1:
+                    self._note_missing(missing[0], expr, size)
+
+    def _note_missing(self, name: str, expr: DimExpr, size: int) -> None:
+        """Note the one loop of a result's dim that is not known, by the size of the local dim."""
+        of, terms = self.rule.factors[name], [term for term in expr if name not in term]
+        (own,) = (term for term in expr if name in term)
+        counts = {n: count_of(self.known[n]) for term in expr for n in term if n in self.known}
+        beside = sum(math.prod(counts[n] for n in term) for term in terms)
+        inner = max(math.prod(counts[n] for n in own if n != name), 1)
+        count = min(max(size - beside, 0) // inner, of.size)
+        if of.kind is not FactorKind.WHOLE and (not terms or count in (0, of.size)):
+            self.known[name] = any_of(count, of.size)
 
     def _places(self, name: str, slid: Iterable[_Slid]) -> list[Intervals]:
         """The positions of a loop of windows that read just the part that there is."""

@@ -45,7 +45,7 @@ class LocalNode:
 
 @dataclass
 class Rank:
-    """What is known of a rank's values while its program is followed."""
+    """Facts about a rank's values while its program is followed."""
 
     rank: int
     types: Mapping[str, TensorType]  #: Types that the program states for local values.
@@ -172,7 +172,7 @@ class _Match:
         return 1, {name: [self._whole_of(value)] for value, name in results.items()}
 
     def _operands(self) -> list[Held | None]:
-        """What is read as each operand; a constant may be replaced by a local one."""
+        """Find the value read as each operand; a constant may be replaced by a local one."""
         first, count = self.nodes[0], len(self.node.inputs)
         slots = [*first.inputs[:count], *[""] * (count - len(first.inputs)), *first.captures]
         others = [name for node in self._same for name in (*node.inputs, *node.captures)]
@@ -181,7 +181,8 @@ class _Match:
             reads.append(self._operand(slot, value, others) if value else None)
         return reads
 
-    def _operand(self, slot: str, value: str, others: Sequence[str]) -> Held:
+    def _operand(self, slot: str, value: str, others: Sequence[str]) -> Held | None:
+        """Find a value among those that are read; None if another rank puts it into its part."""
         names = dict.fromkeys((slot, *others))
         facts = (held for name in names for held in self.rank.facts.get(name, ()))
         held = next((held for held in facts if held.value == value), None) or self._zeros(
@@ -189,12 +190,12 @@ class _Match:
         )
         if held is None and value in self.graph.constants:
             held = self._whole_of(value)
-        if held is None:
+        if held is None and len(self.nodes[0].inputs) >= len(self.node.inputs):
             raise self._other_operand(self.rank.facts.get(slot, ()), value)
         return held
 
     def _zeros(self, name: str, value: str) -> Held | None:
-        """What a constant of zeros is of a value: no term of it, anywhere."""
+        """A constant of zeros as a part of a value: no term of it, anywhere."""
         array, shape = self.rank.contents(name) if name else None, self.graph.types[value].shape
         if array is None or array.ndim != len(shape) or np.any(array):
             return None
@@ -259,7 +260,7 @@ class _Match:
     def _made(
         self, loops: Loops, parts: Parts, names: Mapping[str, str] | None
     ) -> dict[str, Held] | None:
-        """What the local results are, if the program states their types so; else None."""
+        """Facts about the local results; None if the program states other types."""
         made = {}
         for value, name in (names or {}).items():
             slot = self.node.outputs.index(value)

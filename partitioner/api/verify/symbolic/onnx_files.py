@@ -119,7 +119,7 @@ def _attributes(node: NodeProto) -> dict[str, bytes]:
 
 
 def _moved(node: NodeProto, contents: _Contents, rank: Rank) -> Facts:
-    """What a move makes of parts of one value, or an addition of terms of a pending sum."""
+    """Follow a move of elements of one value, or an addition of terms of a pending sum."""
     facts = [rank.facts.get(name, ()) for name in node.input]
     if node.domain or not facts:
         return ()

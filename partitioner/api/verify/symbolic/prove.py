@@ -101,7 +101,7 @@ class _Check:
                     raise _StoppedError(Refusal(0, f"output {value!r}", why, is_wrong=True))
 
     def _constants(self, program: Program) -> dict[str, Facts]:
-        """What the constants of a rank are; what the program says of them is compared."""
+        """Facts about the constants of a rank; claims of the program are compared."""
         rank, claims = program.rank, program.claims
         for domain, version in self.graph.opsets.items():
             if program.opsets.get(domain, version) != version:
@@ -125,7 +125,7 @@ class _Check:
     def _claimed(
         self, program: Program, name: str, whole: str, region: Region | None, *, is_zero: bool
     ) -> list[Held]:
-        """What a constant is said to be, if it holds that; nothing of an unknown value's zeros."""
+        """Compare a constant with its claim; zeros of an unknown value are no part of one."""
         type_, array = self.graph.types.get(whole), program.contents(name)
         shape, step = program.types[name].shape, f"constant {name!r}"
         if array is None and not program.cuts_constants:
@@ -157,7 +157,7 @@ class _Check:
         return _same(array, part)
 
     def _started(self, program: Program, constants: Mapping[str, Facts], part: int) -> Rank:
-        """What a rank has before its first step."""
+        """Facts about a rank before its first step."""
         rank = Rank(program.rank, program.types, program.contents, dict(constants))
         for name, fed in program.inputs.items():
             rank.note(

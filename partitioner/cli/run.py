@@ -95,7 +95,7 @@ def verify(
     result = load_named(folder, module, model)
     if symbolic:
         proof = result.prove_written(folder)
-        print(safe(str(proof)))
+        print(fitted(str(proof)))
         return proof.exit_code
     arrays = None if inputs is None else read_inputs(inputs, result.model.input_types)
     verification = result.verify_written(

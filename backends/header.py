@@ -10,7 +10,8 @@ from typing import Any
 
 from partitioner.backends.regions import region_shape
 from partitioner.ir.checks import count, text
-from partitioner.ir.exchange import Region
+from partitioner.ir.exchange import Region, nested
+from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import Copies
 from partitioner.ir.phases import RunOrder
 from partitioner.ir.pipeline.text import from_csv, to_csv
@@ -59,6 +60,8 @@ class Header:
     #: The model's outputs whose sizes depend on data: those of their types are bounds.
     bounded: frozenset[str] = frozenset()
     copies: Copies | None = None  #: Whole copies, of which each request has one.
+    #: Part of a whole constant by local value; None in files of versions that do not tell.
+    constants: Mapping[str, Part] | None = None
 
     def of_request(self, number: int, headers: Sequence[Header]) -> list[Header]:
         """The headers, of those of all ranks, that have a part in a request."""
@@ -93,9 +96,13 @@ def header_data(
     programs: Programs,
     comms: int,
     origin: Origin,
+    constants: Mapping[str, Part],
     parts: BatchParts | None = None,
 ) -> dict[str, Any]:
-    """The description of a rank's file, with `parts` of a request if the file tells them apart."""
+    """The description of a rank's file, with `parts` of a request if the file tells them apart.
+
+    `constants` has the part of a constant of the model by local value.
+    """
     types, batch = {**programs.inputs, **programs.outputs}, None
     if parts is not None:
         schedule = to_csv(programs.order.table).splitlines()
@@ -110,12 +117,27 @@ def header_data(
         "comms": comms,
         "inputs": {name: [part.whole, part.region] for name, part in program.inputs.items()},
         "outputs": [[output.value, output.whole, output.region] for output in program.outputs],
+        "constants": {n: [p.whole, p.region, int(p.zero)] for n, p in constants.items()},
         "whole_inputs": {n: (types[n].dtype, types[n].shape) for n in programs.inputs},
         "whole_outputs": {n: (types[n].dtype, types[n].shape) for n in programs.outputs},
         **({} if batch is None else {"batch": batch}),
         **({"bounded": sorted(programs.bounded)} if programs.bounded else {}),
         **({"copies": vars(programs.copies)} if programs.copies else {}),
     }
+
+
+def constant_parts(program: RankProgram, graph: Graph) -> dict[str, Part]:
+    """Parts of the model's constants by local value; `graph` may be a rewritten one."""
+    parts = {}
+    for name, part in program.constants.items():
+        constant = graph.constants.get(part.whole)
+        if constant is None or constant.part is None or part.zero:
+            parts[name] = part
+            continue
+        whole, region = constant.part
+        inner = region if part.region is None else nested(region, part.region)
+        parts[name] = Part(whole, inner)
+    return parts
 
 
 def parse_header(data: Any) -> Header:
@@ -155,7 +177,15 @@ def parse_header(data: Any) -> Header:
         batch=batch,
         bounded=bounded,
         copies=_parse_copies(data["copies"], ranks) if "copies" in data else None,
+        constants=_parse_constants(data["constants"]) if "constants" in data else None,
     )
+
+
+def _parse_constants(data: Any) -> dict[str, Part]:
+    return {
+        name: Part(text(whole), parse_region(region), bool(count(zero)))
+        for name, (whole, region, zero) in data.items()
+    }
 
 
 def _parse_copies(data: Any, ranks: int) -> Copies:

@@ -22,6 +22,8 @@ from partitioner.ir.types import TensorType
 if TYPE_CHECKING:
     import networkx as nx
 
+    from partitioner.ir.exchange import Region
+
 #: Constants of at most this many elements may steer rules.
 SMALL_CONSTANT = 4096
 #: Constants of at most this many elements count by content in the digest, larger ones by type.
@@ -55,6 +57,8 @@ class Constant:
     type: TensorType
     load: Callable[[], np.ndarray] = field(repr=False, compare=False)
     weight: bool = False
+    #: Name and region of the model's constant that this one, of a rewritten graph, is a part of.
+    part: tuple[str, Region] | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, array: np.ndarray, dtype: str | None = None) -> Constant:

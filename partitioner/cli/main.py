@@ -1,7 +1,7 @@
 """The command line: `partition MODEL ...`, `partition COMMAND ...`.
 
-Exit codes: 0 ok, 1 bad input, 2 usage, 3 infeasible, 130 interrupted. Results go to stdout,
-progress to stderr. Nothing is imported before interrupts are noted.
+Exit codes: 0 ok, 1 bad input, 2 usage, 3 infeasible, 4 not proven, 130 interrupted. Results go to
+stdout, progress to stderr. Nothing is imported before interrupts are noted.
 """
 
 from __future__ import annotations

@@ -81,14 +81,22 @@ def verify(
     model: ModelFile = None,
     optimization: OptimizationLevel = None,
     seed: InputSeed = 0,
+    symbolic: Annotated[bool, listed("verify", "symbolic")] = False,
 ) -> int:
     """Compare the outputs of all ranks with those of the whole model."""
+    for name, value in (("inputs", inputs), ("seed", seed), ("optimization", optimization)):
+        if symbolic and value:
+            wrong(f"--symbolic runs nothing: leave --{name} out")
     from partitioner.api.compiled.folder import load_plan, rank_files
     from partitioner.api.compiled.reload import load_named
     from partitioner.run.local import read_inputs
 
     rank_files(folder).check(load_plan(folder))  # before the model, which takes longer
     result = load_named(folder, module, model)
+    if symbolic:
+        proof = result.prove_written(folder)
+        print(fitted(str(proof)))
+        return proof.exit_code
     arrays = None if inputs is None else read_inputs(inputs, result.model.input_types)
     verification = result.verify_written(
         folder, seed=seed, inputs=arrays, optimization=optimization

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partitioner.ir.exchange import Region
+from partitioner.ir.exchange import Region, nested
 from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
 from partitioner.ir.layout import Interval
 from partitioner.ir.nodes.local_node import localized
@@ -74,7 +74,9 @@ class GraphWriter:
         """Declare a region of a constant of the source, which is read when it is needed."""
         constant = self.source.constants[value]
         load = partial(_loaded_part, constant, region)
-        return self.constant(f"{value}.part", replace(constant, type=type_, load=load))
+        name, outer = constant.part or (value, None)
+        part = name, region if outer is None else nested(outer, region)
+        return self.constant(f"{value}.part", replace(constant, type=type_, load=load, part=part))
 
     def add(
         self,

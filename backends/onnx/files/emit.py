@@ -30,7 +30,7 @@ from onnx import (
 )
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.header import Origin, header_data
+from partitioner.backends.header import Origin, constant_parts, header_data
 from partitioner.backends.onnx.files.messages import (
     BLOCK_KEY,
     DOMAIN,
@@ -137,9 +137,9 @@ def _build(
         opset_imports=[helper.make_opsetid(*pair) for pair in opsets],
         functions=[_stub(name, node, opset) for name, node in sorted(functions.items())],
     )
-    header = json.dumps(
-        header_data(program, programs, len(comms), origin, parts), separators=(",", ":")
-    )
+    constants = constant_parts(program, graph)
+    data = header_data(program, programs, len(comms), origin, constants, parts)
+    header = json.dumps(data, separators=(",", ":"))
     for key, text in ((VERSION_KEY, str(FORMAT_VERSION)), (PROGRAM_KEY, header)):
         model.metadata_props.add(key=key, value=text)
     return model

@@ -409,12 +409,18 @@ def _free(nodes: Iterable[NodeProto], known: set[str]) -> Iterator[str]:
         for name in node.input:
             if name and name not in known:
                 yield name
-        for body in (body for attribute in node.attribute for body in attribute_graphs(attribute)):
-            passed = {value.name for value in (*body.input, *body.initializer)}
-            yield from _free(body.node, known | passed)
-            made = passed.union(name for inner in body.node for name in inner.output)
-            yield from (v.name for v in body.output if v.name not in made | known)
+        yield from captured_values(node, known)
         known.update(name for name in node.output if name)
+
+
+def captured_values(node: NodeProto, known: Collection[str] = ()) -> Iterator[str]:
+    """The outer values that a node's bodies read, but for known ones; some several times."""
+    inside = set(known)
+    for body in (body for attribute in node.attribute for body in attribute_graphs(attribute)):
+        passed = {value.name for value in (*body.input, *body.initializer)}
+        yield from _free(body.node, inside | passed)
+        made = passed.union(name for inner in body.node for name in inner.output)
+        yield from (v.name for v in body.output if v.name not in made | inside)
 
 
 def constants_outside(model: RankModel) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ def write_phases(
     program = programs.ranks[phases.rank]
     common: dict[str, Any] = {
         "version": FORMAT_VERSION,
-        **header_data(program, programs, len(program.comms), origin),
+        **header_data(program, programs, len(program.comms), origin, program.constants),
         "groups": group_ranks(programs),
         "stored": phases.stored,
         "training": programs.order.table.trains,

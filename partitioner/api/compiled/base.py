@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 
 from partitioner.api.compiled.folder import EXAMPLES, GraphFile, is_written, rank_files
 from partitioner.api.lowering import lower
-from partitioner.api.verify.compare import Verification
+from partitioner.api.verify.compare import Verification, VerificationError
+from partitioner.api.verify.symbolic.proof import Proof
 from partitioner.backends.arrays import save_named_arrays
 from partitioner.backends.header import Origin
 from partitioner.backends.launch import LocalJob, LocalRun
@@ -71,6 +72,10 @@ class Ranks(ABC):
     @abstractmethod
     def verify(self, seed: int, inputs: Mapping[str, np.ndarray] | None = None) -> Verification:
         """Compare all ranks with the whole model on whole inputs, by default random valid ones."""
+
+    @abstractmethod
+    def prove(self) -> Proof:
+        """Follow the programs of all ranks, beside the whole model, without running them."""
 
     @abstractmethod
     def at(self, optimization: Optimization | None) -> Self:
@@ -271,13 +276,27 @@ class Compiled(Planned):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    @overload
     def verify(
         self,
         seed: int = 0,
         inputs: Mapping[str, np.ndarray] | None = None,
         *,
         optimization: Optimization | None = None,
-    ) -> Verification:
+        symbolic: Literal[False] = False,
+    ) -> Verification: ...
+
+    @overload
+    def verify(self, *, symbolic: Literal[True]) -> Proof: ...
+
+    def verify(
+        self,
+        seed: int = 0,
+        inputs: Mapping[str, np.ndarray] | None = None,
+        *,
+        optimization: Optimization | None = None,
+        symbolic: bool = False,
+    ) -> Verification | Proof:
         """Compare all ranks with the whole model on random valid inputs, or on given ones.
 
         Results are compared, and of a module also written buffers and gradients. A module's inputs
@@ -289,16 +308,28 @@ class Compiled(Planned):
             seed: Seed of the inputs and of dropout.
             inputs: Whole inputs by name, in place of random ones.
             optimization: As of `run`, for both sides.
+            symbolic: Run nothing, and prove from the programs of the ranks that they compute the
+                whole model, whatever the inputs are: of an ONNX model from its rank files, of a
+                module from the programs that its graphs are made from.
 
         Returns:
-            The differences; true if all is equal. A difference raises nothing.
+            The differences; true if all is equal. A difference raises nothing. A symbolic
+            verification returns a `Proof`, true if the ranks are proven to be right.
 
         Raises:
             VerificationError: It would not fit this machine's free memory, the model draws random
-                numbers without a seed, or the module's weights or example inputs are fake.
+                numbers without a seed, the module's weights or example inputs are fake, or
+                `symbolic` is given with inputs or another argument.
             BackendError: A rank fails, or inputs are not the model's.
         """
-        return self.ranks.at(optimization).verify(seed, inputs)
+        ranks = self.ranks.at(optimization)
+        if not symbolic:
+            return ranks.verify(seed, inputs)
+        if seed or inputs is not None or optimization is not None:
+            raise VerificationError(
+                "a symbolic verification runs nothing: leave seed, inputs and optimization out"
+            )
+        return ranks.prove()
 
     def verify_written(
         self,
@@ -319,6 +350,17 @@ class Compiled(Planned):
         rank_files(folder).check(self.plan, self.graph)
         ranks = self.model.ranks(self.programs, self.plan, folder)
         return ranks.at(optimization).verify(seed, inputs)
+
+    def prove_written(self, folder: Path) -> Proof:
+        """Prove that the rank files of a folder compute the whole model; nothing is run.
+
+        Raises:
+            DirectoryError: There are no rank files, or they are of another plan.
+            BackendError: A rank file is wrong.
+            VerificationError: As `verify`.
+        """
+        rank_files(folder).check(self.plan)
+        return self.model.ranks(self.programs, self.plan, folder).prove()
 
     def save(
         self,

@@ -17,8 +17,9 @@ from partitioner.api.compiled.base import Ranks, origin
 from partitioner.api.compiled.folder import ModuleFiles
 from partitioner.api.compiled.taken_over import taken_over
 from partitioner.api.lowering import lower
-from partitioner.api.verify.compare import Verification, check_memory
+from partitioner.api.verify.compare import Verification, VerificationError, check_memory
 from partitioner.api.verify.module import check_contents, random_arguments, verify_module
+from partitioner.api.verify.symbolic.proof import Proof
 from partitioner.backends.errors import BackendError
 from partitioner.backends.launch import LocalJob, LocalRun
 from partitioner.backends.optimization import Optimization
@@ -142,6 +143,25 @@ class ModuleRanks(Ranks):
         given = None if inputs is None else self._call(inputs)
         with self.module.traced.captured.autocast.region():
             return verify_module(self.module, self.all_ranks, seed, given)
+
+    def prove(self) -> Proof:
+        """See `Ranks.prove`: of the programs that graphs are emitted from; files are refused."""
+        from partitioner.api.verify.symbolic.ir_programs import programs_of
+        from partitioner.api.verify.symbolic.prove import prove
+
+        if self.read_from is not None:
+            raise VerificationError(
+                "--symbolic follows rank files of ONNX models, and these are of a PyTorch module: "
+                "verify them without it (Python: program.verify(symbolic=True) follows the "
+                "programs that they are made from)"
+            )
+        parts = [(self.programs, self.module.graph)]
+        parts += [] if self.rest is None else [(self.rest.programs, self.rest.graph)]
+        proofs = [prove(graph, programs_of(programs, graph)) for programs, graph in parts]
+        notes = ["of the programs that the graphs of ranks are made from"]
+        if not self.programs.order.is_whole:
+            notes.append("of one micro-batch, as the program of one device computes it")
+        return replace(next((p for p in proofs if not p), proofs[0]), notes=tuple(notes))
 
     def at(self, optimization: Optimization | None) -> Self:
         """See `Ranks.at`."""

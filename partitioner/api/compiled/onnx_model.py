@@ -18,7 +18,8 @@ import numpy as np
 from partitioner.api.compiled.base import Compiled, Model, Ranks, origin
 from partitioner.api.compiled.folder import GraphFile, OnnxFiles, OnnxRequest
 from partitioner.api.verify.compare import Verification
-from partitioner.api.verify.onnx_model import verify
+from partitioner.api.verify.onnx_model import check_seeds, verify
+from partitioner.api.verify.symbolic.proof import Proof
 from partitioner.backends.errors import BackendError
 from partitioner.backends.launch import LocalJob, LocalRun
 from partitioner.backends.optimization import DEFAULT, OPTIMIZATIONS, Optimization
@@ -330,3 +331,12 @@ class OnnxRanks(Ranks):
         return verify(
             model.traced, self.programs, self.folder, seed, model.part, self.optimization, inputs
         )
+
+    def prove(self) -> Proof:
+        """See `Ranks.prove`."""
+        from partitioner.api.verify.symbolic.onnx_files import read_programs
+        from partitioner.api.verify.symbolic.prove import prove
+
+        graph = self.model.traced.graph
+        check_seeds(graph)
+        return prove(graph, read_programs(self.folder))

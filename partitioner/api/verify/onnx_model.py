@@ -83,12 +83,7 @@ def verify(
     from partitioner.backends.onnx.sessions.whole import run_whole
     from partitioner.backends.regions import cut
 
-    for node in traced.graph.nodes:
-        for op in _unseeded(node):
-            raise VerificationError(
-                f"{node.name!r} ({op}) draws random numbers without a seed: the ranks and the "
-                "whole model draw others, and nothing can be compared; give the node a seed"
-            )
+    check_seeds(traced.graph)
     check_memory(traced.graph)
     inputs = random_inputs(traced.graph, seed) if given is None else given
     whole = run_whole(traced.whole, traced.folder, inputs, optimization=optimization)
@@ -131,6 +126,16 @@ def verify(
     return Verification(
         len(programs.ranks), said, outputs, first, optimization=optimization, copies=copies
     )
+
+
+def check_seeds(graph: Graph) -> None:
+    """Refuse, as a VerificationError, a model that draws other random numbers in each run."""
+    for node in graph.nodes:
+        for op in _unseeded(node):
+            raise VerificationError(
+                f"{node.name!r} ({op}) draws random numbers without a seed: the ranks and the "
+                "whole model draw others, and nothing can be compared; give the node a seed"
+            )
 
 
 def _unseeded(node: Node) -> Iterator[str]:

@@ -1,0 +1,76 @@
+"""Values of ranks in terms of the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, product
+
+from partitioner.api.verify.symbolic.parts import RefusedError, region_text, same_region
+from partitioner.api.verify.symbolic.shares import ALL, Share, together
+from partitioner.ir.exchange import Region
+
+#: Most choices that are tried among parts of one value that are alike.
+_MOST_CHOICES = 64
+
+
+@dataclass(frozen=True)
+class Held:
+    """A value of a rank in terms of the whole model."""
+
+    value: str  #: Value of the whole model.
+    region: Region  #: The part of each dim, in the rank's order.
+    share: Share = ALL  #: The terms of a pending reduction that it has.
+    how: str = ""  #: The reduction that is pending: "sum", "max", "min" or "prod"; "" if none is.
+
+    def __str__(self) -> str:
+        pending = f"a pending {self.how} of " if self.share != ALL else ""
+        return f"{pending}{self.value!r}{region_text(self.region)}"
+
+
+Facts = tuple[Held, ...]  #: What a value of a rank is; all of them hold.
+
+
+def of_one_value(
+    sources: Mapping[int, Facts], make: Callable[[Mapping[int, Held]], Iterable[Held]]
+) -> Facts:
+    """Facts of a result, for each value that all sources are of.
+
+    Raises:
+        RefusedError: There is no such value, or `make` refuses the parts of it.
+    """
+    refused: RefusedError | None = None
+    found: list[Held] = []
+    for value in dict.fromkeys(held.value for facts in sources.values() for held in facts):
+        parts = [[held for held in facts if held.value == value] for facts in sources.values()]
+        for chosen in islice(product(*parts), _MOST_CHOICES):
+            try:
+                found.extend(make(dict(zip(sources, chosen, strict=True))))
+            except RefusedError as error:
+                refused = error
+    if found:
+        return tuple(dict.fromkeys(found))
+    if refused is not None:
+        raise refused
+    texts = dict.fromkeys(str(of[0]) if of else "an unknown value" for of in sources.values())
+    raise RefusedError(f"it joins {' and '.join(texts)}", is_wrong=all(sources.values()))
+
+
+def reduced(helds: Sequence[Held], how: str) -> Held:
+    """Join the terms that several ranks have of one part."""
+    region: Region | None = helds[0].region
+    for held in helds[1:]:
+        region = None if region is None else same_region(region, held.region)
+        if region is None:
+            raise RefusedError(f"it adds {held} to {helds[0]}", is_wrong=True)
+    for held in helds:
+        if held.how not in ("", how):
+            raise RefusedError(f"it is a {how}, and reads {held}", is_wrong=True)
+    again = how in ("max", "min")
+    share = together((held.share for held in helds), again=again)
+    if share is None:
+        raise RefusedError(
+            f"the {how} of {len(helds)} ranks would not have each term of {helds[0]} once",
+            is_wrong=True,
+        )
+    return Held(helds[0].value, region or (), share, "" if share == ALL else how)

@@ -1,0 +1,326 @@
+"""A local node as a node of the whole model, where the op table allows its operands' parts.
+
+A local node is held against the nodes of the whole model that read what its operands are. Their
+rule tells which parts of loops these are of, and the op table what a device with such parts runs in
+place of the node: if this is what the rank runs, its results are parts of the node's. A name is
+read only to try the likeliest node first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from partitioner.api.verify.symbolic.held import Facts, Held
+from partitioner.api.verify.symbolic.loops import Loops, Parts, check_whole
+from partitioner.api.verify.symbolic.parts import RefusedError, all_of, any_of, count_of, whole
+from partitioner.api.verify.symbolic.shares import NOTHING
+from partitioner.ir.errors import IRError
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.loops.factors import PENDING
+from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.ops.table import LocalOp, LocalView, OpView
+from partitioner.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class LocalNode:
+    """A node of a rank program."""
+
+    name: str
+    op: str  #: Key of the op table.
+    inputs: tuple[str, ...]  #: Local values; "" where absent.
+    outputs: tuple[str, ...]
+    captures: tuple[str, ...]  #: Outer values that its bodies read.
+    origin: str  #: Name of the node that it seems to come from.
+    #: Tests whether it has the attributes of a node of the same operator.
+    is_like: Callable[[Node], bool]
+    #: What its result is by moving elements of one value, or by adding terms of a pending sum.
+    moved: Callable[[Rank], Facts] = lambda _: ()
+
+
+@dataclass
+class Rank:
+    """Facts about a rank's values while its program is followed."""
+
+    rank: int
+    types: Mapping[str, TensorType]  #: Types that the program states for local values.
+    #: Contents of a constant by local name; None of what is no constant, or has no values here.
+    contents: Callable[[str], np.ndarray | None]
+    facts: dict[str, Facts] = field(default_factory=dict)
+    #: Whether a value is several parts of one value that are alike: it is not sure then which of
+    #: them later nodes mean.
+    is_ambiguous: bool = False
+
+    def note(self, value: str, facts: Sequence[Held]) -> None:
+        """Add what a local value is."""
+        self.facts[value] = tuple(dict.fromkeys(facts))
+        self.is_ambiguous |= len({held.value for held in facts}) < len(self.facts[value])
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """The whole model, and its nodes by what they read."""
+
+    graph: Graph
+
+    @cached_property
+    def readers(self) -> Mapping[tuple[str, str], tuple[Node, ...]]:
+        """The nodes of an operator that read a value; under "" those that read constants only."""
+        found: dict[tuple[str, str], list[Node]] = {}
+        for node in self.graph.nodes:
+            computed = [value for value in node.reads if value not in self.graph.constants]
+            for value in computed or ("", *node.reads):
+                found.setdefault((value, node.op), []).append(node)
+        return {key: tuple(nodes) for key, nodes in found.items()}
+
+    def candidates(self, rank: Rank, node: LocalNode) -> Iterator[Node]:
+        """The nodes that a local node may be, the likeliest first."""
+        graph, names = self.graph, (*node.inputs, *node.captures)
+        values = [held.value for name in names for held in rank.facts.get(name, ())]
+        computed = [value for value in values if value not in graph.constants]
+        likely = [graph.by_name[n] for n in (node.origin, node.name) if n in graph.by_name]
+        reads = (self.readers.get((value, node.op), ()) for value in computed or (*values, ""))
+        found = {one.name: one for one in (*likely, *itertools.chain.from_iterable(reads))}
+        yield from found.values()
+
+
+def follow(model: WholeModel, rank: Rank, nodes: Sequence[LocalNode]) -> int:
+    """Note what the first local node's results are, with those that belong to it; their number.
+
+    Raises:
+        RefusedError: It is no node of the model on these parts.
+    """
+    node, refused = nodes[0], list[RefusedError]()
+    found: dict[str, list[Held]] = {}
+    for candidate in model.candidates(rank, node):
+        try:
+            count, made = _Match(model.graph, rank, nodes, candidate).results()
+        except RefusedError as error:
+            refused.append(error)
+            continue
+        if count > 1:
+            for value, facts in made.items():
+                rank.note(value, facts)
+            return count
+        for value, facts in made.items():
+            found.setdefault(value, []).extend(facts)
+    if moved := node.moved(rank):
+        found.setdefault(node.outputs[0], []).extend(moved)
+    if not found and refused:
+        raise max(refused, key=lambda error: error.closeness)
+    if not found:
+        reads = ", ".join(str(rank.facts[n][0]) for n in node.inputs if rank.facts.get(n))
+        raise RefusedError(f"no {node.op} of the model reads {reads or 'what it reads'}")
+    for value in filter(None, node.outputs):
+        rank.note(value, found.get(value, ()))
+    return 1
+
+
+@dataclass(frozen=True)
+class _Match:
+    """A local node, with those after it, held against a node of the model."""
+
+    graph: Graph
+    rank: Rank
+    nodes: Sequence[LocalNode]
+    node: Node
+
+    @cached_property
+    def _same(self) -> tuple[LocalNode, ...]:
+        """The local nodes from the first on that seem to come from one node."""
+        origin = self.nodes[0].origin
+        return tuple(itertools.takewhile(lambda node: node.origin == origin, self.nodes))
+
+    @cached_property
+    def _values(self) -> tuple[str, ...]:
+        """The values that the node reads, "" where an operand is absent."""
+        return *self.node.inputs, *self.node.captures
+
+    def results(self) -> tuple[int, dict[str, list[Held]]]:
+        """The number of local nodes that the node is, and what they make."""
+        rule = rule_of(self.graph, self.node)
+        reads = self._operands()
+        if isinstance(rule, str) or self.node.captures:
+            return self._as_whole(reads)
+        row, slots = row_of(self.node), range(len(self.node.outputs))
+        stated = [None if row.localize is None else self._stated(slot) for slot in slots]
+        loops = Loops(rule, reads, stated, row.where)
+        count, found = 0, dict[str, list[Held]]()
+        for parts in loops.parts():
+            for local in self._forms(loops, parts):
+                made = self._made(loops, parts, self._expected(local, reads))
+                if made:
+                    count = len(local.nodes)
+                    for name, held in made.items():
+                        found.setdefault(name, []).append(held)
+                    break
+        if not count:
+            raise self._other_form()
+        return count, found
+
+    def _as_whole(self, reads: Sequence[Held | None]) -> tuple[int, dict[str, list[Held]]]:
+        for held in filter(None, reads):
+            check_whole(held, self.graph.types[held.value].shape)
+        results = self._expected(LocalOp((self.node,)), reads)
+        if results is None:
+            raise self._other_form()
+        return 1, {name: [self._whole_of(value)] for value, name in results.items()}
+
+    def _operands(self) -> list[Held | None]:
+        """Find the value read as each operand; a constant may be replaced by a local one."""
+        first, count = self.nodes[0], len(self.node.inputs)
+        slots = [*first.inputs[:count], *[""] * (count - len(first.inputs)), *first.captures]
+        others = [name for node in self._same for name in (*node.inputs, *node.captures)]
+        reads: list[Held | None] = []
+        for slot, value in itertools.zip_longest(slots, self._values, fillvalue=""):
+            reads.append(self._operand(slot, value, others) if value else None)
+        return reads
+
+    def _operand(self, slot: str, value: str, others: Sequence[str]) -> Held | None:
+        """Find a value among those that are read; None if another rank puts it into its part."""
+        names = dict.fromkeys((slot, *others))
+        facts = (held for name in names for held in self.rank.facts.get(name, ()))
+        held = next((held for held in facts if held.value == value), None) or self._zeros(
+            slot, value
+        )
+        if held is None and value in self.graph.constants:
+            held = self._whole_of(value)
+        if held is None and len(self.nodes[0].inputs) >= len(self.node.inputs):
+            raise self._other_operand(self.rank.facts.get(slot, ()), value)
+        return held
+
+    def _zeros(self, name: str, value: str) -> Held | None:
+        """A constant of zeros as a part of a value: no term of it, anywhere."""
+        array, shape = self.rank.contents(name) if name else None, self.graph.types[value].shape
+        if array is None or array.ndim != len(shape) or np.any(array):
+            return None
+        region = tuple(any_of(n, size) for n, size in zip(array.shape, shape, strict=True))
+        held = Held(value, region, NOTHING, "sum")
+        self.rank.note(name, (*self.rank.facts.get(name, ()), held))
+        return held
+
+    def _whole_of(self, value: str) -> Held:
+        return Held(value, all_of(self.graph.types[value].shape))
+
+    def _other_operand(self, facts: Facts, value: str) -> RefusedError:
+        read = facts[0] if facts else "an unknown value"
+        why = f"it reads {read}, where {self.node.name!r} reads {value!r}"
+        return RefusedError(why, is_wrong=bool(facts), closeness=1)
+
+    def _other_form(self) -> RefusedError:
+        """The reason why the local nodes are not what runs in place of the node."""
+        for slot, value in zip(self.nodes[0].inputs, self.node.inputs, strict=False):
+            facts = self.rank.facts.get(slot, ()) if value else ()
+            if facts and all(held.value != value for held in facts):
+                return self._other_operand(facts, value)
+        why = f"it is not what the op table gives for {self.node.name!r} on these parts"
+        return RefusedError(why, closeness=3)
+
+    def _stated(self, slot: int) -> tuple[int, ...] | None:
+        """The shape that the rank's program states for a result, if the node makes one."""
+        names = [node.outputs[slot] for node in self._same if slot < len(node.outputs)]
+        type_ = self.rank.types.get(names[-1]) if names and self.node.outputs[slot] else None
+        return None if type_ is None else type_.shape
+
+    def _forms(self, loops: Loops, parts: Parts) -> Iterator[LocalOp]:
+        """The nodes that the op table lets a device with these parts run in place of the node."""
+        row, rule, factors = row_of(self.node), loops.rule, loops.rule.factors
+        cut = {name for name, part in parts.items() if part != whole(factors[name].size)} - {
+            PENDING
+        }
+        if row.localize is None or not cut:
+            yield LocalOp((self.node,))
+        dispatch = rule.dispatch
+        if row.localize is None or (dispatch and {dispatch.rows, dispatch.owners} <= cut):
+            return  # devices would send each other iterations inside of the node
+        slots = enumerate(self.node.outputs)
+        outs = tuple(loops.result_region(i, parts) if value else () for i, value in slots)
+        regions = loops.operand_regions(parts)
+        shapes, out_shapes = (
+            tuple(tuple(map(count_of, region)) for region in side) for side in (regions, outs)
+        )
+        sizes = {name: count_of(part) for name, part in parts.items()}
+        sizes |= {PENDING: factors[PENDING].size} if PENDING in factors else {}
+        slides = any(name in cut for _, name in rule.windows)
+        # A device may have all of a dim that is cut: it runs what devices do that have a part.
+        ways = (True,) if row.where or slides else (False, True) if rule.windows else (False,)
+        for where in ways:
+            places = (regions, outs) if where else ((), ())
+            view = LocalView(sizes, shapes, out_shapes, *places)
+            try:
+                yield row.localize(OpView(self.node, self.graph), view)
+            except (IRError, AssertionError, ArithmeticError, LookupError, ValueError):
+                continue  # these parts have no local form
+
+    def _made(
+        self, loops: Loops, parts: Parts, names: Mapping[str, str] | None
+    ) -> dict[str, Held] | None:
+        """Facts about the local results; None if the program states other types."""
+        made = {}
+        for value, name in (names or {}).items():
+            slot = self.node.outputs.index(value)
+            region = loops.result_region(slot, parts)
+            share, how = loops.share(self.node.name, slot, parts)
+            made[name] = Held(value, region, share, how)
+            stated = self.rank.types.get(name)
+            shape = tuple(map(count_of, region))
+            if stated is not None and stated != self.graph.types[value].with_shape(shape):
+                return None
+        return made
+
+    def _expected(self, local: LocalOp, reads: Sequence[Held | None]) -> dict[str, str] | None:
+        """Local names of the results by value, if the rank runs these nodes; else None."""
+        if len(local.nodes) > len(self.nodes):
+            return None
+        made: dict[str, str] = {}  # local names of temporaries and of results
+        for here, node in zip(self.nodes, local.nodes, strict=False):
+            if here.op != node.op or not here.is_like(node):
+                return None
+            wanted = (*_trimmed(node.inputs), *node.captures)
+            found = (*_trimmed(here.inputs), *here.captures)
+            pairs = enumerate(itertools.zip_longest(wanted, found, fillvalue=""))
+            if not all(self._reads(local, reads, made, slot, *pair) for slot, pair in pairs):
+                return None
+            for value, name in itertools.zip_longest(node.outputs, here.outputs, fillvalue=""):
+                if bool(value) != bool(name):
+                    return None
+                made[value] = name
+        return {value: made[value] for value in self.node.writes if value in made}
+
+    def _reads(
+        self,
+        local: LocalOp,
+        reads: Sequence[Held | None],
+        made: Mapping[str, str],
+        slot: int,
+        value: str,
+        name: str,
+    ) -> bool:
+        """Test whether a local value is what a node of the op table's form reads."""
+        if not value or not name:
+            return value == name
+        if value in made:
+            return made[value] == name
+        if value in local.constants:
+            return _equal(self.rank.contents(name), local.constants[value])
+        wanted = {held for of, held in zip(self._values, reads, strict=True) if of == value}
+        if len(wanted) > 1 and slot < len(reads) and self._values[slot] == value:
+            wanted = {reads[slot]}
+        return len(wanted) == 1 and not wanted.isdisjoint(self.rank.facts.get(name, ()))
+
+
+def _trimmed(names: Sequence[str]) -> Sequence[str]:
+    while names and not names[-1]:
+        names = names[:-1]
+    return names
+
+
+def _equal(one: np.ndarray | None, other: np.ndarray) -> bool:
+    if one is None or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return one.tobytes() == np.ascontiguousarray(other).tobytes()

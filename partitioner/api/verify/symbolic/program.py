@@ -1,0 +1,57 @@
+"""The program of a rank as the interpreter reads it, whatever runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from partitioner.api.verify.symbolic.nodes import LocalNode
+from partitioner.ir.mesh import Copies
+from partitioner.ir.program import BatchParts, Comm, Output, Part
+from partitioner.ir.types import TensorType
+
+
+class Side(Protocol):
+    """A rank's side of a communication."""
+
+    @property
+    def comm(self) -> Comm:
+        """The communication, with the transfers of this rank at least."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The local value that this rank reads, if it does."""
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The local value that this rank writes, if it does."""
+
+    @property
+    def target(self) -> TensorType | None:
+        """Type of what it writes; None if it writes nothing."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """The program of a rank."""
+
+    rank: int
+    steps: tuple[LocalNode | Side, ...]
+    types: Mapping[str, TensorType]  #: Types that it states for local values.
+    inputs: Mapping[str, Part]  #: Part of a whole input that each local value is fed with.
+    outputs: tuple[Output, ...]
+    constants: frozenset[str]  #: Local names of its constants.
+    #: Part of the model's constant that each local one is said to be; None if it is not said.
+    claims: Mapping[str, Part] | None
+    #: Contents of a constant by local name, None of anything else or without values.
+    contents: Callable[[str], np.ndarray | None]
+    opsets: Mapping[str, int]
+    batch: BatchParts | None = None  #: The micro-batches of a request, if it runs in such.
+    copies: Copies | None = None
+    #: Whether each rank delivers the parts that it holds, also those that others deliver.
+    delivers_all: bool = False
+    #: Whether its constants will be cut from the model's: there is nothing to compare.
+    cuts_constants: bool = False

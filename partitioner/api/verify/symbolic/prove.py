@@ -1,0 +1,266 @@
+"""An abstract interpreter of rank programs: it proves that all ranks compute the whole model.
+
+It knows nothing of plans, of the search, and of how programs are made. Ranks are followed in
+lock-step. For each value of each rank it carries which part of which value of the whole model it
+is, whole or as a share of a pending reduction; in the end, the ranks must deliver the outputs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from partitioner.api.verify.symbolic.communications import communicate
+from partitioner.api.verify.symbolic.held import Facts, Held
+from partitioner.api.verify.symbolic.nodes import LocalNode, Rank, WholeModel, follow
+from partitioner.api.verify.symbolic.parts import (
+    RefusedError,
+    all_of,
+    any_of,
+    count_of,
+    covers,
+    region_of,
+    region_text,
+    same_region,
+)
+from partitioner.api.verify.symbolic.program import Program, Side
+from partitioner.api.verify.symbolic.proof import Proof, Refusal
+from partitioner.api.verify.symbolic.shares import ALL, NOTHING
+from partitioner.backends.regions import cut
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.exchange import Region, nested
+from partitioner.ir.graph import SMALL_CONSTANT, Graph
+
+#: Most local nodes that stand for one node of the model.
+_MOST_NODES = 256
+_Key = tuple[str, tuple[int, ...], bytes]  #: Type, shape and contents of a constant.
+#: The parts of each output that are delivered, by whole copy and output.
+_Delivered = dict[tuple[int, str], list[Region]]
+
+
+def prove(graph: Graph, programs: Sequence[Program]) -> Proof:
+    """Follow the programs of all ranks, and compare what they deliver with the model's outputs."""
+    check, ranks = _Check(graph, programs), len(programs)
+    try:
+        check.run()
+    except _StoppedError as stopped:
+        return Proof(ranks, stopped.refusal)
+    return Proof(ranks, None, len(check.unread))
+
+
+class _StoppedError(Exception):
+    """The first step that is refused."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
+@dataclass(frozen=True)
+class _Check:
+    """The programs of all ranks beside the whole model."""
+
+    graph: Graph
+    programs: Sequence[Program]
+    unread: list[str] = field(default_factory=list)  #: Local constants that were not compared.
+
+    @cached_property
+    def model(self) -> WholeModel:
+        return WholeModel(self.graph)
+
+    @cached_property
+    def by_content(self) -> Mapping[_Key, Sequence[str]]:
+        """The model's small constants by what they hold."""
+        found: dict[_Key, list[str]] = {}
+        for name in self.graph.constants:
+            array = self.graph.constant(name)
+            if array is not None:
+                found.setdefault(_key(array), []).append(name)
+        return found
+
+    def run(self) -> None:
+        """Follow all ranks, once for each micro-batch of a request; _StoppedError if one fails."""
+        constants = [self._constants(program) for program in self.programs]
+        batch, delivered = self.programs[0].batch, _Delivered()
+        for part in range(1 if batch is None else batch.count):
+            ranks = [
+                self._started(*pair, part) for pair in zip(self.programs, constants, strict=True)
+            ]
+            self._follow(ranks)
+            for rank in ranks:
+                self._deliver(rank, part, delivered)
+        copies = self.programs[0].copies
+        for copy in range(1 if copies is None else len(copies.devices)):
+            for value in self.graph.outputs:
+                if not covers(delivered.get((copy, value), []), self.graph.types[value].shape):
+                    why = "the ranks do not deliver each element of it once"
+                    raise _StoppedError(Refusal(0, f"output {value!r}", why, is_wrong=True))
+
+    def _constants(self, program: Program) -> dict[str, Facts]:
+        """Facts about the constants of a rank; claims of the program are compared."""
+        rank, claims = program.rank, program.claims
+        for domain, version in self.graph.opsets.items():
+            if program.opsets.get(domain, version) != version:
+                why = f"operator set {program.opsets[domain]}, the model has {version}"
+                raise _StoppedError(Refusal(rank, "", why, is_wrong=False))
+        if claims is None:
+            why = "the file does not say what its constants are: partition the model again"
+            raise _StoppedError(Refusal(rank, "", why, is_wrong=False))
+        found: dict[str, Facts] = {}
+        for name in program.constants:
+            claim, shape = claims.get(name), program.types[name].shape
+            facts: list[Held] = []
+            if claim is not None and (claim.zero or claim.whole in self.graph.constants):
+                facts = self._claimed(program, name, claim.whole, claim.region, is_zero=claim.zero)
+            array = program.contents(name) if program.types[name].numel <= SMALL_CONSTANT else None
+            if array is not None:
+                facts += [Held(n, all_of(shape)) for n in self.by_content.get(_key(array), ())]
+            found[name] = tuple(dict.fromkeys(facts))
+        return found
+
+    def _claimed(
+        self, program: Program, name: str, whole: str, region: Region | None, *, is_zero: bool
+    ) -> list[Held]:
+        """Compare a constant with its claim; zeros of an unknown value are no part of one."""
+        type_, array = self.graph.types.get(whole), program.contents(name)
+        shape, step = program.types[name].shape, f"constant {name!r}"
+        if array is None and not program.cuts_constants:
+            self.unread.append(name)
+        if is_zero:
+            if array is not None and np.any(array):
+                raise _StoppedError(Refusal(program.rank, step, "it is not 0", is_wrong=True))
+            if type_ is None or len(type_.shape) != len(shape):
+                return []
+            region = tuple(any_of(n, size) for n, size in zip(shape, type_.shape, strict=True))
+            return [Held(whole, region, NOTHING, "sum")]
+        assert type_ is not None
+        held = Held(whole, region_of(region, type_.shape))
+        is_it = program.types[name] == type_.with_shape(tuple(map(count_of, held.region)))
+        if is_it and array is not None:
+            is_it = self._holds(name, array, whole, region)
+        if not is_it:
+            why = f"it is not {held}"
+            raise _StoppedError(Refusal(program.rank, step, why, is_wrong=True))
+        return [held]
+
+    def _holds(self, name: str, array: np.ndarray, whole: str, region: Region | None) -> bool:
+        """Test whether a constant has the model's elements; noted as unread where these are not."""
+        try:
+            part = cut(self.graph.constants[whole].load(), region)
+        except (PartitionerError, OSError):  # their file is not here
+            self.unread.append(name)
+            return True
+        return _same(array, part)
+
+    def _started(self, program: Program, constants: Mapping[str, Facts], part: int) -> Rank:
+        """Facts about a rank before its first step."""
+        rank = Rank(program.rank, program.types, program.contents, dict(constants))
+        for name, fed in program.inputs.items():
+            rank.note(
+                name, [Held(fed.whole, self._of_request(program, fed.whole, fed.region, part))]
+            )
+        return rank
+
+    def _of_request(self, program: Program, whole: str, region: Region | None, part: int) -> Region:
+        """The part of a request that is a part of a micro-batch's input or output."""
+        names = {name: value for value, name in self.graph.output_names.items()}
+        shape, batch = self.graph.types[names.get(whole, whole)].shape, program.batch
+        parts = (None,) if batch is None else batch.regions.get(whole, (None,))
+        outer = parts[part % len(parts)]
+        both = region if outer is None or region is None else nested(outer, region)
+        return region_of(both if region is not None else outer, shape)
+
+    def _follow(self, ranks: Sequence[Rank]) -> None:
+        """Follow all ranks to their ends, from one communication to the next."""
+        at = [0] * len(ranks)
+        waiting: dict[int, Side] = {}
+        for rank in range(len(ranks)):
+            self._advance(ranks, at, rank, waiting)
+        while waiting:
+            seq = min(side.comm.seq for side in waiting.values())
+            sides = {rank: side for rank, side in waiting.items() if side.comm.seq == seq}
+            sources = {
+                rank: ranks[rank].facts.get(side.comm.source, ())
+                for rank, side in sides.items()
+                if side.reads
+            }
+            try:
+                made = communicate(self.model, sides, sources)
+            except RefusedError as error:
+                first = min(sides)
+                raise self._refused(ranks, first, _text(sides[first]), error) from None
+            for rank, side in sides.items():
+                if side.writes:
+                    ranks[rank].note(side.comm.target, made[rank])
+                del waiting[rank]
+                at[rank] += 1
+                self._advance(ranks, at, rank, waiting)
+
+    def _advance(
+        self, ranks: Sequence[Rank], at: list[int], rank: int, waiting: dict[int, Side]
+    ) -> None:
+        """Follow a rank's nodes up to its next communication, for which it waits then."""
+        steps = self.programs[rank].steps
+        while at[rank] < len(steps):
+            step, after = steps[at[rank]], steps[at[rank] : at[rank] + _MOST_NODES]
+            if not isinstance(step, LocalNode):
+                waiting[rank] = step
+                return
+            local = itertools.takewhile(lambda step: isinstance(step, LocalNode), after)
+            nodes = [node for node in local if isinstance(node, LocalNode)]
+            try:
+                at[rank] += follow(self.model, ranks[rank], nodes)
+            except RefusedError as error:
+                what = f"node {step.name!r} ({step.op})"
+                raise self._refused(ranks, rank, what, error) from None
+
+    def _refused(
+        self, ranks: Sequence[Rank], rank: int, step: str, error: RefusedError
+    ) -> _StoppedError:
+        is_wrong = error.is_wrong and not any(one.is_ambiguous for one in ranks)
+        return _StoppedError(Refusal(rank, step, str(error), is_wrong))
+
+    def _deliver(self, rank: Rank, part: int, delivered: _Delivered) -> None:
+        """Note the parts of outputs that a rank delivers, each of which must be that part."""
+        program, names = self.programs[rank.rank], self.graph.output_names
+        values = {names.get(v, v): v for v in self.graph.outputs}
+        copies = () if program.copies is None else program.copies.devices
+        copy = next((i for i, devices in enumerate(copies) if rank.rank in devices), 0)
+        for out in program.outputs:
+            value, region = (
+                values[out.whole],
+                self._of_request(program, out.whole, out.region, part),
+            )
+            facts = rank.facts.get(out.value, ())
+            if not any(
+                held.value == value
+                and held.share == ALL
+                and same_region(held.region, region) is not None
+                for held in facts
+            ):
+                what = facts[0] if facts else "an unknown value"
+                why = f"it delivers {what} as {value!r}{region_text(region)}"
+                error = RefusedError(why, is_wrong=bool(facts))
+                raise self._refused([rank], rank.rank, f"output {out.whole!r}", error)
+            regions = delivered.setdefault((copy, value), [])
+            is_again = part > 0 and program.batch and out.whole not in program.batch.regions
+            if not is_again and not (program.delivers_all and region in regions):
+                regions.append(region)
+
+
+def _text(side: Side) -> str:
+    why = f" for {side.comm.why}" if side.comm.why else ""
+    return f"{side.comm.kind.spelled} {side.comm.seq}{why}"
+
+
+def _key(array: np.ndarray) -> _Key:
+    return array.dtype.name, array.shape, array.tobytes()
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    a, b = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other))
+    return bool(np.array_equal(a, b))

@@ -19,6 +19,7 @@ import numpy as np
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.observed import RankLog
+from partitioner.backends.runtimes import check_installed
 from partitioner.backends.waiting import LOOK_S, lookout_of
 
 #: Files that a rank opens at most beside its connections, and connections to each other rank: one
@@ -68,8 +69,11 @@ def run_job(
 
     Raises:
         BackendError: A rank raised or was killed. No process is left, also on any other exception.
+        MissingRuntimeError: PyTorch, by which ranks send to each other, is not installed.
     """
     import resource  # Windows has none
+
+    check_installed("torch")
 
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FILES + _FILES_A_PEER * ranks

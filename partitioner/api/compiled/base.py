@@ -22,6 +22,7 @@ from partitioner.backends.header import Origin
 from partitioner.backends.launch import LocalJob, LocalRun
 from partitioner.backends.observed import STEPS, RankLog
 from partitioner.backends.optimization import Optimization
+from partitioner.backends.runtimes import naming_runtimes
 from partitioner.cost_model.cluster.resolve import device_type
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
@@ -237,6 +238,7 @@ class Compiled(Planned):
         """
         return self.model.ranks(self.programs, self.plan)
 
+    @naming_runtimes()
     def run(
         self, inputs: Mapping[str, np.ndarray], *, optimization: Optimization | None = None
     ) -> dict[str, np.ndarray]:
@@ -289,6 +291,7 @@ class Compiled(Planned):
     @overload
     def verify(self, *, symbolic: Literal[True]) -> Proof: ...
 
+    @naming_runtimes()
     def verify(
         self,
         seed: int = 0,

@@ -25,7 +25,7 @@ from partitioner.api.compiled.folder import (
     load_summary,
 )
 from partitioner.api.compiled.onnx_model import OnnxModel
-from partitioner.backends.torch.tried import naming_untried
+from partitioner.backends.runtimes import naming_runtimes
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.foundations.files import ResultError, read_text
@@ -103,7 +103,7 @@ def load(
 ) -> Compiled: ...
 
 
-@naming_untried()
+@naming_runtimes()
 @hints_keywords
 def load(
     directory: str | Path,

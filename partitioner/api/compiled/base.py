@@ -52,6 +52,8 @@ from partitioner.search.request import MOST_EXPLICIT
 if TYPE_CHECKING:
     import networkx as nx
 
+    from partitioner.backends.onnx.serving import Session
+
 
 class ProfiledRun(Comparison[PlannedT_co]):
     """A plan's prediction beside a measured run of it; printed, a few tables."""
@@ -69,6 +71,10 @@ class Ranks(ABC):
     @abstractmethod
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run one request in this process, in lock-step over simulated communications."""
+
+    @abstractmethod
+    def session(self) -> Session:
+        """Start one process a rank, which stay up between requests."""
 
     @abstractmethod
     def verify(self, seed: int, inputs: Mapping[str, np.ndarray] | None = None) -> Verification:
@@ -262,6 +268,22 @@ class Compiled(Planned):
                 input or output is of 4-bit elements.
         """
         return self.ranks.at(optimization).run(inputs)
+
+    @naming_runtimes()
+    def session(self, *, optimization: Optimization | None = None) -> Session:
+        """Start the ranks of an ONNX model as processes that stay up and answer requests.
+
+        ``with result.session() as session: session.run(inputs)`` gives what `run` gives. One
+        process a rank loads its file once; `Session.run_all` has several requests in flight.
+
+        Args:
+            optimization: As of `run`.
+
+        Raises:
+            BackendError: A rank cannot be started, or the model is a PyTorch module: its ranks stay
+                up under torchrun, as `ModuleProgram.module`.
+        """
+        return self.ranks.at(optimization).session()
 
     def close(self) -> None:
         """Free the ranks that runs have opened, and their temporary files.

@@ -42,6 +42,7 @@ from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
 
 if TYPE_CHECKING:
+    from partitioner.backends.onnx.serving import Session
     from partitioner.backends.torch.local import StepFiles
     from partitioner.backends.torch.measuring.recording import Update
     from partitioner.backends.torch.running.submodules import Source
@@ -194,6 +195,13 @@ class ModuleRanks(Ranks):
                     write_phases(folder, self.rest.programs, last, mark, last=True)
                     del last
                 gc.collect()  # graphs refer to themselves
+
+    def session(self) -> Session:
+        """See `Ranks.session`: a BackendError, as `module()` is what stays up."""
+        raise BackendError(
+            "a session is of an ONNX model: a module's ranks stay up under torchrun, as "
+            "program.module(), which each process calls with the same inputs"
+        )
 
     def run_written(self, folder: Path, job: LocalJob) -> LocalRun:
         """See `Ranks.run_written`; a step has both passes, and the optimizer's with a rate of 0."""

@@ -228,11 +228,12 @@ def _families(graph: Graph, cluster: Cluster, request: Request) -> Sequence[Fami
     devices, is_decided = len(cluster), _is_decided(graph, request)
     if not is_decided and request.strategy == "inter":
         devices = min(devices, MOST_EXPLICIT)  # of equal ones no more are used
-    joint = families(request.strategy, devices, request.mesh, request.constraints.groups)
+    asked = request.constraints
+    joint = families(request.strategy, devices, request.mesh, asked.groups, asked.kept_meshes)
     if graph.backward:  # the plans of one group are found sooner, and rule out most others
         joint = tuple(sorted(joint, key=lambda family: len(family.groups) > 1))
     axes = {axis for family in joint for group in family.groups for axis in group.names}
-    request.constraints.check_axes(sorted(axes))
+    asked.check_axes(sorted(axes))
     return joint[:1] if is_decided else joint  # all have the plan that is decided
 
 

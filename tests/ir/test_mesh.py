@@ -32,15 +32,15 @@ def test_sizes_are_over_all_axes_or_some() -> None:
 
 
 def test_axes_of_size_one_vanish() -> None:
-    assert DeviceMesh.of({"dp": 1, "tp": 4}) == DeviceMesh.line(4)
-    assert DeviceMesh.line(1) == DeviceMesh.single(0)
+    assert DeviceMesh.of({"dp": 1, "tp": 4}) == DeviceMesh.line(4, "tp")
+    assert DeviceMesh.line(1, "tp") == DeviceMesh.single(0)
     assert list(DeviceMesh.single(3).coords()) == [(3, {})]
 
 
 def test_meshes_print_their_axes_and_devices() -> None:
     assert str(DeviceMesh.of({"dp": 2, "tp": 2})) == "dp=2 tp=2 on 0,1,2,3"
     assert str(DeviceMesh.single(3)) == "device 3"
-    assert str(DeviceMesh.line(64)) == "tp=64 on 0-63"
+    assert str(DeviceMesh.line(64, "tp")) == "tp=64 on 0-63"
     assert str(DeviceMesh.of({"tp": 6}, (9, 0, 1, 2, 3, 4))) == "tp=6 on 9,0-4"
     assert str(DeviceMesh.of({"tp": 4}, (3, 2, 1, 0))) == "tp=4 on 3,2,1,0"
 

@@ -50,7 +50,7 @@ def test_explain(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_explain_a_node(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = _said(capsys, "explain", plans / "intra", "layer1.out")
-    assert text.startswith("layer1.out (Gemm) on tp=2 on 0,1")
+    assert text.startswith("layer1.out (Gemm) on x=2 on 0,1")
     assert "factors: m = 8, k = 64, n = 64" in text
     rows = text[text.index("strategies, all other nodes") :].splitlines()
     assert sum(row.startswith("*") for row in rows) == 1
@@ -71,7 +71,7 @@ def test_explain_takes_a_tensor_and_helps_with_a_typo(
 def test_diff(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = _said(capsys, "diff", plans / "inter", plans / "intra")
     assert "nodes moved" in text
-    assert "tp=2 on 0,1" in text
+    assert "x=2 on 0,1" in text
     changes = json.loads(_said(capsys, "diff", plans / "inter", plans / "intra", "--json"))
     assert text.splitlines()[0] == changes["verdict"], "the verdict is not shortened"
     schema_check.check({**changes, "devices": [tuple(pair) for pair in changes["devices"]]}, Diff)

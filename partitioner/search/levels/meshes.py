@@ -118,8 +118,8 @@ def layouts(
     """Layouts of a request: fewer axes first, larger stages first.
 
     Strategy "intra" is one stage of all devices, which are of one pool then, and "inter" stages of
-    one device. The mesh is that of an intra plan; None for all. A searched mesh of the same shape as
-    one of those of a kept plan has its axes.
+    one device. The mesh is that of an intra plan; None for all. A searched mesh of the same shape
+    as one of those of a kept plan has its axes.
     """
     pools = device_pools(cluster)
     if mesh is not None:

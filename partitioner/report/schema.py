@@ -497,6 +497,7 @@ class Diff(TypedDict):
     before: str  #: Name of the first folder.
     after: str
     verdict: str  #: "b takes 1.4 times as long as a: its busiest device communicates 1 ms more".
+    verdicts: tuple[str, str]  #: As `Head.verdict`, of each, behind its name.
     figures: list[Figure]
     moved: list[Moved]
     only_before: list[str]

@@ -41,6 +41,7 @@ from partitioner.solver.outcome import Infeasible
 from partitioner.solver.work import now_s
 from partitioner.strategies.constraints import ConstraintError, possible
 from partitioner.strategies.derive import Rules
+from partitioner.strategies.kinds.parallel import DATA
 from partitioner.strategies.kinds.parallel import meshes as kind_meshes
 from partitioner.strategies.spaces import Family, SearchError, check_space, families
 
@@ -191,7 +192,7 @@ def _explicit(
         spaces.append(OneDeviceSpace(graph, cluster, request))
     if search.tries_kinds:
         kinds = TRAINING_KINDS if graph.backward else KINDS
-        usual = "dp" if graph.backward and budget.best_s == math.inf else None
+        usual = DATA if graph.backward and budget.best_s == math.inf else None
         small = [KindSpace(search, kind, is_usual=kind == usual) for kind in kinds]
         joined = [
             KindSpace(search, kind, mesh)

@@ -101,7 +101,9 @@ def test_part_of_a_plan_is_kept_and_the_rest_is_free() -> None:
 def test_what_is_free_beside_a_kept_plan_is_cut_over_its_axes() -> None:
     plan = whole_plan()  # over "tp", as searched meshes were called in earlier versions
     part = replace(plan, nodes={"layer1.out": plan.nodes["layer1.out"]})
-    by_name = solved(Constraints(plan=part), "intra")
+    asked = Constraints(plan=part)
+    assert asked.kept_meshes == plan.groups
+    by_name = solved(asked, "intra")
     assert {p.mesh.names for p in by_name.values() if p.mesh.size() > 1} == {("tp",)}
     assert {p.mesh.names for p in solved(Constraints(), "intra").values()} == {("x",)}
 

@@ -184,14 +184,10 @@ class Compiled(Planned):
             summary=summary,
             seconds=seconds or {},
             warnings=warnings,
+            delivered=model.delivered,
             model=model,
             measured=measured,
         )
-
-    @property
-    def delivered(self) -> frozenset[str]:
-        """See `Planned.delivered`."""
-        return self.model.delivered
 
     @cached_property
     def programs(self) -> Programs:

@@ -54,8 +54,8 @@ def test_explain_a_node(plans: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "factors: m = 8, k = 64, n = 64" in text
     rows = text[text.index("strategies, all other nodes") :].splitlines()
     assert sum(row.startswith("*") for row in rows) == 1
-    assert any("n/tp" in row for row in rows)
-    assert any("k/tp" in row for row in rows)
+    assert any("n/x" in row for row in rows)
+    assert any("k/x" in row for row in rows)
 
 
 def test_explain_takes_a_tensor_and_helps_with_a_typo(
@@ -74,7 +74,10 @@ def test_diff(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "x=2 on 0,1" in text
     changes = json.loads(_said(capsys, "diff", plans / "inter", plans / "intra", "--json"))
     assert text.splitlines()[0] == changes["verdict"], "the verdict is not shortened"
-    schema_check.check({**changes, "devices": [tuple(pair) for pair in changes["devices"]]}, Diff)
+    assert text.splitlines()[1:3] == changes["verdicts"]
+    pairs = [tuple(pair) for pair in changes["devices"]]
+    verdicts = tuple(changes["verdicts"])
+    schema_check.check({**changes, "devices": pairs, "verdicts": verdicts}, Diff)
     assert changes["moved"]
     assert changes["same"] + len(changes["moved"]) == _nodes(plans)
     back = json.loads(_said(capsys, "diff", plans / "intra", plans / "inter", "--json"))

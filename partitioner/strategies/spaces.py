@@ -38,7 +38,8 @@ class Family:
             shown = " and ".join(map(str, sizes))
             return f"{self.name} ({len(self.groups)} groups of {shown} devices)"
         shape = " ".join(f"{axis}={size}" for axis, size in self.groups[0].axes)
-        count = f"{len(self.groups)} x " if len(self.groups) > 1 else ""
+        number = len(self.groups)
+        count = f"{number} {'groups of' if shape else 'x'} " if number > 1 else ""
         return f"{self.name} ({count}{shape or 'one device'})"
 
 

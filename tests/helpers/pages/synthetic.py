@@ -509,7 +509,7 @@ def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
         "verdict": "3.1 times as fast as one accelerator; limit: arithmetic on device 1",
         "spaces": [
             {
-                "space": "inter (2 x x=2)",
+                "space": "inter (2 groups of x=2)",
                 "cost": step,
                 "devices_used": len(rows),
                 "chosen": True,

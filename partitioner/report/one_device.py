@@ -60,11 +60,6 @@ class OneDevice:
         )
 
     @property
-    def turns(self) -> int:
-        """Turns in which it runs the batch: 1 for all of it at once."""
-        return self.micro_batches or 1
-
-    @property
     def throughput_per_s(self) -> float | None:
         """Requests a second of a full stream; None, as in JSON, if they take no time."""
         return 1 / self.step_s if self.step_s else None

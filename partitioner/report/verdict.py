@@ -69,16 +69,16 @@ def rivals_of(
     def made() -> Iterator[Rival]:
         cost = single.cost(objective)
         held = single.held_bytes
-        name, ask = f"one {device_name}", "--devices 1"
-        if single.turns > 1:
-            name += f" in {single.turns} micro-batches"
-            ask += f" --micro-batches {single.turns}"
-        yield Rival(name, cost, 1, single.fits, held, ask)
+        count = single.micro_batches or 1
+        in_parts = f" in {count} micro-batches" if count > 1 else ""
+        ask = f"--devices 1 --micro-batches {count}" if in_parts else "--devices 1"
+        yield Rival(f"one {device_name}{in_parts}", cost, 1, single.fits, held, ask)
         if whole_machine is not None:
             yield whole_machine
         if objective == "throughput" and single.copies > 1 and single.copies_per_s is not None:
-            name, step_s = f"{single.copies:,} whole copies", 1 / single.copies_per_s
-            yield Rival(name, step_s, single.copies, True, held, "--strategy copies")
+            name, step_s = f"{single.copies:,} whole copies{in_parts}", 1 / single.copies_per_s
+            ask = "" if in_parts else "--strategy copies"  # which are of the whole batch
+            yield Rival(name, step_s, single.copies, True, held, ask)
         seen: set[str] = set()
         for space in sorted(spaces, key=lambda space: (not space["fits"], space["cost"])):
             way, cost, devices = space["space"].split()[0], space["cost"], space["devices_used"]

@@ -31,7 +31,7 @@ from partitioner.report.page.data import headline
 from partitioner.report.summary import lines
 from partitioner.report.text.diff import diff
 from partitioner.report.text.explain import explain
-from partitioner.report.verdict import Rival
+from partitioner.report.verdict import Rival, rivals_of
 from partitioner.search.outcome import Outcome
 from partitioner.solver.outcome import Infeasible
 
@@ -461,6 +461,15 @@ def test_one_device_runs_as_few_micro_batches_as_it_holds() -> None:
     alone = partitioner.compile(Wide(), x, 1, micro_batches=2, **options)
     assert single.step_s == pytest.approx(alone.evaluation.step_s)
     assert " as fast as one h100 in 2 micro-batches: " in result.verdict().sentence
+
+
+def test_copies_that_run_a_batch_in_parts_have_no_option() -> None:
+    single = replace(PLANS["placed"]().one_device, micro_batches=4)
+    rivals = [(rival.name, rival.ask) for rival in rivals_of("throughput", single, "h100")]
+    assert rivals == [
+        ("one h100 in 4 micro-batches", "--devices 1 --micro-batches 4"),
+        ("2 whole copies in 4 micro-batches", ""),
+    ]
 
 
 def test_a_plan_on_one_device_is_no_alternative_to_itself() -> None:

@@ -212,8 +212,9 @@ def _point(opened: OnnxInput | ModuleInput, rules: Rules, target: _Target) -> Po
     outcome, why = None, ""
     try:
         request = request.on(graph)
-        outcome = find_plan(graph, cluster, request, Budget.of(request), rules)
-        outcome = beside_data_parallelism(outcome, cluster, request, Budget.of(request))
+        budget = Budget.of(request)
+        outcome = find_plan(graph, cluster, request, budget, rules)
+        outcome = beside_data_parallelism(outcome, cluster, request, budget.work.left_s)
     except (Infeasible, ConstraintError) as error:  # ConstraintError: of a kind of parallelism
         why = str(error)
     figures = outcome.evaluation if outcome else None

@@ -422,15 +422,18 @@ def test_data_parallelism_that_does_not_fit_is_said_not_to() -> None:
     assert "each device would hold " in result.summary["not_searched"]["dp (dp=2)"]
 
 
+@pytest.mark.parametrize("is_begun", [True, False])
 def test_what_was_not_planned_in_time_is_said_to_be_no_rival(
-    monkeypatch: pytest.MonkeyPatch,
+    is_begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(*_: object) -> Outcome:
-        budget = _[-1]
-        budget.work.stop()  # type: ignore[attr-defined]
+        _[-1].work.stop()  # type: ignore[attr-defined]
         raise Infeasible("no plan was found", proven=False)
 
-    monkeypatch.setattr("partitioner.search.ways.data_parallelism.find_plan", stopped)
+    if is_begun:
+        monkeypatch.setattr("partitioner.search.ways.data_parallelism.find_plan", stopped)
+    else:
+        monkeypatch.setattr("partitioner.search.ways.data_parallelism.NODE_S", 1.0)
     verdict = _trained(parallel="tp").verdict()
     said = "; not compared with data parallelism, which was not planned in time"
     assert verdict.sentence.endswith(said)

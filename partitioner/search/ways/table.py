@@ -24,6 +24,7 @@ from partitioner.search.ways.way import FIRST_SHARE, LEAST_SHARE, Way, Weighing,
 from partitioner.search.ways.whole import InBlocks, WholeBatch
 from partitioner.search.what_would_fit import Change, what_would_fit
 from partitioner.solver.outcome import Infeasible
+from partitioner.solver.work import now_s
 from partitioner.strategies.constraints import possible
 from partitioner.strategies.kinds.parallel import depends_on_mesh, forms
 
@@ -71,8 +72,10 @@ class Table:
         These are as few micro-batches as one device holds, where it does not hold a batch at once.
         """
         with self.clock("planning what one would do instead"):
-            budget = Budget.of(self.request, self.clock.say, self.clock.begun_s)
-            outcome = beside_data_parallelism(outcome, self.cluster, self.request, budget)
+            left_s = self.request.time_limit_s - (now_s() - self.clock.begun_s)
+            outcome = beside_data_parallelism(
+                outcome, self.cluster, self.request, left_s, self.clock.say
+            )
             return replace(outcome, alone=self._fewest_alone(outcome))
 
     def _fewest_alone(self, outcome: Outcome) -> tuple[Graph, int] | None:

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import Any
@@ -16,6 +16,8 @@ from partitioner.ir.errors import IRError
 RANGE = 5  #: Fewest consecutive devices that are written as a range.
 #: The axis of meshes along which each place has a whole copy of the model, and requests of its own.
 COPIES = "copies"
+#: Names of the axes of searched meshes, outermost first: a search may cut anything over each.
+SEARCHED = ("x", "y", "z")
 
 
 def by_fields(value: Any) -> tuple[Any, ...]:
@@ -59,7 +61,16 @@ class DeviceMesh:
         return cls(kept, devices if devices is not None else tuple(range(count)))
 
     @classmethod
-    def line(cls, count: int, axis: str = "tp") -> DeviceMesh:
+    def grid(cls, sizes: Sequence[int], devices: tuple[int, ...] | None = None) -> DeviceMesh:
+        """A mesh to search, of up to three axes of these sizes, outermost first; see `of`.
+
+        >>> str(DeviceMesh.grid((2, 4)))
+        'x=2 y=4 on 0-7'
+        """
+        return cls.of(dict(zip(SEARCHED[: len(sizes)], sizes, strict=True)), devices)
+
+    @classmethod
+    def line(cls, count: int, axis: str = SEARCHED[0]) -> DeviceMesh:
         """A mesh of one axis over devices 0 .. count-1."""
         return cls.of({axis: count})
 
@@ -102,6 +113,12 @@ class DeviceMesh:
         """The mesh of the other axes over the devices at a place along an axis."""
         devices = tuple(device for device, point in self.coords() if point[axis] == place)
         return DeviceMesh(tuple((n, size) for n, size in self.axes if n != axis), devices)
+
+    def named_as(self, meshes: Iterable[DeviceMesh]) -> DeviceMesh:
+        """The first of these meshes that has the same sizes and devices; this one if none has."""
+        sizes = [size for _, size in self.axes]
+        alike = (mesh for mesh in meshes if [size for _, size in mesh.axes] == sizes)
+        return next((mesh for mesh in alike if mesh.devices == self.devices), self)
 
     def linear(self, axes: tuple[str, ...], point: Mapping[str, int]) -> int:
         """Row-major index of a coordinate over these axes."""

@@ -238,7 +238,7 @@ def test_the_pins_and_commands_of_the_constraints_page(
             else:
                 assert command[0] == "partition"
                 assert main([*command[1:], "--time-limit", "2"]) == 0, line
-    assert "no plan in intra (tp=4)" in capsys.readouterr().out
+    assert "no plan in intra (x=4)" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -107,7 +107,8 @@ def compile(  # noqa: A001 - the public name
         graphs = ModuleGraphs(opened, cluster, request, clock)
 
     def search() -> tuple[Outcome, Mapping[str, Any]]:
-        outcome = Table(graphs, cluster, request, clock).best()
+        table = Table(graphs, cluster, request, clock)
+        outcome = table.best()
         run_notes: tuple[str, ...] = ()
         if request.tune is not None:
             with clock("running the best plans"):
@@ -118,6 +119,7 @@ def compile(  # noqa: A001 - the public name
                 plans = "plan" if count == 1 else "different plans"
                 fewer = f"fewer than the {request.tune} to run"
                 run_notes = (f"the search met {count} {plans}, {fewer}",)
+        outcome = table.beside_others(outcome)
         notes = (*graphs.notes, *run_notes)
 
         def delivery_of(plan: Candidate) -> Delivery | None:

@@ -18,16 +18,19 @@ from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster, parse_bytes
 from partitioner.foundations import units
 from partitioner.foundations.files import write_file
+from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
-from partitioner.ir.graph import Graph
+from partitioner.report.delivery import Delivery
 from partitioner.report.findings.bottleneck import turn_of
 from partitioner.report.planned import Planned
 from partitioner.report.schema import VERSION, Point, Sweep
 from partitioner.report.summarise import summarise
 from partitioner.report.text.tables import table
 from partitioner.search.find_plan import find_plan
+from partitioner.search.outcome import Candidate
 from partitioner.search.request import Budget, Request, silent
+from partitioner.search.ways.data_parallelism import beside_data_parallelism
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
@@ -109,19 +112,18 @@ def sweep(
     grid = itertools.product(clusters, limits, counts or (None,))
     targets = _targets(grid, tuple(options.get("meshes", ())), request)
     say("reading the model")
-    graph = opened.graph
-    rules = Rules.of(graph)
+    rules = Rules.of(opened.graph)
     points = []
     for index, target in enumerate(targets, 1):
         say(f"point {index} of {len(targets)}: {target.title}")
-        points.append(_point(graph, rules, target))
+        points.append(_point(opened, rules, target))
     points = _with_pareto(points)
     data = Sweep(
         version=VERSION,
         kind="sweep",
         title=opened.name,
         objective=request.objective,
-        answer=answer(points, request.objective, turn_of(graph)),
+        answer=answer(points, request.objective, turn_of(opened.graph)),
         points=points,
     )
     return Swept(data)
@@ -204,12 +206,15 @@ def _row(point: Point) -> tuple[str, ...]:
     )
 
 
-def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
-    cluster, request = target.cluster, target.request
+def _point(opened: OnnxInput | ModuleInput, rules: Rules, target: _Target) -> Point:
+    cluster, request = target.cluster.run_by(opened.executor), target.request
+    graph, delivered = opened.graph, opened.delivered
     outcome, why = None, ""
     try:
         request = request.on(graph)
-        outcome = find_plan(graph, cluster, request, Budget.of(request), rules)
+        budget = Budget.of(request)
+        outcome = find_plan(graph, cluster, request, budget, rules)
+        outcome = beside_data_parallelism(outcome, cluster, request, budget.work.left_s)
     except (Infeasible, ConstraintError) as error:  # ConstraintError: of a kind of parallelism
         why = str(error)
     figures = outcome.evaluation if outcome else None
@@ -217,13 +222,18 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
     count, rate = len(cluster), figures.throughput_per_s if figures else None
     speedup, verdict = None, ""
     if outcome is not None:
+
+        def delivery_of(of: Candidate) -> Delivery | None:
+            return Delivery.of(of.graph, of.plan, cluster, of.evaluation, delivered)
+
         planned = Planned(
             name=graph.name,
             graph=outcome.graph,
             cluster=cluster,
             plan=outcome.plan,
             evaluation=outcome.evaluation,
-            summary=summarise(outcome, cluster, request, (), lambda _: None),
+            summary=summarise(outcome, cluster, request, (), delivery_of),
+            delivered=delivered,
         )
         speedup, verdict = planned.speedup, planned.verdict().line
     return Point(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from types import FunctionType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -16,7 +16,8 @@ def fits(value: Any, kind: Any) -> bool:
 
     Args:
         kind: `str`, `bool`, `int`, `float`, a Literal, list, dict, tuple (as a list), union,
-            TypedDict or dataclass (its fields) of these, or a function that tells.
+            TypedDict or dataclass of these (its fields, less any that have a default), or a
+            function that tells.
     """
     if isinstance(kind, FunctionType):
         return bool(kind(value))
@@ -24,8 +25,7 @@ def fits(value: Any, kind: Any) -> bool:
         hints = get_type_hints(kind)
         if not isinstance(value, dict):
             return False
-        needed = getattr(kind, "__required_keys__", hints.keys())
-        is_whole = needed <= value.keys() <= hints.keys()
+        is_whole = _required(kind) <= value.keys() <= hints.keys()
         return is_whole and all(fits(one, hints[name]) for name, one in value.items())
     origin, args = get_origin(kind), get_args(kind)
     if origin is Literal:
@@ -41,3 +41,11 @@ def fits(value: Any, kind: Any) -> bool:
     if kind is int:
         return type(value) is int and 0 <= value < 2**63
     return type(value) is kind
+
+
+def _required(kind: Any) -> frozenset[str]:
+    if is_typeddict(kind):
+        keys: frozenset[str] = kind.__required_keys__
+        return keys
+    own = (one for one in fields(kind) if one.default is MISSING)
+    return frozenset(one.name for one in own if one.default_factory is MISSING)

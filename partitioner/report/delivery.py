@@ -84,3 +84,10 @@ class Delivery:
             f"the results on every rank take {self.clause(objective)} more than these figures: "
             f"{units.seconds(whole_s)} in all ({units.size(self.sent_bytes)} sent){over}"
         )
+
+
+def cost_with(delivery: Delivery | None, evaluation: Evaluation, objective: str) -> float:
+    """A plan's predicted cost: seconds with its results on every rank, bytes without."""
+    if delivery is None or objective == "memory":
+        return evaluation.cost(objective)
+    return delivery.cost(objective)

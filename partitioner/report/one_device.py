@@ -27,6 +27,8 @@ class OneDevice:
     #: Requests a second that a copy of the model on each of them serves, all of them busy; None if
     #: they take no time.
     copies_per_s: float | None
+    #: Micro-batches that it runs one after the other; None for the whole batch at once.
+    micro_batches: int | None = None
 
     @classmethod
     def best(
@@ -41,17 +43,20 @@ class OneDevice:
             (chosen(graph, frozenset()) if graph.optional else graph, count)
             for graph, count in runs
         )
-        alone = [best_single(graph, cluster, objective, count) for graph, count in runs]
-        device, figures = min(
-            alone, key=lambda run: (not run[1].fits_exactly, run[1].cost(objective))
+        alone = [(*best_single(graph, cluster, objective, n), n) for graph, n in runs]
+        device, figures, count = min(
+            alone, key=lambda run: (not run[1].fits_exactly, run[1].cost(objective), run[2] or 1)
         )
+        copies = (0, None) if kind == "copies" else _copies(cluster, runs, known=figures)
         return cls(
             device,
             figures.step_s,
             figures.latency_s,
             figures.needed_bytes[device],
             figures.limit_bytes[device],
-            *((0, None) if kind == "copies" else _copies(cluster, runs, known=figures)),
+            copies[0],
+            copies[1],
+            count,
         )
 
     @property

@@ -51,6 +51,8 @@ class Planned:
     seconds: Mapping[str, float] = field(default_factory=dict)
     #: Faults of a saved compilation that can still be used, one line each.
     warnings: tuple[str, ...] = ()
+    #: Values of the graph that every rank delivers whole: results of a module.
+    delivered: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         certificate = self.plan.certificate
@@ -88,11 +90,6 @@ class Planned:
         with no_collection():
             run = (self.graph, self.plan.micro_batches)
             return OneDevice.best(self.cluster, self.objective, self.plan.kind, run)
-
-    @property
-    def delivered(self) -> frozenset[str]:
-        """Values of the graph that every rank delivers whole: results of a module."""
-        return frozenset()
 
     @cached_property
     def delivery(self) -> Delivery | None:

@@ -66,7 +66,7 @@ class Delivered(TypedDict):
 class SpaceRow(TypedDict):
     """A searched space with its best plan, or the reason why it has none."""
 
-    space: str  #: Like "intra (dp=2 tp=2)".
+    space: str  #: Like "intra (x=2 y=2)".
     cost: float | None  #: As `Head.cost`; None without a plan.
     devices_used: int | None
     chosen: bool
@@ -135,7 +135,7 @@ class GroupRow(TypedDict):
     """Devices that run nodes together, as a mesh; one device is a group too."""
 
     devices: list[int]
-    mesh: str  #: Like "dp=2 tp=2 on 0,1,2,3".
+    mesh: str  #: Like "x=2 y=2 on 0,1,2,3".
 
 
 class TensorRow(TypedDict):
@@ -145,7 +145,7 @@ class TensorRow(TypedDict):
     dtype: str
     shape: list[int]
     local: list[int]  #: The largest part on any device.
-    sharding: str  #: One entry a dim: "tp" cut over that axis, "-" whole; "+tp": partial sums.
+    sharding: str  #: One entry a dim: "x" cut over that axis, "-" whole; "+x": partial sums.
     constant: bool
 
 
@@ -251,7 +251,7 @@ class SwimLane(TypedDict):
 
     devices: list[int]
     stages: list[int]  #: Empty in a plan without stages.
-    mesh: str  #: Axes of more than one device: "dp=2 tp=2"; "" for one device.
+    mesh: str  #: Axes of more than one device: "x=2 y=2"; "" for one device.
 
 
 class CutRow(TypedDict):
@@ -497,6 +497,7 @@ class Diff(TypedDict):
     before: str  #: Name of the first folder.
     after: str
     verdict: str  #: "b takes 1.4 times as long as a: its busiest device communicates 1 ms more".
+    verdicts: tuple[str, str]  #: As `Head.verdict`, of each, behind its name.
     figures: list[Figure]
     moved: list[Moved]
     only_before: list[str]

@@ -35,7 +35,7 @@ class Step(TypedDict):
     name: str  #: The node, or the tensor that moves.
     op: str  #: Operator of the node; "" for a communication.
     devices: tuple[int, ...]  #: In the order of the node's mesh; those that take part.
-    cuts: str  #: Cut factors of the operator over axes of its mesh, "n/tp"; "" if none is cut.
+    cuts: str  #: Cut factors of the operator over axes of its mesh, "n/x"; "" if none is cut.
     seconds: float  #: Of the busiest device, once.
     flops: float  #: Of the whole operator; estimated for one without a rule, 0 of communications.
     #: That cross between devices (a reduction counts its tensor once a device); 0 of operators.

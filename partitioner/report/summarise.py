@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,11 +24,11 @@ from partitioner.report.schema import Changes, Moved, Space, ranges
 from partitioner.report.stages import step_facts
 from partitioner.report.summary import kept_whole, split_facts, stretch_rows
 from partitioner.report.text.diff import diff
-from partitioner.report.verdict import Rival, rivals_of
-from partitioner.search.outcome import Candidate, Outcome
+from partitioner.report.verdict import Rival, rivals_of, usual
+from partitioner.search.outcome import Candidate, Outcome, OutOfTime
 from partitioner.search.request import MOST_EXPLICIT, Request
 from partitioner.strategies.derive import Rules
-from partitioner.strategies.kinds.parallel import parallel_notes
+from partitioner.strategies.kinds.parallel import DATA, parallel_notes
 
 #: Spaces that are compared with the chosen plan, and nodes of a graph up to which they are: a
 #: comparison makes both schedules, and is stored with the plan.
@@ -57,6 +57,8 @@ def summarise(
         runs.append((graph, plan.micro_batches))
     if whole is not None and whole is not graph:  # one device need not cut it, nor compute it again
         runs.append((whole, None))
+    if outcome.alone is not None:
+        runs.append(outcome.alone)
     with no_collection():
         single = OneDevice.best(cluster, request.objective, plan.kind, *runs)
         sources = Sources.of(graph, resolve(graph, plan), cluster)
@@ -65,7 +67,7 @@ def summarise(
         if at_once is not None:
             machine = whole_machine(at_once, cluster, sources, request.objective)
     plans = sorted(outcome.candidates, key=lambda plan: plan.cost(cert.objective))
-    spaces = space_facts(outcome, plans, cluster, single)
+    spaces = space_facts(outcome, plans, cluster, single, sources.shares())
     others = [
         _with_results(space, plan, outcome, delivery_of)
         for space, plan in zip(spaces, plans, strict=True)
@@ -73,7 +75,7 @@ def summarise(
     ]
     process = machine if isinstance(machine, Rival) else None
     name = cluster.devices[single.device].name
-    rivals = rivals_of(request.objective, single, name, others, process)
+    rivals = rivals_of(request.objective, single, name, others, process, _without_plan(outcome))
     all_notes = [
         *outcome.notes,
         *notes,
@@ -161,6 +163,14 @@ def _notes(outcome: Outcome) -> Iterator[str]:
         yield f"kept whole on one device: {', '.join(names[:3])}{more}: {why}"
 
 
+def _without_plan(outcome: Outcome) -> Rival | None:
+    """Data parallelism that has no plan, within memory or within the time limit."""
+    failed = ((space, error) for space, error in outcome.failed if space.name == DATA)
+    for space, error in failed:
+        return usual(0.0, space.groups[0].size(), isinstance(error, OutOfTime), is_known=False)
+    return None
+
+
 def _with_results(
     space: Space,
     plan: Candidate,
@@ -170,7 +180,7 @@ def _with_results(
     """The figures of a plan that verdicts speak of with its results on every rank."""
     cert = outcome.plan.certificate
     assert cert is not None
-    is_usual = space["space"].split()[0] == "dp"
+    is_usual = space["space"].split()[0] == DATA
     is_smaller = space["devices_used"] < outcome.evaluation.devices_used
     if cert.objective == "memory" or not (is_usual or is_smaller):
         return space
@@ -179,7 +189,11 @@ def _with_results(
 
 
 def space_facts(
-    outcome: Outcome, plans: Sequence[Candidate], cluster: Cluster, single: OneDevice
+    outcome: Outcome,
+    plans: Sequence[Candidate],
+    cluster: Cluster,
+    single: OneDevice,
+    sources: Mapping[str, float],
 ) -> list[Space]:
     """The best plan of each space as figures, in the order given, with its changes.
 
@@ -196,7 +210,7 @@ def space_facts(
             cluster=cluster,
             plan=of.plan,
             evaluation=of.evaluation,
-            summary={"one_device": dict(vars(single))},
+            summary={"one_device": dict(vars(single)), "cost_sources": sources},
         )
 
     chosen, bare = planned(outcome), replace(outcome.plan, certificate=None)

@@ -8,8 +8,9 @@ from typing import Any
 
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.foundations import units
-from partitioner.report.delivery import Delivery
+from partitioner.report.delivery import Delivery, cost_with
 from partitioner.report.one_device import OneDevice
+from partitioner.strategies.kinds.parallel import DATA
 
 WORTH = 1.05  #: Splitting is worth it if it gains more than this over what one would do instead.
 #: Sources of seconds that rest on a run of operators of this model or of their like.
@@ -30,6 +31,18 @@ class Rival:
     ask: str = ""  #: Options of the command that plan it; "" if none do.
     least_gain: float = WORTH  #: A plan that gains less over it, or loses less, is no better.
     is_split: bool = False  #: It is another split that was searched, which the plan beats.
+    is_known: bool = True  #: It was planned. Else its cost is 0, and it may still not fit.
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether one could do it, and for what."""
+        return self.fits and self.is_known
+
+
+def usual(cost: float, devices: int, fits: bool, *, is_known: bool = True) -> Rival:
+    """Make the alternative that one trains with where no planner is at hand."""
+    ask = f"--parallel {DATA}"
+    return Rival("data parallelism", cost, devices, fits, ask=ask, is_known=is_known)
 
 
 def rivals_of(
@@ -38,6 +51,7 @@ def rivals_of(
     device_name: str,
     spaces: Sequence[Mapping[str, Any]] = (),
     whole_machine: Rival | None = None,
+    unplanned: Rival | None = None,
 ) -> tuple[Rival, ...]:
     """List the alternatives to a plan: one device, first, then the like, and other splits.
 
@@ -49,27 +63,34 @@ def rivals_of(
         device_name: That device.
         spaces: The best plans of the other searched spaces, as `schema.Space`.
         whole_machine: One process that has all of this machine, if the plan is for its processes.
+        unplanned: An alternative that has no plan.
     """
 
     def made() -> Iterator[Rival]:
         cost = single.cost(objective)
         held = single.held_bytes
-        yield Rival(f"one {device_name}", cost, 1, single.fits, held, "--devices 1")
+        count = single.micro_batches or 1
+        in_parts = f" in {count} micro-batches" if count > 1 else ""
+        ask = f"--devices 1 --micro-batches {count}" if in_parts else "--devices 1"
+        yield Rival(f"one {device_name}{in_parts}", cost, 1, single.fits, held, ask)
         if whole_machine is not None:
             yield whole_machine
         if objective == "throughput" and single.copies > 1 and single.copies_per_s is not None:
-            name, step_s = f"{single.copies:,} whole copies", 1 / single.copies_per_s
-            yield Rival(name, step_s, single.copies, True, held, "--strategy copies")
+            name, step_s = f"{single.copies:,} whole copies{in_parts}", 1 / single.copies_per_s
+            ask = "" if in_parts else "--strategy copies"  # which are of the whole batch
+            yield Rival(name, step_s, single.copies, True, held, ask)
         seen: set[str] = set()
         for space in sorted(spaces, key=lambda space: (not space["fits"], space["cost"])):
             way, cost, devices = space["space"].split()[0], space["cost"], space["devices_used"]
             if way in seen:
                 continue
             seen.add(way)
-            if way == "dp":
-                yield Rival("data parallelism", cost, devices, space["fits"], ask="--parallel dp")
+            if way == DATA:
+                yield usual(cost, devices, space["fits"])
             else:
                 yield Rival(space["space"], cost, devices, space["fits"], is_split=True)
+        if unplanned is not None:
+            yield unplanned
 
     return tuple(made())
 
@@ -92,15 +113,12 @@ class Verdict:
         """The plan's cost by its objective: measured, or with the results on every rank."""
         if self.measured_s is not None:
             return self.measured_s
-        delivery = self.delivery
-        if delivery is None or self.objective == "memory":
-            return self.evaluation.cost(self.objective)
-        return delivery.cost(self.objective)
+        return cost_with(self.delivery, self.evaluation, self.objective)
 
     @property
     def best(self) -> Rival | None:
         """The best of what one would do in place of a split; None if none of that fits."""
-        others = (rival for rival in self.rivals if rival.fits and not rival.is_split)
+        others = (rival for rival in self.rivals if rival.is_open and not rival.is_split)
         return min(others, key=lambda rival: rival.cost, default=None)
 
     @property
@@ -113,18 +131,46 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The verdict alone: "3.6 times as fast as one h100: 406/s against 113/s"."""
+        late = [rival.name for rival in self.rivals if rival.fits and not rival.is_known]
+        beside = f"; not compared with {late[0]}, which was not planned in time" if late else ""
+        return f"{self._said}{beside}"
+
+    @property
+    def _said(self) -> str:
         short, used = self.evaluation.short_bytes, self.evaluation.devices_used
         one, best = self.rivals[0].name, self.best
         if short:
             device = max(short, key=short.__getitem__)
             return f"Does not fit: device {device} is {units.size(short[device])} over its memory"
         if used <= 1:
-            if self.single.fits:
-                return f"Runs on {one}: nothing is split"
+            if self._is_alone:
+                return f"Runs on {one}: nothing is split{self._beaten}"
             return f"Runs in blocks on {one}, which does not hold the whole model"
         if best is None:
             return self._needed(one)
         return self._compared(best)
+
+    @property
+    def _beaten(self) -> str:
+        """Say, of a plan on one device, what would be better, as a clause; "" for nothing."""
+        best = self.best
+        if best is None or best.cost * best.least_gain >= self.cost:
+            return ""
+        return f"; {self._would(best)}, this plan {self._figure(self.cost)}"
+
+    @property
+    def _is_rate(self) -> bool:
+        return self.objective == "throughput" and not self.is_training
+
+    def _would(self, rival: Rival) -> str:
+        """Say what an alternative would do: "4 copies (--strategy copies) would serve 90/s"."""
+        verb = "serve" if self._is_rate else "need" if self.objective == "memory" else "take"
+        ask = f" ({rival.ask})" if rival.ask else ""
+        return f"{rival.name}{ask} would {verb} {self._predicted(rival)}"
+
+    def _predicted(self, rival: Rival) -> str:
+        figure = self._figure(rival.cost)
+        return figure if self.measured_s is None else f"{figure} as predicted"
 
     def _compared(self, best: Rival) -> str:
         if not self.cost:
@@ -132,19 +178,12 @@ class Verdict:
         if not best.cost:
             here = units.cost(self.objective, self.cost)
             return f"Do not split: {best.name} takes no time, this plan {here}"
-        gain, here, there = best.cost / self.cost, self._figure(self.cost), self._figure(best.cost)
-        if self.measured_s is not None:
-            there += " as predicted"
-        is_rate = self.objective == "throughput" and not self.is_training
+        gain, here, there = best.cost / self.cost, self._figure(self.cost), self._predicted(best)
         if gain < 1 / best.least_gain:
-            aim = (
-                "rate" if is_rate else "speed" if self.objective == "throughput" else self.objective
-            )
-            verb = "serve" if is_rate else "need" if self.objective == "memory" else "take"
-            ask = f" ({best.ask})" if best.ask else ""
+            aim = "rate" if self._is_rate else self.objective.replace("throughput", "speed")
             way = " this way" if self.is_training and best.devices > 1 else ""
             return (
-                f"Do not split{way} for {aim}: {best.name}{ask} would {verb} {there}, this plan "
+                f"Do not split{way} for {aim}: {self._would(best)}, this plan "
                 f"{here}{self._room(best)}"
             )
         if gain < best.least_gain:
@@ -170,7 +209,7 @@ class Verdict:
             f"{used:,} devices hold what {one} does not ({held} of {limit}): "
             f"{self._figure(self.cost)}"
         )
-        fewer = [rival for rival in self.rivals if rival.fits and rival.devices < used]
+        fewer = [rival for rival in self.rivals if rival.is_open and rival.devices < used]
         if not fewer or not self.cost or self.measured_s is not None:
             return needed
         least = min(fewer, key=lambda rival: (rival.devices, rival.cost))
@@ -179,10 +218,15 @@ class Verdict:
 
     @property
     def instead(self) -> str:
-        """Name the alternatives that are no splits of the search, each with its figure."""
+        """Name the alternatives that are no splits of the search, each with its figure.
+
+        "" if there are none: one device is none to a plan that runs the whole model on it.
+        """
         held, limit = units.size(self.single.held_bytes), units.size(self.single.limit_bytes)
         figures = [
             self._figure(rival.cost)
+            if rival.is_open
+            else "was not planned in time"
             if rival.fits
             else f"does not hold the model ({held} of {limit})"
             if rival is self.rivals[0]
@@ -192,12 +236,18 @@ class Verdict:
         return "; ".join(
             f"{rival.name} {figure}"
             for rival, figure in zip(self.rivals, figures, strict=True)
-            if not rival.is_split
+            if not rival.is_split and not (rival is self.rivals[0] and self._is_alone)
         )
+
+    @property
+    def _is_alone(self) -> bool:
+        """Tell whether the plan is that of the whole model on one device."""
+        return self.evaluation.devices_used <= 1 and self.single.fits
 
     def _room(self, rival: Rival) -> str:
         """Say what the plan saves of the fullest device's memory, as a clause; "" for nothing."""
         here, there = max(self.evaluation.needed_bytes.values()), rival.held_bytes
+        here += self.delivery.held_bytes if self.delivery is not None else 0
         if here >= there or self.objective == "memory":
             return ""
         return f", with {units.size(here)} on the fullest device in place of {units.size(there)}"

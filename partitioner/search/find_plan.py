@@ -41,6 +41,7 @@ from partitioner.solver.outcome import Infeasible
 from partitioner.solver.work import now_s
 from partitioner.strategies.constraints import ConstraintError, possible
 from partitioner.strategies.derive import Rules
+from partitioner.strategies.kinds.parallel import DATA
 from partitioner.strategies.kinds.parallel import meshes as kind_meshes
 from partitioner.strategies.spaces import Family, SearchError, check_space, families
 
@@ -194,7 +195,7 @@ def _explicit(
         spaces.append(OneDeviceSpace(graph, cluster, request))
     if search.tries_kinds:
         kinds = TRAINING_KINDS if graph.backward else KINDS
-        usual = "dp" if graph.backward and budget.best_s == math.inf else None
+        usual = DATA if graph.backward and budget.best_s == math.inf else None
         small = [KindSpace(search, kind, is_usual=kind == usual) for kind in kinds]
         joined = [
             KindSpace(search, kind, mesh)
@@ -231,11 +232,12 @@ def _families(graph: Graph, cluster: Cluster, request: Request) -> Sequence[Fami
     devices, is_decided = len(cluster), _is_decided(graph, request)
     if not is_decided and request.strategy == "inter":
         devices = min(devices, MOST_EXPLICIT)  # of equal ones no more are used
-    joint = families(request.strategy, devices, request.mesh, request.constraints.groups)
+    asked = request.constraints
+    joint = families(request.strategy, devices, request.mesh, asked.groups, asked.kept_meshes)
     if graph.backward:  # the plans of one group are found sooner, and rule out most others
         joint = tuple(sorted(joint, key=lambda family: len(family.groups) > 1))
     axes = {axis for family in joint for group in family.groups for axis in group.names}
-    request.constraints.check_axes(sorted(axes))
+    asked.check_axes(sorted(axes))
     return joint[:1] if is_decided else joint  # all have the plan that is decided
 
 

@@ -163,6 +163,9 @@ class Outcome:
     of: Graph | None = None
     #: The graph of the whole batch, which one device would run; None if there is none.
     whole: Graph | None = None
+    #: The graph and number of micro-batches in which one device would run a batch that it does not
+    #: hold at once; None if it does, or none are known.
+    alone: tuple[Graph, int] | None = None
     #: What the plan does otherwise than one of the whole batch at once, a sentence each.
     notes: tuple[str, ...] = ()
     #: The request with its constraints on the graph; None for that of the user.

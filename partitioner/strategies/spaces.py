@@ -7,8 +7,8 @@ sub-meshes. Each space is one problem of the same form; opaque nodes always stay
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from partitioner.ir.checks import is_a, is_whole
@@ -38,7 +38,8 @@ class Family:
             shown = " and ".join(map(str, sizes))
             return f"{self.name} ({len(self.groups)} groups of {shown} devices)"
         shape = " ".join(f"{axis}={size}" for axis, size in self.groups[0].axes)
-        count = f"{len(self.groups)} x " if len(self.groups) > 1 else ""
+        number = len(self.groups)
+        count = f"{number} {'groups of' if shape else 'x'} " if number > 1 else ""
         return f"{self.name} ({count}{shape or 'one device'})"
 
 
@@ -47,6 +48,7 @@ def families(
     devices: int,
     mesh: Mapping[str, int] | None = None,
     pinned: Collection[tuple[int, ...]] = (),
+    kept: Sequence[DeviceMesh] = (),
 ) -> tuple[Family, ...]:
     """Search spaces of a strategy ("auto", "intra", "inter"), the cheapest to search first.
 
@@ -55,6 +57,7 @@ def families(
     `mesh` has the axis sizes that intra plans must use; None searches all 1-D and 2-D meshes.
     `pinned` are the groups, ascending, that some nodes must run on: where no space has all of them,
     one of these groups and of the devices that are left is searched, too.
+    `kept` are the meshes of a plan that is kept: a searched mesh of the same shape has their axes.
 
     Raises:
         SearchError: There is no such strategy, or the mesh is malformed or has another size.
@@ -66,9 +69,9 @@ def families(
     sizes = [size for size in range(2, devices) if devices % size == 0]
     spaces: list[Family] = []
     if strategy != "inter":
-        grids = ({"dp": devices // size, "tp": size} for size in sizes)
-        meshes = [{"tp": devices}, *grids] if mesh is None else [mesh]
-        spaces += [Family("intra", (DeviceMesh.of(m),), home, symmetric=False) for m in meshes]
+        grids = ((devices,), *((devices // size, size) for size in sizes))
+        meshes = [*map(DeviceMesh.grid, grids)] if mesh is None else [DeviceMesh.of(mesh)]
+        spaces += [Family("intra", (one,), home, symmetric=False) for one in meshes]
     if strategy != "intra" and mesh is None:
         spaces.insert(1, _groups("inter", devices, 1))
     if strategy == "auto" and mesh is None:
@@ -77,12 +80,12 @@ def families(
             # the space of the pinned groups and, each alone, the devices in none of them
             left = sorted(set(range(devices)).difference(*pinned))
             groups_of = sorted({*pinned, *((device,) for device in left)})
-            groups = tuple(
-                DeviceMesh.of({"tp": len(own)}, own) if len(own) > 1 else DeviceMesh.single(*own)
-                for own in groups_of
-            )
+            groups = tuple(DeviceMesh.grid((len(own),), own) for own in groups_of)
             homes = tuple(map(DeviceMesh.single, range(devices)))
             spaces.append(Family("hybrid", groups, homes, symmetric=False))
+    if mesh is None and kept:
+        named = ((one, tuple(group.named_as(kept) for group in one.groups)) for one in spaces)
+        spaces = [replace(family, groups=groups) for family, groups in named]
     return tuple(spaces)
 
 
@@ -128,7 +131,7 @@ def check_mesh(mesh: Mapping[str, int] | None) -> None:
 
 def _groups(name: str, count: int, size: int) -> Family:
     groups = tuple(
-        DeviceMesh.of({"tp": size}, tuple(range(g * size, (g + 1) * size))) for g in range(count)
+        DeviceMesh.grid((size,), tuple(range(g * size, (g + 1) * size))) for g in range(count)
     )
     homes = tuple(DeviceMesh.single(group.devices[0]) for group in groups)
     return Family(name, groups, homes, symmetric=True)

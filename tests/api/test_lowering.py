@@ -33,8 +33,8 @@ from partitioner.ir.program import Comm, CommKind, ProgramError, Programs
 from partitioner.ir.rule import Cut
 from partitioner.ir.types import TensorType
 
-PAIR = DeviceMesh.line(2)
-TRIO = DeviceMesh.line(3)
+PAIR = DeviceMesh.line(2, "tp")
+TRIO = DeviceMesh.line(3, "tp")
 GRID = DeviceMesh.of({"dp": 2, "tp": 2})
 
 
@@ -319,7 +319,7 @@ def test_names_of_the_model_are_not_taken() -> None:
     types = {name: TensorType.of("float32", shape) for name, shape in kinds.items()}
     weights = {"n.share": Constant.of(np.arange(4, dtype=np.float32).reshape(4, 1))}
     owner = Graph("names", ("x",), ("y",), (mean, add, last), types, weights, {"": 13})
-    line = DeviceMesh.line(2)
+    line = DeviceMesh.line(2, "tp")
     nodes = {
         "n": NodePlan(0, {"d1": Cut(("tp",))}),
         "m": NodePlan(0, {"b0": Cut(("tp",))}),
@@ -355,7 +355,7 @@ def test_half_precision_means_of_large_values_do_not_overflow(
     cut = Cut(("tp",)) if parts is None else Cut(("tp",), (parts,))
     cluster = resolve_cluster("2xideal")
     nodes = {"n": NodePlan(0, {dim: cut})}
-    plan = Plan(graph.digest, cluster.to_data(), (DeviceMesh.line(2),), nodes)
+    plan = Plan(graph.digest, cluster.to_data(), (DeviceMesh.line(2, "tp"),), nodes)
     programs = lower(graph, schedule(graph, resolve(graph, plan), cluster), 2)
     assert any(c.kind is CommKind.ALL_REDUCE for c in programs.ranks[0].comms)
     x = np.random.default_rng(1).uniform(55_000, 62_000, (2, 3, 7, 4)).astype(np.float16)

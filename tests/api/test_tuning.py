@@ -181,7 +181,7 @@ def test_kinds_of_parallelism_are_tried_in_training(
     assert "dp=2" in kept.plan
     assert kept.predicted_s == certificate.cost >= untuned.cost
     assert certificate.bound <= untuned.cost
-    assert certificate.space.startswith("intra (tp=2), inter (2 x one device)")
+    assert certificate.space.startswith("intra (x=2), inter (2 x one device)")
     assert program.verify()
 
 

@@ -136,7 +136,7 @@ def row(graph: Graph, case: Case, request: Request) -> str:
     for group in outcome.plan.groups:
         shape = " ".join(f"{axis}={size}" for axis, size in group.axes) or "one device"
         shapes[shape] = shapes.get(shape, 0) + 1
-    stages = ", ".join(f"{count} x {shape}" for shape, count in shapes.items())
+    stages = ", ".join(f"{count} of {shape}" for shape, count in shapes.items())
     return (
         f"{case.layers:6} {len(graph.nodes):6} {case.devices:7} {cpu:6.2f} {wall:6.2f} "
         f"{referee:7.2f} {certificate.cost * 1e3:8.2f} {certificate.bound * 1e3:8.2f} "

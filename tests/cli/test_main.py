@@ -342,9 +342,9 @@ def test_show_says_what_is_cut_and_sent(here: Path, capsys: pytest.CaptureFixtur
     assert main(["show", str(here / "m.partition")]) == 0
     out = capsys.readouterr().out
     assert "mlp: 3 nodes on 2xideal, 2 devices" in out
-    assert "group 0: tp=2 on 0,1" in out
+    assert "group 0: x=2 on 0,1" in out
     assert "layer0.out (Gemm)" in out
-    assert "/tp" in out
+    assert "/x" in out
     plan = (here / "m.partition" / "plan.json").read_text()
     for node in json.loads(plan)["nodes"].values():
         for factor, cut in node.get("cuts", {}).items():

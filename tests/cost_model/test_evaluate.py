@@ -75,7 +75,7 @@ def megatron() -> Graph:
 
 def test_column_then_row_then_one_all_reduce() -> None:
     owner = megatron()
-    line = DeviceMesh.line(4)
+    line = DeviceMesh.line(4, "tp")
     cut = plan(owner, (line,), {"up": (0, {"n": "tp"}), "down": (0, {"k": "tp"})})
     evaluation = evaluate(owner, cut, flat(4))
     matmul_s = 2 * 64 * 128 * 64 / 1e9
@@ -94,7 +94,9 @@ def test_column_then_row_then_one_all_reduce() -> None:
 
 def test_ideal_links_cost_nothing() -> None:
     owner = megatron()
-    cut = plan(owner, (DeviceMesh.line(4),), {"up": (0, {"n": "tp"}), "down": (0, {"k": "tp"})})
+    cut = plan(
+        owner, (DeviceMesh.line(4, "tp"),), {"up": (0, {"n": "tp"}), "down": (0, {"k": "tp"})}
+    )
     cluster = resolve_cluster("4xideal")
     evaluation = evaluate(owner, cut, cluster)
     assert set(evaluation.comm_s.values()) == {0}

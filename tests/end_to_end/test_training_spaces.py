@@ -80,10 +80,10 @@ def test_the_certificate_names_the_spaces_of_auto() -> None:
     certificate = program.plan.certificate
     assert certificate is not None
     for space in (
-        "intra (tp=4)",
-        "intra (dp=2 tp=2)",
+        "intra (x=4)",
+        "intra (x=2 y=2)",
         "inter (4 x one device)",
-        "hybrid (2 x tp=2)",
+        "hybrid (2 groups of x=2)",
     ):
         assert space in certificate.space
     assert ": plans that keep all values for the backward pass" in certificate.space

@@ -78,6 +78,6 @@ def test_a_pin_on_a_dim_that_is_needed_whole_names_node_and_dim(form: str) -> No
         partitioner.compile(net(form), devices=2, strategy="intra", constraints=pins)
     op = form.partition(" ")[0]
     assert str(caught.value) == (
-        f"constraints pin 1 leaves no strategy for 'whole' ({op}) in intra (tp=2): it cannot be "
+        f"constraints pin 1 leaves no strategy for 'whole' ({op}) in intra (x=2): it cannot be "
         "cut along dim 1 of 'b'"
     )

@@ -42,6 +42,7 @@ class _Figures:
         ({"name": "a", "count": None}, _Entry),
         ({"name": "a", "count": 1, "more": [0.5]}, _Entry),
         ({"device": 1, "rate": 0.5}, _Figures),
+        ({"device": 1}, _Figures),  # as a file of an earlier version has it
         (4, lambda value: value % 2 == 0),
     ],
 )
@@ -67,7 +68,7 @@ def test_what_fits(value: object, kind: Any) -> None:
         ({"name": "a"}, _Entry),
         ({"name": "a", "count": 1, "other": 1}, _Entry),
         ([], _Entry),
-        ({"device": 1}, _Figures),
+        ({"rate": 0.5}, _Figures),
         ({"device": 1, "rate": 0.5, "is_known": True}, _Figures),
         (3, lambda value: value % 2 == 0),
     ],

@@ -24,7 +24,7 @@ from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
 
 budget = settings(max_examples=100, deadline=None, derandomize=True, database=None)
-PAIR = DeviceMesh.line(2)
+PAIR = DeviceMesh.line(2, "tp")
 GRID = DeviceMesh.of({"dp": 2, "tp": 2})
 SHAPES = ((), (7,), (6, 5), (4, 1, 9))
 seeds = st.integers(0, 2**32 - 1)
@@ -166,7 +166,7 @@ def test_the_holder_that_shares_most_coordinates_serves(
 @pytest.mark.parametrize("seed", range(20))
 def test_whole_copies_exchange_nothing(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    inner = DeviceMesh.line(2)
+    inner = DeviceMesh.line(2, "tp")
     source, target = (random_placement(rng, (6, 5), inner) for _ in range(2))
     for devices in (
         (0, 1, 4, 5),

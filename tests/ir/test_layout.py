@@ -164,7 +164,7 @@ def test_a_product_has_one_form_however_it_is_grouped(
 
 
 def test_a_product_of_an_even_cut_and_a_minor_factor_is_on_unit_boundaries() -> None:
-    mesh = DeviceMesh.line(2)
+    mesh = DeviceMesh.line(2, "tp")
     heads = product(DimLayout.even(5, ("tp",), mesh), DimLayout.whole(16), mesh)
     assert heads == DimLayout.even(80, ("tp",), mesh, unit=16)
     assert heads.sizes() == (48, 32)
@@ -177,7 +177,7 @@ def test_one_axis_cannot_cut_both_factors() -> None:
 
 
 def test_too_many_segments_are_refused() -> None:
-    mesh = DeviceMesh.line(2)
+    mesh = DeviceMesh.line(2, "tp")
     inner = DimLayout.even(2, ("tp",), mesh)
     most = product(DimLayout.whole(MAX_SEGMENTS), inner, mesh)
     assert len(most.segments) == MAX_SEGMENTS
@@ -249,7 +249,7 @@ def test_parts_by_weight_need_whole_units_and_one_each() -> None:
 
 
 def test_layouts_print_short() -> None:
-    mesh = DeviceMesh.line(2)
+    mesh = DeviceMesh.line(2, "tp")
     texts = {
         "-": DimLayout.whole(5),
         "tp": DimLayout.even(5, ("tp",), mesh),
@@ -297,7 +297,7 @@ def windows(draw: st.DrawFn, size: int, parts: int) -> list[tuple[int, int]]:
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), windows(n, 3))))
 def test_windows_hold_their_elements(case: tuple[int, list[tuple[int, int]]]) -> None:
     size, held = case
-    mesh = DeviceMesh.line(3)
+    mesh = DeviceMesh.line(3, "tp")
     layout = DimLayout.windowed(size, ("tp",), held)
     wanted = [list(range(start, start + length)) for start, length in held]
     assert layout.size == size
@@ -322,7 +322,7 @@ def test_no_window_reaches_beyond_its_dim() -> None:
 
 
 def test_windows_are_no_part_of_a_compound_or_a_sum() -> None:
-    halo, mesh = DimLayout.windowed(5, ("tp",), [(0, 4), (2, 3)]), DeviceMesh.line(2)
+    halo, mesh = DimLayout.windowed(5, ("tp",), [(0, 4), (2, 3)]), DeviceMesh.line(2, "tp")
     assert not halo.is_chunked
     assert concat([halo]) == halo
     assert product(DimLayout.whole(1), halo, mesh) == halo

@@ -32,15 +32,29 @@ def test_sizes_are_over_all_axes_or_some() -> None:
 
 
 def test_axes_of_size_one_vanish() -> None:
-    assert DeviceMesh.of({"dp": 1, "tp": 4}) == DeviceMesh.line(4)
-    assert DeviceMesh.line(1) == DeviceMesh.single(0)
+    assert DeviceMesh.of({"dp": 1, "tp": 4}) == DeviceMesh.line(4, "tp")
+    assert DeviceMesh.line(1, "tp") == DeviceMesh.single(0)
     assert list(DeviceMesh.single(3).coords()) == [(3, {})]
+
+
+def test_a_searched_mesh_has_axes_that_say_nothing_of_what_is_cut() -> None:
+    assert DeviceMesh.grid((2, 3, 4)).axes == (("x", 2), ("y", 3), ("z", 4))
+    assert DeviceMesh.grid((2, 2), (4, 5, 6, 7)) == DeviceMesh.of({"x": 2, "y": 2}, (4, 5, 6, 7))
+    assert DeviceMesh.grid((4,)) == DeviceMesh.line(4)
+    assert DeviceMesh.grid((1,), (3,)) == DeviceMesh.single(3)
+
+
+def test_a_mesh_takes_the_axes_of_another_one_of_its_shape() -> None:
+    other = DeviceMesh.of({"dp": 2, "tp": 4})
+    assert DeviceMesh.grid((2, 4)).named_as([DeviceMesh.line(8, "tp"), other]) == other
+    for unlike in (DeviceMesh.grid((4, 2)), DeviceMesh.grid((2, 4), tuple(range(8, 16)))):
+        assert unlike.named_as([other]) is unlike
 
 
 def test_meshes_print_their_axes_and_devices() -> None:
     assert str(DeviceMesh.of({"dp": 2, "tp": 2})) == "dp=2 tp=2 on 0,1,2,3"
     assert str(DeviceMesh.single(3)) == "device 3"
-    assert str(DeviceMesh.line(64)) == "tp=64 on 0-63"
+    assert str(DeviceMesh.line(64, "tp")) == "tp=64 on 0-63"
     assert str(DeviceMesh.of({"tp": 6}, (9, 0, 1, 2, 3, 4))) == "tp=6 on 9,0-4"
     assert str(DeviceMesh.of({"tp": 4}, (3, 2, 1, 0))) == "tp=4 on 3,2,1,0"
 

@@ -16,7 +16,7 @@ from partitioner.ir.plan import Certificate, NodePlan, Pipeline, Plan, PlanError
 from partitioner.ir.rule import Cut
 from partitioner.ir.types import TensorType
 
-PAIR = DeviceMesh.line(2)
+PAIR = DeviceMesh.line(2, "tp")
 GRAPH = matmul_graph()
 CERTIFICATE = Certificate(
     "throughput", 2.0, 1.5, "feasible", "intra", "HiGHS 1", "all", 7, "a as b"

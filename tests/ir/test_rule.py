@@ -13,7 +13,7 @@ from partitioner.ir.loops.windows import Window
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.rule import Cut, Rule
 
-LINE = DeviceMesh.line(2)
+LINE = DeviceMesh.line(2, "tp")
 GRID = DeviceMesh.of({"dp": 2, "tp": 2})
 
 MATMUL = Rule.of(

@@ -48,7 +48,7 @@ def test_the_sharding_problem_has_the_cost_of_compile(
     options = ["m.onnx", "--devices", "2", "--strategy", "intra"]
     assert main([*options, "--dump-problem", "p.json.gz"]) == 0
     out = capsys.readouterr().out
-    assert "p.json.gz: the problem of intra (tp=2) in the format of google/iopddl" in out
+    assert "p.json.gz: the problem of intra (x=2) in the format of google/iopddl" in out
     assert "no mesh was given: this is the one of a single axis" in out
     assert sorted(path.name for path in here.iterdir()) == ["m.onnx", "p.json.gz"]
     assert gzip.decompress(Path("p.json.gz").read_bytes()).startswith(b'{"problem"')
@@ -72,9 +72,9 @@ def test_the_placement_problem_has_the_cost_of_compile(here: Path) -> None:
 
 def test_a_mesh_is_taken_and_uneven_devices_are_said(here: Path) -> None:
     found = partitioner.dump_problem(
-        "m.onnx", here / "p.json", 4, strategy="intra", mesh={"dp": 2, "tp": 2}
+        "m.onnx", here / "p.json", 4, strategy="intra", mesh={"x": 2, "y": 2}
     )
-    assert "the problem of intra (dp=2 tp=2)" in found.notes[0]
+    assert "the problem of intra (x=2 y=2)" in found.notes[0]
     assert "no mesh was given" not in str(found)
     assert "an upper estimate: " in str(found)
     found.path.unlink()

@@ -22,7 +22,7 @@ from partitioner.solver.referee import evaluate_choices
 from partitioner.strategies.derive import Rules, strategies
 
 CLUSTER = resolve_cluster("1x4xh100")
-MESHES = [DeviceMesh.line(4), DeviceMesh.of({"dp": 2, "tp": 2})]
+MESHES = [DeviceMesh.line(4, "tp"), DeviceMesh.of({"dp": 2, "tp": 2})]
 
 
 def graph_of(name: str, **options: int) -> Graph:

@@ -24,13 +24,16 @@ from partitioner.cost_model.memory.lives import MemoryPeak
 from partitioner.foundations import units
 from partitioner.ir.plan import Trial
 from partitioner.report.card import card
+from partitioner.report.delivery import Delivery
 from partitioner.report.measured import Measured
 from partitioner.report.one_device import OneDevice
 from partitioner.report.page.data import headline
 from partitioner.report.summary import lines
 from partitioner.report.text.diff import diff
 from partitioner.report.text.explain import explain
-from partitioner.report.verdict import Rival
+from partitioner.report.verdict import Rival, rivals_of
+from partitioner.search.outcome import Outcome
+from partitioner.solver.outcome import Infeasible
 
 
 def _mlp(layers: int = 4, hidden: int = 64, batch: int = 8, **options: object) -> Compiled:
@@ -379,6 +382,136 @@ def test_copies_are_of_devices_that_hold_the_model() -> None:
     single = OneDevice.best(mixed, "throughput", "inter", (result.graph, None))
     assert single.copies == 2
     assert single.copies_per_s == pytest.approx(2 / single.step_s)
+
+
+def test_a_sweep_brings_results_to_every_rank_as_compile_does() -> None:
+    model, x, wanted = _Scored(), torch.zeros(4096, 64), {"training": True, "time_limit_s": 5}
+    result = partitioner.compile(model, x, 2, parallel="dp", **wanted)
+    (point,) = partitioner.sweep(model, x, [2], parallel="dp", **wanted).data["points"]
+    assert result.delivery.step_s > 1.05 * result.evaluation.step_s
+    assert point["verdict"] == result.verdict().line
+    assert "with the results on every rank" in point["verdict"]
+
+
+def test_a_sweep_counts_borders_as_compile_does() -> None:
+    model = examples.build("tiny")
+    result = partitioner.compile(model, devices=2, strategy="inter", cluster="2xlocal")
+    (point,) = partitioner.sweep(model, devices=[2], strategy="inter", clusters=["2xlocal"]).data[
+        "points"
+    ]
+    assert point["step_s"] == result.evaluation.step_s
+
+
+@pytest.mark.parametrize("parallel", ["pp", "tp", "zero3"])
+def test_a_kind_that_is_asked_for_is_compared_with_data_parallelism(parallel: str) -> None:
+    options = {"micro_batches": 4} if parallel == "pp" else {}
+    result, usual = _trained(parallel=parallel, **options), _trained(parallel="dp")
+    (rival,) = (rival for rival in result.rivals if rival.name == "data parallelism")
+    assert rival.cost == pytest.approx(usual.verdict().cost)
+    assert (rival.fits, rival.is_known, rival.ask) == (True, True, "--parallel dp")
+    assert f"; data parallelism {units.seconds(rival.cost)} a step" in result.verdict().instead
+    assert not any(rival.name == "data parallelism" for rival in usual.rivals)
+
+
+def test_data_parallelism_that_does_not_fit_is_said_not_to() -> None:
+    result = _trained(parallel="zero3", memory=270_000)  # half of it is kept by each device
+    (rival,) = (rival for rival in result.rivals if rival.name == "data parallelism")
+    assert (rival.fits, rival.is_known, rival.is_open) == (False, False, False)
+    assert result.verdict().instead.endswith("; data parallelism does not fit")
+    assert "data parallelism" not in result.verdict().sentence
+    assert "each device would hold " in result.summary["not_searched"]["dp (dp=2)"]
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_what_was_not_planned_in_time_is_said_to_be_no_rival(
+    is_begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> Outcome:
+        _[-1].work.stop()  # type: ignore[attr-defined]
+        raise Infeasible("no plan was found", proven=False)
+
+    if is_begun:
+        monkeypatch.setattr("partitioner.search.ways.data_parallelism.find_plan", stopped)
+    else:
+        monkeypatch.setattr("partitioner.search.ways.data_parallelism.NODE_S", 1.0)
+    verdict = _trained(parallel="tp").verdict()
+    said = "; not compared with data parallelism, which was not planned in time"
+    assert verdict.sentence.endswith(said)
+    assert verdict.instead.endswith("; data parallelism was not planned in time")
+    assert verdict.best is verdict.rivals[0]
+
+
+def test_one_device_runs_as_few_micro_batches_as_it_holds() -> None:
+    class Wide(nn.Module):
+        """Activations that are far larger than the weights."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(8)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x).square().mean()
+
+    x = torch.zeros(8192, 16)
+    whole = partitioner.compile(Wide(), x, 1, training=True, time_limit_s=5).evaluation
+    limit = max(whole.needed_bytes.values()) * 2 // 3
+    options = {"training": True, "time_limit_s": 5, "memory": limit}
+    result = partitioner.compile(Wide(), x, 2, parallel="dp", **options)
+    single = result.one_device
+    assert (single.micro_batches, single.fits) == (2, True)
+    assert result.rivals[0].name == "one h100 in 2 micro-batches"
+    assert result.rivals[0].ask == "--devices 1 --micro-batches 2"
+    alone = partitioner.compile(Wide(), x, 1, micro_batches=2, **options)
+    assert single.step_s == pytest.approx(alone.evaluation.step_s)
+    assert " as fast as one h100 in 2 micro-batches: " in result.verdict().sentence
+
+
+def test_copies_that_run_a_batch_in_parts_have_no_option() -> None:
+    single = replace(PLANS["placed"]().one_device, micro_batches=4)
+    rivals = [(rival.name, rival.ask) for rival in rivals_of("throughput", single, "h100")]
+    assert rivals == [
+        ("one h100 in 4 micro-batches", "--devices 1 --micro-batches 4"),
+        ("2 whole copies in 4 micro-batches", ""),
+    ]
+
+
+def test_a_plan_on_one_device_is_no_alternative_to_itself() -> None:
+    result = partitioner.compile(examples.build("tiny"), devices=4, objective="latency")
+    assert result.verdict().instead == ""
+    assert "  instead " not in str(result)
+    assert headline(result)["instead"] == ""
+    busy = replace(result.verdict(), objective="throughput", rivals=PLANS["placed"]().rivals)
+    slow = replace(busy, rivals=tuple(replace(one, cost=busy.cost / 4) for one in busy.rivals))
+    copies = units.per_second(4 / busy.cost)
+    assert slow.sentence == (
+        f"Runs on one h100: nothing is split; one h100 (--devices 1) would serve {copies}, this "
+        f"plan {units.per_second(1 / busy.cost)}"
+    )
+    assert slow.instead == f"2 whole copies {copies}"
+
+
+def test_what_a_plan_saves_of_memory_counts_its_results() -> None:
+    verdict = PLANS["placed"]().verdict()
+    held = max(verdict.evaluation.needed_bytes.values())
+    rival = verdict.best
+    assert f", with {units.size(held)} on the fullest device in place of " in verdict.sentence
+    cost = verdict.cost
+    delivery = Delivery(cost, cost, 0.0, 0.0, 1, rival.held_bytes - held, 0)
+    assert " on the fullest device" not in replace(verdict, delivery=delivery).sentence
+    less = replace(delivery, held_bytes=rival.held_bytes - held - 1)
+    assert units.size(rival.held_bytes - 1) in replace(verdict, delivery=less).sentence
+
+
+def test_a_difference_is_of_what_verdicts_count() -> None:
+    model, x, wanted = _Scored(), torch.zeros(4096, 64), {"training": True, "time_limit_s": 5}
+    one, other = (partitioner.compile(model, x, 2, parallel=p, **wanted) for p in ("dp", "zero3"))
+    data = diff(one, other, ("one", "other"))
+    here, there = (units.seconds(plan.verdict().cost) for plan in (one, other))
+    assert f": {there} against {here}" in data["verdict"]
+    assert data["verdicts"] == (
+        f"one: {one.verdict().line}.",
+        f"other: {other.verdict().line}.",
+    )
 
 
 def test_a_sweep_compares_training_with_data_parallelism() -> None:

@@ -41,10 +41,10 @@ def test_each_losing_space_keeps_how_its_plan_differs(result: partitioner.Compil
 
 def test_the_same_plan_from_the_space_alone(result: partitioner.Compiled, tmp_path: Path) -> None:
     onnx.save(examples.build("mlp", layers=4, hidden=1024, batch=64), tmp_path / "m.onnx")
-    options = ["--devices", "4", "--strategy", "intra", "--mesh", "tp=4", "--plan-only", "-q"]
+    options = ["--devices", "4", "--strategy", "intra", "--mesh", "x=4", "--plan-only", "-q"]
     assert main([str(tmp_path / "m.onnx"), *options, "-o", str(tmp_path / "intra")]) == 0
     cost = json.loads((tmp_path / "intra" / "plan.json").read_text())["certificate"]["cost"]
-    (row,) = (row for row in result.summary["spaces"] if row["space"] == "intra (tp=4)")
+    (row,) = (row for row in result.summary["spaces"] if row["space"] == "intra (x=4)")
     assert row["cost"] == pytest.approx(cost)
 
 

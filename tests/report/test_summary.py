@@ -17,7 +17,7 @@ from partitioner.report.summary import lines, solved_by, split_facts, split_sent
 from partitioner.solver.milp.engines import HIGHS, Engine
 
 ONE, TWO = DeviceMesh.single(0), DeviceMesh.single(1)
-ALL, PAIR = DeviceMesh.line(4), DeviceMesh.of({"tp": 2}, (2, 3))
+ALL, PAIR = DeviceMesh.line(4, "tp"), DeviceMesh.of({"tp": 2}, (2, 3))
 
 
 @pytest.fixture(scope="module")

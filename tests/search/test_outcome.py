@@ -42,7 +42,7 @@ from partitioner.strategies.spaces import Family
 
 GRAPH = chain_graph(2, 4)
 SINGLES = DeviceMesh.single(0), DeviceMesh.single(1)
-PAIR = DeviceMesh.line(2)
+PAIR = DeviceMesh.line(2, "tp")
 
 
 def peaks(nbytes: Mapping[int, int]) -> Mapping[int, MemoryPeak]:

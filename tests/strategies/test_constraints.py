@@ -19,7 +19,7 @@ from partitioner.search.request import Request
 from partitioner.strategies.constraints import ConstraintError, Constraints
 
 GRAPH = load_onnx(examples.build("mlp", layers=3, hidden=16, batch=4)).graph
-PAIR = DeviceMesh.line(2)
+PAIR = DeviceMesh.line(2, "tp")
 NAMES = [node.name for node in GRAPH.nodes]
 
 
@@ -52,9 +52,9 @@ def test_all_nodes_of_an_op_are_on_the_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pin", "shown"),
     [
-        ("dim = 0", "[tp, -]"),
-        ("dim = -1", "[-, tp]"),
-        ('dim = 1\naxis = "tp"', "[-, tp]"),
+        ("dim = 0", "[x, -]"),
+        ("dim = -1", "[-, x]"),
+        ('dim = 1\naxis = "x"', "[-, x]"),
         ("replicate = true", "[-, -]"),
     ],
 )
@@ -96,6 +96,16 @@ def test_part_of_a_plan_is_kept_and_the_rest_is_free() -> None:
     by_name = solved(Constraints(plan=part), "inter")
     assert by_name["layer1.out"] == resolve(GRAPH, plan)[NAMES.index("layer1.out")]
     assert all(p.mesh.size() == 1 for name, p in by_name.items() if name != "layer1.out")
+
+
+def test_what_is_free_beside_a_kept_plan_is_cut_over_its_axes() -> None:
+    plan = whole_plan()  # over "tp", as searched meshes were called in earlier versions
+    part = replace(plan, nodes={"layer1.out": plan.nodes["layer1.out"]})
+    asked = Constraints(plan=part)
+    assert asked.kept_meshes == plan.groups
+    by_name = solved(asked, "intra")
+    assert {p.mesh.names for p in by_name.values() if p.mesh.size() > 1} == {("tp",)}
+    assert {p.mesh.names for p in solved(Constraints(), "intra").values()} == {("x",)}
 
 
 @pytest.mark.parametrize(
@@ -173,7 +183,10 @@ def test_a_pin_about_nothing(tmp_path: Path, text: str, message: str) -> None:
         ({"nodes": {"none": NodePlan(0)}}, "plan has an unknown node 'none'"),
         ({"nodes": {"y": NodePlan(7)}}, "'y' is on group 7; the plan has 2"),
         ({"nodes": {"y": NodePlan(0, {"z": Cut(("tp",))})}}, "'y' .* has no factor 'z'"),
-        ({"groups": (DeviceMesh.line(2), DeviceMesh.single(5))}, r"on device 5, not one of 0\.\.1"),
+        (
+            {"groups": (DeviceMesh.line(2, "tp"), DeviceMesh.single(5))},
+            r"on device 5, not one of 0\.\.1",
+        ),
     ],
     ids=["digest", "node", "group", "factor", "device"],
 )
@@ -198,9 +211,9 @@ def test_a_pin_that_no_family_can_meet(tmp_path: Path) -> None:
 
 def test_an_axis_that_no_mesh_has(tmp_path: Path) -> None:
     pins = written(tmp_path, '[[pin]]\ntensor = "y"\ndim = 1\naxis = "pp"\n')
-    with pytest.raises(ConstraintError, match=r"pin 1: no axis 'pp'; the axes are tp$"):
+    with pytest.raises(ConstraintError, match=r"pin 1: no axis 'pp'; the axes are x$"):
         solved(pins)
-    with pytest.raises(ConstraintError, match=r"pin 1: no axis 'pp'; the axes are dp, tp$"):
+    with pytest.raises(ConstraintError, match=r"pin 1: no axis 'pp'; the axes are x, y$"):
         solved(pins, "intra", devices=4)
     with pytest.raises(ConstraintError, match=r"pin 1: no axis 'pp'; no mesh has axes here$"):
         solved(pins, "inter")

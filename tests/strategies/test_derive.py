@@ -35,8 +35,8 @@ from partitioner.strategies.derive import (
     strategies,
 )
 
-PAIR = DeviceMesh.line(2)
-TRIO = DeviceMesh.line(3)
+PAIR = DeviceMesh.line(2, "tp")
+TRIO = DeviceMesh.line(3, "tp")
 GRID = DeviceMesh.of({"dp": 2, "tp": 2})
 TP = ("tp",)
 Strategies = Mapping[str, tuple[PlacedNode, ...]]
@@ -59,7 +59,7 @@ def test_strategies_are_derived_once_for_each_mesh_and_share() -> None:
     with pytest.raises(TimeoutError):
         strategies(graph, Rules.of(graph), PAIR, check=late)
     first = derived(graph, PAIR)
-    assert derived(graph, DeviceMesh.line(2)) is first
+    assert derived(graph, DeviceMesh.line(2, "tp")) is first
     assert derived(graph, PAIR, {0: 1.0, 1: 3.0}) is not first
     assert derived(graph, TRIO) is not first
 
@@ -246,7 +246,7 @@ def test_a_single_device_has_one_strategy() -> None:
     assert not any(placed.layouts for (placed,) in options.values())
 
 
-@pytest.mark.parametrize("mesh", [PAIR, TRIO, DeviceMesh.line(4), GRID], ids=str)
+@pytest.mark.parametrize("mesh", [PAIR, TRIO, DeviceMesh.line(4, "tp"), GRID], ids=str)
 @pytest.mark.parametrize("name", ["tiny", "llama"])
 def test_distinct_uncut_first_and_nothing_empty(name: str, mesh: DeviceMesh) -> None:
     sizes = {"tiny": {"size": 5, "channels": 3}, "llama": {"layers": 1, "hidden": 24, "seq": 3}}

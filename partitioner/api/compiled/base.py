@@ -191,14 +191,10 @@ class Compiled(Planned):
             summary=summary,
             seconds=seconds or {},
             warnings=warnings,
+            delivered=model.delivered,
             model=model,
             measured=measured,
         )
-
-    @property
-    def delivered(self) -> frozenset[str]:
-        """See `Planned.delivered`."""
-        return self.model.delivered
 
     @cached_property
     def programs(self) -> Programs:
@@ -477,7 +473,7 @@ class Compiled(Planned):
         """Make a `networkx.DiGraph` of the model, with the plan's figures on its nodes.
 
         Nodes and edges are those of `Graph.to_networkx`. A node has also its `devices` in the
-        order of its mesh, its `cuts` ("n/tp"; "" if none), its `stage` (0 without stages), the
+        order of its mesh, its `cuts` ("n/x"; "" if none), its `stage` (0 without stages), the
         predicted `seconds` of its busiest device, its `flops`, the `device_bytes` of its results
         on the device that holds most of them, and the `sent_bytes` of its results that cross
         between devices. A plan in stages has the figures of one micro-batch.

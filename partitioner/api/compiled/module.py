@@ -68,8 +68,8 @@ class ModuleModel(Model):
     def described(self) -> GraphFile:
         """See `Model.described`; every rank returns the module's results whole."""
         graph = self.module.graph
-        results = frozenset(value for value in self.module.traced.call.results if value)
-        return GraphFile(self.source.name or graph.name, graph, results, input_ranges(graph))
+        name, results = self.source.name or graph.name, self.module.results
+        return GraphFile(name, graph, results, input_ranges(graph))
 
     @property
     def path(self) -> Path | None:

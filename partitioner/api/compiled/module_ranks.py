@@ -58,12 +58,11 @@ def rest_of(module: TracedModule, plan: Plan) -> Rest | None:
     rest = module.rest.of(plan.nodes)
     moved = taken_over(plan, module.graph, rest.graph)
     cluster = Cluster.from_data(plan.cluster)
-    results = frozenset(filter(None, rest.traced.call.results))
     tasks = schedule(
         rest.graph,
         resolve(rest.graph, moved),
         cluster,
-        everywhere=results,
+        everywhere=rest.results,
         pipeline=moved.pipeline,
     )
     return Rest(

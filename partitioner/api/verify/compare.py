@@ -87,7 +87,7 @@ class FirstDifference:
     node: str  #: Name and op of the node that computes it.
     #: Ranks whose part is wrong; all of a pending sum, which is compared as a whole.
     ranks: tuple[int, ...]
-    placement: str  #: Its placement, like ``"[tp, -] on tp=2 on 0,1"``.
+    placement: str  #: Its placement, like ``"[x, -] on x=2 on 0,1"``.
 
     def __str__(self) -> str:
         plural = "s" if len(self.ranks) > 1 else ""

@@ -80,7 +80,7 @@ _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  #: Longest runs tried, be
 
 
 def how_cut(placed: PlacedNode) -> str:
-    """Say how a node is cut: "m/tp n/dp", "replicated" on several devices, "" if whole on one."""
+    """Say how a node is cut: "m/y n/x", "replicated" on several devices, "" if whole on one."""
     return placed.cut_text or ("replicated" if placed.mesh.size() > 1 else "")
 
 

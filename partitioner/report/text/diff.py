@@ -8,6 +8,7 @@ from collections import defaultdict
 
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations import units
+from partitioner.report.delivery import cost_with
 from partitioner.report.findings.bottleneck import balance, tightest
 from partitioner.report.page.data import device_rows
 from partitioner.report.page.memory import crossing_bytes
@@ -63,6 +64,10 @@ def diff(
         before=names[0],
         after=names[1],
         verdict=diff_verdict(before, after, names, objective or before.objective),
+        verdicts=(
+            f"{names[0]}: {before.verdict().line}.",
+            f"{names[1]}: {after.verdict().line}.",
+        ),
         figures=[
             Figure(name=name, unit=unit, before=value, after=other, better=better)
             for (name, unit, better, value), (*_, other) in zip(figures, others, strict=True)
@@ -86,13 +91,17 @@ def diff(
 
 
 def diff_verdict(before: Planned, after: Planned, names: tuple[str, str], objective: str) -> str:
-    """Say which of two plans is better by an objective, by how much, and why."""
+    """Say which of two plans is better by an objective, by how much, and why.
+
+    Costs are those of verdicts as predicted: with the results on every rank.
+    """
     old, new = before.evaluation, after.evaluation
-    first, second = (units.cost(objective, plan.cost(objective)) for plan in (old, new))
+    old_cost, new_cost = (cost_with(p.delivery, p.evaluation, objective) for p in (before, after))
+    first, second = (units.cost(objective, cost) for cost in (old_cost, new_cost))
     figures = f"{second} against {first}"
     if not new.fits_exactly:
         return f"{names[1]} does not fit in memory; its cost would be {figures}."
-    change = new.cost(objective) / old.cost(objective) - 1 if old.cost(objective) else 0.0
+    change = new_cost / old_cost - 1 if old_cost else 0.0
     if abs(change) < EQUAL:
         return f"{names[1]} costs the same as {names[0]} ({second})."
     words = {"memory": ("needs more", "needs less")}.get(objective, ("is slower", "is faster"))
@@ -144,7 +153,7 @@ def diff_text(changes: Diff) -> str:
         for row in changes["traffic"]
     ]
     parts = [
-        [safe(changes["verdict"])],
+        [safe(changes["verdict"]), *map(safe, changes["verdicts"])],
         table([tuple(map(clean, row)) for row in figures]),
         _moved(changes),
     ]

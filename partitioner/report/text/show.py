@@ -37,9 +37,9 @@ _COLLECTIVE = (*JOINING, CommKind.SLICE)
 
 _LEGEND = """\
 load     of one {turn}: compute + communication; "at" is the node that the peak is reached at
-devices  2: one device; tp=2 on 0,1: a mesh and its devices; 1 -> 2: from sender to receiver
-what     n/tp: factor n is cut over axis tp; -> [tp, -]: of each dim of a result, the axes that cut
-         it; partial(sum:tp): not yet summed over tp; whole: on one device; replicated: every
+devices  2: one device; x=2 on 0,1: a mesh and its devices; 1 -> 2: from sender to receiver
+what     n/x: factor n is cut over axis x; -> [x, -]: of each dim of a result, the axes that cut
+         it; partial(sum:x): not yet summed over x; whole: on one device; replicated: every
          device computes all of it; of a communication: the tensor that moves
 seconds  of the busiest device, of one {unit}
 sent     bytes that cross between devices (a reduction counts its tensor once a device)"""

@@ -137,7 +137,7 @@ class AskedNodes:
         if kept is not None:
             return kept.mesh
         if own:
-            return DeviceMesh.of({"tp": len(own)}, own) if len(own) > 1 else DeviceMesh.single(*own)
+            return DeviceMesh.grid((len(own),), own)
         axis, at = self.constraints.places.get(node.name, ("", 0))
         meshes = (mesh.part(axis, at) for mesh in self.plan.groups if axis in mesh.names)
         return next(meshes, None)

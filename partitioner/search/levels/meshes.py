@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.cost_model.cluster.topology import Cluster
@@ -81,7 +81,7 @@ def meshes(first: int, size: int, cluster: Cluster) -> Iterator[DeviceMesh]:
     level, the outermost axis is as long as its least prime factor.
     """
     devices, node = tuple(range(first, first + size)), cluster.levels[0].size
-    yield DeviceMesh.of({"tp": size}, devices)
+    yield DeviceMesh.grid((size,), devices)
     minors = [
         minor
         for minor in range(2, min(size, node + 1))
@@ -89,13 +89,12 @@ def meshes(first: int, size: int, cluster: Cluster) -> Iterator[DeviceMesh]:
         and (len(cluster.levels) == 1 or (first % minor == 0 and node % minor == 0))
     ]
     for minor in minors:
-        yield DeviceMesh.of({"dp": size // minor, "tp": minor}, devices)
+        yield DeviceMesh.grid((size // minor, minor), devices)
     ends = [level.size for level in cluster.levels if size % level.size == 0 and level.size < size]
     ends = ends or [size // next(_factors(size), 1)]
     for end, minor in itertools.product(ends, minors):
         if end % minor == 0 and minor < end:
-            axes = {"dp": size // end, "zero": end // minor, "tp": minor}
-            yield DeviceMesh.of(axes, devices)
+            yield DeviceMesh.grid((size // end, end // minor, minor), devices)
 
 
 @dataclass(frozen=True)
@@ -110,17 +109,23 @@ class Layout:
         return shape or "one device"
 
 
-def layouts(cluster: Cluster, strategy: str, mesh: Mapping[str, int] | None) -> tuple[Layout, ...]:
+def layouts(
+    cluster: Cluster,
+    strategy: str,
+    mesh: Mapping[str, int] | None,
+    kept: Sequence[DeviceMesh] = (),
+) -> tuple[Layout, ...]:
     """Layouts of a request: fewer axes first, larger stages first.
 
     Strategy "intra" is one stage of all devices, which are of one pool then, and "inter" stages of
-    one device. The mesh is that of an intra plan; None for all.
+    one device. The mesh is that of an intra plan; None for all. A searched mesh of the same shape
+    as one of those of a kept plan has its axes.
     """
     pools = device_pools(cluster)
     if mesh is not None:
         return (Layout(0, DeviceMesh.of(mesh)),) if len(pools) == 1 else ()
     options = [
-        Layout(index, shape)
+        Layout(index, shape.named_as(kept))
         for index, pool in enumerate(pools)
         for size in reversed(sizes(pool, cluster))
         if (strategy != "inter" or size == 1) and (strategy != "intra" or size == len(cluster))

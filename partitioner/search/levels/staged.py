@@ -103,8 +103,8 @@ class StagesSpace:
             SearchError: The request names none.
             ConstraintError: A pin names no axis of its meshes, or devices share a batch unevenly.
         """
-        meshes = layouts(cluster, request.strategy, request.mesh)
-        constraints = request.constraints
+        constraints, kept = request.constraints, request.constraints.kept_meshes
+        meshes = layouts(cluster, request.strategy, request.mesh, kept)
         if constraints.bound:
             if request.mesh is None:  # pins name axes of one or two
                 meshes = tuple(layout for layout in meshes if len(layout.mesh.axes) <= JOINT_AXES)
@@ -113,10 +113,8 @@ class StagesSpace:
         _check_devices(graph, cluster, request, meshes)
         if graph.backward:
             meshes = tuple(layout for layout in meshes if layout.mesh.size() == len(cluster))
-        if constraints.plan is not None:  # it is kept best on a mesh of its own
-            kept = {(group.axes, group.devices) for group in constraints.plan.groups}
-            own = tuple(one for one in meshes if (one.mesh.axes, one.mesh.devices) in kept)
-            meshes = own or meshes
+        # a plan is kept best on a mesh of its own
+        meshes = tuple(one for one in meshes if one.mesh in kept) or meshes
         if not meshes and graph.backward:
             raise SearchError(
                 "training is planned on one group of all devices, and they must be alike: "

@@ -10,6 +10,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.evaluate import best_single
+from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.cost_model.prices.compute import is_free, node_seconds
 from partitioner.foundations import units
 from partitioner.ir.graph import Graph
@@ -98,6 +100,14 @@ class BatchBytes(NamedTuple):
 
     kept: int  #: Those that stay from step to step.
     moving: int  #: Those beside them at the peak, of which a micro-batch has its part.
+
+    @classmethod
+    def of(cls, graph: Graph, cluster: Cluster) -> BatchBytes:
+        """Count them for a graph, on the device of a cluster that needs the fewest."""
+        device, alone = best_single(graph, cluster, "memory")
+        gradients = (n for n in graph.nodes if n.attrs.get("role") == "gradient")
+        kept = kept_bytes(graph) + sum(graph.types[n.outputs[0]].nbytes for n in gradients)
+        return cls(kept, max(0, alone.needed_bytes[device] - kept))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
@@ -17,17 +17,21 @@ from partitioner.search.levels.meshes import device_pools
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import EXPLICIT, Budget, Request, StageClock
 from partitioner.search.stages.micro_batch_counts import BatchBytes, LeastStep
+from partitioner.search.ways.data_parallelism import beside_data_parallelism
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
 from partitioner.search.ways.way import FIRST_SHARE, LEAST_SHARE, Way, Weighing, nothing
 from partitioner.search.ways.whole import InBlocks, WholeBatch
 from partitioner.search.what_would_fit import Change, what_would_fit
 from partitioner.solver.outcome import Infeasible
+from partitioner.solver.work import now_s
 from partitioner.strategies.constraints import possible
 from partitioner.strategies.kinds.parallel import depends_on_mesh, forms
 
 #: Share of a device's memory within which the whole model must fit one, so that nothing is short.
 AMPLE = 0.8
+#: Numbers of micro-batches that are tried at most to find what one device holds of a batch.
+MOST_TRACES = 3
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,41 @@ class Table:
             least=lambda: self._least(len(self.cluster))(1),
             confirms=self.model.confirms,
         ).best()
+
+    def beside_others(self, outcome: Outcome) -> Outcome:
+        """The outcome beside data parallelism, see `beside_data_parallelism`, and parts of a batch.
+
+        These are as few micro-batches as one device holds, where it does not hold a batch at once.
+        """
+        with self.clock("planning what one would do instead"):
+            left_s = self.request.time_limit_s - (now_s() - self.clock.begun_s)
+            outcome = beside_data_parallelism(
+                outcome, self.cluster, self.request, left_s, self.clock.say
+            )
+            return replace(outcome, alone=self._fewest_alone(outcome))
+
+    def _fewest_alone(self, outcome: Outcome) -> tuple[Graph, int] | None:
+        """The graph and number of the fewest micro-batches that one device holds; None for none.
+
+        None where it holds the batch at once, too, and where only numbers would do that are not
+        proven to compute what the whole batch does.
+        """
+        limit = max(device.memory_bytes for device in self.cluster.devices)
+        kept, moving = self._held
+        if outcome.plan.blocks or not kept <= limit < kept + moving:
+            return None
+        try:
+            counts = [n for n in self.model.even_counts() if moving <= n * (limit - kept)]
+        except PartitionerError:  # there is no batch
+            return None
+        for count in counts[:MOST_TRACES]:
+            if self._parts.why_not(count):
+                return None
+            graph = self.model.in_micro_batches(count)
+            alone = best_single(graph, self.cluster, self.request.objective, count)[1]
+            if alone.fits_exactly:
+                return graph, count
+        return None
 
     def ways(self) -> Iterator[Way]:
         """The ways that the request leaves open, and those that it closes, with the reason."""
@@ -131,10 +170,7 @@ class Table:
     def _held(self) -> BatchBytes:
         """Bytes that one device needs for the whole model."""
         graph = self.model.uncut if self.request.is_pipelined else self._first
-        device, alone = best_single(graph, self.cluster, "memory")
-        gradients = (n for n in graph.nodes if n.attrs.get("role") == "gradient")
-        kept = kept_bytes(graph) + sum(graph.types[n.outputs[0]].nbytes for n in gradients)
-        return BatchBytes(kept, max(0, alone.needed_bytes[device] - kept))
+        return BatchBytes.of(graph, self.cluster)
 
     def _whole(self, graph: Graph, spaces: Request) -> Way:
         is_first = graph is self._first

@@ -159,6 +159,11 @@ class Constraints:
         return tuple(demand.note for demand in self.along)
 
     @property
+    def kept_meshes(self) -> tuple[DeviceMesh, ...]:
+        """The meshes of the plan that is kept; () if none is."""
+        return self.plan.groups if self.plan is not None else ()
+
+    @property
     def names_devices(self) -> bool:
         """Tell whether anything is pinned to devices."""
         return any(pin.devices for pin in self.pins)

@@ -58,6 +58,8 @@ from partitioner.strategies.spaces import SearchError
 FORMS = (SEQUENCE, RING)
 #: The word of stages.
 PIPELINE = "pp"
+#: The word of whole copies that share a batch: what one does without a planner.
+DATA = "dp"
 
 
 def _data(word: str, *, at_rest: bool, until_use: bool, **more: Any) -> Kind:
@@ -74,7 +76,7 @@ _READ_WHOLE = "a rank's file holds weights as its operators read them: give dp o
 KINDS: Mapping[str, Kind] = {
     kind.word: kind
     for kind in (
-        _data("dp", at_rest=False, until_use=False),
+        _data(DATA, at_rest=False, until_use=False),
         _data(
             "zero1",
             at_rest=True,

@@ -53,7 +53,7 @@ def test_a_node_is_explained_by_its_name_or_its_tensor(
     by_name = capsys.readouterr().out
     cut.explain(node.outputs[0])
     assert capsys.readouterr().out == by_name
-    assert by_name.startswith(f"{node.name} ({node.op}) on tp=2 on 0,1")
+    assert by_name.startswith(f"{node.name} ({node.op}) on x=2 on 0,1")
 
 
 def test_devices_of_a_node_and_of_a_tensor(placed: Compiled, cut: Compiled) -> None:
@@ -91,7 +91,7 @@ def test_the_table_has_all_nodes_and_communications(placed: Compiled, cut: Compi
     assert (send["devices"], send["sent_bytes"], send["op"]) == ((0, 1), 4 * 8 * 4, "")
     gemm = cut.table()[0]
     assert (gemm["op"], gemm["flops"]) == ("Gemm", 2 * 8 * 64 * 64)
-    assert "/tp" in gemm["cuts"]
+    assert "/x" in gemm["cuts"]
     busy = sum(row["seconds"] for row in placed.table() if 0 in row["devices"])
     assert busy == pytest.approx(placed.evaluation.load_s[0])
 
@@ -119,7 +119,7 @@ def test_the_graph_in_networkx_has_the_figures_of_the_plan(placed: Compiled, cut
         crossing[0][0]: network.edges[crossing[0]]["bytes"]
     }
     first = cut.to_networkx().nodes[cut.graph.nodes[0].name]
-    assert "/tp" in first["cuts"]
+    assert "/x" in first["cuts"]
     assert (first["flops"], first["device_bytes"]) == (2 * 8 * 64 * 64, first["bytes"] // 2)
 
 

@@ -137,18 +137,18 @@ def scaled_by_frequency(node: fx.Node) -> None:
 @pytest.mark.parametrize(
     ("which", "operator", "change", "where"),
     [
-        ("forward", "aten.mean.dim", other_operator, "[tp, -] on tp=2 on 0,1, wrong on rank 1"),
+        ("forward", "aten.mean.dim", other_operator, "[x, -] on x=2 on 0,1, wrong on rank 1"),
         (
             "backward",
             "aten.threshold_backward.default",
             other_threshold,
-            "[-, tp] on tp=2 on 0,1, wrong on rank 1",
+            "[-, x] on x=2 on 0,1, wrong on rank 1",
         ),
         (
             "backward",
             "aten.embedding_dense_backward.default",
             scaled_by_frequency,
-            "[-, tp] on tp=2 on 0,1, wrong on rank 1",
+            "[-, x] on x=2 on 0,1, wrong on rank 1",
         ),
     ],
 )

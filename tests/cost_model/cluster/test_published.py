@@ -185,7 +185,7 @@ def test_estimates_say_that_they_are_published() -> None:
 
 
 def test_stand_ins_are_priced_by_the_same_tables() -> None:
-    graph, mesh = matmul_graph(4096, 4096, 4096, "bfloat16"), DeviceMesh.line(4)
+    graph, mesh = matmul_graph(4096, 4096, 4096, "bfloat16"), DeviceMesh.line(4, "tp")
     cluster, model = preset_cluster("h100", 1, 4), stand_in(mesh)
     short = EvenMesh(mesh, model, cluster).node_seconds(
         graph, placed(graph, "mm", model, {"n": ("tp",)})

@@ -32,10 +32,10 @@ CLUSTERS = (
 )
 LATE = DeviceMesh.of({"tp": 4}, (4, 5, 6, 7))
 GROUPS = (
-    (DeviceMesh.line(8),),
+    (DeviceMesh.line(8, "tp"),),
     (DeviceMesh.of({"dp": 4, "tp": 2}),),
     (DeviceMesh.of({"dp": 2, "tp": 2}), LATE),
-    (DeviceMesh.line(3), DeviceMesh.single(5), LATE),
+    (DeviceMesh.line(3, "tp"), DeviceMesh.single(5), LATE),
 )
 MODELS = {
     "even": ("mlp", {"layers": 3, "hidden": 16, "batch": 16}),
@@ -68,7 +68,7 @@ def test_figures_are_those_of_every_device(name: str, groups: tuple[DeviceMesh, 
 def test_an_even_cut_has_one_class_and_an_uneven_one_two() -> None:
     for size, expected in ((64, 1), (62, 2), (63, 2)):
         owner = matmul_graph(m=size)
-        for mesh in (DeviceMesh.line(8), DeviceMesh.of({"dp": 4, "tp": 2})):
+        for mesh in (DeviceMesh.line(8, "tp"), DeviceMesh.of({"dp": 4, "tp": 2})):
             rule = rules_of(owner)["mm"]
             assert isinstance(rule, Rule)
             layout = DimLayout.even(size, mesh.names, mesh)
@@ -110,7 +110,7 @@ def test_reshards_along_an_axis_keep_devices_in_one_class() -> None:
 
 
 def test_devices_of_two_kinds_wait_for_each_other() -> None:
-    mesh = DeviceMesh.line(8)
+    mesh = DeviceMesh.line(8, "tp")
     owner, placed = cut_relus({"b0": ("tp",)}, {"b1": ("tp",)}, {}, mesh=mesh)
     first = representatives(owner, placed, CLUSTERS[2], Resharder(CLUSTERS[2]))
     assert set(first.values()) == {0, 4}

@@ -135,7 +135,7 @@ def test_a_dim_that_changes_its_axis_is_not_priced(graph: Graph) -> None:
 
 
 def test_what_the_real_axes_do_not_divide_is_not_admitted() -> None:
-    even = EvenMesh(DeviceMesh.line(8), stand_in(DeviceMesh.line(8)), CLUSTER)
+    even = EvenMesh(DeviceMesh.line(8, "tp"), stand_in(DeviceMesh.line(8, "tp")), CLUSTER)
     assert even.fits(DimLayout.even(64, ("tp",), even.model))
     assert not even.fits(DimLayout.even(12, ("tp",), even.model))
     assert not even.fits(DimLayout.cut(("tp",), [(3, 2)]))

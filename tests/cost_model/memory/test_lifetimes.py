@@ -204,7 +204,7 @@ def test_a_device_loads_what_a_block_needs_while_the_one_before_it_runs() -> Non
 def test_shards_are_held_where_they_lie() -> None:
     types = {"x": TensorType.of("float32", (10,)), "y": TensorType.of("float32", (10,))}
     owner = graph([Node("a", "Relu", ("x",), ("y",))], types, ("x",), ("y",))
-    node = placed(owner, "a", DeviceMesh.line(4), {"b0": ("tp",)})  # 3, 3, 2, 2
+    node = placed(owner, "a", DeviceMesh.line(4, "tp"), {"b0": ("tp",)})  # 3, 3, 2, 2
     peaks = peak_bytes(scheduled(owner, [node], flat(4)))
     assert [peaks[device].bytes for device in range(4)] == [36, 36, 24, 24]  # with head-room
 

@@ -245,7 +245,7 @@ def test_the_operand_of_an_all_reduce_becomes_its_result() -> None:
         ("z",),
         ("w",),
     )
-    pair = DeviceMesh.line(2)
+    pair = DeviceMesh.line(2, "tp")
     placed = [
         cost_cases.placed(owner, "mm", pair, {"k": ("tp",)}),
         cost_cases.placed(owner, "relu", pair),

@@ -14,7 +14,7 @@ from partitioner.ir.ops import ROWS
 from partitioner.ir.ops.table import OpRow
 from partitioner.ir.types import TensorType
 
-LINE = DeviceMesh.line(4)
+LINE = DeviceMesh.line(4, "tp")
 
 
 def test_roofline_by_hand() -> None:
@@ -51,7 +51,7 @@ def test_different_devices_take_different_times() -> None:
     whole = matmul_graph()
     fast = replace(SLOW, peak_flops_per_s={"float32": 2e9})
     cluster = Cluster("mixed", (SLOW, fast), flat(2).levels)
-    cut = placed(whole, "mm", DeviceMesh.line(2), {"m": ("tp",)})
+    cut = placed(whole, "mm", DeviceMesh.line(2, "tp"), {"m": ("tp",)})
     seconds = compute.node_seconds(whole, cut, cluster)
     assert seconds[0] == pytest.approx(2 * seconds[1])
 
@@ -229,7 +229,7 @@ def test_work_without_a_rule_counts_as_not_cut() -> None:
     }
     nodes = [Node("a", "MatMul", ("x", "w"), ("y",)), Node("b", "my::MatMulX", ("y", "w"), ("z",))]
     owner = graph(nodes, types, ("x",), ("z",), ("w",))
-    cut = placed(owner, "a", DeviceMesh.line(2), {"n": ("tp",)})
+    cut = placed(owner, "a", DeviceMesh.line(2, "tp"), {"n": ("tp",)})
     alone = placed(owner, "b", DeviceMesh.single(0))
     assert compute.local_flops(owner, alone, {}) == 2 * 8 * 8 * 8
     assert compute.sharded_flops_share(owner, [cut, alone]) == pytest.approx(0.5)

@@ -18,7 +18,7 @@ from partitioner.ir.program import CommKind
 
 REAL = Resharder(resolve_cluster("6xh100"))
 IDEAL = Resharder(resolve_cluster("6xideal"))
-LINE = DeviceMesh.line(4)
+LINE = DeviceMesh.line(4, "tp")
 GRID = DeviceMesh.of({"dp": 2, "tp": 2})
 SHAPES = ((7,), (6, 5), (4, 1, 9))
 
@@ -145,8 +145,8 @@ def test_a_pending_sum_counts_on_the_first_device() -> None:
 
 def test_a_device_that_keeps_its_part_is_not_disturbed() -> None:
     """0 and 1 keep what they hold; only 2 is served."""
-    wider = DeviceMesh.line(3)
-    (hop,) = hops(whole(DeviceMesh.line(2)), whole(wider))
+    wider = DeviceMesh.line(3, "tp")
+    (hop,) = hops(whole(DeviceMesh.line(2, "tp")), whole(wider))
     assert hop.aliases == {1}
     assert [priced.comm.ranks for priced in hop.comms] == [(0, 2)]
 
@@ -258,10 +258,10 @@ def test_a_tensor_of_no_elements_is_never_sent() -> None:
 @pytest.mark.parametrize(
     ("mesh", "size", "joins"),
     [
-        (DeviceMesh.line(6), 12, True),
+        (DeviceMesh.line(6, "tp"), 12, True),
         (DeviceMesh.of({"dp": 2, "tp": 3}), 12, True),
-        (DeviceMesh.line(6), 13, False),  # parts of unequal sizes: the ranks' steps differ
-        (DeviceMesh.line(3), 12, False),  # a group of several: the other ranks' steps differ
+        (DeviceMesh.line(6, "tp"), 13, False),  # parts of unequal sizes: the ranks' steps differ
+        (DeviceMesh.line(3, "tp"), 12, False),  # a group of several: the other ranks' steps differ
     ],
 )
 def test_only_what_all_ranks_do_alike_shares_buckets(

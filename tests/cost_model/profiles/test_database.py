@@ -47,7 +47,7 @@ from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import TensorType
 
 DEVICE, THREADS = "a processor, 4 cores", 2
-PAIR = DeviceMesh.line(2)
+PAIR = DeviceMesh.line(2, "tp")
 ONE = DeviceMesh.single(0)
 
 
@@ -256,7 +256,7 @@ def test_forms_do_not_depend_on_the_model() -> None:
 
 
 def test_stand_ins_are_priced_by_the_same_forms(tmp_path: Path) -> None:
-    graph, mesh = matmul_graph(n=16), DeviceMesh.line(4)
+    graph, mesh = matmul_graph(n=16), DeviceMesh.line(4, "tp")
     exact = placed(graph, "mm", mesh, {"n": ("tp",)})
     cluster = measured(tmp_path / "p", entry(key(graph, exact), 0.75), devices=4)
     model = stand_in(mesh)
@@ -447,7 +447,7 @@ def test_measured_seconds_contain_the_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [12, 11])
 def test_even_exchanges_are_priced_by_measurements(tmp_path: Path, size: int) -> None:
     """Uneven ones have no measured equal."""
-    one, mesh = link("all_to_all", 100, 0.5, ranks=3), DeviceMesh.line(3)
+    one, mesh = link("all_to_all", 100, 0.5, ranks=3), DeviceMesh.line(3, "tp")
     cluster = linked(tmp_path / "p", one, link("send", 1000, 1e-3), devices=3)
     whole, cut = DimLayout.whole(size), DimLayout.even(size, ("tp",), mesh)
     rows, columns = placement(mesh, cut, whole), placement(mesh, whole, cut)

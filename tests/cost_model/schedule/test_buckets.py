@@ -177,7 +177,7 @@ def moved(value: str, kind: CommKind, before: Placement, after: Placement) -> Ta
 
 def test_what_some_ranks_wait_for_earlier_is_sent_alone() -> None:
     """A rank that has waited for an operand already would start its bucket before the others."""
-    line = DeviceMesh.line(2)
+    line = DeviceMesh.line(2, "tp")
     whole, cut = DimLayout.whole(8), DimLayout.even(8, ("tp",), line)
     in_parts, everywhere = placement(line, cut), placement(line, whole)
     of_one = placement(line, whole, partial=(("tp", "sum"),))

@@ -16,7 +16,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import Part
 from partitioner.ir.plan import resolve
 
-PAIR = DeviceMesh.line(2)
+PAIR = DeviceMesh.line(2, "tp")
 LATE = DeviceMesh.of({"tp": 2}, (2, 3))
 
 

@@ -16,7 +16,11 @@ from partitioner.cost_model.evaluate import evaluate
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.mesh import DeviceMesh
 
-TP2, TP3, GRID = DeviceMesh.line(2), DeviceMesh.line(3), DeviceMesh.of({"dp": 2, "tp": 2})
+TP2, TP3, GRID = (
+    DeviceMesh.line(2, "tp"),
+    DeviceMesh.line(3, "tp"),
+    DeviceMesh.of({"dp": 2, "tp": 2}),
+)
 LATE = DeviceMesh.of({"tp": 2}, (2, 3))
 
 

@@ -19,8 +19,8 @@ Parts = Mapping[int, np.ndarray]  #: Each device's local tensor.
 MESHES = (
     DeviceMesh.single(0),
     DeviceMesh.single(5),
-    DeviceMesh.line(2),
-    DeviceMesh.line(4),
+    DeviceMesh.line(2, "tp"),
+    DeviceMesh.line(4, "tp"),
     DeviceMesh.of({"tp": 3}, (1, 2, 3)),
     DeviceMesh.of({"tp": 2}, (4, 5)),
     DeviceMesh.of({"dp": 2, "tp": 2}),

@@ -14,7 +14,7 @@ from partitioner.ir.loops.windows import Window
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops.rules.sliding import Slide, same_pads
 
-LINE = DeviceMesh.line(3)
+LINE = DeviceMesh.line(3, "tp")
 budget = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 
 

@@ -44,7 +44,7 @@ class Chain:
     result: str
 
 
-LINE = DeviceMesh.line(2)
+LINE = DeviceMesh.line(2, "tp")
 
 CHAINS = {
     "channel shuffle by groups": Chain(

@@ -365,7 +365,7 @@ class TestPlan:
         driver = opened("plan")
         select(driver, "node", 2)
         assert "Best of 5 other strategies" in details(driver)
-        assert "m/tp on tp=2 on 0,1" in details(driver)
+        assert "m/x on x=2 on 0,1" in details(driver)
 
     @pytest.mark.slow
     def test_blocks_open_and_close(self, opened: Opener) -> None:
@@ -897,14 +897,14 @@ class TestOverview:
         assert first.get_attribute("id") == "tab-overview"
         answer = driver.find_element(By.ID, "overview-answer").text
         assert "layers.0" in answer
-        assert "tp cuts columns and rows" in answer
+        assert "x cuts columns and rows" in answer
 
     def test_boxes_say_what_is_cut_by_letter_and_colour(self, opened: Opener) -> None:
         driver = opened("plan", view="overview")
         chips = driver.find_elements(By.CSS_SELECTOR, "#overview-canvas .chip")
         assert {chip.text.replace(" ", "") for chip in chips} == {"CR"}
         legend = driver.find_element(By.ID, "overview-legend").text
-        assert "mesh axis tp" in legend
+        assert "mesh axis x" in legend
         assert "rows (input features, then summed)" in legend
 
     def test_lanes_are_joined_by_an_arrow_with_its_bytes(self, opened: Opener) -> None:

@@ -80,7 +80,7 @@ def test_all_lists_every_tensor_in_full_and_the_factors(model: onnx.ModelProto) 
 
 def test_uncut_operators_of_a_mesh_are_called_replicated(sharded: Compiled) -> None:
     nodes = {node.name: NodePlan(0) for node in sharded.graph.nodes}
-    plan = Plan(sharded.graph.digest, {}, (DeviceMesh.line(2),), nodes)
+    plan = Plan(sharded.graph.digest, {}, (DeviceMesh.line(2, "tp"),), nodes)
     assert isinstance(sharded.model, OnnxModel)
     result = partitioner.compile(sharded.model.source, devices=2, constraints=plan)
     (line,) = (line for line in show(result).splitlines() if "(11 nodes)" in line)

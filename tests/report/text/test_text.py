@@ -50,12 +50,12 @@ def test_explain(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_explain_a_node(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = _said(capsys, "explain", plans / "intra", "layer1.out")
-    assert text.startswith("layer1.out (Gemm) on tp=2 on 0,1")
+    assert text.startswith("layer1.out (Gemm) on x=2 on 0,1")
     assert "factors: m = 8, k = 64, n = 64" in text
     rows = text[text.index("strategies, all other nodes") :].splitlines()
     assert sum(row.startswith("*") for row in rows) == 1
-    assert any("n/tp" in row for row in rows)
-    assert any("k/tp" in row for row in rows)
+    assert any("n/x" in row for row in rows)
+    assert any("k/x" in row for row in rows)
 
 
 def test_explain_takes_a_tensor_and_helps_with_a_typo(
@@ -71,10 +71,13 @@ def test_explain_takes_a_tensor_and_helps_with_a_typo(
 def test_diff(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = _said(capsys, "diff", plans / "inter", plans / "intra")
     assert "nodes moved" in text
-    assert "tp=2 on 0,1" in text
+    assert "x=2 on 0,1" in text
     changes = json.loads(_said(capsys, "diff", plans / "inter", plans / "intra", "--json"))
     assert text.splitlines()[0] == changes["verdict"], "the verdict is not shortened"
-    schema_check.check({**changes, "devices": [tuple(pair) for pair in changes["devices"]]}, Diff)
+    assert text.splitlines()[1:3] == changes["verdicts"]
+    pairs = [tuple(pair) for pair in changes["devices"]]
+    verdicts = tuple(changes["verdicts"])
+    schema_check.check({**changes, "devices": pairs, "verdicts": verdicts}, Diff)
     assert changes["moved"]
     assert changes["same"] + len(changes["moved"]) == _nodes(plans)
     back = json.loads(_said(capsys, "diff", plans / "intra", plans / "inter", "--json"))

@@ -497,7 +497,7 @@ def test_three_axes_win_where_weights_must_be_cut_and_values_need_not_be_whole()
         assert plan.solution.bound <= plan.evaluation.step_s == plan.solution.cost
         assert plan.evaluation.fits
         costs.append(plan.evaluation.step_s)
-    assert plan.space.groups[0].axes == (("dp", 2), ("zero", 2), ("tp", 2))
+    assert plan.space.groups[0].axes == (("x", 2), ("y", 2), ("z", 2))
     assert costs[1] < 0.97 * costs[0]
 
 
@@ -511,8 +511,8 @@ def test_meshes_of_three_axes_are_searched_where_they_can_be() -> None:
     assert not axes_meshes(resolve_cluster("2x4xl4"), Request(mesh={"tp": 8}))
     shapes = [layout.mesh.axes for layout in layouts(resolve_cluster("4x8xl4"), "intra", None)]
     assert [axes for axes in shapes if len(axes) > 2] == [
-        (("dp", 4), ("zero", 4), ("tp", 2)),
-        (("dp", 4), ("zero", 2), ("tp", 4)),
+        (("x", 4), ("y", 4), ("z", 2)),
+        (("x", 4), ("y", 2), ("z", 4)),
     ]
 
 

@@ -132,9 +132,9 @@ def test_offers_fold_with_their_blocks(offering: Folded) -> None:
 @pytest.mark.parametrize(
     ("mesh", "offers"),
     [
-        (DeviceMesh.line(4), False),
+        (DeviceMesh.line(4, "tp"), False),
         (DeviceMesh.of({"dp": 2, "tp": 2}), False),
-        (DeviceMesh.line(4), True),
+        (DeviceMesh.line(4, "tp"), True),
         pytest.param(DeviceMesh.of({"dp": 2, "tp": 2}), True, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -427,9 +427,9 @@ def test_a_module_is_planned_for_more_devices_than_have_programs() -> None:
 def test_one_axis_comes_first() -> None:
     cluster = resolve_cluster("4x8xh100")
     shapes = [str(layout) for layout in ranked(layouts(cluster, "intra", None), cluster)]
-    assert shapes[:2] == ["tp=32", "dp=8 tp=4"]
-    assert set(shapes[:4]) == {"dp=16 tp=2", "dp=8 tp=4", "dp=4 tp=8", "tp=32"}
-    assert set(shapes[4:]) == {"dp=4 zero=4 tp=2", "dp=4 zero=2 tp=4"}
+    assert shapes[:2] == ["x=32", "x=8 y=4"]
+    assert set(shapes[:4]) == {"x=16 y=2", "x=8 y=4", "x=4 y=8", "x=32"}
+    assert set(shapes[4:]) == {"x=4 y=4 z=2", "x=4 y=2 z=4"}
 
 
 @pytest.mark.slow

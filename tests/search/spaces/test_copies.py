@@ -87,7 +87,7 @@ def test_a_model_that_fits_no_device_is_copied_on_the_smallest_groups(
     assert result.cost == pytest.approx(pair.cost / copies)
     assert result.plan.certificate.bound == pytest.approx(pair.plan.certificate.bound / copies)
     space = result.plan.certificate.space
-    assert space == f"{copies} whole copies on 2 devices each: intra (tp=2), inter (2 x one device)"
+    assert space == f"{copies} whole copies on 2 devices each: intra (x=2), inter (2 x one device)"
     assert max(result.evaluation.needed_bytes.values()) <= limit
     for device, own in enumerate(result.evaluation.sent_bytes.values()):
         assert own == pair.evaluation.sent_bytes[device % 2] or device >= 2 * copies

@@ -81,10 +81,10 @@ def test_every_family_is_searched_and_named() -> None:
     outcome = found()
     spaces = [str(family) for family in families("auto", 4)]
     assert sorted(spaces) == [
-        "hybrid (2 x tp=2)",
+        "hybrid (2 groups of x=2)",
         "inter (4 x one device)",
-        "intra (dp=2 tp=2)",
-        "intra (tp=4)",
+        "intra (x=2 y=2)",
+        "intra (x=4)",
     ]
     assert {str(entry.space) for entry in outcome.candidates} == {*spaces}
     assert outcome.plan.certificate is not None
@@ -161,7 +161,7 @@ def test_past_the_time_limit_what_is_left_is_named_and_not_searched() -> None:
     outcome = search(MLP, flat(4), Request(time_limit_s=1e-9))
     assert [str(entry.space) for entry in outcome.candidates] == ["inter (4 x one device)"]
     left = {str(family): str(error) for family, error in outcome.failed}
-    assert set(left) == {"intra (tp=4)", "intra (dp=2 tp=2)", "hybrid (2 x tp=2)"}
+    assert set(left) == {"intra (x=4)", "intra (x=2 y=2)", "hybrid (2 groups of x=2)"}
     assert set(left.values()) == {"not searched within 1e-09 s"}
     assert outcome.plan.certificate is not None
     assert outcome.plan.certificate.space == "inter (4 x one device)"

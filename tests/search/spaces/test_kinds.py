@@ -96,7 +96,7 @@ def test_a_kind_within_the_gap_has_a_look_and_its_cheaper_plan_is_taken(
     assert plan.evaluation.step_s <= min(costs) * (1 + 1e-9)
     assert plan.plan.certificate.status == "optimal"
     assert plan.plan.certificate.bound < plan.plan.certificate.cost / 1.5
-    assert [space["space"] for space in plan.summary["spaces"]] == ["dp (dp=2)", "intra (tp=2)"]
+    assert [space["space"] for space in plan.summary["spaces"]] == ["dp (dp=2)", "intra (x=2)"]
     assert not [line for line in said if line.startswith("going on")]
 
 

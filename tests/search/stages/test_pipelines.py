@@ -174,7 +174,7 @@ def test_stages_of_several_sizes_take_the_seconds_of_their_slowest_device(
     nodes = {node.name: NodePlan(0) for node in graph.nodes}
     of_size = {}
     for size in (1, 2):
-        plan = Plan(graph.digest, cluster.to_data(), (DeviceMesh.line(size),), nodes)
+        plan = Plan(graph.digest, cluster.to_data(), (DeviceMesh.line(size, "tp"),), nodes)
         of_size[size] = StageFigures(Sharding(graph, plan), cluster)
     sums = of_size[1].load_sums[:3].sum(0)
     cuts = [*uneven_cuts(of_size, len(cluster))]
@@ -638,7 +638,7 @@ def test_the_bound_of_pinned_groups_knows_which_devices_run_each_node(
 ) -> None:
     """A node that runs on one device of its group is on a slow one in each lane of neighbours."""
     graph, cluster = figures.sharding.graph, unlike(1 / 10, 1, 1 / 10, 1)
-    groups = DeviceMesh.single(0), DeviceMesh.line(2)
+    groups = DeviceMesh.single(0), DeviceMesh.line(2, "tp")
     nodes = {node.name: NodePlan(0) for node in graph.nodes}
     sharding = Sharding(graph, Plan(graph.digest, cluster.to_data(), groups, nodes))
     own = StageFigures(sharding, cluster, groups=((1, 2), (0, 3)))

@@ -27,7 +27,7 @@ from partitioner.ir.program import SMALL_BYTES, Comm, CommKind
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 
-LINE = DeviceMesh.line(4)
+LINE = DeviceMesh.line(4, "tp")
 GRID = DeviceMesh.of({"dp": 2, "tp": 2})
 RESHARDER = Resharder(resolve_cluster("4xh100"))
 DTYPES = (

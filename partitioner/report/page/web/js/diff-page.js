@@ -16,6 +16,8 @@ function startDiff(data) {
     el("bdi", {}, short(data.after, 80)),
   );
   byId("verdict").append(plain(data.verdict));
+  const [before, after] = data.verdicts.map(plain);
+  byId("instead").append(before, el("br", {}), after);
   const views = [
     { id: "figures", label: "Figures", build: figuresPanel },
     { id: "moved", label: `Moved nodes (${count(data.moved.length)})`, build: movedPanel },

@@ -320,7 +320,7 @@ class TestPlan:
         assert 0 < first <= lane <= last
 
     def test_head_has_the_verdict(self, opened: Opener) -> None:
-        text = opened("plan").find_element(By.TAG_NAME, "header").text
+        text = opened("plan", view="overview").find_element(By.TAG_NAME, "header").text
         for part in (
             "Between requests",
             "predicted; one device",
@@ -332,7 +332,7 @@ class TestPlan:
             assert part in text
 
     def test_stages_have_their_figures(self, opened: Opener) -> None:
-        driver = opened("staged")
+        driver = opened("staged", view="overview")
         assert "20 %\npredicted; 8 micro-batches" in driver.find_element(By.ID, "tiles").text
         tab(driver, "stages")
         panel = driver.find_element(By.ID, "panel-stages").text
@@ -521,13 +521,13 @@ class TestPlan:
             assert f"Position\n{said}" in details(driver)
 
     def test_the_seed_and_what_was_folded(self, opened: Opener) -> None:
-        driver = opened("plan")
+        driver = opened("plan", view="overview")
         assert driver.find_element(By.ID, "subtitle").text.endswith(" \u00b7 seed 3")
         notes = driver.find_element(By.ID, "notes-list").get_attribute("textContent")
         assert "Folded: 12 layers as one." in str(notes)
 
     def test_without_a_certificate(self, opened: Opener) -> None:
-        header = opened("uncertified").find_element(By.TAG_NAME, "header")
+        header = opened("uncertified", view="overview").find_element(By.TAG_NAME, "header")
         subtitle = header.find_element(By.ID, "subtitle").text
         assert re.fullmatch(r"throughput on [^\u00b7]+ \u00b7 not certified", subtitle)
         assert "gap" not in header.text
@@ -535,7 +535,7 @@ class TestPlan:
         assert header.text.count("not certified") == 2
 
     def test_no_speed_up_though_it_fits_one_device(self, opened: Opener) -> None:
-        text = opened("uncertified").find_element(By.ID, "tiles").text
+        text = opened("uncertified", view="overview").find_element(By.ID, "tiles").text
         assert "does not fit" not in text
         assert "\u2013\npredicted; a step takes no time" in text
 
@@ -775,7 +775,7 @@ class TestOtherPages:
         assert judged["devices used"] == judged["speed-up"] == set()
 
     def test_a_searched_space_opens_its_own_plan(self, opened: Opener) -> None:
-        driver = opened("plan")
+        driver = opened("plan", view="overview")
         (link,) = driver.find_elements(By.CSS_SELECTOR, "#spaces button")
         link.click()
         panel = driver.find_element(By.ID, "why-changes")
@@ -959,16 +959,33 @@ def test_why_not_ranks_spaces_and_operators_with_reasons(opened: Opener) -> None
     assert "no plan" in spaces[2]
     rows = driver.find_elements(By.CSS_SELECTOR, "#why-nodes .rows .row")
     assert "the busiest device takes" in rows[0].text
+    tab(driver, "overview")
     assert "(chosen)" in driver.find_element(By.ID, "spaces").text
 
 
 @needs_chromium
 def test_the_verdict_comes_first_and_the_licences_last(opened: Opener) -> None:
-    driver = opened("plan")
+    driver = opened("plan", view="overview")
     verdict = driver.find_element(By.ID, "verdict")
     assert verdict.text == "3.1 times as fast as one accelerator; limit: arithmetic on device 1"
     assert verdict.location["y"] < driver.find_element(By.ID, "tiles").location["y"]
     assert driver.find_element(By.CSS_SELECTOR, "footer #licences-open").is_displayed()
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [1440, 1000])
+def test_the_head_is_one_line_above_all_views_but_the_first(opened: Opener, width: int) -> None:
+    driver = opened("plan", view="overview")
+    headless.resize(driver, width, 900)
+    header = driver.find_element(By.TAG_NAME, "header")
+    whole = header.size["height"]
+    verdict = "3.1 times as fast as one accelerator; limit: arithmetic on device 1"
+    for view in ("graph", "timeline", "memory", "traffic", "nodes", "why"):
+        tab(driver, view)
+        assert header.size["height"] < 60
+        assert header.text.splitlines() == ["transformer of 4 layers", "Dark", verdict]
+    tab(driver, "overview")
+    assert header.size["height"] == whole > 150
 
 
 def click_event(driver: Chrome, view: str, second: float, lane: int) -> None:

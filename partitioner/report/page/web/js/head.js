@@ -95,6 +95,7 @@ function startHead(data) {
     ),
   );
   byId("verdict").append(plain(head.verdict));
+  byId("verdict").title = plain(head.verdict);
   showSpaces(head, cost);
   byId("limit").append(plain(head.limit));
   byId("instead").append(plain(head.instead));

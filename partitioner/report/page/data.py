@@ -98,17 +98,18 @@ def report_data(result: Planned, comparison: Comparison[Planned] | None = None) 
         )
         comm_rows[comm.renamed(seq=0)] = len(comms)
         comms.append(row)
-    shown = timelines(result.schedule, refs, own)
+    head = headline(result, comparison=comparison)
+    shown = timelines(result.schedule, refs, own, turn=head["turn"])
     if delivering:
         run = result.run_schedule
         run_refs = _refs(graph, run, lambda comm: comm_rows[comm.renamed(seq=0)])
-        timeline = run_timeline(run, run_refs, own)
+        timeline = run_timeline(run, run_refs, own, head["turn"])
         shown += [timeline] if len(timeline["ref"]) <= MAX_EVENTS else []
     return Report(
         version=VERSION,
         kind="plan",
         title=result.name,
-        head=headline(result, comparison=comparison),
+        head=head,
         devices=device_rows(result, own),
         groups=[
             GroupRow(devices=own.among(mesh.devices), mesh=str(mesh)) for mesh in result.plan.groups

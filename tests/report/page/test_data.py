@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import partitioner
+from helpers.modules import small_gpt
 from helpers.pages import schema_check
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
@@ -116,6 +117,15 @@ def test_events_refer_to_nodes_and_communications(data: Report) -> None:
             assert (ref < 0) == (kind == 1)
             assert -len(data["comms"]) <= ref < len(data["nodes"])
         assert all(0 <= index < len(timeline["ref"]) for index in timeline["critical"])
+
+
+def test_what_a_training_repeats_is_a_step() -> None:
+    model, arguments = small_gpt.small_gpt()
+    program = partitioner.compile(
+        model, arguments, 2, training=True, parallel="dp", plan_only=True, time_limit_s=2
+    )
+    (timeline,) = report_data(program)["timelines"]
+    assert timeline["label"] == "one step"
 
 
 def test_memory_adds_up_to_the_peak(compiled: Compiled, data: Report) -> None:

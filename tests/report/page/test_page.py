@@ -66,6 +66,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pages")
     reports = {
         "plan": synthetic.report(),
+        "equal": equal(),
         "overlapping": synthetic.report(layers=2, overlapping=True),
         "hostile": synthetic.report(layers=2, names=HOSTILE),
         "large": synthetic.report(layers=357, devices=8, requests=(1, 2)),
@@ -82,6 +83,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, data in reports.items():
         (folder / f"{name}.html").write_text(page.render(data), "utf-8")
     return folder
+
+
+def equal() -> Report:
+    """A report of four devices of one name, in two stages of two."""
+    data = synthetic.report()
+    for device in data["devices"]:
+        device["name"] = "h100"
+    return data
 
 
 def uncertified() -> Report:
@@ -311,7 +320,7 @@ class TestPlan:
         tab(driver, "timeline")
         select(driver, "node", 200)
         lane = driver.execute_script(
-            "const {line} = page.timeline; return 2 * line.device[line.byRef.get(200)[0]]"
+            "const {line} = page.timeline; return line.row[line.device[line.byRef.get(200)[0]]]"
         )
         first, last = driver.execute_script(
             "const zoom = page.timeline.chart.getOption().dataZoom[2];"
@@ -991,11 +1000,13 @@ def test_the_head_is_one_line_above_all_views_but_the_first(opened: Opener, widt
 def click_event(driver: Chrome, view: str, second: float, lane: int) -> None:
     """A click of the mouse on a moment of a lane of a Gantt chart."""
     x, y = driver.execute_script(
-        "const {chart, element} = page[arguments[0]];"
-        "const [x, y] = chart.convertToPixel({xAxisIndex: 0, yAxisIndex: 0},"
-        " [arguments[1], arguments[2]]);"
+        "const view = page[arguments[0]]; const {chart, element} = view;"
+        "const at = (row) => chart.convertToPixel({xAxisIndex: 0, yAxisIndex: 0},"
+        " [arguments[1], row]);"
+        "const {row, top, bottom} = view.band(arguments[2], at(1)[1] - at(0)[1]);"
+        "const [x, y] = at(row);"
         "element.scrollIntoView(); const box = element.getBoundingClientRect();"
-        "return [Math.round(x + box.x), Math.round(y + box.y)]",
+        "return [Math.round(x + box.x), Math.round(y + (top + bottom) / 2 + box.y)]",
         view,
         second,
         lane,
@@ -1030,11 +1041,82 @@ def test_measured_and_predicted_lanes_are_zoomed_and_clicked(opened: Opener) -> 
 def test_a_click_on_the_timeline_selects_what_runs_then(opened: Opener) -> None:
     driver = opened("plan", view="timeline")
     event = driver.execute_script(
-        "const {line, pieces} = page.timeline; const piece = pieces.find(({many}) => many === 1);"
+        "const {line, pieces} = page.timeline; const alone = pieces.filter(({many}) => many === 1);"
+        "const [piece] = alone.sort((a, b) => b.to - b.from - a.to + a.from);"
         "return [(piece.from + piece.to) / 2, piece.lane, line.ref[piece.event]]"
     )
     click_event(driver, "timeline", event[0], event[1])
     assert driver.execute_script("return page.selection.current.id") == event[2]
+
+
+#: Fill, stroke, height and text of all shapes of the timeline.
+SHAPES = """
+const shapes = page.timeline.chart.getZr().storage.getDisplayList(true);
+return shapes.map(({style, shape}) => 
+  [typeof style.fill === "string" ? style.fill : "", style.stroke, shape?.height, style.text]);
+"""
+
+
+@needs_chromium
+def test_the_timeline_has_one_row_for_equal_devices(opened: Opener) -> None:
+    driver = opened("equal", view="timeline")
+    assert driver.execute_script("return page.timeline.line.rows") == [[0, 1], [2, 3]]
+    names = driver.execute_script("return page.timeline.names")
+    assert [name.split(":")[0] for name in names] == ["0-1", "2-3"]
+    # A task of a device that has no row of its own is marked on the row of its equals.
+    event = driver.execute_script(
+        "const {timelines} = page.plan; const line = timelines[1];"
+        "return line.ref.find((ref, at) => ref >= 0 && line.device[at] === 3)"
+    )
+    select(driver, "node", event)
+    marked = "return page.timeline.pieces.filter((p) => page.timeline.chosen.has(page.timeline"
+    assert driver.execute_script(f"{marked}.line.ref[p.event])).map((p) => p.lane >> 1)") == [1] * 4
+
+
+@needs_chromium
+def test_unlike_devices_have_a_row_each(opened: Opener) -> None:
+    driver = opened("overlapping", view="timeline")
+    rows = driver.execute_script("return page.timeline.line.rows")
+    assert rows == [[0], [1], [2], [3]]
+
+
+@needs_chromium
+def test_bars_of_the_timeline_have_names_and_communication_is_thin(opened: Opener) -> None:
+    driver = opened("plan", view="timeline")
+    shapes = driver.execute_script(SHAPES)
+    texts = {text for *_, text in shapes if text}
+    assert {"layers.0", "layers.1"} <= {text for text in texts if text.startswith("layers.")}
+    communication = driver.execute_script(
+        "return getComputedStyle(document.documentElement).getPropertyValue('--comm').trim()"
+    )
+    heights = {fill == communication: set[int]() for fill, *_ in shapes}
+    for fill, _, height, _ in shapes:
+        heights[fill == communication].add(height or 0)
+    assert 0 < max(heights[True]) <= 12
+    assert max(heights[False]) > 60
+
+
+@needs_chromium
+def test_the_critical_path_is_one_outline_around_what_follows_each_other(opened: Opener) -> None:
+    driver = opened("plan", view="timeline")
+    warn = driver.execute_script(
+        "return getComputedStyle(document.documentElement).getPropertyValue('--warn').trim()"
+    )
+    frames = [height for _, stroke, height, _ in driver.execute_script(SHAPES) if stroke == warn]
+    critical = driver.execute_script("return page.timeline.line.critical.length")
+    assert 0 < len([height for height in frames if height]) < critical / 3
+
+
+@needs_chromium
+def test_the_legend_of_the_timeline_names_what_is_there(opened: Opener) -> None:
+    driver = opened("staged", view="timeline")
+    legend = driver.find_element(By.ID, "timeline-legend")
+    assert "F: forward pass" not in legend.text  # it has no passes
+    driver = opened("one", view="timeline")
+    assert driver.find_element(By.ID, "timeline-legend").text.splitlines() == [
+        "compute, in the colour of its devices",
+        "critical path",
+    ]
 
 
 @needs_chromium

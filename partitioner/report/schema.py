@@ -325,21 +325,21 @@ class Live(TypedDict):
 class Memory(TypedDict):
     """Bytes of one device over the schedule; its index is the lane.
 
-    `activations` and `buffers` are step functions: value i holds from task position
-    `position[i]` until the next or, in a plan with stages, from `seconds[i]` on the clock of the
-    timeline, when it runs the task at `position[i]`. `weights` is held throughout. Buffers are what
-    communications write. All with the head-room that the planner reserves.
+    `activations` and `buffers` are step functions: value i holds from `seconds[i]` on the clock of
+    the first timeline until the next, from when the device runs the task at `position[i]`. `weights`
+    is held throughout. Buffers are what communications write. All with the head-room that the
+    planner reserves.
     """
 
     limit_bytes: int
     weights_bytes: int
     position: list[int]
-    seconds: list[float] | None  #: None without stages.
+    seconds: list[float] | None  #: None where nothing takes time.
     activations: list[int]
     buffers: list[int]
     peak_bytes: int
     peak_position: int
-    peak_s: float | None  #: None without stages.
+    peak_s: float | None  #: None where nothing takes time.
     live: Live
 
 

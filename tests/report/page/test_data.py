@@ -124,8 +124,8 @@ def test_what_a_training_repeats_is_a_step() -> None:
     program = partitioner.compile(
         model, arguments, 2, training=True, parallel="dp", plan_only=True, time_limit_s=2
     )
-    (timeline,) = report_data(program)["timelines"]
-    assert timeline["label"] == "one step"
+    labels = [timeline["label"] for timeline in report_data(program)["timelines"]]
+    assert labels == ["one step", "one step, with its results brought to every rank"]
 
 
 def test_memory_adds_up_to_the_peak(compiled: Compiled, data: Report) -> None:
@@ -140,6 +140,10 @@ def test_memory_adds_up_to_the_peak(compiled: Compiled, data: Report) -> None:
         total = sum(live["bytes"]) + live["more_bytes"]
         assert total == pytest.approx(entry["peak_bytes"], abs=len(live["bytes"]) + live["more"])
         assert entry["position"] == sorted(set(entry["position"]))
+        times, end_s = entry["seconds"], data["timelines"][0]["end_s"]
+        assert (times is None) == (end_s == 0)
+        assert times is None or times == sorted(times)
+        assert 0 <= (entry["peak_s"] or 0) <= end_s
 
 
 def test_traffic_adds_up_to_what_is_sent(compiled: Compiled, data: Report) -> None:

@@ -458,7 +458,7 @@ class TestPlan:
         x, y = driver.execute_script(
             "const row = page.plan.memory[page.memory.device];"
             "const [x, y] = page.memory.curve.chart.convertToPixel({gridIndex: 0},"
-            " [row.peak_position, row.peak_bytes]);"
+            " [row.peak_s, row.peak_bytes]);"
             "const box = document.getElementById('memory-curve').getBoundingClientRect();"
             "return [Math.round(x + box.x), Math.round(y + box.y)]"
         )
@@ -469,6 +469,23 @@ class TestPlan:
         assert "at its peak" in live
         assert "weights of the device" in live
         assert driver.switch_to.active_element.get_attribute("aria-label") == "Held at the peak"
+
+    def test_memory_is_drawn_over_time(self, opened: Opener) -> None:
+        driver = opened("plan", view="memory")
+        axis = driver.execute_script("return page.memory.curve.chart.getOption().xAxis[0]")
+        assert axis["name"] == "one request"
+        assert axis["max"] == driver.execute_script("return page.plan.timelines[0].end_s")
+        held = driver.execute_script("return page.memory.held.map(({x}) => x)")
+        assert held == sorted(held)
+        assert " at its peak: " in driver.find_element(By.ID, "memory-live").text
+        assert "position" not in driver.find_element(By.ID, "panel-memory").text
+        ref = driver.execute_script("return page.plan.timelines[0].ref.find((ref) => ref >= 0)")
+        select(driver, "node", ref)
+        lines = driver.execute_script(
+            "const {series} = page.memory.curve.chart.getOption();"
+            "return series.find(({name}) => name === 'weights').markLine.data.length"
+        )
+        assert lines == 2  # the limit and where the node begins
 
     def test_table_sorts_and_filters(self, opened: Opener) -> None:
         driver = opened("plan")

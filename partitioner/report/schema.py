@@ -326,9 +326,9 @@ class Memory(TypedDict):
     """Bytes of one device over the schedule; its index is the lane.
 
     `activations` and `buffers` are step functions: value i holds from `seconds[i]` on the clock of
-    the first timeline until the next, from when the device runs the task at `position[i]`. `weights`
-    is held throughout. Buffers are what communications write. All with the head-room that the
-    planner reserves.
+    the first timeline, when the device runs the task at `position[i]`, until the next. `weights` is
+    held throughout. Buffers are what communications write. All with the head-room that the planner
+    reserves.
     """
 
     limit_bytes: int

@@ -33,7 +33,7 @@ def timelines(
     """A request alone and, if stages of different requests run at once, several in flight.
 
     Of a plan in stages: one step, pass by pass and task by task. Events are of the lanes' busiest
-    devices; `refs` (see `schema`) are of the tasks. `turn` is what the plan repeats, as `Head.turn`:
+    devices; `refs` (see `schema`) are of the tasks. `turn` is what the plan repeats, see `Head`:
     steps of a training follow one another.
     """
     staged = not tasks.order.is_whole

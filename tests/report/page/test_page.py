@@ -1069,7 +1069,7 @@ def test_a_click_on_the_timeline_selects_what_runs_then(opened: Opener) -> None:
 #: Fill, stroke, height and text of all shapes of the timeline.
 SHAPES = """
 const shapes = page.timeline.chart.getZr().storage.getDisplayList(true);
-return shapes.map(({style, shape}) => 
+return shapes.map(({style, shape}) =>
   [typeof style.fill === "string" ? style.fill : "", style.stroke, shape?.height, style.text]);
 """
 

@@ -252,6 +252,7 @@ class SwimLane(TypedDict):
     devices: list[int]
     stages: list[int]  #: Empty in a plan without stages.
     mesh: str  #: Axes of more than one device: "dp=2 tp=2"; "" for one device.
+    runs: str  #: What its devices run forward, in words: "wte, layers 0-2, layer 3 to attn".
 
 
 class CutRow(TypedDict):

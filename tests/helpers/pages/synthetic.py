@@ -325,7 +325,15 @@ def _ribbon(made: Made, groups: list[GroupRow], overlapping: bool) -> Ribbon:
         else [row["devices"] for row in groups]
     )
     return {
-        "lanes": [{"devices": lane, "stages": [], "mesh": ""} for lane in lanes],
+        "lanes": [
+            {
+                "devices": lane,
+                "stages": [],
+                "mesh": "",
+                "runs": f"layers {at}-9, part {at} of lm_head",
+            }
+            for at, lane in enumerate(lanes)
+        ],
         "boxes": boxes,
         "end_s": sum(node["seconds"] for node in made.nodes),
         "training": False,

@@ -922,8 +922,15 @@ class TestOverview:
         first = driver.find_element(By.CSS_SELECTOR, "#tabs [role=tab]")
         assert first.get_attribute("id") == "tab-overview"
         answer = driver.find_element(By.ID, "overview-answer").text
-        assert "layers.0" in answer
+        assert "layers 0-9" in answer
         assert "tp cuts columns and rows" in answer
+
+    def test_lanes_and_the_sentence_say_all_that_they_run(self, opened: Opener) -> None:
+        driver = opened("plan", view="overview")
+        titles = [row.text for row in driver.find_elements(By.CLASS_NAME, "lane-what")]
+        assert titles == ["layers 0-9, part 0 of lm_head", "layers 1-9, part 1 of lm_head"]
+        answer = driver.find_element(By.ID, "overview-answer").text
+        assert answer.startswith(f"Devices 0-1: {titles[0]}; devices 2-3: {titles[1]}. ")
 
     def test_boxes_say_what_is_cut_by_letter_and_colour(self, opened: Opener) -> None:
         driver = opened("plan", view="overview")

@@ -143,12 +143,14 @@ function laneName({ plan }, row, at, lane) {
   const stage = row.stages.length ? `${many} ${ranges(row.stages)}` : "";
   return el(
     "div",
-    { class: "lane", style: `top:${24 + at * (lane + 6)}px;height:${lane}px` },
+    { class: "lane", title: plain(row.runs), style: `top:${24 + at * (lane + 6)}px;height:${lane}px` },
     el("div", { class: "lane-name" }, [
       stage ? el("b", {}, stage) : null,
       el("b", {}, plain(`${who}: ${short(names.join(", "), 24)}`)),
       row.mesh && lane >= 60 ? el("span", { class: "soft" }, plain(row.mesh)) : null,
-      el("span", { class: lane < 60 ? "lane-what short" : "lane-what" }, laneWhat(plan, at)),
+      plan.ribbon.lanes.length > 1
+        ? el("span", { class: lane < 60 ? "lane-what short" : "lane-what" }, plain(row.runs))
+        : null,
     ]),
   );
 }

@@ -932,6 +932,37 @@ class TestOverview:
         answer = driver.find_element(By.ID, "overview-answer").text
         assert answer.startswith(f"Devices 0-1: {titles[0]}; devices 2-3: {titles[1]}. ")
 
+    def test_many_lanes_are_a_grid_of_devices_by_stage_and_load(self, opened: Opener) -> None:
+        driver = opened("flat", view="overview")
+        cards = driver.find_elements(By.CSS_SELECTOR, "#overview-canvas .device-card")
+        assert [card.text.split(":")[0] for card in cards[:2]] == ["0-1", "2-3"]
+        assert "layers 1-9, part 1 of lm_head" in cards[1].text
+        styles = "return [...document.querySelectorAll('.device-card')].map((card) =>"
+        colours = driver.execute_script(f"{styles} card.style.getPropertyValue('--fill'))")
+        assert len(colours) == 32
+        assert colours[0] != colours[1]
+        shades = driver.execute_script(
+            f"{styles} [...card.querySelectorAll('i')].map((cell) =>"
+            " parseFloat(cell.style.getPropertyValue('--load'))))"
+        )
+        loads = driver.execute_script(
+            "return page.plan.devices.map((row) => row.compute_s + row.comm_s)"
+        )
+        every = [shade for card in shades for shade in card]
+        assert len(every) == len(loads) == 64
+        assert max(every) == 100
+        assert every.index(max(every)) == loads.index(max(loads))
+        assert min(every) < max(every)
+        cards[1].click()
+        assert driver.execute_script("return page.selection.current") == {"type": "device", "id": 2}
+        button = driver.find_element(By.ID, "overview-grid")
+        button.click()
+        assert len(driver.find_elements(By.CSS_SELECTOR, "#overview-canvas .lane")) == 32
+        assert button.text == "Grid of devices"
+        assert (
+            not opened("plan", view="overview").find_element(By.ID, "overview-grid").is_displayed()
+        )
+
     def test_boxes_say_what_is_cut_by_letter_and_colour(self, opened: Opener) -> None:
         driver = opened("plan", view="overview")
         chips = driver.find_elements(By.CSS_SELECTOR, "#overview-canvas .chip")
@@ -953,6 +984,8 @@ class TestOverview:
     def test_boxes_of_a_lane_do_not_overlap_and_stay_in_the_canvas(self, opened: Opener) -> None:
         for name in ("plan", "overlapping", "large", "flat"):
             driver = opened(name, view="overview")
+            if name == "flat":  # which is a grid at first
+                driver.find_element(By.ID, "overview-grid").click()
             places = driver.execute_script(
                 "return [...page.overview.places].map(([i, p]) =>"
                 " [page.plan.ribbon.boxes[i].lanes, p.x, p.x + p.w])"

@@ -72,6 +72,9 @@ class SpaceRow(TypedDict):
     chosen: bool
     why: str  #: What keeps it from being chosen; "" for the chosen one.
     changes: Changes | None  #: From the chosen plan to its own; None if they were not compared.
+    bound: (
+        float | None
+    )  #: Of a space without a plan that was searched: none of its plans costs less.
 
 
 class _Compared(TypedDict, total=False):

@@ -526,6 +526,7 @@ def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
                 "chosen": True,
                 "why": "",
                 "changes": None,
+                "bound": None,
             },
             {
                 "space": "intra (tp=4)",
@@ -534,6 +535,7 @@ def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
                 "chosen": False,
                 "why": "device 1 communicates 1.2 ms more",
                 "changes": _changes(),
+                "bound": None,
             },
             {
                 "space": "hybrid (4 x one device)",
@@ -542,6 +544,16 @@ def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
                 "chosen": False,
                 "why": "the time limit was over",
                 "changes": None,
+                "bound": None,
+            },
+            {
+                "space": "intra (dp=2 tp=2)",
+                "cost": None,
+                "devices_used": None,
+                "chosen": False,
+                "why": "none of its plans costs less than 3 ms",
+                "changes": None,
+                "bound": 2 * step,
             },
         ],
         "trials": [],

@@ -169,6 +169,8 @@ def test_the_searched_spaces_begin_with_the_chosen_one(compiled: Compiled, data:
     assert rows[0]["cost"] == compiled.cost
     assert rows[0]["why"] == ""
     assert all(row["why"] for row in rows[1:])
+    searched = compiled.plan.certificate.space if compiled.plan.certificate else ""
+    assert {row["space"] for row in rows} >= set(searched.split(", "))
 
 
 def test_a_space_says_what_keeps_its_plan_from_being_chosen() -> None:
@@ -176,16 +178,24 @@ def test_a_space_says_what_keeps_its_plan_from_being_chosen() -> None:
     spaces = [
         {"space": "slow link", "cost": 4e-3, **figures, "comm_s": 2e-3},
         {"space": "best", "cost": 3e-3, **figures},
+        {"space": "near", "cost": 3.0033e-3, **figures, "comm_s": 0.5e-3, "compute_s": 1e-3},
         {"space": "uneven", "cost": 5e-3, **figures, "compute_s": 4e-3},
         {"space": "equal", "cost": 3e-3, **figures, "devices_used": 2},
     ]
-    summary = {"cost": 3e-3, "spaces": spaces, "not_searched": {"late": "the time was over"}}
+    summary = {
+        "cost": 3e-3,
+        "spaces": spaces,
+        "ruled_out": {"dear": 2.99e-3},
+        "not_searched": {"late": "the time was over"},
+    }
     rows = {row["space"]: row["why"] for row in space_rows(summary, "throughput")}
     assert rows == {
         "best": "",
         "equal": "costs the same, on 2 devices in place of 4",
+        "near": "costs 3.3 \u00b5s more",
         "slow link": "device 1 communicates 1 ms more",
         "uneven": "device 1 computes 2 ms more",
+        "dear": "none of its plans costs less than 2.99 ms",
         "late": "the time was over",
     }
     memory = {row["space"]: row["why"] for row in space_rows(summary, "memory")}

@@ -1022,11 +1022,15 @@ def test_why_not_ranks_spaces_and_operators_with_reasons(opened: Opener) -> None
     assert spaces[0].startswith("inter")
     assert spaces[0].endswith("chosen")
     assert "device 1 communicates 1.2 ms more" in spaces[1]
-    assert "no plan" in spaces[2]
+    assert "intra (dp=2 tp=2)" in spaces[2]
+    assert "\u2265 " in spaces[2]
+    assert spaces[3].startswith("hybrid (4 x one device)")
+    assert "no plan" in spaces[3]
     rows = driver.find_elements(By.CSS_SELECTOR, "#why-nodes .rows .row")
     assert "the busiest device takes" in rows[0].text
     tab(driver, "overview")
     assert "(chosen)" in driver.find_element(By.ID, "spaces").text
+    assert "intra (dp=2 tp=2) (none better)" in driver.find_element(By.ID, "spaces").text
 
 
 @needs_chromium

@@ -362,6 +362,26 @@ class TestPlan:
         assert "/model/layers.1/attn/softmax/Softmax" in details(driver)
         assert "n20" in drawn(driver)  # its blocks are opened
 
+    def test_search_finds_all_that_the_page_names(self, opened: Opener) -> None:
+        driver = opened("plan", view="overview")
+        shown = [name.text for name in driver.find_elements(By.CLASS_NAME, "box-name")]
+        assert "layers.1" in shown
+        rows = search(driver, "layers.1")
+        assert any(row.startswith("block") for row in rows)
+        assert len(search(driver, "layers.1.attn")) == len(search(driver, "layers/1/attn")) > 0
+        in_layer = search(driver, "layer 1")
+        assert in_layer
+        assert not any("layers.0" in row or "layers.2" in row for row in in_layer)
+        assert any(row.startswith("all-reduce") for row in search(driver, "all-reduce"))
+        (device,) = search(driver, "2: accelerator")
+        assert device.startswith("device")
+        driver.find_element(By.ID, "search").send_keys(Keys.ENTER)
+        assert driver.execute_script("return page.selection.current") == {"type": "device", "id": 2}
+        value = driver.execute_script("return page.plan.nodes[4].outputs[0].name")
+        assert search(driver, value)
+        held = driver.execute_script("return page.plan.nodes[2].inputs.at(-1).name")
+        assert search(driver, held)
+
     def test_click_shows_details(self, opened: Opener) -> None:
         driver = opened("plan")
         click_drawn(driver, "n0")

@@ -52,7 +52,7 @@ function startPlan(data) {
       : []),
   ]);
   byId("overview-graph").addEventListener("click", () => open("graph"));
-  startSearch(plan, (node) => !byId("panel-graph").hidden && revealNode(graph, node));
+  startSearch(plan, overview, (node) => !byId("panel-graph").hidden && revealNode(graph, node));
   return {
     plan,
     overview,

@@ -123,6 +123,7 @@ def summarise(
         "fewer_devices": _fewer(outcome, single, devices),
         "spaces": spaces,
         "alternatives": [dict(vars(rival)) for rival in rivals],
+        "ruled_out": dict(outcome.ruled_out),
         "not_searched": {str(space): str(error) for space, error in outcome.failed},
         "notes": all_notes,
     }

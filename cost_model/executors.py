@@ -23,6 +23,9 @@ class Executor:
     #: are there throughout.
     loads_blocks: bool
     copies_parts: bool  #: Whether a part of a tensor is a copy, no view.
+    launches: str  #: What submits its kernels, of `cluster.launches`, unless a cluster says it.
+    #: In words, what makes it submit its kernels in CUDA graphs, which it does not by itself.
+    graphs_by: str
 
 
 ONNX_RUNTIME = Executor(
@@ -34,6 +37,8 @@ ONNX_RUNTIME = Executor(
     joins=False,
     loads_blocks=True,
     copies_parts=True,
+    launches="native",
+    graphs_by="ONNX Runtime's enable_cuda_graph, which partition run does not set",
 )
 PYTORCH = Executor(
     name="PyTorch",
@@ -44,6 +49,8 @@ PYTORCH = Executor(
     joins=True,
     loads_blocks=False,
     copies_parts=False,
+    launches="native",
+    graphs_by="compile(mode='reduce-overhead') of each rank's module, which is left to you",
 )
 
 #: By the domain of the operators that they run.

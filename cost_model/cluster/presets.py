@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from partitioner.cost_model.cluster.launches import BY_EXECUTOR, launches
 from partitioner.cost_model.cluster.published import data_file, kernels
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
 
@@ -60,17 +61,6 @@ def accelerators() -> Mapping[str, Preset]:
     }
 
 
-def launches() -> tuple[str, ...]:
-    """Get the names of what submits kernels, each with its time between two of them."""
-    return tuple(_figures()["launches"])
-
-
-def launch_s(by: str) -> float:
-    """Get the least seconds between two kernels that one of `launches` submits."""
-    us = _figures()["launches"][by]["us"]
-    return float(us[0] / us[1] if isinstance(us, list) else us) * _MICRO_S
-
-
 def full_name(name: str) -> str:
     """Get the name of the preset that has this other name; a name that is none stays."""
     return str(_figures()["aliases"].get(name, name))
@@ -97,9 +87,10 @@ def device(name: str) -> DeviceSpec:
         },
         row.memory_gb_per_s * _GIGA * memory_share,
         round(row.memory_gb * _GIGA),
-        launch_s("native"),
+        launches()["native"].kernel_s,
         table=row.table,
         is_gpu=True,
+        launches=BY_EXECUTOR,
     )
 
 

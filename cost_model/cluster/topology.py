@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from partitioner.cost_model.cluster.launches import BY_EXECUTOR, launches
 from partitioner.cost_model.cluster.published import (
     Kernels,
     kernel_names,
@@ -77,10 +78,15 @@ class DeviceSpec:
     #: Seconds that a communication takes beside the links', as a session of an executor ends there
     #: and another begins; None for none.
     border_s: float | None = None
+    #: What submits its kernels, a name of `launches` or `BY_EXECUTOR`, whose time `launch_s` is;
+    #: None for a device that gives its own.
+    launches: str | None = None
 
     def __post_init__(self) -> None:
         title, rates = f"device {self.name!r}", self.peak_flops_per_s
         _check_table(title, self.table, kernel_names)
+        if self.launches not in (None, BY_EXECUTOR):
+            check_launches(self.launches)
         unknown = sorted(set(rates) - set(DTYPE_BITS))
         if unknown:
             raise CostError(f"{title}: {unknown[0]!r} is not an element type")
@@ -105,6 +111,23 @@ class DeviceSpec:
     def flops_per_s(self, dtype: str) -> float:
         """FLOP/s reached in an element type."""
         return self.peak_flops_per_s.get(dtype) or self.peak_flops_per_s["float32"]
+
+    def with_launches(self, name: str) -> DeviceSpec:
+        """The device whose kernels are submitted by one of `launches`."""
+        check_launches(name)
+        return replace(self, launches=name, launch_s=launches()[name].kernel_s)
+
+    def run_by(self, executor: Executor) -> DeviceSpec:
+        """The device with an executor on it; see `Cluster.run_by`."""
+        asked = executor.launches if self.launches == BY_EXECUTOR else self.launches
+        spec = self if asked in (None, self.launches) else self.with_launches(asked)
+        if not executor.in_sessions:
+            return replace(spec, border_s=None)
+        measured = self.profile.border if self.profile else None
+        if measured is not None:
+            return replace(spec, border_s=measured.seconds)
+        graph_s = 0.0 if asked is None else launches()[asked].graph_s
+        return replace(spec, border_s=graph_s) if spec.border_s is None and graph_s else spec
 
 
 @dataclass(frozen=True)
@@ -268,11 +291,12 @@ class Cluster:
     def _with_profiles(self, changed: Callable[[Profile], Profile]) -> Cluster:
         if all(spec.profile is None for spec in self.first_of_spec):
             return self
-        of = {
-            spec: replace(spec, profile=changed(spec.profile)) if spec.profile else spec
-            for spec in self.first_of_spec
-        }
-        return replace(self, devices=tuple(of[spec] for spec in self.devices))
+        return self._with_specs(
+            {
+                spec: replace(spec, profile=changed(spec.profile)) if spec.profile else spec
+                for spec in self.first_of_spec
+            }
+        )
 
     def first(self, count: int, start: int = 0) -> Cluster:
         """The cluster of so many devices alone, the first ones from a multiple of `count` on."""
@@ -284,15 +308,34 @@ class Cluster:
         """The cluster with an executor on each device.
 
         Borders of sessions take measured seconds if they are known, else those that the devices
-        give; an executor without sessions has none.
+        give, else those to submit a graph of kernels, where kernels are submitted so; an executor
+        without sessions has none. It submits the kernels where the devices leave that to it.
         """
-        borders = dict[DeviceSpec, float | None].fromkeys(self.first_of_spec)
-        for spec in borders if executor.in_sessions else ():
-            measured = spec.profile.border if spec.profile else None
-            borders[spec] = spec.border_s if measured is None else measured.seconds
-        if all(spec.border_s == border_s for spec, border_s in borders.items()):
+        return self._with_specs({spec: spec.run_by(executor) for spec in self.first_of_spec})
+
+    def with_launches(self, name: str) -> Cluster:
+        """The same cluster of GPUs, whose kernels are submitted by one of `launches`.
+
+        Raises:
+            CostError: There is no such name; a device is no GPU, or its kernels are measured.
+        """
+        check_launches(name)
+        for spec in self.first_of_spec:
+            if not spec.is_gpu:
+                raise CostError(
+                    f"launches {name!r} is of GPUs, and device {spec.name!r} is none: its cluster "
+                    "file says launch_s"
+                )
+            if spec.profile is not None and spec.profile.known:
+                raise CostError(
+                    f"launches {name!r}: the kernels of device {spec.name!r} are measured, with "
+                    "what submitted them"
+                )
+        return self._with_specs({spec: spec.with_launches(name) for spec in self.first_of_spec})
+
+    def _with_specs(self, made: Mapping[DeviceSpec, DeviceSpec]) -> Cluster:
+        if all(spec == other for spec, other in made.items()):
             return self
-        made = {spec: replace(spec, border_s=border_s) for spec, border_s in borders.items()}
         return replace(self, devices=tuple(made[spec] for spec in self.devices))
 
     def with_memory(self, memory_bytes: int) -> Cluster:
@@ -331,6 +374,12 @@ class Cluster:
 
     def __len__(self) -> int:
         return len(self.devices)
+
+
+def check_launches(name: str | None) -> None:
+    """Refuse, as a CostError, what is not one of `launches`."""
+    if name not in launches():
+        raise CostError(f"launches is {name!r}, not one of {', '.join(launches())}")
 
 
 def _check_seconds(title: str, figure: float) -> None:
@@ -399,7 +448,7 @@ def _count(title: str, value: Any) -> int:
 
 def _devices(number: int, entry: Any, inner: Sequence[Any]) -> tuple[DeviceSpec, ...]:
     known = {item.name for item in fields(DeviceSpec)}
-    optional = {"profile", "table", "is_gpu", "border_s"}
+    optional = {"profile", "table", "is_gpu", "border_s", "launches"}
     _check_keys("device", entry, known - optional, known | {"count"}, number)
     rates, is_gpu = entry["peak_flops_per_s"], entry.get("is_gpu", False)
     title = f"device {entry['name']!r}"
@@ -416,6 +465,7 @@ def _devices(number: int, entry: Any, inner: Sequence[Any]) -> tuple[DeviceSpec,
         profile=_profile(title, entry, inner=inner),
         table=str(entry["table"]) if "table" in entry else None,
         is_gpu=is_gpu,
+        launches=None if entry.get("launches") is None else str(entry["launches"]),
         **{key: _float(f"{key} of {title}", entry[key]) for key in figures if key in entry},
     )
     return (spec,) * count

@@ -56,6 +56,29 @@ def test_the_changes_are_stored_and_read(result: partitioner.Compiled, tmp_path:
     assert any("changes" in row for row in data["spaces"])
 
 
+def test_a_verdict_says_which_launches_were_asked_for(result: partitioner.Compiled) -> None:
+    model = examples.build("mlp", layers=4, hidden=1024, batch=64)
+    graphs = partitioner.compile(model, devices=4, launches="graphs")
+    assert result.summary["launches"] == {"native": 4e-6}
+    assert graphs.summary["launches"] == {"graphs": 1.3e-6}
+    assert "; native launches, 4 µs a kernel" in str(result)
+    assert "; CUDA graphs, 1.3 µs a kernel" in str(graphs)
+    assert result.verdict().line.startswith("Predicted from published rates, nothing was run")
+    assert graphs.verdict().line.startswith("Predicted from published rates with CUDA graphs, no")
+    said = [note for note in graphs.summary["notes"] if note.startswith("CUDA graphs")]
+    note = "CUDA graphs are priced, and recorded by ONNX Runtime's enable_cuda_graph, which "
+    assert said == [f"{note}partition run does not set"]
+    assert not any(note.startswith("CUDA graphs") for note in result.summary["notes"])
+    assert graphs.one_device.latency_s < result.one_device.latency_s
+
+
+def test_what_devices_say_themselves_is_no_name_of_launches() -> None:
+    model = examples.build("mlp", layers=1, hidden=64, batch=8)
+    plan = partitioner.compile(model, devices=2, cluster="2xcpu")
+    assert plan.summary["launches"] == {}
+    assert " a kernel" not in str(plan)
+
+
 def test_large_graphs_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summarise, "MOST_NODES", 1)
     model = examples.build("mlp", layers=4, hidden=1024, batch=64)

@@ -117,9 +117,11 @@ class DeviceSpec:
         check_launches(name)
         return replace(self, launches=name, launch_s=launches()[name].kernel_s)
 
-    def run_by(self, executor: Executor) -> DeviceSpec:
+    def run_by(self, executor: Executor, *, training: bool = False) -> DeviceSpec:
         """The device with an executor on it; see `Cluster.run_by`."""
-        asked = executor.launches if self.launches == BY_EXECUTOR else self.launches
+        asked = self.launches
+        if asked == BY_EXECUTOR:
+            asked = executor.submits(training=training)
         spec = self if asked in (None, self.launches) else self.with_launches(asked)
         if not executor.in_sessions:
             return replace(spec, border_s=None)
@@ -304,14 +306,16 @@ class Cluster:
         last = replace(self.level((start, start + count - 1)), size=count)
         return replace(self, devices=self.devices[start : start + count], levels=(*inner, last))
 
-    def run_by(self, executor: Executor) -> Cluster:
-        """The cluster with an executor on each device.
+    def run_by(self, executor: Executor, *, training: bool = False) -> Cluster:
+        """The cluster with an executor on each device, for inference or training.
 
         Borders of sessions take measured seconds if they are known, else those that the devices
         give, else those to submit a graph of kernels, where kernels are submitted so; an executor
         without sessions has none. It submits the kernels where the devices leave that to it.
         """
-        return self._with_specs({spec: spec.run_by(executor) for spec in self.first_of_spec})
+        return self._with_specs(
+            {spec: spec.run_by(executor, training=training) for spec in self.first_of_spec}
+        )
 
     def with_launches(self, name: str) -> Cluster:
         """The same cluster of GPUs, whose kernels are submitted by one of `launches`.

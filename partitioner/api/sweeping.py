@@ -110,7 +110,7 @@ def sweep(
 
     def made(name: str | None, count: int | None) -> Cluster:
         cluster = with_launches(resolve_cluster(name, count), options)
-        return cluster.run_by(opened.executor)
+        return cluster.run_by(opened.executor, training=opened.training)
 
     targets = _targets(grid, tuple(options.get("meshes", ())), request, made)
     say("reading the model")

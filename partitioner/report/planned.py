@@ -149,9 +149,10 @@ class Planned:
     @property
     def _launches(self) -> str:
         """What submits kernels on some devices, where the executor does not do so by itself."""
-        specs, own = self.cluster.first_of_spec, executor_of(self.graph).launches
-        asked = [spec.launches for spec in specs if spec.launches not in (None, BY_EXECUTOR, own)]
-        return " and ".join(launches()[name].title for name in dict.fromkeys(asked))
+        own = executor_of(self.graph).submits(training=bool(self.graph.backward))
+        names = dict.fromkeys(spec.launches for spec in self.cluster.first_of_spec)
+        asked = [name for name in names if name not in (None, BY_EXECUTOR, own)]
+        return " and ".join(launches()[name].title for name in asked)
 
     def node(self, name: str) -> PlacedNode:
         """A node, or the node that makes a tensor, with its placements."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,13 +56,15 @@ def test_only_sessions_have_borders(executor: Executor, border_s: float | None) 
 
 def test_executors_submit_kernels_where_the_cluster_leaves_it_to_them() -> None:
     cluster = resolve_cluster("a100", 2)
-    for executor in EXECUTORS.values():
-        (spec,) = cluster.run_by(executor).first_of_spec
-        assert (spec.launches, spec.launch_s) == (
-            executor.launches, launches()[executor.launches].kernel_s,
-        )  # fmt: skip
-        asked = cluster.with_launches("graphs")
-        assert {spec.launches for spec in asked.run_by(executor).devices} == {"graphs"}
+    for executor, training in itertools.product(EXECUTORS.values(), (False, True)):
+        (spec,) = cluster.run_by(executor, training=training).first_of_spec
+        name = executor.submits(training=training)
+        assert (spec.launches, spec.launch_s) == (name, launches()[name].kernel_s)
+        (asked,) = cluster.with_launches("graphs").run_by(executor, training=training).first_of_spec
+        assert asked.launches == "graphs"
+    assert [PYTORCH.submits(training=training) for training in (False, True)] == [
+        "eager", "autograd",
+    ]  # fmt: skip
 
 
 def test_launches_of_measured_kernels_cannot_be_others() -> None:

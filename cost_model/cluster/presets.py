@@ -42,6 +42,8 @@ class Preset:
     source: str  #: Document that gives the figures.
     cuda_names: tuple[str, ...]  #: Substrings of the device name that the driver reports.
     table: str | None = None  #: Name of its measurements in `published`.
+    overlap: float | None = None  #: `LinkLevel.overlap` of its links, where it is published.
+    overlap_source: str = ""  #: Document that gives it.
 
 
 def _figures() -> Mapping[str, Any]:
@@ -100,7 +102,8 @@ def levels(name: str, nodes: int, per_node: int) -> tuple[LinkLevel, ...]:
         inner, outer = _cluster(name).levels
     else:
         row = accelerators()[name]
-        links, overlap = _figures()["links"], _figures()["overlap"]["share"]
+        links = _figures()["links"]
+        overlap = _figures()["overlap"]["share"] if row.overlap is None else row.overlap
         inner, outer = (
             LinkLevel(
                 link,

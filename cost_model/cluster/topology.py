@@ -26,9 +26,10 @@ from partitioner.cost_model.cluster.published import (
 )
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.executors import Executor
-from partitioner.cost_model.profiles.database import Profile
+from partitioner.cost_model.profiles.database import Profile, beside_as
 from partitioner.cost_model.profiles.entries import LinkTable
 from partitioner.ir.errors import hints_keywords
+from partitioner.ir.program import CommKind
 from partitioner.ir.types import DTYPE_BITS
 
 _UNITS_BYTES: dict[str, int] = {
@@ -150,6 +151,8 @@ class LinkLevel:
     #: Share of a communication's seconds, 0 to 1, that compute hides if no node waits for it at
     #: once (see `cost_model.prices.reshard.beside_compute`), where it is not measured.
     overlap: float = 0.0
+    #: The same of single kinds, which `profiles.database.beside_as` tells apart, in its place.
+    overlaps: Mapping[str, float] = field(default_factory=dict, hash=False)
     profile: Profile | None = None  #: Measured seconds, which go before those by tables and rates.
     table: str | None = None  #: Table of `published.links`, which goes before the rates.
 
@@ -162,8 +165,13 @@ class LinkLevel:
             rate = getattr(self, name)
             if rate is not None:
                 _check(f"{title}: {name}", rate, rate > 0)
-        if not 0 <= self.overlap <= 1:
-            raise CostError(f"{title}: overlap is {self.overlap}, not within 0 and 1")
+        for kind in self.overlaps:
+            if kind not in {beside_as(known) for known in CommKind}:
+                kinds = ", ".join(dict.fromkeys(map(beside_as, CommKind)))
+                raise CostError(f"{title}: overlaps has a kind {kind!r}, not one of {kinds}")
+        for share in (self.overlap, *self.overlaps.values()):
+            if not 0 <= share <= 1:
+                raise CostError(f"{title}: overlap is {share}, not within 0 and 1")
 
     def tables(self, each: int) -> LinkTable | None:
         """Published seconds of communications of `each` ranks in every group of the level below."""
@@ -185,10 +193,11 @@ class LinkLevel:
         """Tell whether seconds of messages are measured or published: then with the start-up."""
         return self._known_s("send", 0.0) is not None
 
-    def hidden_share(self, ranks: int) -> float:
+    def hidden_share(self, kind: CommKind, ranks: int) -> float:
         """Share of a communication among so many ranks that compute hides: measured or assumed."""
-        measured = None if self.profile is None else self.profile.hidden_share(ranks)
-        return self.overlap if measured is None else measured
+        measured = None if self.profile is None else self.profile.hidden_share(kind, ranks)
+        assumed = self.overlaps.get(beside_as(kind), self.overlap)
+        return assumed if measured is None else measured
 
     def transfer_s(self, nbytes: float) -> float:
         """Seconds that the contents of a message add."""
@@ -402,7 +411,7 @@ def _check_table(title: str, name: str | None, names: Callable[[], tuple[str, ..
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _number(value) for key, value in values.items() if value is not None}
+    return {key: _number(value) for key, value in values.items() if value not in (None, {})}
 
 
 def _number(value: Any) -> Any:
@@ -415,7 +424,9 @@ def _number(value: Any) -> Any:
 
 
 #: Keys that tables of levels may leave out.
-_OPTIONAL_RATES = {"reduce_bytes_per_s", "scatter_bytes_per_s", "overlap", "profile", "table"}
+_OPTIONAL_RATES = {
+    *("reduce_bytes_per_s", "scatter_bytes_per_s", "overlap", "overlaps", "profile", "table"),
+}
 
 
 def _check_keys(title: str, entry: Any, needed: set[str], known: set[str], number: int = 0) -> None:
@@ -499,12 +510,15 @@ def _level_size(number: int, entry: Any) -> int:
 
 def _level(number: int, entry: Any) -> LinkLevel:
     size, title = _level_size(number, entry), f"level {entry['name']!r}"
-    others = ("name", "size", "profile", "table")
+    others, overlaps = ("name", "size", "profile", "table", "overlaps"), entry.get("overlaps", {})
+    if not isinstance(overlaps, Mapping):
+        raise CostError(f"{title}: overlaps is {overlaps!r}, not shares by kind")
     level = str(entry["name"]) if number > 1 else ""  # the innermost has the plain entries
     return LinkLevel(
         str(entry["name"]),
         size,
         profile=_profile(title, entry, level),
         table=str(entry["table"]) if "table" in entry else None,
+        overlaps={k: _float(f"overlap of {k} of {title}", v) for k, v in overlaps.items()},
         **{k: _float(f"{k} of {title}", value) for k, value in entry.items() if k not in others},
     )

@@ -56,6 +56,15 @@ def test_only_graphs_of_kernels_take_seconds_of_their_own() -> None:
     assert row["graph_source"].startswith("https://")
 
 
+def test_an_overlap_of_its_own_has_a_source() -> None:
+    own = {name: row for name, row in presets.accelerators().items() if row.overlap is not None}
+    assert [*own] == ["mi300x"]
+    for name, row in own.items():
+        assert row.overlap_source.startswith("https://")
+        assert {level.overlap for level in presets.levels(name, 2, 8)} == {row.overlap}
+    assert {level.overlap for level in presets.levels("h100", 2, 8)} == {0.6}
+
+
 def test_the_option_takes_every_name() -> None:
     choices = get_args(get_type_hints(GridOptions, localns={})["launches"])
     assert {*get_args(choices[0])} == {*launches()}

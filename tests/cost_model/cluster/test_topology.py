@@ -12,6 +12,7 @@ from partitioner.cost_model.cluster.resolve import gpu_fingerprint, local_cluste
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel, parse_bytes
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.executors import ONNX_RUNTIME
+from partitioner.ir.program import CommKind
 
 ROOT = Path(partitioner.__file__).resolve().parents[1]
 DOCS = ROOT / "docs" / "reference" / "cluster.md"
@@ -197,6 +198,16 @@ DEVICE = '[[devices]]\npreset="h100"\n'
         (DEVICE + LEVEL + "size=2\n", "outermost level 'l' has size 2, the cluster has 1 devices"),
         (DEVICE + LEVEL + 'size="x"\n', "level 'l': size is 'x', not a whole number"),
         (DEVICE + LEVEL + "width=2\n", "level 'l' has an unknown key 'width'"),
+        (DEVICE + LEVEL + "overlap=1.5\n", "level 'l': overlap is 1.5, not within 0 and 1"),
+        (DEVICE + LEVEL + "overlaps=0.5\n", "level 'l': overlaps is 0.5, not shares by kind"),
+        (
+            DEVICE + LEVEL + "overlaps={all_reduce=-1}\n",
+            "level 'l': overlap is -1.0, not within 0 and 1",
+        ),
+        (
+            DEVICE + LEVEL + "overlaps={all_to_all=0.5}\n",
+            "has a kind 'all_to_all', not one of send, all_gather, reduce_scatter, all_reduce",
+        ),
         (DEVICE + "count=4\n" + LEVEL + "size=3\n" + LEVEL, "is not made of groups of 3"),
     ],
 )
@@ -342,6 +353,22 @@ def test_what_a_file_says_of_launches_goes_before_the_executor(
     spec = given.run_by(ONNX_RUNTIME).devices[0]
     assert spec.launches == launches
     assert spec.launch_s == given.devices[0].launch_s
+
+
+def test_a_level_tells_kinds_apart_that_pass_beside_compute(tmp_path: Path) -> None:
+    path = tmp_path / "lab.toml"
+    shares = "overlap = 0.5\noverlaps = { all_gather = 0.8, send = 0.9 }\n"
+    cards = CARDS.format(device='preset = "l4"')
+    path.write_text(cards.replace('name = "node"\n', f'name = "node"\n{shares}'))
+    cluster = resolve_cluster(path)
+    assert Cluster.from_data(cluster.to_data()) == cluster
+    inner, outer = cluster.levels
+    hidden = {kind: inner.hidden_share(kind, 2) for kind in CommKind}
+    assert hidden[CommKind.ALL_GATHER] == 0.8
+    assert hidden[CommKind.SEND] == hidden[CommKind.ALL_TO_ALL] == 0.9
+    assert hidden[CommKind.ALL_REDUCE] == hidden[CommKind.REDUCE_SCATTER] == 0.5
+    assert {outer.hidden_share(kind, 2) for kind in CommKind} == {0.0}
+    assert "overlaps" not in cluster.to_data()["levels"][1]
 
 
 def test_launches_are_asked_for_over_those_of_a_file(tmp_path: Path) -> None:

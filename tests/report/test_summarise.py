@@ -5,6 +5,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+import torch
 
 import partitioner
 from helpers.pages import schema_check
@@ -70,6 +71,38 @@ def test_a_verdict_says_which_launches_were_asked_for(result: partitioner.Compil
     assert said == [f"{note}partition run does not set"]
     assert not any(note.startswith("CUDA graphs") for note in result.summary["notes"])
     assert graphs.one_device.latency_s < result.one_device.latency_s
+
+
+def test_launches_are_asked_for_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = tmp_path / "m.onnx", tmp_path / "out"
+    onnx.save(examples.build("mlp", layers=1, hidden=64, batch=8), model)
+    options = ["--devices", "2", "--plan-only", "-q", "-o", str(out), "--force", "--json"]
+    for name, kernel_s in (("graphs", 1.3e-6), ("eager", 18e-6)):
+        assert main([str(model), *options, "--launches", name]) == 0
+        assert json.loads(capsys.readouterr().out)["launches"] == {name: kernel_s}
+        assert load_summary(out)["launches"] == {name: kernel_s}
+    assert main([str(model), *options, "--launches", "python"]) == 2
+    assert "'python' is not one of 'native', 'eager'" in capsys.readouterr().err
+    assert main([str(model), *options, "--cluster", "2xcpu", "--launches", "graphs"]) != 0
+    assert "is of GPUs, and device 'cpu' is none" in capsys.readouterr().err
+
+
+def test_a_sweep_prices_launches_as_a_plan_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(examples.build("mlp", layers=1, hidden=64, batch=8), tmp_path / "m.onnx")
+    args = ["sweep", str(tmp_path / "m.onnx"), "--devices", "1", "--json", "-q"]
+    latencies = []
+    for options in ([], ["--launches", "native"], ["--launches", "graphs"]):
+        assert main([*args, *options]) == 0
+        (point,) = json.loads(capsys.readouterr().out)["points"]
+        latencies.append(point["latency_s"])
+    assert latencies[0] == latencies[1] > latencies[2]
+    module, x = torch.nn.Linear(64, 64), torch.zeros(8, 64)
+    (point,) = partitioner.sweep(module, x, [1]).data["points"]
+    assert point["latency_s"] == partitioner.compile(module, x, 1).evaluation.latency_s == 18e-6
 
 
 def test_what_devices_say_themselves_is_no_name_of_launches() -> None:

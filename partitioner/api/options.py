@@ -198,4 +198,11 @@ def target_cluster(options: Mapping[str, Any], devices: int | None, otherwise: i
         raise ClusterOptionError(
             f"cluster {cluster.name} has {len(cluster)} devices, not {devices!r}"
         )
-    return cluster if memory is None else cluster.with_memory(parse_bytes(memory))
+    cluster = cluster if memory is None else cluster.with_memory(parse_bytes(memory))
+    return with_launches(cluster, options)
+
+
+def with_launches(cluster: Cluster, options: Mapping[str, Any]) -> Cluster:
+    """The cluster whose kernels are submitted as options say, if they do."""
+    launches = options.get("launches")
+    return cluster if launches is None else cluster.with_launches(launches)

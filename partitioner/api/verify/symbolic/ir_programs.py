@@ -101,7 +101,7 @@ def _local_node(step: Compute, stored: Facts) -> LocalNode:
         node.captures,
         step.origin,
         partial(_is_like, node.attrs),
-        lambda _: stored,
+        lambda *_: stored,
     )
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from partitioner.api.verify.symbolic.held import Facts, Held
+from partitioner.api.verify.symbolic.flat import Flat, facts_of
+from partitioner.api.verify.symbolic.held import Facts, Held, Types
 from partitioner.api.verify.symbolic.loops import Loops, Parts, check_whole
 from partitioner.api.verify.symbolic.parts import RefusedError, all_of, any_of, count_of, whole
 from partitioner.api.verify.symbolic.shares import NOTHING
@@ -23,6 +24,7 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.loops.factors import PENDING
 from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.ops.aten.state import EITHER
 from partitioner.ir.ops.table import LocalOp, LocalView, OpView
 from partitioner.ir.types import TensorType
 
@@ -39,8 +41,10 @@ class LocalNode:
     origin: str  #: Name of the node that it seems to come from.
     #: Tests whether it has the attributes of a node of the same operator.
     is_like: Callable[[Node], bool]
-    #: What its result is by moving elements of one value, or by adding terms of a pending sum.
-    moved: Callable[[Rank], Facts] = lambda _: ()
+    #: What its result is by moving elements of values, or by adding terms of a pending sum; None if
+    #: it does neither.
+    moved: Callable[[Types, Rank], Facts | Flat | None] = lambda *_: None
+    drops_results: bool = False  #: Whether results that nothing reads have no name.
 
 
 @dataclass
@@ -52,14 +56,25 @@ class Rank:
     #: Contents of a constant by local name; None of what is no constant, or has no values here.
     contents: Callable[[str], np.ndarray | None]
     facts: dict[str, Facts] = field(default_factory=dict)
+    flats: dict[str, Flat] = field(default_factory=dict)  #: Values of several pieces.
+    #: The values that are other names of a value, by value.
+    other_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: Whether a value is several parts of one value that are alike: it is not sure then which of
     #: them later nodes mean.
     is_ambiguous: bool = False
 
     def note(self, value: str, facts: Sequence[Held]) -> None:
         """Add what a local value is."""
+        if self.other_names:
+            names = ((held, self.other_names.get(held.value, ())) for held in facts)
+            facts = [*facts, *(replace(h, value=other) for h, others in names for other in others)]
         self.facts[value] = tuple(dict.fromkeys(facts))
         self.is_ambiguous |= len({held.value for held in facts}) < len(self.facts[value])
+
+    def flat(self, value: str) -> Flat:
+        """The elements of a local value in the order of its memory."""
+        facts, flat = self.facts.get(value, ()), self.flats.get(value)
+        return Flat.of(facts, self.types[value].shape) if facts or flat is None else flat
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,28 @@ class WholeModel:
     """The whole model, and its nodes by what they read."""
 
     graph: Graph
+    #: How the programs of ranks name operators, where that is not the name in the op table.
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    #: Operators whose results are the same value as an operand, which programs do not name.
+    unnamed: frozenset[str] = frozenset()
+
+    @cached_property
+    def other_names(self) -> Mapping[str, Sequence[str]]:
+        """The values that are other names of a value, by value."""
+        found: dict[str, list[str]] = {}
+        for node in reversed(self.graph.nodes):
+            if node.op not in self.unnamed:
+                continue
+            same = node.inputs if node.op == EITHER else node.inputs[:1]
+            for value in filter(None, same):
+                for name in (node.outputs[0], *found.get(node.outputs[0], ())):
+                    if name not in found.setdefault(value, []):
+                        found[value].append(name)
+        return found
+
+    def named(self, op: str) -> str:
+        """The name of an operator in the programs of ranks."""
+        return self.spelled.get(op, op)
 
     @cached_property
     def readers(self) -> Mapping[tuple[str, str], tuple[Node, ...]]:
@@ -75,7 +112,7 @@ class WholeModel:
         for node in self.graph.nodes:
             computed = [value for value in node.reads if value not in self.graph.constants]
             for value in computed or ("", *node.reads):
-                found.setdefault((value, node.op), []).append(node)
+                found.setdefault((value, self.named(node.op)), []).append(node)
         return {key: tuple(nodes) for key, nodes in found.items()}
 
     def candidates(self, rank: Rank, node: LocalNode) -> Iterator[Node]:
@@ -99,7 +136,7 @@ def follow(model: WholeModel, rank: Rank, nodes: Sequence[LocalNode]) -> int:
     found: dict[str, list[Held]] = {}
     for candidate in model.candidates(rank, node):
         try:
-            count, made = _Match(model.graph, rank, nodes, candidate).results()
+            count, made = _Match(model, rank, nodes, candidate).results()
         except RefusedError as error:
             refused.append(error)
             continue
@@ -109,7 +146,12 @@ def follow(model: WholeModel, rank: Rank, nodes: Sequence[LocalNode]) -> int:
             return count
         for value, facts in made.items():
             found.setdefault(value, []).extend(facts)
-    if moved := node.moved(rank):
+    moved = node.moved(model.graph.types, rank)
+    if isinstance(moved, Flat):
+        rank.flats[node.outputs[0]] = moved
+        moved = facts_of(model.graph.types, moved)
+        found.setdefault(node.outputs[0], []).extend(moved)
+    elif moved:
         found.setdefault(node.outputs[0], []).extend(moved)
     if not found and refused:
         raise max(refused, key=lambda error: error.closeness)
@@ -125,10 +167,14 @@ def follow(model: WholeModel, rank: Rank, nodes: Sequence[LocalNode]) -> int:
 class _Match:
     """A local node, with those after it, held against a node of the model."""
 
-    graph: Graph
+    model: WholeModel
     rank: Rank
     nodes: Sequence[LocalNode]
     node: Node
+
+    @property
+    def graph(self) -> Graph:
+        return self.model.graph
 
     @cached_property
     def _same(self) -> tuple[LocalNode, ...]:
@@ -279,7 +325,7 @@ class _Match:
             return None
         made: dict[str, str] = {}  # local names of temporaries and of results
         for here, node in zip(self.nodes, local.nodes, strict=False):
-            if here.op != node.op or not here.is_like(node):
+            if here.op != self.model.named(node.op) or not here.is_like(node):
                 return None
             wanted = (*_trimmed(node.inputs), *node.captures)
             found = (*_trimmed(here.inputs), *here.captures)
@@ -287,10 +333,10 @@ class _Match:
             if not all(self._reads(local, reads, made, slot, *pair) for slot, pair in pairs):
                 return None
             for value, name in itertools.zip_longest(node.outputs, here.outputs, fillvalue=""):
-                if bool(value) != bool(name):
+                if bool(value) != bool(name) and not here.drops_results:
                     return None
                 made[value] = name
-        return {value: made[value] for value in self.node.writes if value in made}
+        return {value: made[value] for value in self.node.writes if made.get(value)}
 
     def _reads(
         self,

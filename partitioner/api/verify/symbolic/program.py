@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
+from partitioner.api.verify.symbolic.collectives import Collective
 from partitioner.api.verify.symbolic.nodes import LocalNode
 from partitioner.ir.mesh import Copies
 from partitioner.ir.program import BatchParts, Comm, Output, Part
@@ -35,11 +36,33 @@ class Side(Protocol):
 
 
 @dataclass(frozen=True)
+class Departure:
+    """A message that leaves at once, and waits where it is read."""
+
+    name: str  #: Name among the messages of all ranks.
+    reads: str  #: Local value that it has.
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A message that a rank waits for."""
+
+    name: str  #: Name among the messages of all ranks.
+    writes: str  #: Local value that it becomes.
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Step = LocalNode | Departure | Arrival | Collective | Side
+
+
+@dataclass(frozen=True)
 class Program:
     """The program of a rank."""
 
     rank: int
-    steps: tuple[LocalNode | Side, ...]
+    steps: tuple[Step, ...]
     types: Mapping[str, TensorType]  #: Types that it states for local values.
     inputs: Mapping[str, Part]  #: Part of a whole input that each local value is fed with.
     outputs: tuple[Output, ...]
@@ -51,6 +74,8 @@ class Program:
     opsets: Mapping[str, int]
     batch: BatchParts | None = None  #: The micro-batches of a request, if it runs in such.
     copies: Copies | None = None
+    spelled: Mapping[str, str] = field(default_factory=dict)  #: As of `WholeModel`.
+    unnamed: frozenset[str] = frozenset()  #: As of `WholeModel`.
     #: Whether each rank delivers the parts that it holds, also those that others deliver.
     delivers_all: bool = False
     #: Whether its constants will be cut from the model's: there is nothing to compare.

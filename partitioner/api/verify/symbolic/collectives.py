@@ -52,7 +52,9 @@ def collect(sides: Mapping[int, Collective], given: Mapping[int, Flat]) -> dict[
     if first.kind == ALL_GATHER:
         pieces = tuple(piece for flat in flats for piece in flat.pieces)
         return dict.fromkeys(first.ranks, Flat((count * shape[0], *shape[1:]), pieces))
-    summed = Flat(shape, tuple(_reduced(of, first.reduce) for of in zip(*aligned(flats), strict=True)))
+    summed = Flat(
+        shape, tuple(_reduced(of, first.reduce) for of in zip(*aligned(flats), strict=True))
+    )
     if first.kind == ALL_REDUCE:
         return dict.fromkeys(first.ranks, summed)
     if shape[0] % count:

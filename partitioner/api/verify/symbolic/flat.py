@@ -64,8 +64,8 @@ class Flat:
 
     def reshaped(self, shape: Sequence[int]) -> Flat:
         """The same elements in another shape, of which one size may be -1."""
-        total, known = math.prod(self.shape), math.prod(n for n in shape if n != -1)
-        return Flat(tuple(total // max(known, 1) if n == -1 else n for n in shape), self.pieces)
+        total, given = math.prod(self.shape), math.prod(n for n in shape if n != -1)
+        return Flat(tuple(total // max(given, 1) if n == -1 else n for n in shape), self.pieces)
 
     def sliced(self, dim: int, start: int, stop: int) -> Flat:
         """The elements from `start` to `stop` of a dim."""
@@ -169,14 +169,14 @@ def concatenated(types: Types, flats: Sequence[Flat], dim: int) -> Flat:
             places.append((box, flat.pieces[0].facts))
             at += flat.shape[dim]
         codes = {(flat.pieces[0].codes, flat.pieces[0].width) for flat in flats}
-        if facts := _known(types, places, shape) if codes == {((), 1)} else ():
+        if facts := known(types, places, shape) if codes == {((), 1)} else ():
             return Flat.of(facts, shape)
     rows = [flat.in_rows(outer) for flat in flats]
     pieces = tuple(piece for row in zip(*rows, strict=True) for one in row for piece in one.pieces)
     return Flat(shape, pieces)
 
 
-def _known(types: Types, places: Sequence[tuple[Region, Facts]], shape: tuple[int, ...]) -> Facts:
+def known(types: Types, places: Sequence[tuple[Region, Facts]], shape: tuple[int, ...]) -> Facts:
     """What a tensor is to whose places parts are written; nothing if that is no part of a value."""
 
     def whole(held: Mapping[int, Held]) -> list[Held]:
@@ -200,7 +200,7 @@ def facts_of(types: Types, flat: Flat) -> Facts:
             return ()
         places.append((tuple((interval,) for interval in boxes[0]), piece.facts))
         at += piece.size
-    return _known(types, places, flat.shape)
+    return known(types, places, flat.shape)
 
 
 def aligned(flats: Sequence[Flat]) -> list[tuple[Piece, ...]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -74,9 +75,20 @@ class Program:
     opsets: Mapping[str, int]
     batch: BatchParts | None = None  #: The micro-batches of a request, if it runs in such.
     copies: Copies | None = None
+    #: What tells apart the contents of constants by local name, where ranks share local nodes.
+    tokens: Mapping[str, Hashable] | None = None
     spelled: Mapping[str, str] = field(default_factory=dict)  #: As of `WholeModel`.
     unnamed: frozenset[str] = frozenset()  #: As of `WholeModel`.
     #: Whether each rank delivers the parts that it holds, also those that others deliver.
     delivers_all: bool = False
     #: Whether its constants will be cut from the model's: there is nothing to compare.
     cuts_constants: bool = False
+
+    @cached_property
+    def ends(self) -> Sequence[int]:
+        """The place of the next step that is no local node, from each step on."""
+        ends, end = [0] * len(self.steps), len(self.steps)
+        for place in range(len(self.steps) - 1, -1, -1):
+            end = end if isinstance(self.steps[place], LocalNode) else place
+            ends[place] = end
+        return ends

@@ -7,10 +7,9 @@ is, whole or as a share of a pending reduction; in the end, the ranks must deliv
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -37,6 +36,7 @@ from partitioner.backends.regions import cut
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.exchange import Region, nested
 from partitioner.ir.graph import SMALL_CONSTANT, Graph
+from partitioner.ir.program import Part
 
 #: Most local nodes that stand for one node of the model.
 _MOST_NODES = 256
@@ -48,12 +48,37 @@ _Waiting = Arrival | Collective | Side  #: What a rank waits for others at.
 
 def prove(graph: Graph, programs: Sequence[Program]) -> Proof:
     """Follow the programs of all ranks, and compare what they deliver with the model's outputs."""
-    check, ranks = _Check(graph, programs), len(programs)
+    check, ranks = _Check(*_merged(graph), programs), len(programs)
     try:
         check.run()
     except _StoppedError as stopped:
         return Proof(ranks, stopped.refusal)
     return Proof(ranks, None, len(check.unread))
+
+
+def _merged(graph: Graph) -> tuple[Graph, Mapping[str, str]]:
+    """The model with one name for constants of equal contents, and the names that went."""
+    kept = {*graph.outputs, *(name for node in graph.nodes for name in node.captures)}
+    free = (name for name in graph.constants if name not in kept)
+    equal = (names for names in _by_content(graph, free).values() if len(names) > 1)
+    merged = {name: first for first, *others in equal for name in others}
+    nodes = tuple(
+        replace(node, inputs=tuple(merged.get(name, name) for name in node.inputs))
+        if not merged.keys().isdisjoint(node.inputs)
+        else node
+        for node in graph.nodes
+    )
+    return (replace(graph, nodes=nodes) if merged else graph), merged
+
+
+def _by_content(graph: Graph, names: Iterable[str]) -> dict[_Key, list[str]]:
+    """Small constants by what they hold."""
+    found: dict[_Key, list[str]] = {}
+    for name in names:
+        array = graph.constant(name)
+        if array is not None:
+            found.setdefault(_key(array), []).append(name)
+    return found
 
 
 class _StoppedError(Exception):
@@ -69,7 +94,9 @@ class _Check:
     """The programs of all ranks beside the whole model."""
 
     graph: Graph
+    merged: Mapping[str, str]  #: Constants of the model by those that stand for them.
     programs: Sequence[Program]
+    equal_facts: dict[Facts, Facts] = field(default_factory=dict)  #: As of `Rank`.
     unread: list[str] = field(default_factory=list)  #: Local constants that were not compared.
 
     @cached_property
@@ -80,12 +107,7 @@ class _Check:
     @cached_property
     def by_content(self) -> Mapping[_Key, Sequence[str]]:
         """The model's small constants by what they hold."""
-        found: dict[_Key, list[str]] = {}
-        for name in self.graph.constants:
-            array = self.graph.constant(name)
-            if array is not None:
-                found.setdefault(_key(array), []).append(name)
-        return found
+        return _by_content(self.graph, (n for n in self.graph.constants if n not in self.merged))
 
     def run(self) -> None:
         """Follow all ranks, once for each micro-batch of a request; _StoppedError if one fails."""
@@ -117,7 +139,7 @@ class _Check:
             raise _StoppedError(Refusal(rank, "", why, is_wrong=False))
         found: dict[str, Facts] = {}
         for name in program.constants:
-            claim, shape = claims.get(name), program.types[name].shape
+            claim, shape = self._renamed(claims.get(name)), program.types[name].shape
             facts: list[Held] = []
             if claim is not None and (claim.zero or claim.whole in self.graph.constants):
                 facts = self._claimed(program, name, claim.whole, claim.region, is_zero=claim.zero)
@@ -126,6 +148,12 @@ class _Check:
                 facts += [Held(n, all_of(shape)) for n in self.by_content.get(_key(array), ())]
             found[name] = tuple(dict.fromkeys(facts))
         return found
+
+    def _renamed(self, claim: Part | None) -> Part | None:
+        """The claim of a constant under the name of the one that stands for it."""
+        if claim is None or claim.whole not in self.merged:
+            return claim
+        return replace(claim, whole=self.merged[claim.whole])
 
     def _claimed(
         self, program: Program, name: str, whole: str, region: Region | None, *, is_zero: bool
@@ -163,14 +191,17 @@ class _Check:
 
     def _started(self, program: Program, constants: Mapping[str, Facts], part: int) -> Rank:
         """Facts about a rank before its first step."""
-        rank = Rank(program.rank, program.types, program.contents)
-        rank.other_names = self.model.other_names
+        rank = Rank(program.rank, program.types, program.contents, program.tokens)
+        rank.other_names, rank.equal_facts = self.model.other_names, self.equal_facts
         for name, facts in constants.items():
             rank.note(name, facts)
         for name, fed in program.inputs.items():
-            rank.note(
-                name, [Held(fed.whole, self._of_request(program, fed.whole, fed.region, part))]
-            )
+            held = Held(fed.whole, self._of_request(program, fed.whole, fed.region, part))
+            shape = tuple(map(count_of, held.region))
+            if shape != program.types[name].shape:
+                why = f"it is {program.types[name]}, which is not the size of {held}"
+                raise _StoppedError(Refusal(program.rank, f"input {name!r}", why, is_wrong=True))
+            rank.note(name, [held])
         return rank
 
     def _of_request(self, program: Program, whole: str, region: Region | None, part: int) -> Region:
@@ -251,7 +282,7 @@ class _Check:
         """Follow a rank's nodes up to its next communication; returns messages that left."""
         steps, left, of = self.programs[rank].steps, list[str](), ranks[rank]
         while at[rank] < len(steps):
-            step, after = steps[at[rank]], steps[at[rank] : at[rank] + _MOST_NODES]
+            step = steps[at[rank]]
             if isinstance(step, Departure):
                 sent[step.name] = of.flat(step.reads)
                 left.append(step.name)
@@ -264,10 +295,9 @@ class _Check:
                 continue
             if not isinstance(step, LocalNode):
                 return left
-            local = itertools.takewhile(lambda step: isinstance(step, LocalNode), after)
-            nodes = [node for node in local if isinstance(node, LocalNode)]
+            end = min(self.programs[rank].ends[at[rank]], at[rank] + _MOST_NODES)
             try:
-                at[rank] += follow(self.model, of, nodes)
+                at[rank] += follow(self.model, of, steps[at[rank] : end])  # type: ignore[arg-type]
             except RefusedError as error:
                 what = f"node {step.name!r} ({step.op})"
                 raise self._refused(ranks, rank, what, error) from None

@@ -13,8 +13,10 @@ from partitioner.cost_model.cluster.published import data_file
 
 _MICRO_S = 1e-6
 
-#: In the place of a name: what the executor of the programs does (`Executor.launches`).
+#: In the place of a name: what the executor of the programs does (`Executor.submits`).
 BY_EXECUTOR = "executor"
+#: The name whose time a device has until its executor is known.
+BY_DEFAULT = "native"
 
 
 @dataclass(frozen=True)

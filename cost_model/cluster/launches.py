@@ -1,4 +1,4 @@
-"""What submits the kernels of a GPU, by name: the least time between two kernels.
+"""Ways to submit the kernels of a GPU, by name: the least time between two kernels of each.
 
 The figures stand in `data/presets.toml`, each with the address of its measurement.
 """
@@ -21,7 +21,7 @@ BY_DEFAULT = "native"
 
 @dataclass(frozen=True)
 class Launches:
-    """What submits kernels."""
+    """A way to submit kernels."""
 
     title: str  #: For people: "CUDA graphs".
     kernel_s: float  #: Least seconds between the starts of two kernels.
@@ -36,7 +36,7 @@ class Launches:
 
 @cache
 def launches() -> Mapping[str, Launches]:
-    """Get all that submits kernels by name."""
+    """Get all ways by name."""
     return {
         name: Launches(row["title"], _seconds(row["us"]), _seconds(row.get("graph_us", 0.0)))
         for name, row in data_file("presets.toml")["launches"].items()

@@ -115,7 +115,7 @@ class DeviceSpec:
 
     @property
     def launched_by(self) -> str | None:
-        """What submits its kernels; None where `launch_s` is another time than that takes."""
+        """Name the way to submit its kernels; None where `launch_s` is another time."""
         by = self.launches
         known = None if by is None else launches()[BY_DEFAULT if by == BY_EXECUTOR else by]
         return by if known is not None and known.kernel_s == self.launch_s else None

@@ -148,7 +148,7 @@ class Planned:
 
     @property
     def _launches(self) -> str:
-        """What submits kernels on some devices, where the executor does not do so by itself."""
+        """Title of the way to submit kernels, where the executor does not take it by itself."""
         own = executor_of(self.graph).submits(training=bool(self.graph.backward))
         return " and ".join(launches()[by].title for by in self.cluster.launches if by != own)
 

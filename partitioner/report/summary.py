@@ -146,7 +146,7 @@ def costs_sentence(shares: Mapping[str, float], error: float) -> str:
 
 
 def launches_clause(kernel_s: Mapping[str, float]) -> str:
-    """What submits kernels, by name with the least seconds of a kernel; "" where devices say it."""
+    """Clause on the ways to submit kernels, from their least seconds; "" for none."""
     made = [
         f"{launches()[name].title}, {units.seconds(s)} a kernel" for name, s in kernel_s.items()
     ]

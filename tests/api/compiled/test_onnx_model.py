@@ -251,7 +251,7 @@ def test_a_certificate_of_another_plan_is_left_out(
 
 def test_a_plan_edited_onto_a_device_that_is_not_there(saved: Path) -> None:
     data = json.loads((saved / "plan.json").read_text())
-    data["groups"] = [{"axes": {"tp": 2}, "devices": [0, 7]}] * len(data["groups"])
+    data["groups"] = [{"axes": {"x": 2}, "devices": [0, 7]}] * len(data["groups"])
     (saved / "plan.json").write_text(json.dumps(data))
     with pytest.raises(CostError, match="plan uses device 7; cluster '2xideal' has 2"):
         partitioner.load(saved)

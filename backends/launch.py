@@ -7,18 +7,22 @@ import json
 import os
 import signal
 import site
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.messages import Arrays, receive_arrays, send_arrays
 from partitioner.backends.observed import RankLog
+from partitioner.backends.runtimes import check_installed
 from partitioner.backends.waiting import LOOK_S, lookout_of
 
 #: Files that a rank opens at most beside its connections, and connections to each other rank: one
@@ -26,6 +30,10 @@ from partitioner.backends.waiting import LOOK_S, lookout_of
 _FILES, _FILES_A_PEER = 40, 8
 #: File of what a rank recorded.
 _LOG = "log-{}.json"
+#: Socket by which ranks that stay up are asked, in the folder of their job.
+SOCKET = "ask"
+#: Seconds that ranks have to end by themselves.
+_END_S = 5.0
 #: Seconds between two looks at a job that is watched.
 _WATCH_S = 0.2
 
@@ -68,9 +76,17 @@ def run_job(
 
     Raises:
         BackendError: A rank raised or was killed. No process is left, also on any other exception.
+        MissingRuntimeError: PyTorch, by which ranks send to each other, is not installed.
     """
+    _prepare(folder, ranks, job)
+    _run(folder, threads_per_rank(ranks), watch)
+
+
+def _prepare(folder: Path, ranks: int, job: Mapping[str, Any]) -> None:
+    """Check that a job can be run, and write it into its folder."""
     import resource  # Windows has none
 
+    check_installed("torch")
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FILES + _FILES_A_PEER * ranks
     if allowed != resource.RLIM_INFINITY and allowed < needed:  # some would wait for ever
@@ -78,9 +94,89 @@ def run_job(
             f"{ranks} ranks need some {needed} open files each, and {allowed} are allowed: raise "
             "the limit with `ulimit -n`"
         )
-    threads = threads_per_rank(ranks)
-    (folder / "job.json").write_text(json.dumps({**job, "ranks": ranks, "threads": threads}))
-    _run(folder, threads, watch)
+    job = {**job, "ranks": ranks, "threads": threads_per_rank(ranks)}
+    (folder / "job.json").write_text(json.dumps(job))
+
+
+@contextlib.contextmanager
+def serving_job(folder: Path, ranks: int, job: Mapping[str, Any]) -> Iterator[Serving]:
+    """Start a job whose ranks answer what they are sent, until the context ends.
+
+    Args:
+        job: As of `run_job`. Each rank connects to the socket of this name in the job's folder.
+
+    Raises:
+        BackendError: It cannot be started. No process is left after the context.
+    """
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        try:
+            listener.bind(str(folder / SOCKET))
+        except OSError as error:  # the system has at most some 100 characters for it
+            where = folder / SOCKET
+            raise BackendError(f"{where}: {error}; set TMPDIR to another folder") from None
+        listener.listen(ranks)
+        _prepare(folder, ranks, {**job, "answers": True})
+        process = stack.enter_context(_worker(folder, threads_per_rank(ranks)))
+        serving = Serving(folder, process, {})
+        serving.meet(listener, ranks)
+        yield serving
+        serving.end()
+
+
+@dataclass
+class Serving:
+    """The ranks of a job that answer what they are sent."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+    connections: dict[int, Connection]  #: To each rank.
+
+    def meet(self, listener: socket.socket, ranks: int) -> None:
+        """Wait until so many ranks have connected, which they do when they are ready."""
+        listener.settimeout(_WATCH_S)
+        while len(self.connections) < ranks:
+            try:
+                connection = Connection(listener.accept()[0].detach())
+                self.connections[int(connection.recv_bytes())] = connection
+            except TimeoutError:
+                if self.process.poll() is not None:
+                    self._raise()
+            except (EOFError, OSError):
+                self._raise()
+
+    def ask(self, requests: Mapping[int, Arrays]) -> dict[int, list[dict[str, np.ndarray]]]:
+        """Send ranks the arrays of requests, and wait for all that they answer.
+
+        Raises:
+            BackendError: A rank raised or was killed; the job has ended.
+        """
+        try:
+            for rank, arrays in requests.items():
+                send_arrays(self.connections[rank], arrays)
+            return {rank: self._answer(rank) for rank in requests}
+        except (EOFError, OSError):
+            self._raise()
+
+    def _raise(self) -> NoReturn:
+        """Raise the error of a rank that is gone, once the others have followed it."""
+        self.process.wait()
+        raise _failure(self.folder, self.process.returncode) from None
+
+    def _answer(self, rank: int) -> list[dict[str, np.ndarray]]:
+        lookout = None
+        while not self.connections[rank].poll(LOOK_S):
+            lookout = lookout or lookout_of(self.folder)
+            if lookout is not None:
+                lookout.look()
+        return receive_arrays(self.connections[rank])
+
+    def end(self) -> None:
+        """Let the ranks end, which they do when nobody can ask them any more."""
+        for connection in self.connections.values():
+            connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a rank that was stopped is killed
+            self.process.wait(_END_S)
 
 
 def threads_per_rank(ranks: int) -> int:
@@ -103,14 +199,18 @@ def _run(folder: Path, threads: int, watch: Callable[[], object] | None) -> None
             finally:
                 if watch is not None:
                     watch()
-    if not code:
-        return
+    if code:
+        raise _failure(folder, code)
+
+
+def _failure(folder: Path, code: int) -> BackendError:
+    """The error of a job that ended with this exit code."""
     failure = folder / "failure.txt"
     if failure.is_file():
-        raise BackendError(failure.read_text())
+        return BackendError(failure.read_text())
     log = (folder / "log.txt").read_text(errors="replace").strip().splitlines()
     last_line = f": {log[-1]}" if log else ""
-    raise BackendError(f"the process that watches the ranks ended with code {code}{last_line}")
+    return BackendError(f"the process that watches the ranks ended with code {code}{last_line}")
 
 
 @contextlib.contextmanager

@@ -23,6 +23,16 @@ class Executor:
     #: are there throughout.
     loads_blocks: bool
     copies_parts: bool  #: Whether a part of a tensor is a copy, no view.
+    #: What submits its kernels in inference and in training, of `cluster.launches`, unless a
+    #: cluster says it.
+    launches: str
+    launches_in_training: str
+    #: In words, what makes it submit its kernels in CUDA graphs, which it does not by itself.
+    graphs_by: str
+
+    def submits(self, *, training: bool) -> str:
+        """What submits its kernels, unless a cluster says it."""
+        return self.launches_in_training if training else self.launches
 
 
 ONNX_RUNTIME = Executor(
@@ -34,6 +44,9 @@ ONNX_RUNTIME = Executor(
     joins=False,
     loads_blocks=True,
     copies_parts=True,
+    launches="native",
+    launches_in_training="native",
+    graphs_by="ONNX Runtime's enable_cuda_graph, which partition run does not set",
 )
 PYTORCH = Executor(
     name="PyTorch",
@@ -44,6 +57,9 @@ PYTORCH = Executor(
     joins=True,
     loads_blocks=False,
     copies_parts=False,
+    launches="eager",
+    launches_in_training="autograd",
+    graphs_by="compile(mode='reduce-overhead') of each rank's module, which is left to you",
 )
 
 #: By the domain of the operators that they run.

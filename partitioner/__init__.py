@@ -81,9 +81,9 @@ def __getattr__(name: str) -> object:
     """
     if name not in _HOME:
         raise AttributeError(f"module 'partitioner' has no attribute {name!r}")
-    from partitioner.backends.torch.tried import naming_untried
+    from partitioner.backends.runtimes import naming_runtimes
 
-    with naming_untried():
+    with naming_runtimes():
         value: object = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value

@@ -2,15 +2,21 @@
 
 import doctest
 import html
+import io
 import re
 import runpy
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from http.server import HTTPServer
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,6 +24,7 @@ import pytest
 import torch
 
 import partitioner
+from helpers.drawn import drawn_plans
 from helpers.pages import shown_outputs
 from helpers.processes.torch_jobs import RunJob, job_parameters
 from jobs.kinds.digits_jobs import JOBS
@@ -126,6 +133,43 @@ def test_the_script_of_the_training_page(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script)
     printed = run_command(blocks("how-to/training.md", "console")[-1], tmp_path)
     assert re.search(r"1\.\d\d -> 0\.[01]\d, (1[5-9]|20) of 20 right", printed)
+
+
+def test_the_server_of_the_page_on_serving() -> None:
+    script = blocks("how-to/serving.md", "python")[0]
+    names: dict[str, Any] = {"__name__": "serve"}
+    exec(compile(script, "serving.md", "exec"), names)
+    inputs = {"x": np.ones((4, 8), np.float32)}
+
+    def asked(port: int, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        body = io.BytesIO()
+        np.savez(body, **arrays)  # type: ignore[arg-type]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}", body.getvalue()) as answer:
+            return dict(np.load(io.BytesIO(answer.read())))
+
+    result = partitioner.compile(drawn_plans.mlp(), devices=2, strategy="intra")
+    with (
+        result,
+        result.session() as session,
+        HTTPServer(("127.0.0.1", 0), names["handler"](session)) as server,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        found, wanted = asked(server.server_port, inputs), result.run(inputs)
+        with pytest.raises(urllib.error.HTTPError, match="is missing"):
+            asked(server.server_port, {})
+        again = asked(server.server_port, inputs)
+        server.shutdown()
+    assert found.keys() == again.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert np.array_equal(found[name], array)
+        assert np.array_equal(again[name], array)
+
+
+@pytest.mark.slow
+def test_the_module_of_the_page_on_serving(tmp_path: Path) -> None:
+    (tmp_path / "serve_module.py").write_text(blocks("how-to/serving.md", "python")[1])
+    printed = run_command(blocks("how-to/serving.md", "console")[0], tmp_path)
+    assert printed.splitlines() == ["answered (8, 4)"] * 2
 
 
 def test_the_module_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:

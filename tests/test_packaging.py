@@ -15,7 +15,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from partitioner.backends.torch.tried import TRIED
+from partitioner.backends.runtimes import TRIED
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,7 +43,8 @@ def test_floors_are_the_lower_bounds_of_the_metadata() -> None:
     lines = (ROOT / ".ci/floors.txt").read_text(encoding="utf-8").splitlines()
     tried = dict(line.split("==") for line in lines if not line.startswith("#"))
     extras = project()["optional-dependencies"]
-    listed = [*project()["dependencies"], *extras["examples"], *extras["report"]]
+    kinds = ("onnxruntime", "onnxruntime-gpu", "torch", "examples", "report")
+    listed = [*project()["dependencies"], *(one for kind in kinds for one in extras[kind])]
     bounds = {}
     for requirement in map(Requirement, listed):
         (bound,) = (one for one in requirement.specifier if one.operator == ">=")
@@ -55,7 +56,8 @@ def test_floors_are_the_lower_bounds_of_the_metadata() -> None:
 
 def test_upper_bounds_are_the_tried_releases() -> None:
     bounds = {}
-    for requirement in map(Requirement, project()["dependencies"]):
+    extras = project()["optional-dependencies"]
+    for requirement in map(Requirement, [*project()["dependencies"], *extras["torch"]]):
         bounds[requirement.name] = [s.version for s in requirement.specifier if s.operator == "<"]
     first, last = TRIED[0], TRIED[-1]
     assert bounds["torch"] == [f"{last[0]}.{last[1] + 1}"]

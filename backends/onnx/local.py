@@ -18,7 +18,7 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.launch import LocalRun, load_logs, run_job
 from partitioner.backends.onnx.files.load import read_directory
 
-_RUNNER = "partitioner.backends.onnx.rank"  #: Runs a rank in its process.
+RUNNER = "partitioner.backends.onnx.rank"  #: Runs a rank in its process.
 
 
 def run_local(
@@ -52,7 +52,7 @@ def run_local(
         )
     check_inputs(headers[0], inputs)
     job = {
-        "runner": _RUNNER,
+        "runner": RUNNER,
         "directory": str(directory.resolve()),
         "optimization": optimization,
         "requests": requests,

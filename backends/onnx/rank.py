@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from partitioner.backends.arrays import load_arrays
-from partitioner.backends.launch import save_log
+from partitioner.backends.launch import SOCKET, save_log
+from partitioner.backends.messages import Arrays, receive_arrays, send_arrays
 from partitioner.backends.observed import RankLog
 from partitioner.backends.onnx.files.load import load_rank
 from partitioner.backends.onnx.files.steps import RankModel
@@ -75,10 +77,25 @@ class RankProcess:
             lambda number: self._serve([feed] * number), len(own), self.groups.control
         )
         outputs = {
-            output.value: to_numpy(values[output.value], self.model.types[output.value].dtype)
-            for output in self.model.header.outputs
+            output.value: self._array(values, output.value) for output in self.model.header.outputs
         }
         return outputs, seconds
+
+    def answer(self, requests: Arrays) -> list[dict[str, np.ndarray]]:
+        """Local output values of requests, given by local inputs, several of them in flight."""
+        answers: list[dict[str, np.ndarray]] = [{} for _ in requests]
+        for event in self._executor.run([self._executor.fed(inputs) for inputs in requests]):
+            if isinstance(event, Done):
+                answers[event.request] = {
+                    # a buffer that a later request may be written to
+                    output.value: self._array(event.values, output.value).copy()
+                    for output in self.model.header.outputs
+                }
+                STEPS.begin()
+        return answers
+
+    def _array(self, values: Mapping[str, torch.Tensor], name: str) -> np.ndarray:
+        return to_numpy(values[name], self.model.types[name].dtype)
 
     def record(self, inputs: Mapping[str, np.ndarray], steps: int) -> RankLog:
         """Record steps once on all ranks; sessions write profiles and graphs (`SessionConfig`)."""
@@ -101,8 +118,21 @@ class RankProcess:
         return last
 
 
+def _serve(process: RankProcess, connection: Connection) -> None:
+    """Answer what a rank is asked until nobody asks any more."""
+    while True:
+        try:
+            requests = receive_arrays(connection)
+        except EOFError:
+            return
+        send_arrays(connection, process.answer(requests))
+
+
 def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
-    """Run a rank of a job of `partitioner.backends.worker`, from and to files of its folder."""
+    """Run a rank of a job of `partitioner.backends.worker`, from and to files of its folder.
+
+    A rank of a job that answers has no such files.
+    """
     steps = job.get("steps", 0)
     own = folder / f"profile-{rank}" if steps else None
     if own is not None:
@@ -112,6 +142,11 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     )
     model = load_rank(Path(job["directory"]) / f"rank{rank}.onnx")
     process = RankProcess(model, rank_device(rank, job["ranks"]), config)
+    if job.get("answers"):
+        with Client(str(folder / SOCKET), "AF_UNIX") as connection:
+            connection.send_bytes(str(rank).encode())  # that it is ready
+            _serve(process, connection)
+        return
     names = list(process.model.header.inputs)
     dtypes = [process.model.types[name].dtype for name in names]
     arrays = load_arrays(folder / f"inputs-{rank}.npz", dtypes)

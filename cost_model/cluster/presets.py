@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from partitioner.cost_model.cluster.launches import BY_EXECUTOR, launches
 from partitioner.cost_model.cluster.published import data_file, kernels
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
 
@@ -41,6 +42,8 @@ class Preset:
     source: str  #: Document that gives the figures.
     cuda_names: tuple[str, ...]  #: Substrings of the device name that the driver reports.
     table: str | None = None  #: Name of its measurements in `published`.
+    overlap: float | None = None  #: `LinkLevel.overlap` of its links, where it is published.
+    overlap_source: str = ""  #: Document that gives it.
 
 
 def _figures() -> Mapping[str, Any]:
@@ -58,17 +61,6 @@ def accelerators() -> Mapping[str, Preset]:
         name: Preset(**{**row, "cuda_names": tuple(row["cuda_names"])})
         for name, row in _figures()["accelerators"].items()
     }
-
-
-def launches() -> tuple[str, ...]:
-    """Get the names of what submits kernels, each with its time between two of them."""
-    return tuple(_figures()["launches"])
-
-
-def launch_s(by: str) -> float:
-    """Get the least seconds between two kernels that one of `launches` submits."""
-    us = _figures()["launches"][by]["us"]
-    return float(us[0] / us[1] if isinstance(us, list) else us) * _MICRO_S
 
 
 def full_name(name: str) -> str:
@@ -97,9 +89,10 @@ def device(name: str) -> DeviceSpec:
         },
         row.memory_gb_per_s * _GIGA * memory_share,
         round(row.memory_gb * _GIGA),
-        launch_s("native"),
+        launches()["native"].kernel_s,
         table=row.table,
         is_gpu=True,
+        launches=BY_EXECUTOR,
     )
 
 
@@ -109,7 +102,8 @@ def levels(name: str, nodes: int, per_node: int) -> tuple[LinkLevel, ...]:
         inner, outer = _cluster(name).levels
     else:
         row = accelerators()[name]
-        links, overlap = _figures()["links"], _figures()["overlap"]["share"]
+        links = _figures()["links"]
+        overlap = _figures()["overlap"]["share"] if row.overlap is None else row.overlap
         inner, outer = (
             LinkLevel(
                 link,

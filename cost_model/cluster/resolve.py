@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from partitioner.cost_model.cluster import presets
-from partitioner.cost_model.cluster.topology import MAX_DEVICES, Cluster, DeviceSpec
+from partitioner.cost_model.cluster.launches import launches
+from partitioner.cost_model.cluster.topology import (
+    MAX_DEVICES,
+    Cluster,
+    DeviceSpec,
+    check_launches,
+)
 from partitioner.cost_model.errors import ClusterOptionError, CostError
 from partitioner.cost_model.profiles.database import Profile, default_profile
 from partitioner.foundations.files import read_text
@@ -277,24 +283,23 @@ def _tables(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 
 def _with_preset(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "preset" not in entry:
-        return entry
-    preset = str(entry["preset"])
-    name = presets.full_name(preset)
-    if name not in presets.names():
-        raise CostError(f"no preset {name!r}; there are {', '.join(presets.names())}")
-    spec = vars(presets.device(name))
-    figures = {key: value for key, value in spec.items() if value is not None}
-    if "launches" in entry:
-        figures["launch_s"] = _launch_s(entry)
-    own = {key: value for key, value in entry.items() if key not in ("preset", "launches")}
-    return {**figures, **own}
+    own, figures = _with_launches(entry), dict[str, Any]()
+    if "preset" in own:
+        preset = str(own["preset"])
+        name = presets.full_name(preset)
+        if name not in presets.names():
+            raise CostError(f"no preset {name!r}; there are {', '.join(presets.names())}")
+        spec = vars(presets.device(name))
+        figures = {key: value for key, value in spec.items() if value is not None}
+    return {**figures, **{key: value for key, value in own.items() if key != "preset"}}
 
 
-def _launch_s(entry: Mapping[str, Any]) -> float:
-    by, known = entry["launches"], presets.launches()
-    if by not in known:
-        raise CostError(f"launches is {by!r}, not one of {', '.join(known)}")
+def _with_launches(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The table of a device whose launches and seconds of a launch agree, where it gives one."""
+    if "launches" not in entry:
+        return {**entry, "launches": None} if "launch_s" in entry else entry
+    name = str(entry["launches"])
     if "launch_s" in entry:
-        raise CostError(f"launches = {by!r} and launch_s say the same thing: give one of them")
-    return presets.launch_s(by)
+        raise CostError(f"launches = {name!r} and launch_s say the same thing: give one of them")
+    check_launches(name)
+    return {**entry, "launch_s": launches()[name].kernel_s}

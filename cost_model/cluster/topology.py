@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from partitioner.cost_model.cluster.launches import BY_EXECUTOR, launches
 from partitioner.cost_model.cluster.published import (
     Kernels,
     kernel_names,
@@ -25,9 +26,10 @@ from partitioner.cost_model.cluster.published import (
 )
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.executors import Executor
-from partitioner.cost_model.profiles.database import Profile
+from partitioner.cost_model.profiles.database import Profile, beside_as
 from partitioner.cost_model.profiles.entries import LinkTable
 from partitioner.ir.errors import hints_keywords
+from partitioner.ir.program import CommKind
 from partitioner.ir.types import DTYPE_BITS
 
 _UNITS_BYTES: dict[str, int] = {
@@ -77,10 +79,15 @@ class DeviceSpec:
     #: Seconds that a communication takes beside the links', as a session of an executor ends there
     #: and another begins; None for none.
     border_s: float | None = None
+    #: What submits its kernels, a name of `launches` or `BY_EXECUTOR`, whose time `launch_s` is;
+    #: None for a device that gives its own.
+    launches: str | None = None
 
     def __post_init__(self) -> None:
         title, rates = f"device {self.name!r}", self.peak_flops_per_s
         _check_table(title, self.table, kernel_names)
+        if self.launches not in (None, BY_EXECUTOR):
+            check_launches(self.launches)
         unknown = sorted(set(rates) - set(DTYPE_BITS))
         if unknown:
             raise CostError(f"{title}: {unknown[0]!r} is not an element type")
@@ -106,6 +113,25 @@ class DeviceSpec:
         """FLOP/s reached in an element type."""
         return self.peak_flops_per_s.get(dtype) or self.peak_flops_per_s["float32"]
 
+    def with_launches(self, name: str) -> DeviceSpec:
+        """The device whose kernels are submitted by one of `launches`."""
+        check_launches(name)
+        return replace(self, launches=name, launch_s=launches()[name].kernel_s)
+
+    def run_by(self, executor: Executor, *, training: bool = False) -> DeviceSpec:
+        """The device with an executor on it; see `Cluster.run_by`."""
+        asked = self.launches
+        if asked == BY_EXECUTOR:
+            asked = executor.submits(training=training)
+        spec = self if asked in (None, self.launches) else self.with_launches(asked)
+        if not executor.in_sessions:
+            return replace(spec, border_s=None)
+        measured = self.profile.border if self.profile else None
+        if measured is not None:
+            return replace(spec, border_s=measured.seconds)
+        graph_s = 0.0 if asked is None else launches()[asked].graph_s
+        return replace(spec, border_s=graph_s) if spec.border_s is None and graph_s else spec
+
 
 @dataclass(frozen=True)
 class LinkLevel:
@@ -125,6 +151,8 @@ class LinkLevel:
     #: Share of a communication's seconds, 0 to 1, that compute hides if no node waits for it at
     #: once (see `cost_model.prices.reshard.beside_compute`), where it is not measured.
     overlap: float = 0.0
+    #: The same of single kinds, which `profiles.database.beside_as` tells apart, in its place.
+    overlaps: Mapping[str, float] = field(default_factory=dict, hash=False)
     profile: Profile | None = None  #: Measured seconds, which go before those by tables and rates.
     table: str | None = None  #: Table of `published.links`, which goes before the rates.
 
@@ -137,8 +165,13 @@ class LinkLevel:
             rate = getattr(self, name)
             if rate is not None:
                 _check(f"{title}: {name}", rate, rate > 0)
-        if not 0 <= self.overlap <= 1:
-            raise CostError(f"{title}: overlap is {self.overlap}, not within 0 and 1")
+        for kind in self.overlaps:
+            if kind not in {beside_as(known) for known in CommKind}:
+                kinds = ", ".join(dict.fromkeys(map(beside_as, CommKind)))
+                raise CostError(f"{title}: overlaps has a kind {kind!r}, not one of {kinds}")
+        for share in (self.overlap, *self.overlaps.values()):
+            if not 0 <= share <= 1:
+                raise CostError(f"{title}: overlap is {share}, not within 0 and 1")
 
     def tables(self, each: int) -> LinkTable | None:
         """Published seconds of communications of `each` ranks in every group of the level below."""
@@ -160,10 +193,11 @@ class LinkLevel:
         """Tell whether seconds of messages are measured or published: then with the start-up."""
         return self._known_s("send", 0.0) is not None
 
-    def hidden_share(self, ranks: int) -> float:
+    def hidden_share(self, kind: CommKind, ranks: int) -> float:
         """Share of a communication among so many ranks that compute hides: measured or assumed."""
-        measured = None if self.profile is None else self.profile.hidden_share(ranks)
-        return self.overlap if measured is None else measured
+        measured = None if self.profile is None else self.profile.hidden_share(kind, ranks)
+        assumed = self.overlaps.get(beside_as(kind), self.overlap)
+        return assumed if measured is None else measured
 
     def transfer_s(self, nbytes: float) -> float:
         """Seconds that the contents of a message add."""
@@ -268,11 +302,12 @@ class Cluster:
     def _with_profiles(self, changed: Callable[[Profile], Profile]) -> Cluster:
         if all(spec.profile is None for spec in self.first_of_spec):
             return self
-        of = {
-            spec: replace(spec, profile=changed(spec.profile)) if spec.profile else spec
-            for spec in self.first_of_spec
-        }
-        return replace(self, devices=tuple(of[spec] for spec in self.devices))
+        return self._with_specs(
+            {
+                spec: replace(spec, profile=changed(spec.profile)) if spec.profile else spec
+                for spec in self.first_of_spec
+            }
+        )
 
     def first(self, count: int, start: int = 0) -> Cluster:
         """The cluster of so many devices alone, the first ones from a multiple of `count` on."""
@@ -280,19 +315,40 @@ class Cluster:
         last = replace(self.level((start, start + count - 1)), size=count)
         return replace(self, devices=self.devices[start : start + count], levels=(*inner, last))
 
-    def run_by(self, executor: Executor) -> Cluster:
-        """The cluster with an executor on each device.
+    def run_by(self, executor: Executor, *, training: bool = False) -> Cluster:
+        """The cluster with an executor on each device, for inference or training.
 
         Borders of sessions take measured seconds if they are known, else those that the devices
-        give; an executor without sessions has none.
+        give, else those to submit a graph of kernels, where kernels are submitted so; an executor
+        without sessions has none. It submits the kernels where the devices leave that to it.
         """
-        borders = dict[DeviceSpec, float | None].fromkeys(self.first_of_spec)
-        for spec in borders if executor.in_sessions else ():
-            measured = spec.profile.border if spec.profile else None
-            borders[spec] = spec.border_s if measured is None else measured.seconds
-        if all(spec.border_s == border_s for spec, border_s in borders.items()):
+        return self._with_specs(
+            {spec: spec.run_by(executor, training=training) for spec in self.first_of_spec}
+        )
+
+    def with_launches(self, name: str) -> Cluster:
+        """The same cluster of GPUs, whose kernels are submitted by one of `launches`.
+
+        Raises:
+            CostError: There is no such name; a device is no GPU, or its kernels are measured.
+        """
+        check_launches(name)
+        for spec in self.first_of_spec:
+            if not spec.is_gpu:
+                raise CostError(
+                    f"launches {name!r} is of GPUs, and device {spec.name!r} is none: its cluster "
+                    "file says launch_s"
+                )
+            if spec.profile is not None and spec.profile.known:
+                raise CostError(
+                    f"launches {name!r}: the kernels of device {spec.name!r} are measured, with "
+                    "what submitted them"
+                )
+        return self._with_specs({spec: spec.with_launches(name) for spec in self.first_of_spec})
+
+    def _with_specs(self, made: Mapping[DeviceSpec, DeviceSpec]) -> Cluster:
+        if all(spec == other for spec, other in made.items()):
             return self
-        made = {spec: replace(spec, border_s=border_s) for spec, border_s in borders.items()}
         return replace(self, devices=tuple(made[spec] for spec in self.devices))
 
     def with_memory(self, memory_bytes: int) -> Cluster:
@@ -333,6 +389,12 @@ class Cluster:
         return len(self.devices)
 
 
+def check_launches(name: str | None) -> None:
+    """Refuse, as a CostError, what is not one of `launches`."""
+    if name not in launches():
+        raise CostError(f"launches is {name!r}, not one of {', '.join(launches())}")
+
+
 def _check_seconds(title: str, figure: float) -> None:
     if not 0 <= figure < math.inf:
         raise CostError(f"{title} is {figure}; it must be at least 0, and not infinite")
@@ -349,7 +411,7 @@ def _check_table(title: str, name: str | None, names: Callable[[], tuple[str, ..
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _number(value) for key, value in values.items() if value is not None}
+    return {key: _number(value) for key, value in values.items() if value not in (None, {})}
 
 
 def _number(value: Any) -> Any:
@@ -362,7 +424,9 @@ def _number(value: Any) -> Any:
 
 
 #: Keys that tables of levels may leave out.
-_OPTIONAL_RATES = {"reduce_bytes_per_s", "scatter_bytes_per_s", "overlap", "profile", "table"}
+_OPTIONAL_RATES = {
+    *("reduce_bytes_per_s", "scatter_bytes_per_s", "overlap", "overlaps", "profile", "table"),
+}
 
 
 def _check_keys(title: str, entry: Any, needed: set[str], known: set[str], number: int = 0) -> None:
@@ -399,7 +463,7 @@ def _count(title: str, value: Any) -> int:
 
 def _devices(number: int, entry: Any, inner: Sequence[Any]) -> tuple[DeviceSpec, ...]:
     known = {item.name for item in fields(DeviceSpec)}
-    optional = {"profile", "table", "is_gpu", "border_s"}
+    optional = {"profile", "table", "is_gpu", "border_s", "launches"}
     _check_keys("device", entry, known - optional, known | {"count"}, number)
     rates, is_gpu = entry["peak_flops_per_s"], entry.get("is_gpu", False)
     title = f"device {entry['name']!r}"
@@ -416,6 +480,7 @@ def _devices(number: int, entry: Any, inner: Sequence[Any]) -> tuple[DeviceSpec,
         profile=_profile(title, entry, inner=inner),
         table=str(entry["table"]) if "table" in entry else None,
         is_gpu=is_gpu,
+        launches=None if entry.get("launches") is None else str(entry["launches"]),
         **{key: _float(f"{key} of {title}", entry[key]) for key in figures if key in entry},
     )
     return (spec,) * count
@@ -445,12 +510,15 @@ def _level_size(number: int, entry: Any) -> int:
 
 def _level(number: int, entry: Any) -> LinkLevel:
     size, title = _level_size(number, entry), f"level {entry['name']!r}"
-    others = ("name", "size", "profile", "table")
+    others, overlaps = ("name", "size", "profile", "table", "overlaps"), entry.get("overlaps", {})
+    if not isinstance(overlaps, Mapping):
+        raise CostError(f"{title}: overlaps is {overlaps!r}, not shares by kind")
     level = str(entry["name"]) if number > 1 else ""  # the innermost has the plain entries
     return LinkLevel(
         str(entry["name"]),
         size,
         profile=_profile(title, entry, level),
         table=str(entry["table"]) if "table" in entry else None,
+        overlaps={k: _float(f"overlap of {k} of {title}", v) for k, v in overlaps.items()},
         **{k: _float(f"{k} of {title}", value) for k, value in entry.items() if k not in others},
     )

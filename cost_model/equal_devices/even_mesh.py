@@ -368,7 +368,7 @@ class EvenResharder(Resharder):
             if copies < 2 * holders:  # another holder serves one device
                 busy = {d: max(s, messages_s(d, 1, nbytes)) for d, s in busy.items()}
         comm = Comm(-1, kind, ends, "", "", dtype)
-        hidden = level.hidden_share(received + messages)
+        hidden = level.hidden_share(kind, received + messages)
         return Hop(target, (PricedComm(comm, busy, hidden),))
 
     def _alias(self, target: Placement) -> Hop:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -236,35 +236,47 @@ def in_flight(schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> Iterato
     is on its way, and parts of it are taken then, too. Operands of all-reduces, and those that are
     copied into buckets, are left out.
     """
-    read: dict[LocalKey, int] = {}
-    end_of: dict[int, int] = {}
-    for position, task in enumerate(schedule.tasks):
-        end_of[task.phase] = position
-        row = UNKNOWN if task.placed is None else row_of(task.placed.node)
-        # The result of some nodes is their first operand itself, or a view of it.
-        is_named = row.view or row.again or row.either or row.in_place is not None
-        if task.placed is not None and not is_named:
-            for local in task.reads:
-                read.setdefault(roots.get(local, local), position)
+    end_of = {task.phase: position for position, task in enumerate(schedule.tasks)}
     brought: set[LocalKey] = set()
     joined = {member.position for bucket in schedule.buckets for member in bucket.members}
+    sent: list[InFlight] = []
     for position, task in enumerate(schedule.tasks):
         if task.comm is None or task.phase != task.target_phase or position in joined:
             continue
-        end = end_of[task.phase]
         results = {device: (device, key) for device, key, _ in task.writes}
         is_part = task.comm.kind is CommKind.SLICE
         if task.comm.kind is CommKind.ALL_REDUCE:  # sums a copy, which is its result
             brought.update(results.values())
             continue
         for device, key in task.reads:
-            local = device, key
-            if device in results and (local in brought or not is_part):
-                result = results[device]
-                until = min(end, read.get(result, end))
-                yield InFlight(position, roots.get(local, local), result, until)
+            operand = roots.get((device, key), (device, key))
+            if device in results and (operand in brought or not is_part):
+                sent.append(InFlight(position, operand, results[device], end_of[task.phase]))
         if not is_part:
             brought.update(results.values())
+    yield from _until_read(schedule, sent, roots)
+
+
+def _until_read(
+    schedule: Schedule, sent: Sequence[InFlight], roots: Mapping[LocalKey, LocalKey]
+) -> Iterator[InFlight]:
+    """Let what is sent end where a node reads the result, or a part of it that is taken then."""
+    read: dict[LocalKey, int] = {}
+    for position, task in enumerate(schedule.tasks):
+        row = UNKNOWN if task.placed is None else row_of(task.placed.node)
+        # The result of some nodes is their first operand itself, or a view of it.
+        is_named = row.view or row.again or row.either or row.in_place is not None
+        if task.placed is not None and not is_named:
+            for local in task.reads:
+                read.setdefault(roots.get(local, local), position)
+    until: dict[LocalKey, int] = {}
+    for one in reversed(sent):
+        until[one.result] = taken = min(one.until, read.get(one.result, one.until))
+        comm = schedule.tasks[one.position].comm
+        if comm is not None and comm.kind is CommKind.SLICE:
+            read[one.operand] = min(taken, read.get(one.operand, taken))
+    for one in sent:
+        yield one._replace(until=until[one.result])
 
 
 def _in_bucket(

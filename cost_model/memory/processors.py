@@ -13,7 +13,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from partitioner.cost_model.schedule.tasks import LocalKey, Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.messages import Group, Link, ends_of_messages
 from partitioner.ir.ops import is_view
-from partitioner.ir.program import CommKind
+from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import item_bytes
 
 #: Operators that add their results to a sum by themselves.
@@ -155,21 +155,42 @@ class _Ranks:
 
         It lies there once as it arrived, where it is no result as it is; then a node reads it.
         """
-        tasks = self.schedule.tasks
-        for one in in_flight(self.schedule, self.uses.roots):
+        tasks, made_at = self.schedule.tasks, partial(self._made_at, device, scratch)
+        for one in self._in_flight:
             comm = tasks[one.position].comm
             if comm is None or one.operand[0] != device or comm.kind in _NOT_JOINED or comm.part:
                 continue
-            is_gather = comm.kind is CommKind.ALL_GATHER and comm.is_even
-            own = [t for t in comm.transfers if t.target == device]
-            came = [t for t in own if is_gather or t.source != device]
-            is_result = len(own) == 1 or (is_gather and len({t.write[1:] for t in own}) == 1)
-            nbytes = 0 if is_result else round(sum(t.numel for t in came) * item_bytes(comm.dtype))
-            made = sum(size for to, _, size in tasks[one.until].writes if to == device)
-            if device in scratch:
-                made += int(scratch[device][one.until])
-            if nbytes > made:
-                yield one.until, nbytes - made
+            more = _joined_bytes(comm, device) - made_at(one.until)
+            if more > 0:
+                yield one.until, more
+        for bucket in self.schedule.buckets:
+            if bucket.kind is CommKind.ALL_GATHER:
+                most = self._taken_apart(bucket, device)
+                yield from (
+                    (at, nbytes - made_at(at)) for at, nbytes in most if nbytes > made_at(at)
+                )
+
+    def _taken_apart(self, bucket: Bucket, device: int) -> Iterator[tuple[int, int]]:
+        """Yield where a device takes parts out of what a bucket brings, and what lies beside them.
+
+        Behind the last of them what has come is gone.
+        """
+        come, joined = 0, defaultdict[int, int](int)
+        for member in bucket.members:
+            task = self.schedule.tasks[member.position]
+            come += sum(size for to, _, size in task.writes if to == device)
+            due = max(bucket.begins, min(member.due, bucket.end - 1))
+            if task.comm is not None:
+                joined[due] = max(joined[due], _joined_bytes(task.comm, device))
+        joined[max(joined)] = max(come, joined[max(joined)])
+        yield from joined.items()
+
+    def _made_at(self, device: int, scratch: Curves, position: int) -> int:
+        """Bytes that a device takes at a position behind what it joins there."""
+        task = self.schedule.tasks[position]
+        made = sum(size for to, _, size in task.writes if to == device)
+        taken = scratch[device][position] if device in scratch else 0
+        return made + self._parts_taken[device, position] + int(taken)
 
     def sums_begun_later(self, device: int, lives: StepLives) -> Curve:
         """Bytes of the sums that the first run of a phase has not begun at each position."""
@@ -194,10 +215,9 @@ class _Ranks:
 
     def lifetimes(self) -> Iterator[Lifetime]:
         """Yield exact lifetimes, as communications of a processor end and begin them."""
-        scatters = self._scatters()
-        arrives = {one.result: one.until for one in scatters}
-        # An operand goes as the result is copied.
-        added_up = {(one.operand, one.until) for one in scatters if one.position + 1 < one.until}
+        late = CommKind.REDUCE_SCATTER, CommKind.SLICE
+        arrives = {one.result: one.until for one in self._in_flight if self._kind(one) in late}
+        gone = set(self._waited_for())
         lives = exact_lifetimes(self.schedule, self.uses.roots)
         for life in self.messages.held([life for life in lives if life.device in self.devices]):
             bucket = self._buckets.get(life.local) if life.buffer else None
@@ -206,7 +226,7 @@ class _Ranks:
             elif life.buffer and life.local in arrives:
                 copied = arrives[life.local]
                 yield life._replace(first=copied, last=max(copied, life.last))
-            elif (life.local, life.last) in added_up:
+            elif (life.local, life.last) in gone:
                 yield life._replace(last=life.last - 1)
             elif life.buffer or life.local not in self.schedule.feeds:
                 yield life
@@ -228,10 +248,41 @@ class _Ranks:
             held[device] += nbytes * order.table.micro_batches
         return held
 
-    def _scatters(self) -> Collection[InFlight]:
-        tasks, sent = self.schedule.tasks, in_flight(self.schedule, self.uses.roots)
-        kinds = ((one, tasks[one.position].comm) for one in sent)
-        return [one for one, of in kinds if of and of.kind is CommKind.REDUCE_SCATTER]
+    def _kind(self, one: InFlight) -> CommKind | None:
+        comm = self.schedule.tasks[one.position].comm
+        return comm.kind if comm is not None else None
+
+    def _waited_for(self) -> Iterator[tuple[LocalKey, int]]:
+        """Yield operands that go as their results arrive, before the node runs that reads these.
+
+        That of a reduce-scatter goes as the result is copied, and a part is taken of what is there.
+        """
+        for one in self._in_flight:
+            kind = self._kind(one)
+            begun = one.position + (kind is CommKind.REDUCE_SCATTER)
+            is_read = one.operand in self._read_at(one.until)
+            if kind is not CommKind.SLICE and begun < one.until and not is_read:
+                yield one.operand, one.until
+
+    def _read_at(self, position: int) -> Collection[LocalKey]:
+        """List the tensors that the task at a position reads."""
+        roots = self.uses.roots
+        return {roots.get(local, local) for local in self.schedule.tasks[position].reads}
+
+    @cached_property
+    def _parts_taken(self) -> Mapping[tuple[int, int], int]:
+        """Bytes of the parts that devices take of what has arrived, by device and position."""
+        taken = defaultdict[tuple[int, int], int](int)
+        for one in self._in_flight:
+            if self._kind(one) is CommKind.SLICE:
+                for device, key, nbytes in self.schedule.tasks[one.position].writes:
+                    if (device, key) == one.result:
+                        taken[device, one.until] += nbytes
+        return taken
+
+    @cached_property
+    def _in_flight(self) -> Sequence[InFlight]:
+        return tuple(in_flight(self.schedule, self.uses.roots))
 
     @cached_property
     def _buckets(self) -> Mapping[LocalKey, Bucket]:
@@ -249,10 +300,21 @@ class _Ranks:
         return {(device, key): task for task in tasks for device, key, _ in task.writes}
 
 
+def _joined_bytes(comm: Comm, device: int) -> int:
+    """Bytes of what a device gets in parts that it joins; 0 if it lies as the result does."""
+    is_gather = comm.kind is CommKind.ALL_GATHER and comm.is_even
+    own = [t for t in comm.transfers if t.target == device]
+    came = [t for t in own if is_gather or t.source != device]
+    is_result = len(own) == 1 or (is_gather and len({t.write[1:] for t in own}) == 1)
+    return 0 if is_result else round(sum(t.numel for t in came) * item_bytes(comm.dtype))
+
+
 def _in_place(bucket: Bucket, life: Lifetime) -> Lifetime:
     """Change the lifetime of a bucket's operands, or of its results, to that on a processor."""
     if bucket.kind is CommKind.ALL_GATHER and life.operand:  # copied to its place in the result
         return life._replace(last=life.first)
+    if bucket.kind is CommKind.ALL_GATHER and life.first == bucket.begins:  # gone when it is read
+        return life._replace(last=life.last - 1)
     if bucket.kind is CommKind.REDUCE_SCATTER and not life.operand:
         return life._replace(first=min(life.last, max(life.first, bucket.arrives)))
     return life

@@ -395,7 +395,7 @@ def overlap_share(comm: Comm, cluster: Cluster) -> float:
     """Share of a communication that compute may hide; a local copy is compute itself."""
     if comm.kind is CommKind.SLICE:
         return 0.0
-    return cluster.level(comm.ranks).hidden_share(len(comm.ranks))
+    return cluster.level(comm.ranks).hidden_share(comm.kind, len(comm.ranks))
 
 
 def _lines(mesh: DeviceMesh, axes: frozenset[str]) -> Iterator[tuple[int, ...]]:

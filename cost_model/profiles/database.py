@@ -24,6 +24,7 @@ from partitioner.cost_model.profiles.entries import Entry, Estimate, LinkEntry, 
 from partitioner.cost_model.profiles.fit import Fit
 from partitioner.cost_model.profiles.forms import Form
 from partitioner.foundations.files import cache_folder
+from partitioner.ir.program import JOINING, CommKind
 
 #: Marks a file as a profile in SQLite's header ("pprf").
 _APPLICATION_ID = 0x70707266
@@ -54,13 +55,18 @@ def beside(kind: str) -> str:
     return f"{kind} beside"
 
 
+def beside_as(kind: CommKind) -> CommKind:
+    """The kind whose share of hidden seconds a kind has: messages and exchanges have one."""
+    return kind if kind in JOINING else CommKind.SEND
+
+
 def in_groups(kind: str, each: int) -> str:
     """The kind of communications of `each` ranks in every group of the level below.
 
     >>> in_groups("all_reduce", 2)
     'all_reduce of 2 a group'
     """
-    return kind if each == 1 else f"{kind} of {each} a group"
+    return kind if each == 1 else f"{kind}{_EACH}{each} a group"
 
 
 def over(kind: str, level: str) -> str:
@@ -72,7 +78,7 @@ def over(kind: str, level: str) -> str:
     return f"{kind}{_OVER}{level}" if level else kind
 
 
-_OVER = " over "
+_OVER, _EACH = " over ", " of "
 #: The kind of the entry of a border between two sessions; its bytes are 0.
 BORDER = "border"
 
@@ -154,22 +160,27 @@ class Profile:
         """The profile for any plan of a machine whose processes are all busy."""
         return replace(self, known={self.processes: self.entries})
 
-    def hidden_share(self, ranks: int) -> float | None:
-        """Share of communications' seconds, measured in both ways, that compute hides; or None."""
-        return self._hidden_shares.get(ranks)
+    def hidden_share(self, kind: CommKind, ranks: int) -> float | None:
+        """Share of the seconds of communications of a kind that compute hides; None if not known.
+
+        Where none of the kind was measured in both ways, the share of all kinds.
+        """
+        shares = self._hidden_shares
+        return shares.get((beside_as(kind), ranks), shares.get((None, ranks)))
 
     @cached_property
-    def _hidden_shares(self) -> Mapping[int, float]:
-        at_once_s: dict[int, float] = {}
-        beside_s: dict[int, float] = {}
+    def _hidden_shares(self) -> Mapping[tuple[CommKind | None, int], float]:
+        at_once_s: dict[tuple[CommKind | None, int], float] = {}
+        beside_s: dict[tuple[CommKind | None, int], float] = {}
         for (kind, ranks), entries in self.links.items():
             later = {entry.nbytes: entry for entry in self.links.get((beside(kind), ranks), ())}
-            for entry in entries:
-                if entry.nbytes in later:
-                    least_s = min(entry.seconds, later[entry.nbytes].seconds)
-                    at_once_s[ranks] = at_once_s.get(ranks, 0.0) + entry.seconds
-                    beside_s[ranks] = beside_s.get(ranks, 0.0) + least_s
-        return {ranks: 1 - beside_s[ranks] / whole for ranks, whole in at_once_s.items() if whole}
+            both = [(entry, later[entry.nbytes]) for entry in entries if entry.nbytes in later]
+            for entry, other in both:
+                least_s = min(entry.seconds, other.seconds)
+                for key in ((beside_as(CommKind(kind.partition(_EACH)[0])), ranks), (None, ranks)):
+                    at_once_s[key] = at_once_s.get(key, 0.0) + entry.seconds
+                    beside_s[key] = beside_s.get(key, 0.0) + least_s
+        return {key: 1 - beside_s[key] / whole for key, whole in at_once_s.items() if whole}
 
     def link_seconds(self, kind: str, ranks: int, nbytes: float, each: int = 1) -> float | None:
         """Seconds over the level, of `each` ranks in each group below; None if not known."""

@@ -98,7 +98,7 @@ def compile(  # noqa: A001 - the public name
         if options.get("plan_only"):
             raise OptionError("tune runs the plans, which needs the weights: leave plan_only out")
         check_tunable(cluster, is_module=isinstance(opened, ModuleInput))
-    cluster = cluster.run_by(opened.executor)
+    cluster = cluster.run_by(opened.executor, training=opened.training)
     if isinstance(opened, OnnxInput):
         graphs: OnnxGraphs | ModuleGraphs = OnnxGraphs(opened, cluster, request, clock)
     else:
@@ -186,7 +186,7 @@ def dump_problem(
     say("reading the model")
     graph = opened.graph
     say("building the problem")
-    cluster = cluster.run_by(opened.executor)
+    cluster = cluster.run_by(opened.executor, training=opened.training)
     family, built = first_problem(graph, cluster, spaces.on(graph))
     say(f"writing {target}")
     dumped = write_problem(built.problem, target, str(family), placement=strategy == "inter")

@@ -122,6 +122,7 @@ def filled(docstring: str, options: type) -> str:
 
 
 _Strategy = Literal["auto", "intra", "inter", "copies"]
+_Launches = Literal["native", "eager", "autograd", "graphs"]
 
 
 class ModelOptions(TypedDict, total=False):
@@ -146,6 +147,7 @@ class DeviceOptions(TypedDict, total=False):
     cluster: "str | Path | Cluster | None"
     memory: int | str | None
     profile: str | Path | None
+    launches: _Launches | None
 
 
 class GoalOptions(TypedDict, total=False):
@@ -188,6 +190,7 @@ class GridOptions(TypedDict, total=False):
 
     clusters: Iterable[str | None]
     memory: Iterable[int | str | None]
+    launches: _Launches | None
     meshes: Iterable[Mapping[str, int]]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
 from partitioner.api.option_table import ModelOptions, filled
-from partitioner.backends.torch.tried import naming_untried
+from partitioner.backends.runtimes import naming_runtimes
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster, parse_bytes
 from partitioner.cost_model.errors import ClusterOptionError
@@ -80,7 +80,7 @@ def takes(options: type, **defaults: Any) -> Callable[[Function], Function]:
             except TypeError as error:
                 hint = meant_keyword(error, signature.parameters)
                 raise TypeError(f"{function.__name__}() {error}{hint}") from None
-            with naming_untried():
+            with naming_runtimes():
                 return function(*args, **kwargs)
 
         call.__signature__ = signature  # type: ignore[attr-defined]
@@ -198,4 +198,11 @@ def target_cluster(options: Mapping[str, Any], devices: int | None, otherwise: i
         raise ClusterOptionError(
             f"cluster {cluster.name} has {len(cluster)} devices, not {devices!r}"
         )
-    return cluster if memory is None else cluster.with_memory(parse_bytes(memory))
+    cluster = cluster if memory is None else cluster.with_memory(parse_bytes(memory))
+    return with_launches(cluster, options)
+
+
+def with_launches(cluster: Cluster, options: Mapping[str, Any]) -> Cluster:
+    """The cluster whose kernels are submitted as options say, if they do."""
+    launches = options.get("launches")
+    return cluster if launches is None else cluster.with_launches(launches)

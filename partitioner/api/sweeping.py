@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Unpack
 
 from partitioner.api.option_table import SweepOptions
-from partitioner.api.options import open_with, request_of, takes
+from partitioner.api.options import open_with, request_of, takes, with_launches
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster, parse_bytes
 from partitioner.foundations import units
@@ -110,7 +110,12 @@ def sweep(
     opened = open_with(model, example_inputs, options)
     say = options.get("progress") or silent
     grid = itertools.product(clusters, limits, counts or (None,))
-    targets = _targets(grid, tuple(options.get("meshes", ())), request)
+
+    def made(name: str | None, count: int | None) -> Cluster:
+        cluster = with_launches(resolve_cluster(name, count), options)
+        return cluster.run_by(opened.executor, training=opened.training)
+
+    targets = _targets(grid, tuple(options.get("meshes", ())), request, made)
     say("reading the model")
     rules = Rules.of(opened.graph)
     points = []
@@ -151,14 +156,17 @@ def _targets(
     grid: Iterable[tuple[str | None, int | None, int | None]],
     meshes: Sequence[Mapping[str, int]],
     request: Request,
+    made: Callable[[str | None, int | None], Cluster],
 ) -> list[_Target]:
     """All points of the grid of clusters, limits and numbers of devices, in the order of planning.
+
+    `made` makes a cluster of its name and number of devices.
 
     A mesh is for the points of as many devices; an OptionError if it has none, or two have as many.
     """
     clusters = []
     for name, limit, number in grid:
-        cluster = resolve_cluster(name, number)
+        cluster = made(name, number)
         clusters.append((limit, cluster if limit is None else cluster.with_memory(limit)))
     counts = dict.fromkeys(len(cluster) for _, cluster in clusters)
     by_size: dict[int, Mapping[str, int]] = {}

@@ -43,7 +43,7 @@ def _run(args: list[str]) -> int:
         return 0
     from typer import Abort, TyperException
 
-    from partitioner.backends.torch.tried import naming_untried
+    from partitioner.backends.runtimes import naming_runtimes
     from partitioner.cli.app import run_command, usage_line
     from partitioner.cli.process import INTERRUPTED, interrupted
     from partitioner.cli.terminal import one_line
@@ -51,7 +51,7 @@ def _run(args: list[str]) -> int:
     from partitioner.report.text.tables import safe
 
     try:
-        with naming_untried(TyperException, Abort, OSError):
+        with naming_runtimes(TyperException, Abort, OSError):
             code = run_command(args)
     except TyperException as error:
         print(safe(usage_line(error, args)), file=sys.stderr)

@@ -5,7 +5,17 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, cast, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+)
 
 import typer
 
@@ -236,7 +246,8 @@ def _read_type(options: type, keyword: str) -> Any:
         return bool
     if form.repeated:
         return list[Any] | None
-    choices = python_type if get_origin(python_type) is Literal else form.choices
+    named = (one for one in (python_type, *get_args(python_type)) if get_origin(one) is Literal)
+    choices = next(named, form.choices)
     return (choices or (str if form.parser is None else Any)) | None
 
 

@@ -88,15 +88,15 @@ def verify(
         if symbolic and value:
             wrong(f"--symbolic runs nothing: leave --{name} out")
     from partitioner.api.compiled.folder import load_plan, rank_files
-    from partitioner.api.compiled.reload import load_named
+    from partitioner.api.compiled.reload import load_named, prove_written
     from partitioner.run.local import read_inputs
 
     rank_files(folder).check(load_plan(folder))  # before the model, which takes longer
-    result = load_named(folder, module, model)
     if symbolic:
-        proof = result.prove_written(folder)
+        proof = prove_written(folder, module, model)
         print(fitted(str(proof)))
         return proof.exit_code
+    result = load_named(folder, module, model)
     arrays = None if inputs is None else read_inputs(inputs, result.model.input_types)
     verification = result.verify_written(
         folder, seed=seed, inputs=arrays, optimization=optimization

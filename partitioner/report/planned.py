@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from partitioner.cost_model.cluster.launches import BY_EXECUTOR, launches
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
+from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.prices.compute import Sources
 from partitioner.cost_model.schedule.task_list import Schedule, schedule
 from partitioner.cost_model.schedule.tasks import Task
@@ -138,7 +140,16 @@ class Planned:
             self.delivery,
             self._sources,
             measured_s,
+            self._launches,
         )
+
+    @property
+    def _launches(self) -> str:
+        """What submits kernels on some devices, where the executor does not do so by itself."""
+        own = executor_of(self.graph).submits(training=bool(self.graph.backward))
+        names = dict.fromkeys(spec.launches for spec in self.cluster.first_of_spec)
+        asked = [name for name in names if name not in (None, BY_EXECUTOR, own)]
+        return " and ".join(launches()[name].title for name in asked)
 
     def node(self, name: str) -> PlacedNode:
         """A node, or the node that makes a tensor, with its placements."""

@@ -72,6 +72,9 @@ class SpaceRow(TypedDict):
     chosen: bool
     why: str  #: What keeps it from being chosen; "" for the chosen one.
     changes: Changes | None  #: From the chosen plan to its own; None if they were not compared.
+    bound: (
+        float | None
+    )  #: Of a space without a plan that was searched: none of its plans costs less.
 
 
 class _Compared(TypedDict, total=False):
@@ -252,6 +255,7 @@ class SwimLane(TypedDict):
     devices: list[int]
     stages: list[int]  #: Empty in a plan without stages.
     mesh: str  #: Axes of more than one device: "x=2 y=2"; "" for one device.
+    runs: str  #: What its devices run forward, in words: "wte, layers 0-2, layer 3 to attn".
 
 
 class CutRow(TypedDict):
@@ -325,21 +329,21 @@ class Live(TypedDict):
 class Memory(TypedDict):
     """Bytes of one device over the schedule; its index is the lane.
 
-    `activations` and `buffers` are step functions: value i holds from task position
-    `position[i]` until the next or, in a plan with stages, from `seconds[i]` on the clock of the
-    timeline, when it runs the task at `position[i]`. `weights` is held throughout. Buffers are what
-    communications write. All with the head-room that the planner reserves.
+    `activations` and `buffers` are step functions: value i holds from `seconds[i]` on the clock of
+    the first timeline, when the device runs the task at `position[i]`, until the next. `weights` is
+    held throughout. Buffers are what communications write. All with the head-room that the planner
+    reserves.
     """
 
     limit_bytes: int
     weights_bytes: int
     position: list[int]
-    seconds: list[float] | None  #: None without stages.
+    seconds: list[float] | None  #: None where nothing takes time.
     activations: list[int]
     buffers: list[int]
     peak_bytes: int
     peak_position: int
-    peak_s: float | None  #: None without stages.
+    peak_s: float | None  #: None where nothing takes time.
     live: Live
 
 

@@ -17,7 +17,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.ops import is_view, rules_of
 from partitioner.ir.plan import resolve
 from partitioner.report.delivery import Delivery
-from partitioner.report.findings.notes import whole_machine
+from partitioner.report.findings.notes import graph_notes, whole_machine
 from partitioner.report.one_device import OneDevice
 from partitioner.report.planned import Planned
 from partitioner.report.schema import Changes, Moved, Space, ranges
@@ -83,6 +83,7 @@ def summarise(
         *request.constraints.notes,
         *_notes(outcome),
         *([machine] if isinstance(machine, str) else []),
+        *graph_notes(graph, cluster),
     ]
     if devices > MOST_EXPLICIT:
         all_notes.append(
@@ -115,6 +116,9 @@ def summarise(
         **kept_whole(graph, rules_of(graph)),
         "cost_sources": dict(sources.shares()),
         "cost_error": sources.error,
+        "launches": {
+            spec.launches: spec.launch_s for spec in cluster.first_of_spec if spec.launches
+        },
         "pinned": request.constraints.bound,
         "bound_by": {text: ranges(nodes) for text, nodes in bound.items()},
         "load_s": [figures.load_s.get(device, 0.0) for device in range(devices)],
@@ -123,6 +127,7 @@ def summarise(
         "fewer_devices": _fewer(outcome, single, devices),
         "spaces": spaces,
         "alternatives": [dict(vars(rival)) for rival in rivals],
+        "ruled_out": dict(outcome.ruled_out),
         "not_searched": {str(space): str(error) for space, error in outcome.failed},
         "notes": all_notes,
     }

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from partitioner.cost_model.cluster.launches import launches
 from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import is_stored, is_view
@@ -61,7 +62,8 @@ def lines(summary: Mapping[str, Any], verdict: Verdict, search_s: float | None =
         *([f"  delivery    {delivery}"] if delivery else []),
         f"  peak memory {peaks} (one device: {units.size(single.held_bytes)})",
         f"  split       {split_sentence(summary)}",
-        f"  costs       {costs_sentence(summary['cost_sources'], summary['cost_error'])}",
+        f"  costs       {costs_sentence(summary['cost_sources'], summary['cost_error'])}"
+        + launches_clause(summary.get("launches", {})),
         f"  search      {solved_by(summary['solver'], summary['status'])}, {searched}",
     ]
     if fewer and (fewer["devices"] > 1 or fewer["cost"] == fewer["cost_here"]):
@@ -141,6 +143,14 @@ def costs_sentence(shares: Mapping[str, float], error: float) -> str:
     parts = [f"{units.share(shares[name])} {name}" for name in order if name in shares]
     spread = f" (± {units.share(error)})" if {"measured", "fitted"} & set(shares) else ""
     return f"of operators {', '.join(parts)}{spread}"
+
+
+def launches_clause(kernel_s: Mapping[str, float]) -> str:
+    """What submits kernels, by name with the least seconds of a kernel; "" where devices say it."""
+    made = [
+        f"{launches()[name].title}, {units.seconds(s)} a kernel" for name, s in kernel_s.items()
+    ]
+    return f"; {'; '.join(made)}" if made else ""
 
 
 def status_text(status: str, gap: float) -> str:

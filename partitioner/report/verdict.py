@@ -107,6 +107,9 @@ class Verdict:
     delivery: Delivery | None  #: What brings results to every rank.
     sources: Mapping[str, float]  #: Shares of the operators' seconds by what they come from.
     measured_s: float | None = None  #: The plan's cost in a run; None if it was not run.
+    #: What submits kernels, where the executor does not do so by itself ("CUDA graphs"); "" for the
+    #: executor.
+    launches: str = ""
 
     @property
     def cost(self) -> float:
@@ -257,10 +260,11 @@ class Verdict:
         if self.measured_s is not None:
             return "Measured"
         measured = sum(share for name, share in self.sources.items() if name in _MEASURED)
+        launches = f" with {self.launches}" if self.launches else ""
         if not measured:
-            return "Predicted from published rates, nothing was run"
+            return f"Predicted from published rates{launches}, nothing was run"
         share = "" if measured > 1 - 1e-9 else f"{units.share(measured)} of "
-        return f"Predicted from measurements of {share}its operators"
+        return f"Predicted from measurements of {share}its operators{launches}"
 
     def _figure(self, cost: float) -> str:
         if self.objective == "throughput" and not self.is_training:

@@ -157,6 +157,8 @@ class Outcome:
     candidates: tuple[Candidate, ...]  #: The best plan of each space that has one.
     #: The reason for each space without a plan.
     failed: tuple[tuple[Family, PartitionerError], ...]
+    #: Spaces, in words, none of whose plans costs less than a bound, which no better plan has.
+    ruled_out: tuple[tuple[str, float], ...] = ()
     #: Whether memory forbids a plan that costs less by more than the gap; known by levels only.
     memory_binds: bool = False
     #: The graph that was searched, with its offers; None if it is that of the plan.
@@ -234,6 +236,11 @@ def winner(
         best.evaluation,
         tuple(candidates),
         (*refused, *failed),
+        tuple(
+            (result.searched, result.bound)
+            for result in results
+            if result.searched and not result.plans and not result.failed and not result.refused
+        ),
         any(result.memory_binds for result in results),
     )
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
+from distribution import WITHIN, within
 from megatron import Sizes, Split, step_s
 
 PRESET = "a100-80g"
@@ -122,6 +123,8 @@ def errors(known: Mapping[Row, float], predicted: Mapping[Row, float]) -> Iterat
             of_size = [row for row in predicted if getattr(row, name) == size]
             found = [predicted[row] / known[row] - 1 for row in of_size]
             yield from _distribution(f"{name} {size}", found)
+    yield WITHIN
+    yield within("training iterations", [predicted[row] / known[row] - 1 for row in predicted])
     right = pairs = 0
     ratios = []
     for group in grouped(predicted):

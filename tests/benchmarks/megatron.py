@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from partitioner.api.options import open_with
-from partitioner.cost_model.cluster import presets
 from partitioner.cost_model.cluster.resolve import preset_cluster
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
@@ -173,9 +172,7 @@ def evaluated(sizes: Sizes, sequences: int, split: Split, preset: str) -> Evalua
     graph = traced(sizes, sequences * split.dp)
     count = split.tp * split.dp * split.pp
     plain = preset_cluster(preset, max(1, count // 8), min(count, 8))
-    launch_s = presets.launch_s("autograd")
-    devices = tuple(replace(device, launch_s=launch_s) for device in plain.devices)
-    cluster = replace(plain, devices=devices).run_by(executor_of(graph))
+    cluster = plain.with_launches("autograd").run_by(executor_of(graph))
     return evaluate(graph, forced_plan(graph, cluster, split), cluster)
 
 

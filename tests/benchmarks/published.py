@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distribution import WITHIN, within
+
 from partitioner.cost_model.cluster import presets
 from partitioner.cost_model.cluster.published import data_file
 from partitioner.cost_model.cluster.resolve import preset_cluster
@@ -293,7 +295,7 @@ def collectives(every: bool) -> Iterator[str]:
     """The table of collectives."""
     yield "| device | ranks | collective | bytes | published us | predicted us | error | use |"
     yield "|---|---|---|---|---|---|---|---|"
-    summaries = []
+    summaries, checked = [], dict[str, list[float]]()
     for table in COLLECTIVES:
         errors = []
         for index, (power, rate) in enumerate(table.points):
@@ -310,19 +312,24 @@ def collectives(every: bool) -> Iterator[str]:
             ("above", [error for power, error in errors if power > 20]),
         ):
             if part:
+                if table.use == "check":
+                    nodes = "inside a node" if table.nodes == 1 else "between nodes"
+                    checked.setdefault(f"collectives {nodes}, {title}", []).extend(part)
                 summaries.append(
                     f"{table.use:5} {table.preset} {table.nodes} x {table.ranks} {table.kind} "
                     f"{title}: {_summary(part)}  ({table.source})"
                 )
     yield ""
     yield from summaries
+    yield from ("", WITHIN)
+    yield from (within(title, found) for title, found in checked.items())
 
 
 def products() -> Iterator[str]:
     """The table of matrix products."""
     yield "| device | type | batch x m x n x k | published TFLOP/s | predicted | error in s | use |"
     yield "|---|---|---|---|---|---|---|"
-    summaries = []
+    summaries, checked = [], list[float]()
     for table in PRODUCTS:
         errors = []
         for batch, m, n, k, rate in table.rows:
@@ -333,11 +340,14 @@ def products() -> Iterator[str]:
                 f"| {table.preset} | {table.dtype} | {batch} x {m} x {n} x {k} | {rate:,.1f} "
                 f"| {flops / predicted_s / 1e12:,.1f} | {errors[-1]:+.0%} | {table.use} |"
             )
+        if table.use == "check":
+            checked += errors
         summaries.append(
             f"{table.use:5} {table.preset} {table.dtype}: {_summary(errors)}  ({table.source})"
         )
     yield ""
     yield from summaries
+    yield from ("", WITHIN, within("matrix products", checked))
 
 
 def main() -> None:

@@ -121,8 +121,8 @@ def gpt2(folder: Path) -> Path:
 
 
 def gpt2_training(folder: Path) -> Path:
-    """A training step of GPT-2 on four H100s, cut over a mesh of 2 x 2."""
-    tokens = torch.randint(0, 50_257, (8, TOKENS))
+    """A training step of GPT-2 on four H100s, cut over a mesh of 2 x 2: 16 whole sequences."""
+    tokens = torch.randint(0, 50_257, (16, 1024))
     program = partitioner.compile(
         Loss(),
         tokens,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from partitioner.cost_model.cluster.launches import launches
 from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.executors import (
     EXECUTORS,
     ONNX_RUNTIME,
@@ -47,7 +50,37 @@ def test_only_sessions_have_borders(executor: Executor, border_s: float | None) 
     cluster = resolve_cluster("a100", 2)
     given = replace(cluster, devices=tuple(replace(d, border_s=3e-6) for d in cluster.devices))
     assert [spec.border_s for spec in given.run_by(executor).devices] == [border_s] * 2
-    assert given.run_by(ONNX_RUNTIME) is given
+    run = given.run_by(executor)
+    assert run.run_by(executor) is run
+
+
+def test_executors_submit_kernels_where_the_cluster_leaves_it_to_them() -> None:
+    cluster = resolve_cluster("a100", 2)
+    for executor, training in itertools.product(EXECUTORS.values(), (False, True)):
+        (spec,) = cluster.run_by(executor, training=training).first_of_spec
+        name = executor.submits(training=training)
+        assert (spec.launches, spec.launch_s) == (name, launches()[name].kernel_s)
+        (asked,) = cluster.with_launches("graphs").run_by(executor, training=training).first_of_spec
+        assert asked.launches == "graphs"
+    assert [PYTORCH.submits(training=training) for training in (False, True)] == [
+        "eager", "autograd",
+    ]  # fmt: skip
+
+
+def test_launches_of_measured_kernels_cannot_be_others() -> None:
+    cluster = resolve_cluster("a100", 2)
+    profile = Profile(Path("none"), "gpu", 1, 2, {2: {}})
+    measured = replace(cluster, devices=tuple(replace(d, profile=profile) for d in cluster.devices))
+    with pytest.raises(CostError, match="kernels of device 'a100-80g' are measured"):
+        measured.with_launches("graphs")
+
+
+def test_a_border_of_sessions_submits_the_next_graph() -> None:
+    graphs = resolve_cluster("a100", 2).with_launches("graphs")
+    graph_s = launches()["graphs"].graph_s
+    assert graph_s == pytest.approx(2.5e-6)
+    assert [spec.border_s for spec in graphs.run_by(ONNX_RUNTIME).devices] == [graph_s] * 2
+    assert [spec.border_s for spec in graphs.run_by(PYTORCH).devices] == [None] * 2
 
 
 def test_a_measured_border_goes_before_that_of_the_device() -> None:

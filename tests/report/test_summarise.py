@@ -5,6 +5,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+import torch
 
 import partitioner
 from helpers.pages import schema_check
@@ -54,6 +55,61 @@ def test_the_changes_are_stored_and_read(result: partitioner.Compiled, tmp_path:
     data = json.loads(file.read_text())
     assert data["spaces"] == result.summary["spaces"]
     assert any("changes" in row for row in data["spaces"])
+
+
+def test_a_verdict_says_which_launches_were_asked_for(result: partitioner.Compiled) -> None:
+    model = examples.build("mlp", layers=4, hidden=1024, batch=64)
+    graphs = partitioner.compile(model, devices=4, launches="graphs")
+    assert result.summary["launches"] == {"native": 4e-6}
+    assert graphs.summary["launches"] == {"graphs": 1.3e-6}
+    assert "; native launches, 4 µs a kernel" in str(result)
+    assert "; CUDA graphs, 1.3 µs a kernel" in str(graphs)
+    assert result.verdict().line.startswith("Predicted from published rates, nothing was run")
+    assert graphs.verdict().line.startswith("Predicted from published rates with CUDA graphs, no")
+    said = [note for note in graphs.summary["notes"] if note.startswith("CUDA graphs")]
+    note = "CUDA graphs are priced, and recorded by ONNX Runtime's enable_cuda_graph, which "
+    assert said == [f"{note}partition run does not set"]
+    assert not any(note.startswith("CUDA graphs") for note in result.summary["notes"])
+    assert graphs.one_device.latency_s < result.one_device.latency_s
+
+
+def test_launches_are_asked_for_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = tmp_path / "m.onnx", tmp_path / "out"
+    onnx.save(examples.build("mlp", layers=1, hidden=64, batch=8), model)
+    options = ["--devices", "2", "--plan-only", "-q", "-o", str(out), "--force", "--json"]
+    for name, kernel_s in (("graphs", 1.3e-6), ("eager", 18e-6)):
+        assert main([str(model), *options, "--launches", name]) == 0
+        assert json.loads(capsys.readouterr().out)["launches"] == {name: kernel_s}
+        assert load_summary(out)["launches"] == {name: kernel_s}
+    assert main([str(model), *options, "--launches", "python"]) == 2
+    assert "'python' is not one of 'native', 'eager'" in capsys.readouterr().err
+    assert main([str(model), *options, "--cluster", "2xcpu", "--launches", "graphs"]) != 0
+    assert "is of GPUs, and device 'cpu' is none" in capsys.readouterr().err
+
+
+def test_a_sweep_prices_launches_as_a_plan_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(examples.build("mlp", layers=1, hidden=64, batch=8), tmp_path / "m.onnx")
+    args = ["sweep", str(tmp_path / "m.onnx"), "--devices", "1", "--json", "-q"]
+    latencies = []
+    for options in ([], ["--launches", "native"], ["--launches", "graphs"]):
+        assert main([*args, *options]) == 0
+        (point,) = json.loads(capsys.readouterr().out)["points"]
+        latencies.append(point["latency_s"])
+    assert latencies[0] == latencies[1] > latencies[2]
+    module, x = torch.nn.Linear(64, 64), torch.zeros(8, 64)
+    (point,) = partitioner.sweep(module, x, [1]).data["points"]
+    assert point["latency_s"] == partitioner.compile(module, x, 1).evaluation.latency_s == 18e-6
+
+
+def test_what_devices_say_themselves_is_no_name_of_launches() -> None:
+    model = examples.build("mlp", layers=1, hidden=64, batch=8)
+    plan = partitioner.compile(model, devices=2, cluster="2xcpu")
+    assert plan.summary["launches"] == {}
+    assert " a kernel" not in str(plan)
 
 
 def test_large_graphs_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

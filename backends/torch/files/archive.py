@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -76,9 +77,12 @@ class ArchiveError(BackendError):
     """A ``.pt2`` file that is no archive, is damaged, or holds objects that are not loaded."""
 
 
-def read_program(path: Path) -> ExportedProgram:
-    """The exported program in a ``.pt2`` file; an ArchiveError names a part that is not read."""
-    return _guarded(path, lambda archive: archive.program())
+def read_program(path: Path, largest: int | None = None) -> ExportedProgram:
+    """The exported program in a ``.pt2`` file; an ArchiveError names a part that is not read.
+
+    Tensors of more elements than `largest` are without contents.
+    """
+    return _guarded(path, lambda archive: replace(archive, largest=largest).program())
 
 
 def read_extra(path: Path, name: str) -> str:
@@ -105,6 +109,7 @@ def _guarded(path: Path, read: Callable[[_Archive], Contents]) -> Contents:
 class _Archive:
     file: zipfile.ZipFile
     size: int  # of the archive, in bytes
+    largest: int | None = None  # elements of a tensor whose contents are read
     tensors: dict[tuple[str, str], Tensor] = field(default_factory=dict)
 
     @cached_property
@@ -179,7 +184,8 @@ class _Archive:
         sizes = tuple(map(_integer, meta["sizes"]))
         strides = tuple(map(_integer, meta["strides"]))
         info = self.members[path]
-        if info.file_size == 0 and 0 not in sizes:
+        is_large = self.largest is not None and math.prod(sizes) > self.largest
+        if is_large or (info.file_size == 0 and 0 not in sizes):
             tensor = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
         else:
             key = info.filename, str(dtype)

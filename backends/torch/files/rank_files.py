@@ -18,8 +18,8 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.passes import move_to_device_pass
 
 from partitioner.backends.errors import BackendError, one_line
-from partitioner.backends.header import Header, Origin, header_data, parse_header
+from partitioner.backends.header import Header, Origin, header_data, parse_header, parse_region
 from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.agreeing.groups import group_ranks
 from partitioner.backends.torch.files.archive import read_extra, read_program
@@ -37,7 +37,7 @@ from partitioner.backends.torch.graphs.emit import PassGraph
 from partitioner.backends.torch.graphs.phases import RankPhases, of_each
 from partitioner.ir.checks import count, text
 from partitioner.ir.errors import IRError
-from partitioner.ir.program import Programs
+from partitioner.ir.program import Part, Programs
 
 #: Name of the description in an archive.
 EXTRA = "partitioner.json"
@@ -60,6 +60,12 @@ class RankFile:
     stored: tuple[str, ...]
     training: bool  #: Whether there is a backward pass.
     staged: bool = False  #: Whether the plan has a schedule of micro-batches.
+    #: The part of the model's value that each stored value is; None in files that do not tell.
+    parts: Mapping[str, Part] | None = None
+    #: The local constant that each buffer of the graph holds.
+    buffers: Mapping[str, str] = field(default_factory=dict)
+    #: Local values that are added up over the micro-batches of a step.
+    summed: frozenset[str] = frozenset()
 
 
 def file_name(rank: int, which: str = "forward") -> str:
@@ -84,12 +90,15 @@ def write_phases(
         "groups": group_ranks(programs),
         "stored": phases.stored,
         "training": programs.order.table.trains,
+        "parts": _stored_parts(programs, phases),
+        "summed": sorted(phases.summed),
         **({} if phases.order.is_whole else {"staged": True}),
     }
     for phase, name, examples in _phases(phases, last=last):
         graph = phases.graphs[phase]
         data = {**common, "pass": _phase_name(phases, phase, last=last)}
         data |= {"arguments": graph.arguments, "results": graph.results}
+        data["buffers"] = graph.constants
         extra = {EXTRA: json.dumps(data)}
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -100,6 +109,13 @@ def write_phases(
             except Exception as error:
                 said = one_line(error)[:300]
                 raise BackendError(f"{name} cannot be exported: {said}") from error
+
+
+def _stored_parts(programs: Programs, phases: RankPhases) -> dict[str, list[Any]]:
+    """The part of the model's value that each stored value of a rank is."""
+    of = {home.name: (value, home.placement) for value, home in programs.homes.items()}
+    parts = ((name, *of[name]) for name in phases.stored)
+    return {name: [value, at.region(at.mesh.coord(phases.rank))] for name, value, at in parts}
 
 
 def _phases(phases: RankPhases, *, last: bool) -> Iterator[tuple[int, str, tuple[Tensor, ...]]]:
@@ -192,9 +208,19 @@ def read_rank_file(path: Path) -> RankFile:
             tuple(map(text, data["stored"])),
             bool(data["training"]),
             bool(data.get("staged")),
+            _parsed_parts(data["parts"]) if "parts" in data else None,
+            {text(buffer): text(name) for buffer, name in data.get("buffers", {}).items()},
+            frozenset(map(text, data.get("summed", ()))),
         )
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, IRError) as error:
         raise BackendError(f"{path}: {EXTRA}: {one_line(error)}") from error
+
+
+def _parsed_parts(data: Any) -> dict[str, Part]:
+    return {
+        text(name): Part(text(value), parse_region(region))
+        for name, (value, region) in data.items()
+    }
 
 
 def _phase_named(name: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import islice
 from operator import getitem
 from typing import Any
@@ -189,3 +190,71 @@ def branch_module(branch: Attr, device: torch.device) -> fx.GraphModule:
             known.update(add_call(graph, root, node, known.__getitem__, device))
     graph.output(tuple(known[value] for value in branch.outputs))
     return fx.GraphModule(root, graph)
+
+
+#: Arguments of operators that say where a result lies, not what it is.
+_PLACE = frozenset({"device", "layout", "pin_memory"})
+_TENSOR = "a tensor"  #: Stands for every tensor among the arguments of a call.
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an operator, which may be compared with nodes of the IR."""
+
+    target: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, node: fx.Node) -> Call | None:
+        """The call of a node; None if it calls no operator."""
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return None
+        return cls(node.target, node.args, node.kwargs)
+
+    @property
+    def op(self) -> str:
+        """Key of the operator in the op table."""
+        name, of = self.target._schema.name, self.target._schema.overload_name
+        return f"{name}.{of}" if of else name
+
+    @property
+    def operands(self) -> Iterator[fx.Node | None]:
+        """Its tensors in the order of a node's inputs; None where one is absent or a number."""
+        for argument, value in self._given:
+            if "Tensor" in argument and "List" in argument:
+                yield from value or ()
+            elif argument in ("Tensor", "Optional[Tensor]"):
+                yield value if isinstance(value, fx.Node) else None
+
+    @property
+    def _given(self) -> Iterator[tuple[str, Any]]:
+        for index, argument in enumerate(self.target._schema.arguments):
+            if argument.name in _PLACE:
+                continue
+            default = argument.default_value if argument.has_default_value() else None
+            named = self.kwargs.get(argument.name, default)
+            yield str(argument.type), self.args[index] if index < len(self.args) else named
+
+    @cached_property
+    def settings(self) -> tuple[Any, ...]:
+        """Its arguments, without telling tensors apart."""
+        return tuple(_setting(value) for _, value in self._given)
+
+    def setting(self, index: int) -> Any:
+        """An argument by its place."""
+        return self.settings[index]
+
+    def is_like(self, node: Node) -> bool:
+        """Test whether a node of the IR is emitted as this call, apart from its tensors."""
+        target = overload(RESHAPES.get(node.op, node.op))
+        given = arguments(node, lambda _: _TENSOR, torch.device("cpu"))
+        return target is self.target and Call(target, *given).settings == self.settings
+
+
+def _setting(value: Any) -> Any:
+    if isinstance(value, fx.Node):
+        return _TENSOR
+    if isinstance(value, list | tuple):
+        return tuple(map(_setting, value))
+    return repr(value) if isinstance(value, float) and value != value else value

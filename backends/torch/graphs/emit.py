@@ -64,6 +64,8 @@ class PassGraph:
     results: tuple[str, ...]
     receives: tuple[Message, ...] = ()  #: The messages among the arguments.
     sends: tuple[Message, ...] = ()  #: The messages among the results.
+    #: The local constant that each buffer of the graph holds.
+    constants: Mapping[str, str] = field(default_factory=dict)
 
 
 def stored_values(steps: Steps) -> tuple[str, ...]:
@@ -128,8 +130,10 @@ class PassWriter:
         arguments = (*sorted(outside - constants), *self.messages)
         for name in arguments:
             self.known[name] = add_argument(self.graph, _identifier(name))
+        buffers: dict[str, str] = {}
         for name in sorted(constants):
             key = hold(self.root, _identifier(name), constant(name))
+            buffers[key] = name
             self.known[name] = self.graph.get_attr(key)
         for step in steps:
             task: Task = step.seq if isinstance(step, Comm) else step.origin
@@ -151,7 +155,7 @@ class PassWriter:
         self.graph.lint()
         module = fx.GraphModule(self.root, self.graph, f"Rank{self.program.rank}")
         messages = tuple(self.messages.values()), tuple(self.leaving)
-        return PassGraph(module, arguments, results, *messages)
+        return PassGraph(module, arguments, results, *messages, buffers)
 
     def at_rest(self, steps: Steps) -> Iterator[str]:
         """Names of values that arguments hold between steps; the pass brings them up to date."""

@@ -22,6 +22,7 @@ from partitioner.backends.header import Origin
 from partitioner.backends.launch import LocalJob, LocalRun
 from partitioner.backends.observed import STEPS, RankLog
 from partitioner.backends.optimization import Optimization
+from partitioner.backends.runtimes import naming_runtimes
 from partitioner.cost_model.cluster.resolve import device_type
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
@@ -51,6 +52,8 @@ from partitioner.search.request import MOST_EXPLICIT
 if TYPE_CHECKING:
     import networkx as nx
 
+    from partitioner.backends.onnx.serving import Session
+
 
 class ProfiledRun(Comparison[PlannedT_co]):
     """A plan's prediction beside a measured run of it; printed, a few tables."""
@@ -68,6 +71,10 @@ class Ranks(ABC):
     @abstractmethod
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run one request in this process, in lock-step over simulated communications."""
+
+    @abstractmethod
+    def session(self) -> Session:
+        """Start one process a rank, which stay up between requests."""
 
     @abstractmethod
     def verify(self, seed: int, inputs: Mapping[str, np.ndarray] | None = None) -> Verification:
@@ -233,6 +240,7 @@ class Compiled(Planned):
         """
         return self.model.ranks(self.programs, self.plan)
 
+    @naming_runtimes()
     def run(
         self, inputs: Mapping[str, np.ndarray], *, optimization: Optimization | None = None
     ) -> dict[str, np.ndarray]:
@@ -256,6 +264,22 @@ class Compiled(Planned):
                 input or output is of 4-bit elements.
         """
         return self.ranks.at(optimization).run(inputs)
+
+    @naming_runtimes()
+    def session(self, *, optimization: Optimization | None = None) -> Session:
+        """Start the ranks of an ONNX model as processes that stay up and answer requests.
+
+        ``with result.session() as session: session.run(inputs)`` gives what `run` gives. One
+        process a rank loads its file once; `Session.run_all` has several requests in flight.
+
+        Args:
+            optimization: As of `run`.
+
+        Raises:
+            BackendError: A rank cannot be started, or the model is a PyTorch module: its ranks stay
+                up under torchrun, as `ModuleProgram.module`.
+        """
+        return self.ranks.at(optimization).session()
 
     def close(self) -> None:
         """Free the ranks that runs have opened, and their temporary files.
@@ -285,6 +309,7 @@ class Compiled(Planned):
     @overload
     def verify(self, *, symbolic: Literal[True]) -> Proof: ...
 
+    @naming_runtimes()
     def verify(
         self,
         seed: int = 0,

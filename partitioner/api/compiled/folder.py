@@ -220,6 +220,8 @@ def load_summary(folder: Path) -> dict[str, Any]:
         _check_fields(folder, "summary.json", data, {"delivery": Delivery})
     if "spaces" in data:  # folders of earlier versions have none
         _check_fields(folder, "summary.json", data, {"spaces": list[Space]})
+    if "ruled_out" in data:
+        _check_fields(folder, "summary.json", data, {"ruled_out": dict[str, float]})
     if "alternatives" in data:
         _check_fields(folder, "summary.json", data, {"alternatives": list[Rival]})
     return data

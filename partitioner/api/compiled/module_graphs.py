@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from partitioner.api.compiled.module import ModuleModel, ModuleProgram, check_same_graph
 from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.errors import BackendError
+from partitioner.backends.runtimes import untried
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.running.all_ranks import AllRanks
-from partitioner.backends.torch.tried import untried
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.frontends.errors import FrontendError

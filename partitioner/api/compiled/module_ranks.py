@@ -17,7 +17,7 @@ from partitioner.api.compiled.base import Ranks, origin
 from partitioner.api.compiled.folder import ModuleFiles
 from partitioner.api.compiled.taken_over import taken_over
 from partitioner.api.lowering import lower
-from partitioner.api.verify.compare import Verification, VerificationError, check_memory
+from partitioner.api.verify.compare import Verification, check_memory
 from partitioner.api.verify.module import check_contents, random_arguments, verify_module
 from partitioner.api.verify.symbolic.proof import Proof
 from partitioner.backends.errors import BackendError
@@ -42,6 +42,7 @@ from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
 
 if TYPE_CHECKING:
+    from partitioner.backends.onnx.serving import Session
     from partitioner.backends.torch.local import StepFiles
     from partitioner.backends.torch.measuring.recording import Update
     from partitioner.backends.torch.running.submodules import Source
@@ -144,16 +145,15 @@ class ModuleRanks(Ranks):
             return verify_module(self.module, self.all_ranks, seed, given)
 
     def prove(self) -> Proof:
-        """See `Ranks.prove`: of the programs that graphs are emitted from; files are refused."""
+        """See `Ranks.prove`: of files, or of the programs that graphs are emitted from."""
         from partitioner.api.verify.symbolic.ir_programs import programs_of
         from partitioner.api.verify.symbolic.prove import prove
 
         if self.read_from is not None:
-            raise VerificationError(
-                "--symbolic follows rank files of ONNX models, and these are of a PyTorch module: "
-                "verify them without it (Python: program.verify(symbolic=True) follows the "
-                "programs that they are made from)"
-            )
+            from partitioner.api.verify.symbolic.module_files import prove_files
+
+            last = None if self.rest is None else self.rest.graph
+            return prove_files(self.read_from, self.module.graph, last)
         parts = [(self.programs, self.module.graph)]
         parts += [] if self.rest is None else [(self.rest.programs, self.rest.graph)]
         proofs = [prove(graph, programs_of(programs, graph)) for programs, graph in parts]
@@ -193,6 +193,13 @@ class ModuleRanks(Ranks):
                     write_phases(folder, self.rest.programs, last, mark, last=True)
                     del last
                 gc.collect()  # graphs refer to themselves
+
+    def session(self) -> Session:
+        """See `Ranks.session`: a BackendError, as `module()` is what stays up."""
+        raise BackendError(
+            "a session is of an ONNX model: a module's ranks stay up under torchrun, as "
+            "program.module(), which each process calls with the same inputs"
+        )
 
     def run_written(self, folder: Path, job: LocalJob) -> LocalRun:
         """See `Ranks.run_written`; a step has both passes, and the optimizer's with a rate of 0."""

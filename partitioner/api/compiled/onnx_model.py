@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     import onnx
 
     from partitioner.backends.onnx.running.simulator import Simulator
+    from partitioner.backends.onnx.serving import Session
 
 #: Identity, size and time of change of each file that sessions were opened from, by name.
 _State = tuple[tuple[str, int, int, int], ...]
@@ -313,6 +314,12 @@ class OnnxRanks(Ranks):
                 self._open.clear()
                 self._open[state] = Simulator(self.folder, optimization=self.optimization)
             return dict(self._open[state].run([dict(inputs)])[0].outputs)
+
+    def session(self) -> Session:
+        """See `Ranks.session`."""
+        from partitioner.backends.onnx.serving import Session
+
+        return Session(self.folder, self.optimization)
 
     def close(self) -> None:
         """See `Ranks.close`."""

@@ -23,9 +23,11 @@ from partitioner.api.compiled.folder import (
     load_plan,
     load_request,
     load_summary,
+    rank_files,
 )
 from partitioner.api.compiled.onnx_model import OnnxModel
-from partitioner.backends.torch.tried import naming_untried
+from partitioner.api.verify.symbolic.proof import Proof
+from partitioner.backends.runtimes import naming_runtimes
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.foundations.files import ResultError, read_text
@@ -103,7 +105,7 @@ def load(
 ) -> Compiled: ...
 
 
-@naming_untried()
+@naming_runtimes()
 @hints_keywords
 def load(
     directory: str | Path,
@@ -156,6 +158,22 @@ def load_named(
 ) -> Compiled | ModuleProgram:
     """`load` with the module or file that a command names, if it names one."""
     return load(folder, model=model) if module is None else load(folder, module, model=model)
+
+
+def prove_written(folder: Path, module: str | None = None, model: Path | None = None) -> Proof:
+    """Prove that the rank files of a saved compilation compute its model; see `Compiled`.
+
+    A PyTorch module that is not named is neither traced nor needed: its graph is in the folder.
+    """
+    request = load_request(folder)
+    if not isinstance(request, ModuleRequest) or module is not None or model is not None:
+        return load_named(folder, module, model).prove_written(folder)
+    from partitioner.api.verify.symbolic.module_files import prove_files
+
+    rank_files(folder).check(load_plan(folder))
+    proof = prove_files(folder, GraphFile.read(folder, request.graph_digest).graph)
+    note = f"as {GRAPH_FILE} has it: name the module (--module, --model) to trace it again"
+    return replace(proof, notes=(*proof.notes, note))
 
 
 def look(directory: str | Path) -> Compiled:

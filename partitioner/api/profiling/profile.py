@@ -7,7 +7,7 @@ import pickle
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 
 from partitioner.api.option_table import ProfileOptions
 from partitioner.api.options import open_with, processes, takes, target_cluster
+from partitioner.api.profiling.busy import Others
 from partitioner.api.profiling.candidates import (
     Candidate,
     candidates,
@@ -32,7 +33,7 @@ from partitioner.api.profiling.links import (
     measure_together,
     unknown_links,
 )
-from partitioner.api.profiling.profiled import Profiled
+from partitioner.api.profiling.profiled import UNSTABLE, Profiled
 from partitioner.api.profiling.rank import WORK, Item, Work, read_status
 from partitioner.api.profiling.sessions import border_seconds, whole_seconds
 from partitioner.backends.launch import run_job
@@ -50,6 +51,7 @@ from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.profiles.database import Profile, check_writable
 from partitioner.cost_model.profiles.entries import Entry
 from partitioner.cost_model.profiles.forms import memory_order
+from partitioner.foundations import units
 from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.ir.checks import is_whole
 from partitioner.ir.errors import OptionError, PartitionerError
@@ -74,6 +76,8 @@ _PREPARING_SHARE = 1 / 4
 _START_S = 3.0
 #: Most of that time for the border between two sessions while other things are unknown, too.
 _BORDER_SHARE = 1 / 8
+#: How often forms whose runs differ are measured again, if time is left.
+_TIMES_AGAIN = 2
 #: Most lines of progress of the measurement of forms.
 _PROGRESS_LINES = 4
 
@@ -109,7 +113,7 @@ def profile(
         PartitionerError: The model is wrong, the cluster's devices have no profile, the file is no
             profile, or its folder is missing.
     """
-    begin = time.perf_counter()
+    begin, others = time.perf_counter(), Others()
     say = options.get("progress") or silent
     limit_s = options.get("time_limit_s", _TIME_LIMIT_S)
     cluster = target_cluster({"cluster": "local", **options}, devices)
@@ -161,6 +165,11 @@ def profile(
     forms_end_s = max(end_s - _LINKS_S, _until(end_s, 1 - _LINKS_SHARE)) if links else end_s
     session.measure(_in_turns(sticks, missing, graph, new), forms_end_s)
     measured_links = session.measure_links(links, end_s)
+    spreads = session.spreads()
+    for _ in range(_TIMES_AGAIN):
+        unsteady = [one for one in new if spreads.get(one.form.key, 0.0) > UNSTABLE]
+        session.measure([(graph, one) for one in unsteady], end_s)
+        spreads = session.spreads()
     covered = in_wanted - {one.form.key for one in new} | session.measured
     all_s = sum(one.weight_s for one in wanted)
     unknown = [one for one in wanted if one.form.key not in covered]
@@ -183,6 +192,9 @@ def profile(
         failed=dict(sorted(session.failed.items())),
         lacks_forms=any(one.form.op not in session.failed for one in unknown),
         unknown_share=unknown_s / all_s if all_s else 0.0,
+        busy_share=others.share(),
+        unstable=sum(1 for spread in spreads.values() if spread > UNSTABLE),
+        spread=max(spreads.values(), default=0.0),
         seconds=time.perf_counter() - begin,
         reading_s=reading_s,
         limit_s=limit_s,
@@ -338,6 +350,16 @@ class _Session:
             return 0
         return measure_here(known, wanted, end_s, self.say)
 
+    def spreads(self) -> Mapping[str, float]:
+        """How far the runs of each form that was measured now differ, as of an `Entry`."""
+        known = self.profile
+        now = Profile.read(known.file, known.device, known.threads, known.processes).known
+        spreads = dict[str, float]()
+        for key, entry in ((key, entry) for of in now.values() for key, entry in of.items()):
+            if key in self.measured:
+                spreads[key] = max(entry.spread, spreads.get(key, 0.0))
+        return spreads
+
     def tried(self, what: str, measure: Callable[[], float | None]) -> tuple[float | None, bool]:
         """Seconds of a measurement, if any, and if it lacks time; `failed` has other reasons."""
         try:
@@ -374,7 +396,9 @@ class _Session:
                 measured = len(read_status(folder)[0])
                 if measured - told >= max(1, len(items) // _PROGRESS_LINES):
                     told = measured
-                    self.say(f"measured {measured} of {len(items)} forms")
+                    left = units.seconds(max(0.0, end_s - time.perf_counter()))
+                    percent = units.share(measured / len(items))
+                    self.say(f"measured {measured} of {len(items)} forms ({percent}, {left} left)")
 
             job = {"runner": "partitioner.api.profiling.rank", "device": self.runs_on}
             run_job(folder, profile.processes, job, watch=watch)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from partitioner.foundations import units
 
+#: Share of the time of the cores from which other processes are said to have taken them.
+BUSY = 0.1
+#: Spread from which a form's seconds are not stable; see `Timing`.
+UNSTABLE = 0.1
 #: If reading the model takes more than this share of the time limit, a note says so.
 _SLOW_READING = 1 / 2
 
@@ -45,6 +49,11 @@ class Profiled:
         reading_s: Of these, those before the first measurement: the model was read, and what its
             plans could run was collected.
         limit_s: The time limit, which ends measurements alone.
+        busy_share: Share of the time of this process's cores that other processes took meanwhile;
+            None if the system does not tell.
+        unstable: Number of forms measured now whose runs differ by more than `UNSTABLE`.
+        spread: The most by which they do: half the distance of the quartiles, as a share of the
+            median.
         far_levels: Names of the levels between machines that have no measurements: processes that
             torchrun starts on these machines measure them.
     """
@@ -69,6 +78,9 @@ class Profiled:
     seconds: float
     reading_s: float = 0.0
     limit_s: float
+    busy_share: float | None = None
+    unstable: int = 0
+    spread: float = 0.0
     far_levels: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -94,6 +106,7 @@ class Profiled:
                 f"  note: this machine is {self.machine}; its seconds now count for {self.device}, "
                 "which the cluster file names"
             )
+        lines += self._noise()
         if self.unknown_share:
             share = f"forms with {units.share(self.unknown_share)} of the seconds"
             lines.append(f"  note: {share} are not measured{self._goes_on * self.lacks_forms}")
@@ -124,6 +137,18 @@ class Profiled:
         ]
         lines += [f"  note: {op} cannot be measured: {why}" for op, why in self.failed.items()]
         return "\n".join(lines)
+
+    def _noise(self) -> Iterator[str]:
+        if self.busy_share is not None and self.busy_share > BUSY:
+            yield (
+                f"  note: other processes took {units.share(self.busy_share)} of these cores "
+                "meanwhile, and the seconds are those beside them: measure on a quiet machine"
+            )
+        if self.unstable:
+            yield (
+                f"  note: {units.count(self.unstable, 'form')} not stable: runs differ by up to "
+                f"{units.share(self.spread)}, which is the error of plans that rest on them"
+            )
 
     @property
     def is_short(self) -> bool:

@@ -21,6 +21,7 @@ from onnx import ModelProto
 from onnx_ir import convenience
 from onnx_ir.passes.common import InlinePass
 
+from partitioner.backends.runtimes import check_installed
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.inferring.check_nodes import check_rules, is_static
 from partitioner.frontends.onnx.inferring.dims import Binding, Declared, bind_dims, declared_dims
@@ -87,7 +88,12 @@ def load_onnx(
         shapes: Sizes of inputs by name, and of results of nodes that the model does not tell.
         plan_only: Whether files of weights may be missing. Such a weight is known by its type only;
             to load it raises a FrontendError.
+
+    Raises:
+        FrontendError: The file is no valid model, or has what is not supported.
+        MissingRuntimeError: ONNX Runtime, which infers and folds, is not installed.
     """
+    check_installed("onnxruntime")
     with border(name_of(model)):
         return _traced(read_source(model, plan_only=plan_only), dims, shapes)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 
+from partitioner.cost_model.cluster.launches import launches
 from partitioner.cost_model.cluster.resolve import (
     cpu_fingerprint,
     device_type,
@@ -100,6 +101,16 @@ def _moved(nodes: Iterable[PlacedNode]) -> dict[str, tuple[int, DimLayout]]:
                 if is_balanced and cut != home and tuple(cut.sizes()) != _chunks(cut):
                     moved.setdefault(stored, (dim, cut))
     return moved
+
+
+def graph_notes(graph: Graph, cluster: Cluster) -> tuple[str, ...]:
+    """A line on what records graphs of kernels, if they are priced: no executor does by itself."""
+    priced, by = {spec.launches for spec in cluster.first_of_spec}, executor_of(graph).graphs_by
+    return tuple(
+        f"{one.title} are priced, and recorded by {by}"
+        for name, one in launches().items()
+        if one.in_graphs and name in priced
+    )
 
 
 def whole_machine(

@@ -65,6 +65,8 @@ MAX_SIMULATED = 2_000_000
 MAX_PRICED = 320_000
 #: Nodes of the graph times changed plans: more are not priced, for each makes a schedule.
 MAX_MOVES = 40_000
+#: Of a space whose plan costs less than so many times as much, the difference is told.
+NEARLY = 1.05
 #: A block belongs to a group that runs so large a share of its nodes.
 BELONGS = 0.9
 
@@ -98,17 +100,18 @@ def report_data(result: Planned, comparison: Comparison[Planned] | None = None) 
         )
         comm_rows[comm.renamed(seq=0)] = len(comms)
         comms.append(row)
-    shown = timelines(result.schedule, refs, own)
+    head = headline(result, comparison=comparison)
+    shown = timelines(result.schedule, refs, own, turn=head["turn"])
     if delivering:
         run = result.run_schedule
         run_refs = _refs(graph, run, lambda comm: comm_rows[comm.renamed(seq=0)])
-        timeline = run_timeline(run, run_refs, own)
+        timeline = run_timeline(run, run_refs, own, head["turn"])
         shown += [timeline] if len(timeline["ref"]) <= MAX_EVENTS else []
     return Report(
         version=VERSION,
         kind="plan",
         title=result.name,
-        head=headline(result, comparison=comparison),
+        head=head,
         devices=device_rows(result, own),
         groups=[
             GroupRow(devices=own.among(mesh.devices), mesh=str(mesh)) for mesh in result.plan.groups
@@ -251,13 +254,27 @@ def space_rows(summary: Mapping[str, Any], objective: str) -> list[SpaceRow]:
             chosen=row is chosen,
             why="" if chosen is None or row is chosen else _why_not(row, chosen, objective),
             changes=None if row is chosen else row.get("changes"),
+            bound=None,
         )
         for row in tried
     ]
-    failed = summary.get("not_searched", {}).items()
+    ruled_out = sorted(summary.get("ruled_out", {}).items(), key=lambda row: row[1])
+    without = [
+        (space, bound, f"none of its plans costs less than {units.cost(objective, bound)}")
+        for space, bound in ruled_out
+    ]
+    without += [(space, None, why) for space, why in summary.get("not_searched", {}).items()]
     return rows + [
-        SpaceRow(space=space, cost=None, devices_used=None, chosen=False, why=why, changes=None)
-        for space, why in failed
+        SpaceRow(
+            space=space,
+            cost=None,
+            devices_used=None,
+            chosen=False,
+            why=why,
+            changes=None,
+            bound=bound,
+        )
+        for space, bound, why in without
     ]
 
 
@@ -273,6 +290,8 @@ def _why_not(row: Mapping[str, Any], chosen: Mapping[str, Any], objective: str) 
         return f"device {row['busiest']} {what} {units.seconds(more[most])} more"
     if not chosen["cost"]:
         return "costs more"
+    if row["cost"] < NEARLY * chosen["cost"]:
+        return f"costs {units.cost(objective, row['cost'] - chosen['cost'])} more"
     return f"costs {units.digits(row['cost'] / chosen['cost'])} times as much"
 
 

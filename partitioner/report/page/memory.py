@@ -42,14 +42,15 @@ def memory(result: Planned, lanes: Lanes) -> list[Memory]:
         if key not in schedule.loads:
             weights[key[0]].append((key[1][0], nbytes))
     loaded = _by_device(loaded_among_activations(schedule))
-    timeline = None if schedule.order.is_whole else simulate(schedule)
+    timeline = simulate(schedule)
     memories = []
     for device in lanes.fullest:
         limit = result.cluster.devices[device].memory_bytes
         lives = (exact if device in over else safe).get(device, [])
         lives = [*lives, *loaded.get(device, [])]
         moments = StepLives.of(schedule, lives).moments(device)
-        seconds = None if timeline is None else _seconds(moments, device, schedule, timeline)
+        timed = timeline.makespan_s > 0
+        seconds = _seconds(moments, device, schedule, timeline) if timed else None
         memories.append(_device(moments, seconds, weights[device], limit))
     return memories
 
@@ -95,7 +96,7 @@ def _device(
     peak = moments.peak
     changes = [np.diff(part, prepend=-1) for part in (moments.activations, moments.buffers)]
     shown: list[int] = np.flatnonzero(changes[0] | changes[1]).tolist()
-    if seconds is not None and len(shown) > MAX_MOMENTS:
+    if moments.run.any() and len(shown) > MAX_MOMENTS:
         fullest: dict[int, int] = {}
         for moment, run in enumerate(moments.run.tolist()):
             if run not in fullest or total[moment] > total[fullest[run]]:

@@ -23,6 +23,7 @@ from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
 from partitioner.report.blocks import Path, is_name, paths
+from partitioner.report.page.lane_words import LaneWords
 from partitioner.report.planned import Lanes, Planned
 from partitioner.report.schema import BoxRow, CutRow, Ribbon, SwimLane, ranges
 
@@ -262,7 +263,15 @@ class _Ribbon:
         every = [lane for own in sets for lane in own]
         if len(every) > len(set(every)):
             order = sorted(set(every))
-            lanes = [SwimLane(devices=[lane], stages=[], mesh="") for lane in order]
+            lanes = [
+                SwimLane(
+                    devices=[lane],
+                    stages=[],
+                    mesh="",
+                    runs=self._runs([group for group in used if lane in devices[group]]),
+                )
+                for lane in order
+            ]
             return lanes, {group: [order.index(at) for at in devices[group]] for group in used}
         rows, plan = [], self.result.plan
         for own in sets:
@@ -273,9 +282,27 @@ class _Ribbon:
                     devices=list(own),
                     stages=sorted({plan.stages[at] for at in groups} if any(plan.stages) else ()),
                     mesh=" ".join(f"{axis}={size}" for axis, size in axes if size > 1),
+                    runs=self._runs(groups),
                 )
             )
         return rows, {group: [sets.index(devices[group])] for group in used}
+
+    def _runs(self, groups: Collection[int]) -> str:
+        """What groups of devices run, forward or, where they run nothing forward, at all."""
+        for words in self._words:
+            own = frozenset(node for node in words.seconds if self.groups[node] in groups)
+            if own:
+                return words.text(own)
+        return ""
+
+    @cached_property
+    def _words(self) -> Sequence[LaneWords]:
+        """Words for the nodes that take time, of the forward pass and of all."""
+        nodes = self.graph.nodes
+        names, types = [node.name for node in nodes], [node.op for node in nodes]
+        timed = {index: self._seconds([index]) for index in sorted(self.spans)}
+        forward = {at: spent_s for at, spent_s in timed.items() if not self._part(nodes[at])}
+        return [LaneWords(names, types, self.paths, seconds) for seconds in (forward, timed)]
 
     def _turn(
         self, own: tuple[int, ...], devices: Mapping[int, tuple[int, ...]]

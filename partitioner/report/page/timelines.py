@@ -27,11 +27,14 @@ _COMPUTE, _COMM, _WAITING, _OTHER = range(4)
 _Event: TypeAlias = tuple[int, int, int | None, str, float, float]
 
 
-def timelines(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> list[Timeline]:
+def timelines(
+    tasks: Schedule, refs: Sequence[int], lanes: Lanes, *, turn: str = "request"
+) -> list[Timeline]:
     """A request alone and, if stages of different requests run at once, several in flight.
 
     Of a plan in stages: one step, pass by pass and task by task. Events are of the lanes' busiest
-    devices; `refs` (see `schema`) are of the tasks.
+    devices; `refs` (see `schema`) are of the tasks. `turn` is what the plan repeats, see `Head`:
+    steps of a training follow one another.
     """
     staged = not tasks.order.is_whole
     columns = _Columns(refs, lanes, staged=staged)
@@ -45,8 +48,8 @@ def timelines(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> list[Timeli
         return shown
     copies = len(copies_on(task.placed.mesh for task in tasks.tasks if task.placed is not None))
     of_each = " on each whole copy" if copies else ""
-    shown = [columns.timeline(one, f"one request{of_each}", _tasks(one))]
-    in_turns = any(task.target_hops for task in tasks.tasks)
+    shown = [columns.timeline(one, f"one {turn}{of_each}", _tasks(one))]
+    in_turns = turn == "request" and any(task.target_hops for task in tasks.tasks)
     if in_turns and len(shown[0]["ref"]) * STREAM <= MAX_EVENTS:
         stream = simulate(tasks, STREAM)
         in_turn = f", in turn on {copies} whole copies" if copies else ""
@@ -55,10 +58,10 @@ def timelines(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> list[Timeli
     return shown
 
 
-def run_timeline(tasks: Schedule, refs: Sequence[int], lanes: Lanes) -> Timeline:
+def run_timeline(tasks: Schedule, refs: Sequence[int], lanes: Lanes, turn: str) -> Timeline:
     """Time a request or step as ranks run it, with what brings results to every rank."""
     staged, one = not tasks.order.is_whole, simulate(tasks)
-    label = f"one {'step' if staged else 'request'}, with its results brought to every rank"
+    label = f"one {turn}, with its results brought to every rank"
     columns = _Columns(refs, lanes, staged=staged)
     return columns.timeline(one, label, _tasks(one, passes(tasks, one) if staged else ()))
 

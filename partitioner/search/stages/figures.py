@@ -24,6 +24,7 @@ from partitioner.ir.ops import is_stored
 from partitioner.ir.phases import fixed_nodes, weight_nodes
 from partitioner.ir.pipeline.actions import PipelineSchedule
 from partitioner.ir.plan import NodePlan, Pipeline, PlacedNode, Plan, resolve
+from partitioner.ir.program import CommKind
 from partitioner.rewrites.staging import changing_nodes, stages_of_all
 from partitioner.search.stages.stage_lives import Floats, LaneRuns, StageLives
 from partitioner.solver.stages.least_cuts import State, least_cuts
@@ -384,7 +385,7 @@ class StageFigures:
             return np.zeros((2, len(self.units) + 1))
         level = self.cluster.level((0, len(self.cluster) - 1))
         whole = np.array([level.message_s + level.transfer_s(float(n)) for n in self.crossing])
-        return np.stack((whole, (1 - level.hidden_share(2)) * whole))
+        return np.stack((whole, (1 - level.hidden_share(CommKind.SEND, 2)) * whole))
 
     @cached_property
     def open(self) -> npt.NDArray[np.bool_]:

@@ -288,7 +288,18 @@ class Weighing:
         outcome = self._above_nothing(outcome)
         others = [plan for one in self.found.values() for plan in one.candidates]
         failed = dict.fromkeys(one for each in self.found.values() for one in each.failed)
-        return replace(outcome, candidates=tuple(others), failed=tuple(failed))
+        ruled_out = [one for each in self.found.values() for one in each.ruled_out]
+        ruled_out += [
+            (self.ways[other].name, least)
+            for other, least in self.bounds.items()
+            if other not in self.late
+        ]
+        return replace(
+            outcome,
+            candidates=tuple(others),
+            failed=tuple(failed),
+            ruled_out=tuple(dict(ruled_out).items()),
+        )
 
     def _above_nothing(self, outcome: Outcome) -> Outcome:
         """The outcome with the bound of all plans where spaces that were not reached have none."""

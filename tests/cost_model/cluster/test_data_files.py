@@ -4,11 +4,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from partitioner.api.option_table import GridOptions
 from partitioner.cost_model.cluster import presets, published
+from partitioner.cost_model.cluster.launches import launches
 from partitioner.cost_model.cluster.published import data_file
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 
@@ -42,10 +44,30 @@ def test_every_table_of_a_preset_is_published() -> None:
 
 
 def test_the_more_pytorch_does_the_later_a_kernel_follows() -> None:
-    times = [presets.launch_s(by) for by in presets.launches()]
-    assert presets.launches() == ("native", "eager", "autograd")
+    times = [launches()[name].kernel_s for name in ("graphs", "native", "eager", "autograd")]
     assert times == sorted(times)
-    assert presets.device("h100").launch_s == times[0]
+    assert presets.device("h100").launch_s == launches()["native"].kernel_s
+
+
+def test_only_graphs_of_kernels_take_seconds_of_their_own() -> None:
+    assert [name for name, by in launches().items() if by.in_graphs] == ["graphs"]
+    row = data_file("presets.toml")["launches"]["graphs"]
+    assert row["graph_us"] > 0
+    assert row["graph_source"].startswith("https://")
+
+
+def test_an_overlap_of_its_own_has_a_source() -> None:
+    own = {name: row for name, row in presets.accelerators().items() if row.overlap is not None}
+    assert [*own] == ["mi300x"]
+    for name, row in own.items():
+        assert row.overlap_source.startswith("https://")
+        assert {level.overlap for level in presets.levels(name, 2, 8)} == {row.overlap}
+    assert {level.overlap for level in presets.levels("h100", 2, 8)} == {0.6}
+
+
+def test_the_option_takes_every_name() -> None:
+    choices = get_args(get_type_hints(GridOptions, localns={})["launches"])
+    assert {*get_args(choices[0])} == {*launches()}
 
 
 @pytest.mark.parametrize("name", ["cpu", "ideal"])

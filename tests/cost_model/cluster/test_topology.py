@@ -11,6 +11,8 @@ from partitioner.cost_model.cluster import presets
 from partitioner.cost_model.cluster.resolve import gpu_fingerprint, local_cluster, resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel, parse_bytes
 from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.executors import ONNX_RUNTIME
+from partitioner.ir.program import CommKind
 
 ROOT = Path(partitioner.__file__).resolve().parents[1]
 DOCS = ROOT / "docs" / "reference" / "cluster.md"
@@ -174,7 +176,7 @@ DEVICE = '[[devices]]\npreset="h100"\n'
         ),
         (
             DEVICE + 'launches="python"\n' + LEVEL,
-            "launches is 'python', not one of native, eager, autograd",
+            "launches is 'python', not one of native, eager, autograd, graphs",
         ),
         (
             DEVICE + 'launches="eager"\nlaunch_s=0\n' + LEVEL,
@@ -196,6 +198,16 @@ DEVICE = '[[devices]]\npreset="h100"\n'
         (DEVICE + LEVEL + "size=2\n", "outermost level 'l' has size 2, the cluster has 1 devices"),
         (DEVICE + LEVEL + 'size="x"\n', "level 'l': size is 'x', not a whole number"),
         (DEVICE + LEVEL + "width=2\n", "level 'l' has an unknown key 'width'"),
+        (DEVICE + LEVEL + "overlap=1.5\n", "level 'l': overlap is 1.5, not within 0 and 1"),
+        (DEVICE + LEVEL + "overlaps=0.5\n", "level 'l': overlaps is 0.5, not shares by kind"),
+        (
+            DEVICE + LEVEL + "overlaps={all_reduce=-1}\n",
+            "level 'l': overlap is -1.0, not within 0 and 1",
+        ),
+        (
+            DEVICE + LEVEL + "overlaps={all_to_all=0.5}\n",
+            "has a kind 'all_to_all', not one of send, all_gather, reduce_scatter, all_reduce",
+        ),
         (DEVICE + "count=4\n" + LEVEL + "size=3\n" + LEVEL, "is not made of groups of 3"),
     ],
 )
@@ -310,13 +322,65 @@ peak_flops_per_s = { float32 = 1e12 }
         ('preset = "l4"\nlaunches = "native"', 4),
         ('preset = "l4"\nlaunches = "eager"', 18),
         ('preset = "l4"\nlaunches = "autograd"', 103.9 / 3),
+        ('preset = "l4"\nlaunches = "graphs"', 1.3),
+        (FIGURES.replace("launch_s = 4e-6", 'launches = "graphs"'), 1.3),
         ('preset = "l4"\nlaunch_s = 7e-6', 7),
     ],
 )
 def test_a_file_says_what_submits_kernels(tmp_path: Path, device: str, launch_us: float) -> None:
     path = tmp_path / "lab.toml"
     path.write_text(CARDS.format(device=device))
-    assert resolve_cluster(path).devices[0].launch_s == pytest.approx(launch_us * 1e-6)
+    cluster = resolve_cluster(path)
+    assert cluster.devices[0].launch_s == pytest.approx(launch_us * 1e-6)
+    assert Cluster.from_data(cluster.to_data()) == cluster
+
+
+@pytest.mark.parametrize(
+    ("device", "launches"),
+    [
+        ('preset = "l4"', "native"),
+        ('preset = "l4"\nlaunches = "eager"', "eager"),
+        ('preset = "l4"\nlaunches = "graphs"', "graphs"),
+        ('preset = "l4"\nlaunch_s = 7e-6', None),
+    ],
+)
+def test_what_a_file_says_of_launches_goes_before_the_executor(
+    tmp_path: Path, device: str, launches: str | None
+) -> None:
+    path = tmp_path / "lab.toml"
+    path.write_text(CARDS.format(device=device))
+    given = resolve_cluster(path)
+    spec = given.run_by(ONNX_RUNTIME).devices[0]
+    assert spec.launches == launches
+    assert spec.launch_s == given.devices[0].launch_s
+
+
+def test_a_level_tells_kinds_apart_that_pass_beside_compute(tmp_path: Path) -> None:
+    path = tmp_path / "lab.toml"
+    shares = "overlap = 0.5\noverlaps = { all_gather = 0.8, send = 0.9 }\n"
+    cards = CARDS.format(device='preset = "l4"')
+    path.write_text(cards.replace('name = "node"\n', f'name = "node"\n{shares}'))
+    cluster = resolve_cluster(path)
+    assert Cluster.from_data(cluster.to_data()) == cluster
+    inner, outer = cluster.levels
+    hidden = {kind: inner.hidden_share(kind, 2) for kind in CommKind}
+    assert hidden[CommKind.ALL_GATHER] == 0.8
+    assert hidden[CommKind.SEND] == hidden[CommKind.ALL_TO_ALL] == 0.9
+    assert hidden[CommKind.ALL_REDUCE] == hidden[CommKind.REDUCE_SCATTER] == 0.5
+    assert {outer.hidden_share(kind, 2) for kind in CommKind} == {0.0}
+    assert "overlaps" not in cluster.to_data()["levels"][1]
+
+
+def test_launches_are_asked_for_over_those_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "lab.toml"
+    path.write_text(CARDS.format(device='preset = "l4"\nlaunches = "eager"'))
+    cluster = resolve_cluster(path)
+    with pytest.raises(CostError, match="launches 'graphs' is of GPUs, and device 'cpu' is none"):
+        cluster.with_launches("graphs")
+    gpus = cluster.first(2).with_launches("graphs")
+    assert [(spec.launches, spec.launch_s) for spec in gpus.devices] == [("graphs", 1.3e-6)] * 2
+    with pytest.raises(CostError, match="launches is 'python', not one of native"):
+        gpus.with_launches("python")
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,8 @@ def test_a_part_is_taken_when_what_brought_the_whole_is_waited_for(kind: CommKin
         compute("d", 0, (), {"z": 2}),
         outputs=("y",),
     )
-    own = 20 if kind is CommKind.ALL_GATHER else 0  # nothing reads s itself: to the end
-    assert exact_curve(schedule) == [20, 40, own + 40, own + 41, own + 45, own + 5 + 2]
+    own = 20 if kind is CommKind.ALL_GATHER else 0  # whose operand is held until the part is taken
+    assert exact_curve(schedule) == [20, 40, own + 40, own + 41, own + 45, 5 + 2]
 
 
 def test_an_alias_has_no_bytes_and_keeps_its_root() -> None:

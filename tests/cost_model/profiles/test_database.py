@@ -420,7 +420,7 @@ def test_groups_of_two_levels_have_entries_of_their_own(tmp_path: Path) -> None:
     assert collective(kind, (0, 2), 1000, cluster) == Algorithm("measured", 0.5)
     assert collective(kind, (1, 3), 1000, cluster) == Algorithm("measured", 0.5)
     assert collective(kind, (0, 1, 2, 3), 1000, cluster) == Algorithm("measured", 2.0)
-    assert cluster.levels[1].hidden_share(4) == pytest.approx(0.75)
+    assert cluster.levels[1].hidden_share(kind, 4) == pytest.approx(0.75)
     assert cluster.levels[1].message_s == 0.125
     assert cluster.levels[0].message_s == cluster.levels[0].latency_s
     three = collective(kind, (0, 1, 2), 1000, cluster)  # two of one machine, one of the other
@@ -467,11 +467,27 @@ def test_the_hidden_share_is_measured(tmp_path: Path) -> None:
         link("send", 4000, 9.0),  # never measured beside compute
     )
     (level,) = cluster.levels
-    assert level.hidden_share(2) == pytest.approx(0.75)
-    assert level.hidden_share(3) == level.overlap
+    assert level.hidden_share(CommKind.ALL_REDUCE, 2) == pytest.approx(0.75)
+    assert level.hidden_share(CommKind.ALL_REDUCE, 3) == level.overlap
     reduced = Comm(0, CommKind.ALL_REDUCE, (0, 1), "x", "y", "float32", (), "sum")
     assert overlap_share(reduced, cluster) == pytest.approx(0.75)
     assert overlap_share(replace(reduced, kind=CommKind.SLICE), cluster) == 0
+
+
+def test_the_hidden_share_is_that_of_the_kind(tmp_path: Path) -> None:
+    """Messages and exchanges have one; what was not measured has that of all kinds."""
+    cluster = linked(
+        tmp_path / "p",
+        *(link(kind, 1000, 1.0) for kind in ("all_reduce", "send", "all_to_all")),
+        *(link(beside(kind), 1000, s) for kind, s in (("all_reduce", 0.5), ("send", 0.2))),
+        link(beside("all_to_all"), 1000, 0.4),
+    )
+    (level,) = cluster.levels
+    shares = {kind: level.hidden_share(kind, 2) for kind in CommKind}
+    assert shares[CommKind.ALL_REDUCE] == pytest.approx(0.5)
+    assert shares[CommKind.SEND] == shares[CommKind.GATHER] == pytest.approx(0.7)
+    assert shares[CommKind.ALL_TO_ALL] == shares[CommKind.BROADCAST] == pytest.approx(0.7)
+    assert shares[CommKind.ALL_GATHER] == pytest.approx(1.9 / 3)
 
 
 def _relus(*ops: str) -> Graph:

@@ -19,6 +19,7 @@ from typing import Any, cast
 import partitioner
 from partitioner import functional
 from partitioner.cli.app import command_line
+from partitioner.cost_model.cluster.launches import launches
 from partitioner.frontends.torch.options import OPTIMIZERS
 from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import OBJECTIVES
@@ -34,6 +35,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "solver": ("highs", "cbc"),
     "objective": OBJECTIVES,
     "strategy": ("auto", "intra", "inter", "copies"),
+    "launches": tuple(launches()),
 }
 #: Classes whose methods are the library's own; users make them.
 TABLES = ("Cluster", "Constraints")

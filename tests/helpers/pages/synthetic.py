@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
 from partitioner.report.schema import (
@@ -84,7 +85,7 @@ def report(
         made.nodes[index]["name"] = name
         made.nodes[index]["outputs"][0]["name"] = name
     timelines = [_timeline(made, groups, devices, count) for count in requests]
-    memory = [_memory(made, groups, device) for device in range(devices)]
+    memory = [_memory(made, groups, device, timelines[0]) for device in range(devices)]
     rows = _devices(made, groups, memory)
     step = max(row["compute_s"] + row["comm_s"] for row in rows)
     return {
@@ -324,7 +325,15 @@ def _ribbon(made: Made, groups: list[GroupRow], overlapping: bool) -> Ribbon:
         else [row["devices"] for row in groups]
     )
     return {
-        "lanes": [{"devices": lane, "stages": [], "mesh": ""} for lane in lanes],
+        "lanes": [
+            {
+                "devices": lane,
+                "stages": [],
+                "mesh": "",
+                "runs": f"layers {at}-9, part {at} of lm_head",
+            }
+            for at, lane in enumerate(lanes)
+        ],
         "boxes": boxes,
         "end_s": sum(node["seconds"] for node in made.nodes),
         "training": False,
@@ -352,7 +361,9 @@ def _critical(starts: list[float], durations: list[float]) -> list[int]:
     return path[::-1]
 
 
-def _memory(made: Made, groups: list[GroupRow], device: int) -> Memory:
+def _memory(made: Made, groups: list[GroupRow], device: int, timeline: Timeline) -> Memory:
+    starts = dict(zip(reversed(timeline["ref"]), reversed(timeline["start_s"]), strict=True))
+    begins = list(accumulate((starts[ref] for ref in made.tasks), max))
     here = [
         index for index, node in enumerate(made.nodes) if device in groups[node["group"]]["devices"]
     ]
@@ -376,12 +387,12 @@ def _memory(made: Made, groups: list[GroupRow], device: int) -> Memory:
         "limit_bytes": 4 * peak // 3,
         "weights_bytes": weights,
         "position": position,
-        "seconds": None,
+        "seconds": [begins[at] for at in position],
         "activations": activations,
         "buffers": buffers,
         "peak_bytes": peak,
         "peak_position": position[sums.index(peak)],
-        "peak_s": None,
+        "peak_s": begins[position[sums.index(peak)]],
         "live": {
             "name": ["weights of the device", *(made.nodes[at]["name"] for at in here[:40])],
             "kind": ["weights", *("activations" for _ in here[:40])],
@@ -515,6 +526,7 @@ def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
                 "chosen": True,
                 "why": "",
                 "changes": None,
+                "bound": None,
             },
             {
                 "space": "intra (x=4)",
@@ -523,6 +535,7 @@ def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
                 "chosen": False,
                 "why": "device 1 communicates 1.2 ms more",
                 "changes": _changes(),
+                "bound": None,
             },
             {
                 "space": "hybrid (4 x one device)",
@@ -531,6 +544,16 @@ def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
                 "chosen": False,
                 "why": "the time limit was over",
                 "changes": None,
+                "bound": None,
+            },
+            {
+                "space": "intra (dp=2 tp=2)",
+                "cost": None,
+                "devices_used": None,
+                "chosen": False,
+                "why": "none of its plans costs less than 3 ms",
+                "changes": None,
+                "bound": 2 * step,
             },
         ],
         "trials": [],

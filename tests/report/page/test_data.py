@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import partitioner
+from helpers.modules import small_gpt
 from helpers.pages import schema_check
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
@@ -119,6 +120,15 @@ def test_events_refer_to_nodes_and_communications(data: Report) -> None:
         assert all(0 <= index < len(timeline["ref"]) for index in timeline["critical"])
 
 
+def test_what_a_training_repeats_is_a_step() -> None:
+    model, arguments = small_gpt.small_gpt()
+    program = partitioner.compile(
+        model, arguments, 2, training=True, parallel="dp", plan_only=True, time_limit_s=2
+    )
+    labels = [timeline["label"] for timeline in report_data(program)["timelines"]]
+    assert labels == ["one step", "one step, with its results brought to every rank"]
+
+
 def test_memory_adds_up_to_the_peak(compiled: Compiled, data: Report) -> None:
     for device, entry in enumerate(data["memory"]):
         assert entry["peak_bytes"] == compiled.evaluation.held_bytes[device]
@@ -131,6 +141,10 @@ def test_memory_adds_up_to_the_peak(compiled: Compiled, data: Report) -> None:
         total = sum(live["bytes"]) + live["more_bytes"]
         assert total == pytest.approx(entry["peak_bytes"], abs=len(live["bytes"]) + live["more"])
         assert entry["position"] == sorted(set(entry["position"]))
+        times, end_s = entry["seconds"], data["timelines"][0]["end_s"]
+        assert (times is None) == (end_s == 0)
+        assert times is None or times == sorted(times)
+        assert 0 <= (entry["peak_s"] or 0) <= end_s
 
 
 def test_traffic_adds_up_to_what_is_sent(compiled: Compiled, data: Report) -> None:
@@ -156,6 +170,8 @@ def test_the_searched_spaces_begin_with_the_chosen_one(compiled: Compiled, data:
     assert rows[0]["cost"] == compiled.cost
     assert rows[0]["why"] == ""
     assert all(row["why"] for row in rows[1:])
+    searched = compiled.plan.certificate.space if compiled.plan.certificate else ""
+    assert {row["space"] for row in rows} >= set(searched.split(", "))
 
 
 def test_a_space_says_what_keeps_its_plan_from_being_chosen() -> None:
@@ -163,16 +179,24 @@ def test_a_space_says_what_keeps_its_plan_from_being_chosen() -> None:
     spaces = [
         {"space": "slow link", "cost": 4e-3, **figures, "comm_s": 2e-3},
         {"space": "best", "cost": 3e-3, **figures},
+        {"space": "near", "cost": 3.0033e-3, **figures, "comm_s": 0.5e-3, "compute_s": 1e-3},
         {"space": "uneven", "cost": 5e-3, **figures, "compute_s": 4e-3},
         {"space": "equal", "cost": 3e-3, **figures, "devices_used": 2},
     ]
-    summary = {"cost": 3e-3, "spaces": spaces, "not_searched": {"late": "the time was over"}}
+    summary = {
+        "cost": 3e-3,
+        "spaces": spaces,
+        "ruled_out": {"dear": 2.99e-3},
+        "not_searched": {"late": "the time was over"},
+    }
     rows = {row["space"]: row["why"] for row in space_rows(summary, "throughput")}
     assert rows == {
         "best": "",
         "equal": "costs the same, on 2 devices in place of 4",
+        "near": "costs 3.3 \u00b5s more",
         "slow link": "device 1 communicates 1 ms more",
         "uneven": "device 1 computes 2 ms more",
+        "dear": "none of its plans costs less than 2.99 ms",
         "late": "the time was over",
     }
     memory = {row["space"]: row["why"] for row in space_rows(summary, "memory")}

@@ -66,6 +66,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pages")
     reports = {
         "plan": synthetic.report(),
+        "equal": equal(),
         "overlapping": synthetic.report(layers=2, overlapping=True),
         "hostile": synthetic.report(layers=2, names=HOSTILE),
         "large": synthetic.report(layers=357, devices=8, requests=(1, 2)),
@@ -82,6 +83,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, data in reports.items():
         (folder / f"{name}.html").write_text(page.render(data), "utf-8")
     return folder
+
+
+def equal() -> Report:
+    """A report of four devices of one name, in two stages of two."""
+    data = synthetic.report()
+    for device in data["devices"]:
+        device["name"] = "h100"
+    return data
 
 
 def uncertified() -> Report:
@@ -311,7 +320,7 @@ class TestPlan:
         tab(driver, "timeline")
         select(driver, "node", 200)
         lane = driver.execute_script(
-            "const {line} = page.timeline; return 2 * line.device[line.byRef.get(200)[0]]"
+            "const {line} = page.timeline; return line.row[line.device[line.byRef.get(200)[0]]]"
         )
         first, last = driver.execute_script(
             "const zoom = page.timeline.chart.getOption().dataZoom[2];"
@@ -320,7 +329,7 @@ class TestPlan:
         assert 0 < first <= lane <= last
 
     def test_head_has_the_verdict(self, opened: Opener) -> None:
-        text = opened("plan").find_element(By.TAG_NAME, "header").text
+        text = opened("plan", view="overview").find_element(By.TAG_NAME, "header").text
         for part in (
             "Between requests",
             "predicted; one device",
@@ -332,7 +341,7 @@ class TestPlan:
             assert part in text
 
     def test_stages_have_their_figures(self, opened: Opener) -> None:
-        driver = opened("staged")
+        driver = opened("staged", view="overview")
         assert "20 %\npredicted; 8 micro-batches" in driver.find_element(By.ID, "tiles").text
         tab(driver, "stages")
         panel = driver.find_element(By.ID, "panel-stages").text
@@ -352,6 +361,26 @@ class TestPlan:
         driver.find_element(By.ID, "search").send_keys(Keys.ARROW_DOWN, Keys.ENTER)
         assert "/model/layers.1/attn/softmax/Softmax" in details(driver)
         assert "n20" in drawn(driver)  # its blocks are opened
+
+    def test_search_finds_all_that_the_page_names(self, opened: Opener) -> None:
+        driver = opened("plan", view="overview")
+        shown = [name.text for name in driver.find_elements(By.CLASS_NAME, "box-name")]
+        assert "layers.1" in shown
+        rows = search(driver, "layers.1")
+        assert any(row.startswith("block") for row in rows)
+        assert len(search(driver, "layers.1.attn")) == len(search(driver, "layers/1/attn")) > 0
+        in_layer = search(driver, "layer 1")
+        assert in_layer
+        assert not any("layers.0" in row or "layers.2" in row for row in in_layer)
+        assert any(row.startswith("all-reduce") for row in search(driver, "all-reduce"))
+        (device,) = search(driver, "2: accelerator")
+        assert device.startswith("device")
+        driver.find_element(By.ID, "search").send_keys(Keys.ENTER)
+        assert driver.execute_script("return page.selection.current") == {"type": "device", "id": 2}
+        value = driver.execute_script("return page.plan.nodes[4].outputs[0].name")
+        assert search(driver, value)
+        held = driver.execute_script("return page.plan.nodes[2].inputs.at(-1).name")
+        assert search(driver, held)
 
     def test_click_shows_details(self, opened: Opener) -> None:
         driver = opened("plan")
@@ -449,7 +478,7 @@ class TestPlan:
         x, y = driver.execute_script(
             "const row = page.plan.memory[page.memory.device];"
             "const [x, y] = page.memory.curve.chart.convertToPixel({gridIndex: 0},"
-            " [row.peak_position, row.peak_bytes]);"
+            " [row.peak_s, row.peak_bytes]);"
             "const box = document.getElementById('memory-curve').getBoundingClientRect();"
             "return [Math.round(x + box.x), Math.round(y + box.y)]"
         )
@@ -460,6 +489,23 @@ class TestPlan:
         assert "at its peak" in live
         assert "weights of the device" in live
         assert driver.switch_to.active_element.get_attribute("aria-label") == "Held at the peak"
+
+    def test_memory_is_drawn_over_time(self, opened: Opener) -> None:
+        driver = opened("plan", view="memory")
+        axis = driver.execute_script("return page.memory.curve.chart.getOption().xAxis[0]")
+        assert axis["name"] == "one request"
+        assert axis["max"] == driver.execute_script("return page.plan.timelines[0].end_s")
+        held = driver.execute_script("return page.memory.held.map(({x}) => x)")
+        assert held == sorted(held)
+        assert " at its peak: " in driver.find_element(By.ID, "memory-live").text
+        assert "position" not in driver.find_element(By.ID, "panel-memory").text
+        ref = driver.execute_script("return page.plan.timelines[0].ref.find((ref) => ref >= 0)")
+        select(driver, "node", ref)
+        lines = driver.execute_script(
+            "const {series} = page.memory.curve.chart.getOption();"
+            "return series.find(({name}) => name === 'weights').markLine.data.length"
+        )
+        assert lines == 2  # the limit and where the node begins
 
     def test_table_sorts_and_filters(self, opened: Opener) -> None:
         driver = opened("plan")
@@ -521,13 +567,13 @@ class TestPlan:
             assert f"Position\n{said}" in details(driver)
 
     def test_the_seed_and_what_was_folded(self, opened: Opener) -> None:
-        driver = opened("plan")
+        driver = opened("plan", view="overview")
         assert driver.find_element(By.ID, "subtitle").text.endswith(" \u00b7 seed 3")
         notes = driver.find_element(By.ID, "notes-list").get_attribute("textContent")
         assert "Folded: 12 layers as one." in str(notes)
 
     def test_without_a_certificate(self, opened: Opener) -> None:
-        header = opened("uncertified").find_element(By.TAG_NAME, "header")
+        header = opened("uncertified", view="overview").find_element(By.TAG_NAME, "header")
         subtitle = header.find_element(By.ID, "subtitle").text
         assert re.fullmatch(r"throughput on [^\u00b7]+ \u00b7 not certified", subtitle)
         assert "gap" not in header.text
@@ -535,7 +581,7 @@ class TestPlan:
         assert header.text.count("not certified") == 2
 
     def test_no_speed_up_though_it_fits_one_device(self, opened: Opener) -> None:
-        text = opened("uncertified").find_element(By.ID, "tiles").text
+        text = opened("uncertified", view="overview").find_element(By.ID, "tiles").text
         assert "does not fit" not in text
         assert "\u2013\npredicted; a step takes no time" in text
 
@@ -775,7 +821,7 @@ class TestOtherPages:
         assert judged["devices used"] == judged["speed-up"] == set()
 
     def test_a_searched_space_opens_its_own_plan(self, opened: Opener) -> None:
-        driver = opened("plan")
+        driver = opened("plan", view="overview")
         (link,) = driver.find_elements(By.CSS_SELECTOR, "#spaces button")
         link.click()
         panel = driver.find_element(By.ID, "why-changes")
@@ -896,8 +942,46 @@ class TestOverview:
         first = driver.find_element(By.CSS_SELECTOR, "#tabs [role=tab]")
         assert first.get_attribute("id") == "tab-overview"
         answer = driver.find_element(By.ID, "overview-answer").text
-        assert "layers.0" in answer
+        assert "layers 0-9" in answer
         assert "x cuts columns and rows" in answer
+
+    def test_lanes_and_the_sentence_say_all_that_they_run(self, opened: Opener) -> None:
+        driver = opened("plan", view="overview")
+        titles = [row.text for row in driver.find_elements(By.CLASS_NAME, "lane-what")]
+        assert titles == ["layers 0-9, part 0 of lm_head", "layers 1-9, part 1 of lm_head"]
+        answer = driver.find_element(By.ID, "overview-answer").text
+        assert answer.startswith(f"Devices 0-1: {titles[0]}; devices 2-3: {titles[1]}. ")
+
+    def test_many_lanes_are_a_grid_of_devices_by_stage_and_load(self, opened: Opener) -> None:
+        driver = opened("flat", view="overview")
+        cards = driver.find_elements(By.CSS_SELECTOR, "#overview-canvas .device-card")
+        assert [card.text.split(":")[0] for card in cards[:2]] == ["0-1", "2-3"]
+        assert "layers 1-9, part 1 of lm_head" in cards[1].text
+        styles = "return [...document.querySelectorAll('.device-card')].map((card) =>"
+        colours = driver.execute_script(f"{styles} card.style.getPropertyValue('--fill'))")
+        assert len(colours) == 32
+        assert colours[0] != colours[1]
+        shades = driver.execute_script(
+            f"{styles} [...card.querySelectorAll('i')].map((cell) =>"
+            " parseFloat(cell.style.getPropertyValue('--load'))))"
+        )
+        loads = driver.execute_script(
+            "return page.plan.devices.map((row) => row.compute_s + row.comm_s)"
+        )
+        every = [shade for card in shades for shade in card]
+        assert len(every) == len(loads) == 64
+        assert max(every) == 100
+        assert every.index(max(every)) == loads.index(max(loads))
+        assert min(every) < max(every)
+        cards[1].click()
+        assert driver.execute_script("return page.selection.current") == {"type": "device", "id": 2}
+        button = driver.find_element(By.ID, "overview-grid")
+        button.click()
+        assert len(driver.find_elements(By.CSS_SELECTOR, "#overview-canvas .lane")) == 32
+        assert button.text == "Grid of devices"
+        assert (
+            not opened("plan", view="overview").find_element(By.ID, "overview-grid").is_displayed()
+        )
 
     def test_boxes_say_what_is_cut_by_letter_and_colour(self, opened: Opener) -> None:
         driver = opened("plan", view="overview")
@@ -920,6 +1004,8 @@ class TestOverview:
     def test_boxes_of_a_lane_do_not_overlap_and_stay_in_the_canvas(self, opened: Opener) -> None:
         for name in ("plan", "overlapping", "large", "flat"):
             driver = opened(name, view="overview")
+            if name == "flat":  # which is a grid at first
+                driver.find_element(By.ID, "overview-grid").click()
             places = driver.execute_script(
                 "return [...page.overview.places].map(([i, p]) =>"
                 " [page.plan.ribbon.boxes[i].lanes, p.x, p.x + p.w])"
@@ -956,29 +1042,52 @@ def test_why_not_ranks_spaces_and_operators_with_reasons(opened: Opener) -> None
     assert spaces[0].startswith("inter")
     assert spaces[0].endswith("chosen")
     assert "device 1 communicates 1.2 ms more" in spaces[1]
-    assert "no plan" in spaces[2]
+    assert "intra (dp=2 tp=2)" in spaces[2]
+    assert "\u2265 " in spaces[2]
+    assert spaces[3].startswith("hybrid (4 x one device)")
+    assert "no plan" in spaces[3]
     rows = driver.find_elements(By.CSS_SELECTOR, "#why-nodes .rows .row")
     assert "the busiest device takes" in rows[0].text
+    tab(driver, "overview")
     assert "(chosen)" in driver.find_element(By.ID, "spaces").text
+    assert "intra (dp=2 tp=2) (none better)" in driver.find_element(By.ID, "spaces").text
 
 
 @needs_chromium
 def test_the_verdict_comes_first_and_the_licences_last(opened: Opener) -> None:
-    driver = opened("plan")
+    driver = opened("plan", view="overview")
     verdict = driver.find_element(By.ID, "verdict")
     assert verdict.text == "3.1 times as fast as one accelerator; limit: arithmetic on device 1"
     assert verdict.location["y"] < driver.find_element(By.ID, "tiles").location["y"]
     assert driver.find_element(By.CSS_SELECTOR, "footer #licences-open").is_displayed()
 
 
+@needs_chromium
+@pytest.mark.parametrize("width", [1440, 1000])
+def test_the_head_is_one_line_above_all_views_but_the_first(opened: Opener, width: int) -> None:
+    driver = opened("plan", view="overview")
+    headless.resize(driver, width, 900)
+    header = driver.find_element(By.TAG_NAME, "header")
+    whole = header.size["height"]
+    verdict = "3.1 times as fast as one accelerator; limit: arithmetic on device 1"
+    for view in ("graph", "timeline", "memory", "traffic", "nodes", "why"):
+        tab(driver, view)
+        assert header.size["height"] < 60
+        assert header.text.splitlines() == ["transformer of 4 layers", "Dark", verdict]
+    tab(driver, "overview")
+    assert header.size["height"] == whole > 150
+
+
 def click_event(driver: Chrome, view: str, second: float, lane: int) -> None:
     """A click of the mouse on a moment of a lane of a Gantt chart."""
     x, y = driver.execute_script(
-        "const {chart, element} = page[arguments[0]];"
-        "const [x, y] = chart.convertToPixel({xAxisIndex: 0, yAxisIndex: 0},"
-        " [arguments[1], arguments[2]]);"
+        "const view = page[arguments[0]]; const {chart, element} = view;"
+        "const at = (row) => chart.convertToPixel({xAxisIndex: 0, yAxisIndex: 0},"
+        " [arguments[1], row]);"
+        "const {row, top, bottom} = view.band(arguments[2], at(1)[1] - at(0)[1]);"
+        "const [x, y] = at(row);"
         "element.scrollIntoView(); const box = element.getBoundingClientRect();"
-        "return [Math.round(x + box.x), Math.round(y + box.y)]",
+        "return [Math.round(x + box.x), Math.round(y + (top + bottom) / 2 + box.y)]",
         view,
         second,
         lane,
@@ -1013,11 +1122,82 @@ def test_measured_and_predicted_lanes_are_zoomed_and_clicked(opened: Opener) -> 
 def test_a_click_on_the_timeline_selects_what_runs_then(opened: Opener) -> None:
     driver = opened("plan", view="timeline")
     event = driver.execute_script(
-        "const {line, pieces} = page.timeline; const piece = pieces.find(({many}) => many === 1);"
+        "const {line, pieces} = page.timeline; const alone = pieces.filter(({many}) => many === 1);"
+        "const [piece] = alone.sort((a, b) => b.to - b.from - a.to + a.from);"
         "return [(piece.from + piece.to) / 2, piece.lane, line.ref[piece.event]]"
     )
     click_event(driver, "timeline", event[0], event[1])
     assert driver.execute_script("return page.selection.current.id") == event[2]
+
+
+#: Fill, stroke, height and text of all shapes of the timeline.
+SHAPES = """
+const shapes = page.timeline.chart.getZr().storage.getDisplayList(true);
+return shapes.map(({style, shape}) =>
+  [typeof style.fill === "string" ? style.fill : "", style.stroke, shape?.height, style.text]);
+"""
+
+
+@needs_chromium
+def test_the_timeline_has_one_row_for_equal_devices(opened: Opener) -> None:
+    driver = opened("equal", view="timeline")
+    assert driver.execute_script("return page.timeline.line.rows") == [[0, 1], [2, 3]]
+    names = driver.execute_script("return page.timeline.names")
+    assert [name.split(":")[0] for name in names] == ["0-1", "2-3"]
+    # A task of a device that has no row of its own is marked on the row of its equals.
+    event = driver.execute_script(
+        "const {timelines} = page.plan; const line = timelines[1];"
+        "return line.ref.find((ref, at) => ref >= 0 && line.device[at] === 3)"
+    )
+    select(driver, "node", event)
+    marked = "return page.timeline.pieces.filter((p) => page.timeline.chosen.has(page.timeline"
+    assert driver.execute_script(f"{marked}.line.ref[p.event])).map((p) => p.lane >> 1)") == [1] * 4
+
+
+@needs_chromium
+def test_unlike_devices_have_a_row_each(opened: Opener) -> None:
+    driver = opened("overlapping", view="timeline")
+    rows = driver.execute_script("return page.timeline.line.rows")
+    assert rows == [[0], [1], [2], [3]]
+
+
+@needs_chromium
+def test_bars_of_the_timeline_have_names_and_communication_is_thin(opened: Opener) -> None:
+    driver = opened("plan", view="timeline")
+    shapes = driver.execute_script(SHAPES)
+    texts = {text for *_, text in shapes if text}
+    assert {"layers.0", "layers.1"} <= {text for text in texts if text.startswith("layers.")}
+    communication = driver.execute_script(
+        "return getComputedStyle(document.documentElement).getPropertyValue('--comm').trim()"
+    )
+    heights = {fill == communication: set[int]() for fill, *_ in shapes}
+    for fill, _, height, _ in shapes:
+        heights[fill == communication].add(height or 0)
+    assert 0 < max(heights[True]) <= 12
+    assert max(heights[False]) > 60
+
+
+@needs_chromium
+def test_the_critical_path_is_one_outline_around_what_follows_each_other(opened: Opener) -> None:
+    driver = opened("plan", view="timeline")
+    warn = driver.execute_script(
+        "return getComputedStyle(document.documentElement).getPropertyValue('--warn').trim()"
+    )
+    frames = [height for _, stroke, height, _ in driver.execute_script(SHAPES) if stroke == warn]
+    critical = driver.execute_script("return page.timeline.line.critical.length")
+    assert 0 < len([height for height in frames if height]) < critical / 3
+
+
+@needs_chromium
+def test_the_legend_of_the_timeline_names_what_is_there(opened: Opener) -> None:
+    driver = opened("staged", view="timeline")
+    legend = driver.find_element(By.ID, "timeline-legend")
+    assert "F: forward pass" not in legend.text  # it has no passes
+    driver = opened("one", view="timeline")
+    assert driver.find_element(By.ID, "timeline-legend").text.splitlines() == [
+        "compute, in the colour of its devices",
+        "critical path",
+    ]
 
 
 @needs_chromium

@@ -15,6 +15,7 @@ import partitioner
 from helpers.modules.small_gpt import small_gpt
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.executors import PYTORCH
 from partitioner.examples import build, llama
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.errors import PartitionerError
@@ -478,8 +479,8 @@ def staged(module: nn.Module, batch: object, cluster: str, count: int) -> Module
 def bound_s(module: nn.Module, batch: object, cluster: str, count: int) -> float:
     whole = partitioner.compile(module, batch, devices=1, training=True)
     assert isinstance(whole, ModuleProgram)
-    least = LeastStep(whole.traced.uncut, resolve_cluster(cluster), most=1, waits=True)
-    return least.seconds(count)
+    devices = resolve_cluster(cluster).run_by(PYTORCH, training=True)
+    return LeastStep(whole.traced.uncut, devices, most=1, waits=True).seconds(count)
 
 
 @pytest.mark.parametrize(

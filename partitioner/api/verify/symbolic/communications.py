@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from partitioner.api.verify.symbolic.held import Facts, Held, of_one_value, reduced
-from partitioner.api.verify.symbolic.nodes import WholeModel
+from partitioner.api.verify.symbolic.held import (
+    Facts,
+    Held,
+    Types,
+    of_one_value,
+    placed,
+    reduced,
+)
 from partitioner.api.verify.symbolic.parts import (
     RefusedError,
-    covers,
-    joined,
     plain,
     taken,
 )
@@ -20,7 +24,7 @@ from partitioner.ir.program import REDUCING, CommKind
 
 
 def communicate(
-    model: WholeModel, sides: Mapping[int, Side], sources: Mapping[int, Facts]
+    types: Types, sides: Mapping[int, Side], sources: Mapping[int, Facts]
 ) -> dict[int, Facts]:
     """Facts about each written value; `sources` has those about the values read, by rank.
 
@@ -34,7 +38,7 @@ def communicate(
     if kind is CommKind.ALL_REDUCE:
         return _all_reduced(sides, sources)
     return {
-        rank: _arrived(model, rank, side, sources)
+        rank: _arrived(types, rank, side, sources)
         for rank, side in sides.items()
         if side.target is not None
     }
@@ -46,7 +50,7 @@ def _all_reduced(sides: Mapping[int, Side], sources: Mapping[int, Facts]) -> dic
     return dict.fromkeys(sides, made)
 
 
-def _arrived(model: WholeModel, rank: int, side: Side, sources: Mapping[int, Facts]) -> Facts:
+def _arrived(types: Types, rank: int, side: Side, sources: Mapping[int, Facts]) -> Facts:
     """Facts about the value that a rank writes."""
     type_ = side.target
     arriving = [t for t in side.comm.transfers if t.target == rank and t.numel]
@@ -63,22 +67,6 @@ def _arrived(model: WholeModel, rank: int, side: Side, sources: Mapping[int, Fac
         if not how and any(len(several) > 1 for several in pieces.values()):
             raise RefusedError("two pieces are written to one place", is_wrong=True)
         parts = {at: reduced(some, how) if how else some[0] for at, some in pieces.items()}
-        return [_placed(model, parts, type_.shape)]
+        return [placed(types, parts, type_.shape)]
 
     return of_one_value({t.source: sources.get(t.source, ()) for t in arriving}, made)
-
-
-def _placed(model: WholeModel, parts: Mapping[Region, Held], shape: tuple[int, ...]) -> Held:
-    """Join parts that are written to these places of a local tensor."""
-    first, *others = parts.values()
-    for other in others:
-        if (other.share, other.how) != (first.share, first.how):
-            raise RefusedError(f"it joins {first} and {other}", is_wrong=True)
-    whole = model.graph.types[first.value].shape
-    if len(whole) != len(shape) or not covers([*parts], shape):
-        raise RefusedError("what arrives does not fill it exactly", is_wrong=True)
-    region = tuple(
-        joined(((held.region[dim], at[dim]) for at, held in parts.items()), size, whole[dim])
-        for dim, size in enumerate(shape)
-    )
-    return replace(first, region=region)

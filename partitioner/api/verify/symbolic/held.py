@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, product
 
-from partitioner.api.verify.symbolic.parts import RefusedError, region_text, same_region
+from partitioner.api.verify.symbolic.parts import (
+    RefusedError,
+    covers,
+    joined,
+    region_text,
+    same_region,
+)
 from partitioner.api.verify.symbolic.shares import ALL, Share, together
 from partitioner.ir.exchange import Region
+from partitioner.ir.types import TensorType
 
 #: Most choices that are tried among parts of one value that are alike.
 _MOST_CHOICES = 64
@@ -29,6 +36,7 @@ class Held:
 
 
 Facts = tuple[Held, ...]  #: What a value of a rank is; all of them hold.
+Types = Mapping[str, TensorType]  #: The whole model's values.
 
 
 def of_one_value(
@@ -74,3 +82,19 @@ def reduced(helds: Sequence[Held], how: str) -> Held:
             is_wrong=True,
         )
     return Held(helds[0].value, region or (), share, "" if share == ALL else how)
+
+
+def placed(types: Types, parts: Mapping[Region, Held], shape: tuple[int, ...]) -> Held:
+    """Join parts that are written to these places of a local tensor."""
+    first, *others = parts.values()
+    for other in others:
+        if (other.value, other.share, other.how) != (first.value, first.share, first.how):
+            raise RefusedError(f"it joins {first} and {other}", is_wrong=True)
+    whole = types[first.value].shape
+    if len(whole) != len(shape) or not covers([*parts], shape):
+        raise RefusedError("what arrives does not fill it exactly", is_wrong=True)
+    region = tuple(
+        joined(((held.region[dim], at[dim]) for at, held in parts.items()), size, whole[dim])
+        for dim, size in enumerate(shape)
+    )
+    return replace(first, region=region)

@@ -32,17 +32,21 @@ class _Side:
 def programs_of(programs: Programs, graph: Graph) -> tuple[Program, ...]:
     """The programs of all ranks, which are of this graph; they are checked before."""
     programs.check()
-    return tuple(_program(program, programs, graph) for program in programs.ranks)
+    shared: dict[int, LocalNode] = {}
+    return tuple(_program(program, programs, graph, shared) for program in programs.ranks)
 
 
-def _program(program: RankProgram, programs: Programs, graph: Graph) -> Program:
+def _program(
+    program: RankProgram, programs: Programs, graph: Graph, shared: dict[int, LocalNode]
+) -> Program:
+    """The program of a rank; local nodes are `shared` by ranks that share steps."""
     stored = {node.name: _stored(node, program, programs) for node in graph.nodes if not node.reads}
     return Program(
         program.rank,
         tuple(
             _side(step, program)
             if isinstance(step, Comm)
-            else _local_node(step, stored.get(step.node.name, ()))
+            else _local_node(step, stored.get(step.node.name, ()), shared)
             for step in program.steps
         ),
         program.types,
@@ -54,6 +58,13 @@ def _program(program: RankProgram, programs: Programs, graph: Graph) -> Program:
         graph.opsets,
         None,
         programs.copies,
+        {
+            **{
+                name: (part.whole, part.region, part.zero)
+                for name, part in program.constants.items()
+            },
+            **{name: id(array) for name, array in program.literals.items()},
+        },
         delivers_all=True,
         cuts_constants=True,
     )
@@ -91,9 +102,11 @@ def _stored(node: Node, program: RankProgram, programs: Programs) -> Facts:
     return (Held(value, region_of(at.region(at.mesh.coord(program.rank)), shape)),)
 
 
-def _local_node(step: Compute, stored: Facts) -> LocalNode:
+def _local_node(step: Compute, stored: Facts, shared: dict[int, LocalNode]) -> LocalNode:
+    if not stored and id(step) in shared:
+        return shared[id(step)]
     node = step.node
-    return LocalNode(
+    local = LocalNode(
         node.name,
         node.op,
         node.inputs,
@@ -101,8 +114,9 @@ def _local_node(step: Compute, stored: Facts) -> LocalNode:
         node.captures,
         step.origin,
         partial(_is_like, node.attrs),
-        lambda _: stored,
+        lambda *_: stored,
     )
+    return local if stored else shared.setdefault(id(step), local)
 
 
 def _is_like(attrs: Mapping[str, Attr], node: Node) -> bool:

@@ -9,13 +9,14 @@ read only to try the likeliest node first.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from partitioner.api.verify.symbolic.held import Facts, Held
+from partitioner.api.verify.symbolic.flat import Flat, facts_of
+from partitioner.api.verify.symbolic.held import Facts, Held, Types
 from partitioner.api.verify.symbolic.loops import Loops, Parts, check_whole
 from partitioner.api.verify.symbolic.parts import RefusedError, all_of, any_of, count_of, whole
 from partitioner.api.verify.symbolic.shares import NOTHING
@@ -23,6 +24,7 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.loops.factors import PENDING
 from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.ops.aten.state import EITHER
 from partitioner.ir.ops.table import LocalOp, LocalView, OpView
 from partitioner.ir.types import TensorType
 
@@ -39,8 +41,20 @@ class LocalNode:
     origin: str  #: Name of the node that it seems to come from.
     #: Tests whether it has the attributes of a node of the same operator.
     is_like: Callable[[Node], bool]
-    #: What its result is by moving elements of one value, or by adding terms of a pending sum.
-    moved: Callable[[Rank], Facts] = lambda _: ()
+    #: What its result is by moving elements of values, or by adding terms of a pending sum; None if
+    #: it does neither.
+    moved: Callable[[Types, Rank], Facts | Flat | None] = lambda *_: None
+    drops_results: bool = False  #: Whether results that nothing reads have no name.
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Local values that it reads."""
+        return *self.inputs, *self.captures
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Local values that it makes."""
+        return tuple(filter(None, self.outputs))
 
 
 @dataclass
@@ -51,15 +65,30 @@ class Rank:
     types: Mapping[str, TensorType]  #: Types that the program states for local values.
     #: Contents of a constant by local name; None of what is no constant, or has no values here.
     contents: Callable[[str], np.ndarray | None]
+    #: What tells apart the contents of constants by local name; None if that is not known.
+    tokens: Mapping[str, Hashable] | None = None
     facts: dict[str, Facts] = field(default_factory=dict)
+    flats: dict[str, Flat] = field(default_factory=dict)  #: Values of several pieces.
+    #: The values that are other names of a value, by value.
+    other_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    equal_facts: dict[Facts, Facts] = field(default_factory=dict)  #: One object for equal ones.
     #: Whether a value is several parts of one value that are alike: it is not sure then which of
     #: them later nodes mean.
     is_ambiguous: bool = False
 
     def note(self, value: str, facts: Sequence[Held]) -> None:
         """Add what a local value is."""
-        self.facts[value] = tuple(dict.fromkeys(facts))
+        if self.other_names:
+            names = ((held, self.other_names.get(held.value, ())) for held in facts)
+            facts = [*facts, *(replace(h, value=other) for h, others in names for other in others)]
+        own = tuple(dict.fromkeys(facts))
+        self.facts[value] = self.equal_facts.setdefault(own, own)
         self.is_ambiguous |= len({held.value for held in facts}) < len(self.facts[value])
+
+    def flat(self, value: str) -> Flat:
+        """The elements of a local value in the order of its memory."""
+        facts, flat = self.facts.get(value, ()), self.flats.get(value)
+        return Flat.of(facts, self.types[value].shape) if facts or flat is None else flat
 
 
 @dataclass(frozen=True)
@@ -67,6 +96,32 @@ class WholeModel:
     """The whole model, and its nodes by what they read."""
 
     graph: Graph
+    #: How the programs of ranks name operators, where that is not the name in the op table.
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    #: Operators whose results are the same value as an operand, which programs do not name.
+    unnamed: frozenset[str] = frozenset()
+    #: The nodes that local nodes of a name and operator were on another rank: tried first.
+    found: dict[tuple[str, str], Sequence[Node]] = field(default_factory=dict)
+    #: What ranks made that run one local node on operands of equal facts.
+    made: dict[Hashable, Sequence[tuple[str, Facts]]] = field(default_factory=dict)
+
+    @cached_property
+    def other_names(self) -> Mapping[str, Sequence[str]]:
+        """The values that are other names of a value, by value."""
+        found: dict[str, list[str]] = {}
+        for node in reversed(self.graph.nodes):
+            if node.op not in self.unnamed:
+                continue
+            same = node.inputs if node.op == EITHER else node.inputs[:1]
+            for value in filter(None, same):
+                for name in (node.outputs[0], *found.get(node.outputs[0], ())):
+                    if name not in found.setdefault(value, []):
+                        found[value].append(name)
+        return found
+
+    def named(self, op: str) -> str:
+        """The name of an operator in the programs of ranks."""
+        return self.spelled.get(op, op)
 
     @cached_property
     def readers(self) -> Mapping[tuple[str, str], tuple[Node, ...]]:
@@ -75,18 +130,21 @@ class WholeModel:
         for node in self.graph.nodes:
             computed = [value for value in node.reads if value not in self.graph.constants]
             for value in computed or ("", *node.reads):
-                found.setdefault((value, node.op), []).append(node)
+                found.setdefault((value, self.named(node.op)), []).append(node)
         return {key: tuple(nodes) for key, nodes in found.items()}
 
-    def candidates(self, rank: Rank, node: LocalNode) -> Iterator[Node]:
-        """The nodes that a local node may be, the likeliest first."""
+    def candidates(self, rank: Rank, node: LocalNode) -> Iterator[Sequence[Node]]:
+        """The nodes that a local node may be: those found before, of its operator, others."""
+        yield self.found.get((node.name, node.op), ())
         graph, names = self.graph, (*node.inputs, *node.captures)
         values = [held.value for name in names for held in rank.facts.get(name, ())]
         computed = [value for value in values if value not in graph.constants]
         likely = [graph.by_name[n] for n in (node.origin, node.name) if n in graph.by_name]
         reads = (self.readers.get((value, node.op), ()) for value in computed or (*values, ""))
         found = {one.name: one for one in (*likely, *itertools.chain.from_iterable(reads))}
-        yield from found.values()
+        yield [*found.values()]
+        others = (one for value in dict.fromkeys(computed) for one in graph.consumers[value])
+        yield [*{one.name: one for one in others if one.name not in found}.values()]
 
 
 def follow(model: WholeModel, rank: Rank, nodes: Sequence[LocalNode]) -> int:
@@ -96,39 +154,96 @@ def follow(model: WholeModel, rank: Rank, nodes: Sequence[LocalNode]) -> int:
         RefusedError: It is no node of the model on these parts.
     """
     node, refused = nodes[0], list[RefusedError]()
-    found: dict[str, list[Held]] = {}
-    for candidate in model.candidates(rank, node):
+    key = _memo_key(rank, nodes)
+    if key in model.made:
+        for value, own in model.made[key]:
+            rank.note(value, own)
+        return 1
+    found = _moved(model, rank, node)
+    tried = (
+        [*_matches(model, rank, nodes, some, refused)] for some in model.candidates(rank, node)
+    )
+    matches = next(filter(None, tried), [])
+    if not matches and not found:
+        raise _unfollowed(rank, node, refused)
+    model.found[node.name, node.op] = [candidate for candidate, _, _ in matches]
+    several = [one for one in matches if one[1] > 1]
+    for _, _, made in several or matches:
+        for value, facts in made.items():
+            found.setdefault(value, []).extend(facts)
+    if several:
+        for value in several[0][2]:
+            rank.note(value, found[value])
+        return several[0][1]
+    for value in node.writes:
+        rank.note(value, found.get(value, ()))
+    if key is not None:
+        model.made[key] = [(value, tuple(found.get(value, ()))) for value in node.writes]
+    return 1
+
+
+def _memo_key(rank: Rank, nodes: Sequence[LocalNode]) -> Hashable | None:
+    """Key of a local node on its operands; None where other ranks have it as another object."""
+    node = nodes[0]
+    if rank.tokens is None:
+        return None
+    run = itertools.takewhile(lambda one: one.origin == node.origin, nodes)
+    return (
+        tuple(map(id, run)),
+        tuple(id(rank.facts.get(name)) for name in node.reads),
+        tuple(rank.tokens.get(name) for name in node.reads),
+        tuple(rank.types.get(name) for name in node.writes),
+    )
+
+
+def _moved(model: WholeModel, rank: Rank, node: LocalNode) -> dict[str, list[Held]]:
+    """What a local node makes by moving elements, whichever node of the model it is."""
+    moved = node.moved(model.graph.types, rank)
+    if isinstance(moved, Flat):
+        rank.flats[node.outputs[0]] = moved
+        return {node.outputs[0]: [*facts_of(model.graph.types, moved)]}
+    return {node.outputs[0]: [*moved]} if moved else {}
+
+
+def _matches(
+    model: WholeModel,
+    rank: Rank,
+    nodes: Sequence[LocalNode],
+    candidates: Iterable[Node],
+    refused: list[RefusedError],
+) -> Iterator[tuple[Node, int, dict[str, list[Held]]]]:
+    """What the local nodes make as each candidate that they are; one of several nodes is alone."""
+    for candidate in candidates:
         try:
-            count, made = _Match(model.graph, rank, nodes, candidate).results()
+            count, made = _Match(model, rank, nodes, candidate).results()
         except RefusedError as error:
             refused.append(error)
             continue
+        yield candidate, count, made
         if count > 1:
-            for value, facts in made.items():
-                rank.note(value, facts)
-            return count
-        for value, facts in made.items():
-            found.setdefault(value, []).extend(facts)
-    if moved := node.moved(rank):
-        found.setdefault(node.outputs[0], []).extend(moved)
-    if not found and refused:
-        raise max(refused, key=lambda error: error.closeness)
-    if not found:
-        reads = ", ".join(str(rank.facts[n][0]) for n in node.inputs if rank.facts.get(n))
-        raise RefusedError(f"no {node.op} of the model reads {reads or 'what it reads'}")
-    for value in filter(None, node.outputs):
-        rank.note(value, found.get(value, ()))
-    return 1
+            return
+
+
+def _unfollowed(rank: Rank, node: LocalNode, refused: Sequence[RefusedError]) -> RefusedError:
+    """The likeliest reason why a local node is no node of the model."""
+    if refused:
+        return max(refused, key=lambda error: error.closeness)
+    reads = ", ".join(str(rank.facts[n][0]) for n in node.inputs if rank.facts.get(n))
+    return RefusedError(f"no {node.op} of the model reads {reads or 'what it reads'}")
 
 
 @dataclass(frozen=True)
 class _Match:
     """A local node, with those after it, held against a node of the model."""
 
-    graph: Graph
+    model: WholeModel
     rank: Rank
     nodes: Sequence[LocalNode]
     node: Node
+
+    @property
+    def graph(self) -> Graph:
+        return self.model.graph
 
     @cached_property
     def _same(self) -> tuple[LocalNode, ...]:
@@ -225,6 +340,10 @@ class _Match:
         """The shape that the rank's program states for a result, if the node makes one."""
         names = [node.outputs[slot] for node in self._same if slot < len(node.outputs)]
         type_ = self.rank.types.get(names[-1]) if names and self.node.outputs[slot] else None
+        if type_ is not None and len(type_.shape) != len(
+            self.graph.types[self.node.outputs[slot]].shape
+        ):
+            raise self._other_form()
         return None if type_ is None else type_.shape
 
     def _forms(self, loops: Loops, parts: Parts) -> Iterator[LocalOp]:
@@ -279,7 +398,7 @@ class _Match:
             return None
         made: dict[str, str] = {}  # local names of temporaries and of results
         for here, node in zip(self.nodes, local.nodes, strict=False):
-            if here.op != node.op or not here.is_like(node):
+            if here.op != self.model.named(node.op) or not here.is_like(node):
                 return None
             wanted = (*_trimmed(node.inputs), *node.captures)
             found = (*_trimmed(here.inputs), *here.captures)
@@ -287,10 +406,10 @@ class _Match:
             if not all(self._reads(local, reads, made, slot, *pair) for slot, pair in pairs):
                 return None
             for value, name in itertools.zip_longest(node.outputs, here.outputs, fillvalue=""):
-                if bool(value) != bool(name):
+                if bool(value) != bool(name) and not here.drops_results:
                     return None
                 made[value] = name
-        return {value: made[value] for value in self.node.writes if value in made}
+        return {value: made[value] for value in self.node.writes if made.get(value)}
 
     def _reads(
         self,

@@ -12,7 +12,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from partitioner.api.verify.symbolic.held import Facts, Held, of_one_value, reduced
+from partitioner.api.verify.symbolic.held import Facts, Held, Types, of_one_value, reduced
 from partitioner.api.verify.symbolic.nodes import LocalNode, Rank
 from partitioner.api.verify.symbolic.parts import RefusedError, plain, taken
 from partitioner.api.verify.symbolic.program import Program
@@ -118,7 +118,7 @@ def _attributes(node: NodeProto) -> dict[str, bytes]:
     return {a.name: a.SerializeToString(deterministic=True) for a in node.attribute}
 
 
-def _moved(node: NodeProto, contents: _Contents, rank: Rank) -> Facts:
+def _moved(node: NodeProto, contents: _Contents, _: Types, rank: Rank) -> Facts:
     """Follow a move of elements of one value, or an addition of terms of a pending sum."""
     facts = [rank.facts.get(name, ()) for name in node.input]
     if node.domain or not facts:

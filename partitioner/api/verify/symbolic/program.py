@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
+from partitioner.api.verify.symbolic.collectives import Collective
 from partitioner.api.verify.symbolic.nodes import LocalNode
 from partitioner.ir.mesh import Copies
 from partitioner.ir.program import BatchParts, Comm, Output, Part
@@ -35,11 +37,33 @@ class Side(Protocol):
 
 
 @dataclass(frozen=True)
+class Departure:
+    """A message that leaves at once, and waits where it is read."""
+
+    name: str  #: Name among the messages of all ranks.
+    reads: str  #: Local value that it has.
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A message that a rank waits for."""
+
+    name: str  #: Name among the messages of all ranks.
+    writes: str  #: Local value that it becomes.
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Step = LocalNode | Departure | Arrival | Collective | Side
+
+
+@dataclass(frozen=True)
 class Program:
     """The program of a rank."""
 
     rank: int
-    steps: tuple[LocalNode | Side, ...]
+    steps: tuple[Step, ...]
     types: Mapping[str, TensorType]  #: Types that it states for local values.
     inputs: Mapping[str, Part]  #: Part of a whole input that each local value is fed with.
     outputs: tuple[Output, ...]
@@ -51,7 +75,20 @@ class Program:
     opsets: Mapping[str, int]
     batch: BatchParts | None = None  #: The micro-batches of a request, if it runs in such.
     copies: Copies | None = None
+    #: What tells apart the contents of constants by local name, where ranks share local nodes.
+    tokens: Mapping[str, Hashable] | None = None
+    spelled: Mapping[str, str] = field(default_factory=dict)  #: As of `WholeModel`.
+    unnamed: frozenset[str] = frozenset()  #: As of `WholeModel`.
     #: Whether each rank delivers the parts that it holds, also those that others deliver.
     delivers_all: bool = False
     #: Whether its constants will be cut from the model's: there is nothing to compare.
     cuts_constants: bool = False
+
+    @cached_property
+    def ends(self) -> Sequence[int]:
+        """The place of the next step that is no local node, from each step on."""
+        ends, end = [0] * len(self.steps), len(self.steps)
+        for place in range(len(self.steps) - 1, -1, -1):
+            end = end if isinstance(self.steps[place], LocalNode) else place
+            ends[place] = end
+        return ends

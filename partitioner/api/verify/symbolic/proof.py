@@ -65,7 +65,6 @@ class Proof:
         lines = [f"{self.verdict}: {units.count(self.ranks, 'rank')} {compute} the whole model"]
         if self.unread:
             lines.append(
-                f"  the values of {units.count(self.unread, 'constant')} are not here and were "
-                "not compared"
+                f"  the values of {units.count(self.unread, 'constant')} were not compared"
             )
         return "\n".join((*lines, *(f"  {note}" for note in self.notes)))

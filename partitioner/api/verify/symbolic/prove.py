@@ -7,14 +7,16 @@ is, whole or as a share of a pending reduction; in the end, the ranks must deliv
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
+from partitioner.api.verify.symbolic.collectives import Collective, collect
 from partitioner.api.verify.symbolic.communications import communicate
+from partitioner.api.verify.symbolic.flat import Flat, facts_of
 from partitioner.api.verify.symbolic.held import Facts, Held
 from partitioner.api.verify.symbolic.nodes import LocalNode, Rank, WholeModel, follow
 from partitioner.api.verify.symbolic.parts import (
@@ -27,29 +29,56 @@ from partitioner.api.verify.symbolic.parts import (
     region_text,
     same_region,
 )
-from partitioner.api.verify.symbolic.program import Program, Side
+from partitioner.api.verify.symbolic.program import Arrival, Departure, Program, Side
 from partitioner.api.verify.symbolic.proof import Proof, Refusal
 from partitioner.api.verify.symbolic.shares import ALL, NOTHING
 from partitioner.backends.regions import cut
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.exchange import Region, nested
 from partitioner.ir.graph import SMALL_CONSTANT, Graph
+from partitioner.ir.program import Part
 
 #: Most local nodes that stand for one node of the model.
 _MOST_NODES = 256
 _Key = tuple[str, tuple[int, ...], bytes]  #: Type, shape and contents of a constant.
 #: The parts of each output that are delivered, by whole copy and output.
 _Delivered = dict[tuple[int, str], list[Region]]
+_Waiting = Arrival | Collective | Side  #: What a rank waits for others at.
 
 
 def prove(graph: Graph, programs: Sequence[Program]) -> Proof:
     """Follow the programs of all ranks, and compare what they deliver with the model's outputs."""
-    check, ranks = _Check(graph, programs), len(programs)
+    check, ranks = _Check(*_merged(graph), programs), len(programs)
     try:
         check.run()
     except _StoppedError as stopped:
         return Proof(ranks, stopped.refusal)
     return Proof(ranks, None, len(check.unread))
+
+
+def _merged(graph: Graph) -> tuple[Graph, Mapping[str, str]]:
+    """The model with one name for constants of equal contents, and the names that went."""
+    kept = {*graph.outputs, *(name for node in graph.nodes for name in node.captures)}
+    free = (name for name in graph.constants if name not in kept)
+    equal = (names for names in _by_content(graph, free).values() if len(names) > 1)
+    merged = {name: first for first, *others in equal for name in others}
+    nodes = tuple(
+        replace(node, inputs=tuple(merged.get(name, name) for name in node.inputs))
+        if not merged.keys().isdisjoint(node.inputs)
+        else node
+        for node in graph.nodes
+    )
+    return (replace(graph, nodes=nodes) if merged else graph), merged
+
+
+def _by_content(graph: Graph, names: Iterable[str]) -> dict[_Key, list[str]]:
+    """Small constants by what they hold."""
+    found: dict[_Key, list[str]] = {}
+    for name in names:
+        array = graph.constant(name)
+        if array is not None:
+            found.setdefault(_key(array), []).append(name)
+    return found
 
 
 class _StoppedError(Exception):
@@ -65,22 +94,20 @@ class _Check:
     """The programs of all ranks beside the whole model."""
 
     graph: Graph
+    merged: Mapping[str, str]  #: Constants of the model by those that stand for them.
     programs: Sequence[Program]
+    equal_facts: dict[Facts, Facts] = field(default_factory=dict)  #: As of `Rank`.
     unread: list[str] = field(default_factory=list)  #: Local constants that were not compared.
 
     @cached_property
     def model(self) -> WholeModel:
-        return WholeModel(self.graph)
+        first = self.programs[0]
+        return WholeModel(self.graph, first.spelled, first.unnamed)
 
     @cached_property
     def by_content(self) -> Mapping[_Key, Sequence[str]]:
         """The model's small constants by what they hold."""
-        found: dict[_Key, list[str]] = {}
-        for name in self.graph.constants:
-            array = self.graph.constant(name)
-            if array is not None:
-                found.setdefault(_key(array), []).append(name)
-        return found
+        return _by_content(self.graph, (n for n in self.graph.constants if n not in self.merged))
 
     def run(self) -> None:
         """Follow all ranks, once for each micro-batch of a request; _StoppedError if one fails."""
@@ -112,7 +139,7 @@ class _Check:
             raise _StoppedError(Refusal(rank, "", why, is_wrong=False))
         found: dict[str, Facts] = {}
         for name in program.constants:
-            claim, shape = claims.get(name), program.types[name].shape
+            claim, shape = self._renamed(claims.get(name)), program.types[name].shape
             facts: list[Held] = []
             if claim is not None and (claim.zero or claim.whole in self.graph.constants):
                 facts = self._claimed(program, name, claim.whole, claim.region, is_zero=claim.zero)
@@ -121,6 +148,12 @@ class _Check:
                 facts += [Held(n, all_of(shape)) for n in self.by_content.get(_key(array), ())]
             found[name] = tuple(dict.fromkeys(facts))
         return found
+
+    def _renamed(self, claim: Part | None) -> Part | None:
+        """The claim of a constant under the name of the one that stands for it."""
+        if claim is None or claim.whole not in self.merged:
+            return claim
+        return replace(claim, whole=self.merged[claim.whole])
 
     def _claimed(
         self, program: Program, name: str, whole: str, region: Region | None, *, is_zero: bool
@@ -158,11 +191,17 @@ class _Check:
 
     def _started(self, program: Program, constants: Mapping[str, Facts], part: int) -> Rank:
         """Facts about a rank before its first step."""
-        rank = Rank(program.rank, program.types, program.contents, dict(constants))
+        rank = Rank(program.rank, program.types, program.contents, program.tokens)
+        rank.other_names, rank.equal_facts = self.model.other_names, self.equal_facts
+        for name, facts in constants.items():
+            rank.note(name, facts)
         for name, fed in program.inputs.items():
-            rank.note(
-                name, [Held(fed.whole, self._of_request(program, fed.whole, fed.region, part))]
-            )
+            held = Held(fed.whole, self._of_request(program, fed.whole, fed.region, part))
+            shape = tuple(map(count_of, held.region))
+            if shape != program.types[name].shape:
+                why = f"it is {program.types[name]}, which is not the size of {held}"
+                raise _StoppedError(Refusal(program.rank, f"input {name!r}", why, is_wrong=True))
+            rank.note(name, [held])
         return rank
 
     def _of_request(self, program: Program, whole: str, region: Region | None, part: int) -> Region:
@@ -177,46 +216,92 @@ class _Check:
     def _follow(self, ranks: Sequence[Rank]) -> None:
         """Follow all ranks to their ends, from one communication to the next."""
         at = [0] * len(ranks)
-        waiting: dict[int, Side] = {}
-        for rank in range(len(ranks)):
-            self._advance(ranks, at, rank, waiting)
-        while waiting:
-            seq = min(side.comm.seq for side in waiting.values())
-            sides = {rank: side for rank, side in waiting.items() if side.comm.seq == seq}
+        sent: dict[str, Flat] = {}
+        waiting: dict[object, dict[int, _Waiting]] = {}
+        due = deque(range(len(ranks)))
+        while due:
+            rank = due.popleft()
+            for name in self._advance(ranks, at, rank, sent):
+                due.extend(waiting.pop(name, ()))
+            if at[rank] == len(self.programs[rank].steps):
+                continue
+            step = self.programs[rank].steps[at[rank]]
+            assert not isinstance(step, LocalNode | Departure)
+            if isinstance(step, Arrival) and step.name in sent:
+                due.append(rank)
+                continue
+            sides = waiting.setdefault(_meeting(step), {})
+            sides[rank] = step
+            if isinstance(step, Arrival) or len(sides) < len(_members(step)):
+                continue
+            self._meet(ranks, sides)
+            due.extend(sorted(sides))
+            for other in waiting.pop(_meeting(step)):
+                at[other] += 1
+        stuck = min(
+            ((rank, side) for of in waiting.values() for rank, side in of.items()),
+            default=None,
+            key=lambda one: one[0],
+        )
+        if stuck is not None:
+            missing = [r for r in _members(stuck[1]) if r not in waiting[_meeting(stuck[1])]]
+            who = f"rank {missing[0]} has no part in it" if missing else "nobody sends it"
+            raise _StoppedError(Refusal(stuck[0], _text(stuck[1]), who, is_wrong=True))
+
+    def _meet(self, ranks: Sequence[Rank], sides: Mapping[int, _Waiting]) -> None:
+        """Note what the ranks of a communication get."""
+        types, first = self.graph.types, min(sides)
+        flat = {rank: side for rank, side in sides.items() if isinstance(side, Collective)}
+        try:
+            if flat:
+                given = {rank: ranks[rank].flat(side.reads) for rank, side in flat.items()}
+                for rank, got in collect(flat, given).items():
+                    ranks[rank].flats[flat[rank].writes] = got
+                    ranks[rank].note(flat[rank].writes, facts_of(types, got))
+                return
+            sided = {
+                rank: side
+                for rank, side in sides.items()
+                if not isinstance(side, Collective | Arrival)
+            }
             sources = {
                 rank: ranks[rank].facts.get(side.comm.source, ())
-                for rank, side in sides.items()
+                for rank, side in sided.items()
                 if side.reads
             }
-            try:
-                made = communicate(self.model, sides, sources)
-            except RefusedError as error:
-                first = min(sides)
-                raise self._refused(ranks, first, _text(sides[first]), error) from None
-            for rank, side in sides.items():
-                if side.writes:
-                    ranks[rank].note(side.comm.target, made[rank])
-                del waiting[rank]
-                at[rank] += 1
-                self._advance(ranks, at, rank, waiting)
+            made = communicate(types, sided, sources)
+        except RefusedError as error:
+            raise self._refused(ranks, first, _text(sides[first]), error) from None
+        for rank, side in sided.items():
+            if side.writes:
+                ranks[rank].note(side.comm.target, made[rank])
 
     def _advance(
-        self, ranks: Sequence[Rank], at: list[int], rank: int, waiting: dict[int, Side]
-    ) -> None:
-        """Follow a rank's nodes up to its next communication, for which it waits then."""
-        steps = self.programs[rank].steps
+        self, ranks: Sequence[Rank], at: list[int], rank: int, sent: dict[str, Flat]
+    ) -> list[str]:
+        """Follow a rank's nodes up to its next communication; returns messages that left."""
+        steps, left, of = self.programs[rank].steps, list[str](), ranks[rank]
         while at[rank] < len(steps):
-            step, after = steps[at[rank]], steps[at[rank] : at[rank] + _MOST_NODES]
+            step = steps[at[rank]]
+            if isinstance(step, Departure):
+                sent[step.name] = of.flat(step.reads)
+                left.append(step.name)
+                at[rank] += 1
+                continue
+            if isinstance(step, Arrival) and step.name in sent:
+                of.flats[step.writes] = sent[step.name]
+                of.note(step.writes, facts_of(self.graph.types, sent[step.name]))
+                at[rank] += 1
+                continue
             if not isinstance(step, LocalNode):
-                waiting[rank] = step
-                return
-            local = itertools.takewhile(lambda step: isinstance(step, LocalNode), after)
-            nodes = [node for node in local if isinstance(node, LocalNode)]
+                return left
+            end = min(self.programs[rank].ends[at[rank]], at[rank] + _MOST_NODES)
             try:
-                at[rank] += follow(self.model, ranks[rank], nodes)
+                at[rank] += follow(self.model, of, steps[at[rank] : end])  # type: ignore[arg-type]
             except RefusedError as error:
                 what = f"node {step.name!r} ({step.op})"
                 raise self._refused(ranks, rank, what, error) from None
+        return left
 
     def _refused(
         self, ranks: Sequence[Rank], rank: int, step: str, error: RefusedError
@@ -252,7 +337,23 @@ class _Check:
                 regions.append(region)
 
 
-def _text(side: Side) -> str:
+def _meeting(side: _Waiting) -> object:
+    """What the sides of one communication have in common."""
+    if isinstance(side, Arrival):
+        return side.name
+    return (side.ranks, side.number) if isinstance(side, Collective) else side.comm.seq
+
+
+def _members(side: _Waiting) -> tuple[int, ...]:
+    """The ranks that meet in a communication."""
+    if isinstance(side, Arrival):
+        return ()
+    return side.ranks if isinstance(side, Collective) else side.comm.ranks
+
+
+def _text(side: _Waiting) -> str:
+    if isinstance(side, Collective | Arrival):
+        return str(side)
     why = f" for {side.comm.why}" if side.comm.why else ""
     return f"{side.comm.kind.spelled} {side.comm.seq}{why}"
 

@@ -57,8 +57,6 @@ DEPEND_ON_DATA = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"
 
 Shapes = Mapping[str, tuple[Declared, ...]]
 
-correct_inference()
-
 
 def make_static(
     model: onnx_ir.Model,
@@ -80,6 +78,7 @@ def make_static(
     Returns:
         A note on each wrong declaration (the inferred shape is taken) and each assumed shape.
     """
+    correct_inference()
     put_in_rows(model.graph)
     declared, growth = _forget_declared(model.graph), Growth()
     stale, shared = dict[str, str](), dict[str, str]()

@@ -1,7 +1,6 @@
 """The programs of PyTorch modules' ranks are proven, and mutations of them are refused."""
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 
 import partitioner
 from helpers.plans.mutated_programs import mutants
-from partitioner.api.verify.compare import VerificationError
 from partitioner.api.verify.symbolic.ir_programs import programs_of
 from partitioner.api.verify.symbolic.prove import prove
 
@@ -69,12 +67,3 @@ def test_mutations_of_a_training_step_are_refused(parallel: str) -> None:
     assert ends["dropped", "WRONG"]
     assert ends["group", "WRONG"]
     assert ends["reduction", "WRONG"]
-
-
-def test_rank_files_of_a_module_are_refused_by_name(
-    tmp_path: Path,
-) -> None:
-    compiled = partitioner.compile(nn.Linear(4, 4), (torch.ones(2, 4),), devices=2)
-    compiled.save(tmp_path / "out")
-    with pytest.raises(VerificationError, match="follows rank files of ONNX models"):
-        compiled.prove_written(tmp_path / "out")

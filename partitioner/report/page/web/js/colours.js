@@ -15,6 +15,15 @@ function deviceColour(device) {
   return DEVICE_COLOURS[device % DEVICE_COLOURS.length];
 }
 
+/** The background of a swatch with some colours, one beside the other. */
+function striped(colours) {
+  const stops = colours.flatMap((colour, at) => [
+    `${colour} ${(100 * at) / colours.length}%`,
+    `${colour} ${(100 * (at + 1)) / colours.length}%`,
+  ]);
+  return `linear-gradient(90deg,${stops})`;
+}
+
 /** Black or white, whichever can be read on a colour. */
 function inkOn(colour) {
   const [red, green, blue] = [1, 3, 5]

@@ -1,14 +1,19 @@
 // A Gantt chart: events on lanes, two a device, over one time axis that is zoomed.
 //
-// A view of one has `line` (see `timeline-data.js`), `names` of its lanes, `left` (pixels beside the
-// lanes), `span` (what is seen, in seconds), `chosen` (references of events), `tip(piece)`,
-// `tap(piece)` of a piece that is one event, and `fill()`, which draws what the span shows.
+// A view of one has `line` (see `timeline-data.js`), `names` of its rows, `band(lane, height)` (the
+// row of a lane, and its `top` and `bottom` from the middle of that row of so many pixels), `left`
+// (pixels beside the lanes), `span` (what is seen, in seconds), `chosen` (references of events),
+// `tip(piece)`, `tap(piece)` of a piece that is one event, and `fill()`, which draws the span.
+
+const LEAST_TEXT_PX = 48; // of a text that is cut short
+const MOST_ROW_PX = 150;
 
 /** Draws the chart in an element; `option` is its option, by the colours of the page. */
 function makeGantt(view, element, option) {
+  view.element = element;
   const made = makeChart(element, option, () => view.fill());
   const { chart } = made;
-  Object.assign(view, { chart, element, draw: made.draw });
+  Object.assign(view, { chart, draw: made.draw });
   const drawSoon = framed(() => view.fill());
   chart.on("datazoom", () => {
     const { startValue, endValue } = chart.getOption().dataZoom[0];
@@ -24,25 +29,34 @@ function makeGantt(view, element, option) {
   });
 }
 
-/** The option of the chart; `series` are the names of what is drawn, from the back to the front. */
-function ganttOption(view, now, { label = {}, room = null, series }) {
+/**
+ * The option of the chart; `series` are the names of what is drawn, from the back to the front.
+ *
+ * A line parts every `together` rows.
+ */
+function ganttOption(view, now, { label = {}, room = null, series, together }) {
   const tick = {
     formatter: (value) => timeTick(value, view.span),
     hideOverlap: true,
     showMaxLabel: false,
   };
-  const pairs = { show: true, interval: (at) => at % 2 === 0, lineStyle: { color: now.line } };
+  const parts = {
+    show: true,
+    interval: (at) => at % together === 0,
+    lineStyle: { color: now.line },
+  };
+  const spare = Math.max(0, view.element.clientHeight - 82 - MOST_ROW_PX * view.names.length);
   return {
     ...chartOption(now, {
       trigger: "item",
       formatter: ({ seriesId, dataIndex }) =>
         seriesId === "events" && view.pieces[dataIndex] ? view.tip(view.pieces[dataIndex]) : "",
     }),
-    grid: { left: view.left, right: room ? 34 : 18, top: 30, bottom: 52 },
+    grid: { left: view.left, right: room ? 34 : 18, top: 30, bottom: 52 + spare },
     xAxis: valueAxis(now, tick, { min: 0, max: view.line.end_s, position: "top" }),
-    yAxis: nameAxis(now, view.names, { interval: 0, ...label }, { inverse: true, splitLine: pairs }),
+    yAxis: nameAxis(now, view.names, { interval: 0, ...label }, { inverse: true, splitLine: parts }),
     dataZoom: [
-      ...axisZoom(now, { bottom: 10, height: 22, format: seconds, span: view.span }),
+      ...axisZoom(now, { bottom: 10 + spare, height: 22, format: seconds, span: view.span }),
       ...(room ? [laneScroll(now, room, { right: 6, width: 16 })] : []),
     ],
     series: series.map((id) => ({
@@ -70,7 +84,7 @@ function eventSeries(view, shape) {
   );
   return {
     id: "events",
-    data: view.pieces.map((piece) => [piece.from, piece.lane, piece.to]),
+    data: view.pieces.map((piece) => [piece.from, view.band(piece.lane, 0).row, piece.to]),
     encode: { x: [0, 2], y: 1 },
     renderItem: (params, api) => shape(view.pieces[params.dataIndex], api),
   };
@@ -100,17 +114,17 @@ function timeTick(value, [from, to]) {
   return `${(value / scale).toFixed(Math.min(decimals, 9))} ${unit}`;
 }
 
-function laneBox(api, from, lane, to, least = 1) {
-  const [left, middle] = api.coord([from, lane]);
-  const [right] = api.coord([to, lane]);
-  const height = api.size([0, 1])[1] * 0.86;
-  return { x: left, y: middle - height / 2, width: Math.max(least, right - left), height };
+function laneBox(view, api, from, lane, to, least = 1) {
+  const { row, top, bottom } = view.band(lane, api.size([0, 1])[1]);
+  const [left, middle] = api.coord([from, row]);
+  const [right] = api.coord([to, row]);
+  return { x: left, y: middle + top, width: Math.max(least, right - left), height: bottom - top };
 }
 
-/** A piece as shapes: its box, `marks(box)` on it, a frame if it is chosen, and `text(box)`. */
-function ganttShape(view, now, piece, api, { fill, opacity = 1, marks = () => [], text }) {
+/** A piece as shapes: its box, a frame if it is chosen, and `text(box)`. */
+function ganttShape(view, now, piece, api, { fill, opacity = 1, text }) {
   const chosen = view.chosen.has(view.line.ref[piece.event]);
-  const box = laneBox(api, piece.from, piece.lane, piece.to, chosen ? 4 : 1);
+  const box = laneBox(view, api, piece.from, piece.lane, piece.to, chosen ? 4 : 1);
   const edge = { stroke: now.surface, lineWidth: box.width > 3 ? 0.5 : 0 };
   const frame = {
     type: "rect",
@@ -119,24 +133,32 @@ function ganttShape(view, now, piece, api, { fill, opacity = 1, marks = () => []
   };
   const children = [
     { type: "rect", shape: box, style: { fill, opacity, ...edge } },
-    ...marks(box),
     ...(chosen ? [frame] : []),
-    ...(piece.many === 1 ? [text(box)] : []).filter(Boolean),
+    ...[text(box)].filter(Boolean),
   ];
   return { type: "group", children };
 }
 
-/** A text at the left of what is seen of a box; null if there is no room for it. */
-function boxText(view, now, box, text, ink) {
-  if (box.width <= 40 || box.height <= 11) return null;
+/**
+ * The first of some texts that has room, at the left of what is seen of a box, or upright in it.
+ *
+ * The last is cut short; null if not even its beginning has room.
+ */
+function boxText(view, now, box, texts, ink) {
   const left = Math.max(box.x, view.left);
+  const across = box.width - 6 - (left - box.x);
+  const upright = across < LEAST_TEXT_PX && !texts.some((one) => textWidth(one) <= across);
+  const [width, thick] = upright ? [box.height - 12, across + 6] : [across, box.height];
+  const text = texts.find((one) => textWidth(one) <= width) ?? texts.at(-1);
+  if (!text || width < Math.min(textWidth(text), LEAST_TEXT_PX) || thick <= 11) return null;
   return {
     type: "text",
+    x: upright ? (left + box.x + box.width) / 2 : left + 3,
+    y: upright ? box.y + 6 : box.y + box.height / 2 + 1,
+    rotation: upright ? -Math.PI / 2 : 0,
     style: {
       text: short(text, 60),
-      x: left + 4,
-      y: box.y + box.height / 2 + 1,
-      width: box.width - 8 - (left - box.x),
+      width,
       overflow: "truncate",
       ellipsis: "…",
       fontFamily: now.font,
@@ -153,8 +175,8 @@ function inkOf(colour, now) {
 }
 
 /** The tooltip of several events that are drawn as one. */
-function shortEventsTip(piece, where) {
-  return tip(`${count(piece.many)} short events`, [
+function shortEventsTip(piece, title, where) {
+  return tip(title, [
     ...where,
     ["From", seconds(piece.from)],
     ["To", seconds(piece.to)],

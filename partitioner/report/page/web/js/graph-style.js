@@ -175,14 +175,9 @@ function shapeOf(plan, item) {
 function graphLegend(plan) {
   const used = [...new Set(plan.nodes.map((node) => node.group))].sort((a, b) => a - b);
   const groups = used.slice(0, 16).map((group) => {
-    const { colours } = plan.fills[group];
-    const stops = colours.flatMap((colour, at) => [
-      `${colour} ${(100 * at) / colours.length}%`,
-      `${colour} ${(100 * (at + 1)) / colours.length}%`,
-    ]);
     const swatch = el("span", {
       class: "swatch",
-      style: `background:linear-gradient(90deg,${stops})`,
+      style: `background:${striped(plan.fills[group].colours)}`,
     });
     return el(
       "span",

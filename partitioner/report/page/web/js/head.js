@@ -95,6 +95,7 @@ function startHead(data) {
     ),
   );
   byId("verdict").append(plain(head.verdict));
+  byId("verdict").title = plain(head.verdict);
   showSpaces(head, cost);
   byId("limit").append(plain(head.limit));
   byId("instead").append(plain(head.instead));
@@ -127,15 +128,16 @@ function spaceLink(head, space, text) {
   return el("button", { type: "button", class: "link", click: show }, text);
 }
 
-/** The searched spaces in one line: "inter 194 µs (chosen), hybrid 402 µs, intra 705 µs". */
+/** The searched spaces in one line: "inter 194 µs (chosen), intra 705 µs, hybrid (none better)". */
 function showSpaces(head, cost) {
-  const planned = head.spaces.filter((space) => space.cost !== null);
-  byId("spaces").hidden = planned.length < 2;
-  if (planned.length < 2) return;
-  const parts = planned.slice(0, 5).flatMap((space, at) => {
-    const text = `${spaceName(head, space)} ${cost(space.cost)}${space.chosen ? " (chosen)" : ""}`;
+  const known = head.spaces.filter((space) => space.cost !== null || space.bound !== null);
+  byId("spaces").hidden = known.length < 2;
+  if (known.length < 2) return;
+  const parts = known.slice(0, 5).flatMap((space, at) => {
+    const figure = space.cost === null ? "(none better)" : cost(space.cost);
+    const text = `${spaceName(head, space)} ${figure}${space.chosen ? " (chosen)" : ""}`;
     return [at ? ", " : "Searched: ", spaceLink(head, space, text)];
   });
-  const more = planned.length - 5;
+  const more = known.length - 5;
   byId("spaces").append(...parts, `${more > 0 ? `, ${count(more)} more` : ""}.`);
 }

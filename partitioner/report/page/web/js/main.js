@@ -36,7 +36,7 @@ function startPlan(data) {
     },
   };
   startDetails(plan, actions);
-  timelineLegend(plan);
+  byId("traffic-turn").append(plain(plan.head.turn));
   if (plan.head.step !== null) startStages(plan);
   const open = startTabs([
     { id: "overview", label: "Overview", show: () => showOverview(overview) },
@@ -52,7 +52,7 @@ function startPlan(data) {
       : []),
   ]);
   byId("overview-graph").addEventListener("click", () => open("graph"));
-  startSearch(plan, (node) => !byId("panel-graph").hidden && revealNode(graph, node));
+  startSearch(plan, overview, (node) => !byId("panel-graph").hidden && revealNode(graph, node));
   return {
     plan,
     overview,
@@ -66,28 +66,6 @@ function startPlan(data) {
     open,
     setOpen: (blocks) => setOpen(graph, new Set(blocks)),
   };
-}
-
-function timelineLegend(plan) {
-  const solid = plan.fills.every((fill) => !fill.striped);
-  byId("traffic-turn").append(plain(plan.head.turn));
-  byId("timeline-legend").append(
-    key(
-      "",
-      solid ? "compute, in the colour of its devices" : "compute, in the colour of the device",
-      "devices",
-    ),
-    ...(plan.head.step === null
-      ? []
-      : [
-          key(deviceColour(0), "F: forward pass"),
-          key(deviceColour(1), "B: backward pass"),
-          key(deviceColour(2), "W: weight gradients"),
-        ]),
-    key("var(--comm)", "communication"),
-    key("", plan.head.step === null ? "idle" : "idle: a bubble", "idle"),
-    key("var(--warn)", "critical path", "thin"),
-  );
 }
 
 const STARTERS = { plan: startPlan, diff: startDiff, sweep: startSweep };

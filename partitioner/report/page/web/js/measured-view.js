@@ -7,6 +7,7 @@ function startMeasured(plan) {
   const line = readMeasured(run, plan.devices.length);
   const view = { plan, line, chart: null, pieces: [], left: 150, span: [0, line.end_s] };
   view.chosen = new Set();
+  view.band = (lane, height) => ({ row: lane, top: -0.43 * height, bottom: 0.43 * height });
   view.names = laneNames(plan, 8).flatMap((name) => [`${name}, predicted`, "measured"]);
   view.fill = () => fillMeasured(view);
   view.tip = (piece) => measuredTip(view, piece);
@@ -18,12 +19,14 @@ function startMeasured(plan) {
   byId("measured-fit").addEventListener("click", () => zoomGantt(view, 0, line.end_s));
   byId("measured-png").addEventListener("click", () => saveChartPng(view.chart, "measured.png"));
   byId("measured-ranks").append(measuredRanks(run.ranks));
-  byId("measured-legend").append(
-    key("", "compute", "devices"),
+  const ranks = new Set(run.measured.rank);
+  const legend = [
+    key(striped([...ranks].map(deviceColour)), "compute"),
     key("var(--comm)", "communication"),
     key("", "waiting for other ranks", "idle"),
     key("var(--soft)", "kernels that change layouts"),
-  );
+  ];
+  byId("measured-legend").append(...legend.filter((_, kind) => line.kind.includes(kind)));
   view.table = measuredTasks(plan, run.tasks);
   byId("measured-tasks").append(view.table.element);
   const filter = byId("measured-filter");
@@ -39,7 +42,7 @@ function startMeasured(plan) {
 function readMeasured(run, ranks) {
   const parts = [run.predicted, run.measured];
   const joined = (column) => parts.flatMap((part) => part[column]);
-  const line = { end_s: run.end_s, onPath: new Set() };
+  const line = { end_s: run.end_s, onPath: new Set(), boxAt: () => undefined };
   for (const column of ["start_s", "duration_s", "ref", "kind", "name"]) line[column] = joined(column);
   line.lanes = Array.from({ length: 2 * ranks }, () => []);
   let event = 0;
@@ -70,7 +73,7 @@ function showMeasured(view) {
   view.table.draw();
   if (view.chart) return view.fill();
   byId("measured-canvas").style.minHeight = `${Math.min(420, 90 + 30 * view.names.length)}px`;
-  makeGantt(view, byId("measured-canvas"), (now) => ganttOption(view, now, { series: ["events"] }));
+  makeGantt(view, byId("measured-canvas"), (now) => ganttOption(view, now, { series: ["events"], together: 2 }));
   markMeasured(view, selection.current, "tabs");
 }
 
@@ -89,12 +92,12 @@ function measuredShape(view, now, waiting, piece, api) {
   const fill = [deviceColour(piece.lane >> 1), now.comm, waiting, now.soft][of];
   return ganttShape(view, now, piece, api, {
     fill,
-    text: (box) => (of === 2 ? null : boxText(view, now, box, name[piece.event], inkOf(fill, now))),
+    text: (box) => (of === 2 || piece.many > 1 ? null : boxText(view, now, box, [name[piece.event]], inkOf(fill, now))),
   });
 }
 
 function measuredTip(view, piece) {
-  if (piece.many > 1) return shortEventsTip(piece, []);
+  if (piece.many > 1) return shortEventsTip(piece, `${count(piece.many)} short events`, []);
   const { name, kind } = view.line;
   return tip(nameOf(name[piece.event], 60), [
     ["Rank", `${piece.lane >> 1}, ${piece.lane % 2 ? "measured" : "predicted"}`],

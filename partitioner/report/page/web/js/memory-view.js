@@ -61,11 +61,23 @@ function tapMemory(view, event) {
   const peak = chart.convertToPixel({ gridIndex: 0 }, [peakAt(memory), memory.peak_bytes]);
   if (Math.hypot(peak[0] - event.offsetX, peak[1] - event.offsetY) < 14)
     return showLive(view, true);
-  const ref = view.plan.tasks[positionAt(memory, at)];
+  const ref = refAt(view, at);
   if (ref !== undefined) select(itemOfRef(ref), "memory");
 }
 
-/** Where a device's moments are on the axis: seconds of a step, or positions in the schedule. */
+/** The task that a device runs at a place of the axis, or the last before it. */
+function refAt({ plan, device }, at) {
+  const memory = plan.memory[device];
+  if (!memory.seconds || plan.head.step !== null) return plan.tasks[positionAt(memory, at)];
+  const { start_s: starts, device: of, ref } = plan.timelines[0];
+  let last;
+  starts.forEach((start, event) => {
+    if (of[event] === device && start <= at && !(start < starts[last])) last = event;
+  });
+  return ref[last];
+}
+
+/** Where a device's moments are on the axis: seconds; where nothing takes time, positions. */
 function memoryAxis(memory) {
   return memory.seconds ?? memory.position;
 }
@@ -153,6 +165,14 @@ function memoryBars(view, now) {
   };
 }
 
+/** The kinds of what a device ever holds. */
+function heldParts(memory) {
+  const most = { weights: memory.weights_bytes };
+  for (const part of ["activations", "buffers"])
+    most[part] = memory[part].reduce((a, b) => Math.max(a, b), 0);
+  return PARTS.filter((part) => most[part]);
+}
+
 function memoryTip(view, device, peak) {
   const { limit_bytes: limit, peak_bytes: total } = view.plan.memory[device];
   return tip(`Device ${deviceText(view.plan, [device])} at its peak`, [
@@ -202,14 +222,12 @@ function memoryCurve(view, now) {
   });
   return {
     ...chartOption(now, { trigger: "axis", formatter: (rows) => curveTip(view, rows) }),
-    legend: { data: PARTS, top: 2, left: 60, textStyle: { color: now.ink } },
+    legend: { data: heldParts(memory), top: 2, left: 60, textStyle: { color: now.ink } },
     grid: { left: 78, right: 24, top: 36, bottom: 76 },
     xAxis: valueAxis(now, memory.seconds ? { formatter: seconds, hideOverlap: true } : {}, {
       min: 0,
       max: end,
-      name: memory.seconds
-        ? `one step of ${count(view.plan.timelines[0].requests)} micro-batches`
-        : "task position in the schedule",
+      name: memory.seconds ? turnText(view.plan) : "task position: nothing takes time",
       nameLocation: "middle",
       nameGap: 24,
       ...(memory.seconds ? {} : { minInterval: 1 }),
@@ -250,6 +268,12 @@ function memoryCurve(view, now) {
   };
 }
 
+/** "one request", "one step of 8 micro-batches". */
+function turnText({ head }) {
+  const parts = head.step === null ? "" : ` of ${count(head.step.micro_batches)} micro-batches`;
+  return `one ${plain(head.turn)}${parts}`;
+}
+
 /** A power of two that divides an axis into about `parts`. */
 function byteInterval(most, parts) {
   return 2 ** Math.max(0, Math.ceil(Math.log2(most / parts)));
@@ -260,9 +284,18 @@ function peakSide(at) {
   return at > 0.88 ? "left" : "top";
 }
 
-/** Positions of the selected tasks; of a block its first and last. */
+/** Where the device begins the selected tasks; of a block the first and the last. */
+function startsOf({ plan, device }) {
+  const chosen = refsOf(plan, selection.current);
+  const { start_s: starts, device: of, ref } = plan.timelines[0];
+  const own = starts.filter((_, event) => of[event] === device && chosen.has(ref[event]));
+  return own.length > 2 ? [own.reduce((a, b) => Math.min(a, b)), own.reduce((a, b) => Math.max(a, b))] : own;
+}
+
+/** Where the selected tasks are on the axis; of a block its first and last. */
 function positionsOf(view) {
   const { seconds: clock, position: places } = view.plan.memory[view.device];
+  if (clock && view.plan.head.step === null) return startsOf(view);
   const at = [...refsOf(view.plan, selection.current)]
     .map((ref) => view.plan.position.get(ref))
     .filter((position) => position !== undefined)
@@ -279,7 +312,7 @@ function curveTip(view, rows) {
   const row = view.held[rows.find(({ seriesName }) => PARTS.includes(seriesName))?.dataIndex];
   if (!row) return "";
   const memory = view.plan.memory[view.device];
-  const ref = row.x < row.end ? view.plan.tasks[positionAt(memory, row.x)] : undefined;
+  const ref = row.x < row.end ? refAt(view, row.x) : undefined;
   const total = row.weights + row.activations + row.buffers;
   const from = memory.seconds
     ? `From ${seconds(row.x)}`
@@ -308,7 +341,7 @@ function showLive(view, focus) {
         width: "minmax(120px,1fr)",
       },
       { title: "Kind", value: (row) => live.kind[row], width: "100px" },
-      ...(memory.seconds
+      ...(view.plan.head.step !== null
         ? [
             {
               title: "Micro-batches",

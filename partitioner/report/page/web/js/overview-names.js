@@ -1,7 +1,5 @@
 // Names in the overview: of boxes, of what a lane runs, and in the sentence above.
 
-const LEAST_TOLD = 0.05; // a box with a smaller share of its lane's seconds is not in the sentence
-
 /** One sentence on what is where, and how it is cut. */
 function overviewAnswer({ plan, axes }) {
   const { lanes, boxes } = plan.ribbon;
@@ -22,44 +20,19 @@ function devicesOfLane(plan, row) {
   return `${several ? "devices" : "device"} ${deviceText(plan, row.devices)}`;
 }
 
-/** "Devices 0-1 run embed, blocks.0-5; devices 2-3 run ..." */
+/** "Devices 0-1: embed, layers 0-5; devices 2-3: ...", of many lanes the first and the last. */
 function laneSentence(plan) {
-  const { lanes, boxes } = plan.ribbon;
-  const few = lanes.length > 4 ? [0, 1, 2, lanes.length - 1] : lanes.map((_, at) => at);
-  const parts = few.map((at) => {
-    const row = lanes[at];
-    const own = boxes.filter((box) => box.parent < 0 && box.part === "forward");
-    const here = own.filter((box) => box.lanes.includes(at));
-    const whole = here.reduce((sum, box) => sum + box.seconds, 0);
-    const named = here.filter((box) => box.label && box.seconds >= LEAST_TOLD * whole);
-    named.sort((a, b) => a.start_s - b.start_s);
-    const labels = named.flatMap((box) => boxLabel(plan, box).split(", "));
-    const names = rangedNames(labels).slice(0, 4).map((name) => short(name, 30)).join(", ");
-    const nodes = here.flatMap((box) => box.nodes);
-    const [first, end] = [Math.min(...nodes), Math.max(...nodes)];
-    const name = (index) => short(plan.nodes[index].name, 24);
-    const what = names || (nodes.length ? `${name(first)} to ${name(end)}` : "");
-    return what ? `${devicesOfLane(plan, row)}: ${what}` : "";
-  });
-  if (!parts.some(Boolean)) return `${count(lanes.length)} lanes share the layers. `;
-  if (lanes.length > 4) parts.splice(3, 0, `${count(lanes.length - 4)} more lanes`);
-  const told = parts.filter(Boolean).join("; ");
-  return `${told.replace(/^./, (first) => first.toUpperCase())}. `;
-}
-
-/** ["head", "h.4", "h.5", "h.6"] -> ["head", "h.4-6"]: each name once, runs of numbers as one. */
-function rangedNames(names) {
-  const merged = [];
-  for (const name of new Set(names)) {
-    const [, stem, first, last] = /^(.*\.)(\d+)(?:-(\d+))?$/.exec(name) ?? [];
-    const before = merged.at(-1);
-    if (stem !== undefined && before?.stem === stem && Number(first) <= before.last + 1)
-      before.last = Math.max(before.last, Number(last ?? first));
-    else merged.push({ name, stem, first, last: Number(last ?? first) });
+  const told = [];
+  for (const { devices, runs } of plan.ribbon.lanes) {
+    const last = told.at(-1);
+    if (last?.runs === runs) last.devices.push(...devices);
+    else told.push({ devices: [...devices], runs });
   }
-  return merged.map(({ name, stem, first, last }) =>
-    stem === undefined || Number(first) === last ? name : `${stem}${first}-${last}`,
-  );
+  const named = told.filter(({ runs }) => runs);
+  if (!named.length) return `${count(plan.ribbon.lanes.length)} lanes share the layers. `;
+  const parts = named.map((row) => `${devicesOfLane(plan, row)}: ${short(row.runs, 200)}`);
+  if (parts.length > 4) parts.splice(3, parts.length - 4, `${count(parts.length - 4)} more lanes`);
+  return `${parts.join("; ").replace(/^./, (first) => first.toUpperCase())}. `;
 }
 
 function axisWords(boxes, axis) {
@@ -79,20 +52,6 @@ function axisWords(boxes, axis) {
 
 function axisColour(view, axis) {
   return AXIS_COLOURS[view.axes.indexOf(axis) % AXIS_COLOURS.length];
-}
-
-/** The modules of a lane, those of most seconds, by the end of their names. */
-function laneWhat(plan, lane) {
-  const { boxes, lanes } = plan.ribbon;
-  if (lanes.length < 2) return "";
-  const own = boxes.filter(
-    (box) => box.parent < 0 && box.label && box.part === "forward" && box.lanes.includes(lane),
-  );
-  const most = [...own].sort((a, b) => b.seconds - a.seconds).slice(0, 4);
-  const names = new Set(
-    own.filter((box) => most.includes(box)).map((box) => tailName(boxLabel(plan, box))),
-  );
-  return plain([...names].join(", "));
 }
 
 /** The module path of a box, without what all paths share. */

@@ -30,7 +30,12 @@ function startOverview(plan) {
   });
   const redraw = framed(() => showOverview(view));
   addEventListener("resize", redraw);
-  byId("overview-legend").append(...overviewLegend(view));
+  view.grid = plan.ribbon.lanes.length > MOST_LANES;
+  byId("overview-grid").hidden = !view.grid;
+  byId("overview-grid").addEventListener("click", () => {
+    view.grid = !view.grid;
+    showOverview(view);
+  });
   byId("overview-close").addEventListener("click", () => {
     view.opened.clear();
     showOverview(view);
@@ -66,11 +71,15 @@ function visibleBoxes(view) {
   return view.plan.ribbon.boxes.flatMap((box, index) => (box.parent < 0 ? walk(index) : []));
 }
 
-/** Draws the lanes for the width that there is. */
+/** Draws the lanes for the width that there is, or the grid. */
 function showOverview(view) {
   const canvas = byId("overview-canvas");
   const { ribbon } = view.plan;
+  byId("overview-grid").textContent = view.grid ? "Lanes over time" : "Grid of devices";
+  byId("overview-close").hidden = view.grid;
+  byId("overview-legend").replaceChildren(...(view.grid ? gridLegend(view) : overviewLegend(view)));
   if (!canvas.clientWidth) return;
+  if (view.grid) return canvas.replaceChildren(deviceGrid(view));
   const held = canvas.contains(document.activeElement) ? document.activeElement.dataset.box : null;
   const width = canvas.clientWidth - LABEL_PX - 16;
   const lanes = ribbon.lanes.length;
@@ -137,20 +146,30 @@ function placeBoxes(view, clock, lane) {
 }
 
 function laneName({ plan }, row, at, lane) {
-  const names = [...new Set(row.devices.map((device) => plan.devices[device].name))];
-  const who = deviceText(plan, row.devices);
-  const many = row.stages.length > 1 ? "stages" : "stage";
-  const stage = row.stages.length ? `${many} ${ranges(row.stages)}` : "";
+  const stage = stageText(row);
   return el(
     "div",
-    { class: "lane", style: `top:${24 + at * (lane + 6)}px;height:${lane}px` },
+    { class: "lane", title: plain(row.runs), style: `top:${24 + at * (lane + 6)}px;height:${lane}px` },
     el("div", { class: "lane-name" }, [
       stage ? el("b", {}, stage) : null,
-      el("b", {}, plain(`${who}: ${short(names.join(", "), 24)}`)),
+      el("b", {}, laneTitle(plan, row)),
       row.mesh && lane >= 60 ? el("span", { class: "soft" }, plain(row.mesh)) : null,
-      el("span", { class: lane < 60 ? "lane-what short" : "lane-what" }, laneWhat(plan, at)),
+      plan.ribbon.lanes.length > 1
+        ? el("span", { class: lane < 60 ? "lane-what short" : "lane-what" }, plain(row.runs))
+        : null,
     ]),
   );
+}
+
+/** "stage 3" of a plan in stages, else "". */
+function stageText({ stages }) {
+  return stages.length ? `${stages.length > 1 ? "stages" : "stage"} ${ranges(stages)}` : "";
+}
+
+/** "0-3: h100" */
+function laneTitle(plan, { devices }) {
+  const names = [...new Set(devices.map((device) => plan.devices[device].name))];
+  return plain(`${deviceText(plan, devices)}: ${short(names.join(", "), 24)}`);
 }
 
 /** "forward" and "backward" over where each begins. */

@@ -1,21 +1,26 @@
-// Search by name and type: a combobox over a listbox.
+// Search by what the page shows: a combobox over a listbox.
+//
+// Nodes are found by name and type, by the tensors that they read and make, and by the module or
+// layer that holds them; blocks, parts of the overview, communications and devices by their names.
+// A path may be written with dots or with slashes.
 
 const SEARCH_SHOWN = 60;
 
-function startSearch(plan, reveal) {
+function startSearch(plan, overview, reveal) {
   const input = byId("search");
   const list = byId("search-results");
-  const names = plan.nodes.map((node) => [plain(node.name).toLowerCase(), node.op.toLowerCase()]);
+  let entries = null; // made when they are first asked for
   const state = { at: -1, hits: [] };
   const close = () => {
     list.hidden = true;
     input.setAttribute("aria-expanded", "false");
     input.removeAttribute("aria-activedescendant");
   };
-  const take = (node) => {
+  const take = ({ item, box }) => {
     close();
-    select({ type: "node", id: node }, "search");
-    reveal(node);
+    if (box !== undefined) overview.chosen = box;
+    select(item, "search");
+    if (item.type === "node") reveal(item.id);
   };
   const point = (at) => {
     state.at = at;
@@ -28,11 +33,12 @@ function startSearch(plan, reveal) {
     input.setAttribute("aria-activedescendant", row.id);
   };
   const find = () => {
-    const text = input.value.trim().toLowerCase();
+    const text = searchable(input.value.trim());
     if (!text) return close();
-    state.hits = searchHits(names, text);
+    entries ??= searchEntries(plan, overview);
+    state.hits = searchHits(plan, entries, text);
     list.replaceChildren(
-      ...state.hits.slice(0, SEARCH_SHOWN).map((node, index) => searchRow(plan, node, index, take)),
+      ...state.hits.slice(0, SEARCH_SHOWN).map((entry, index) => searchRow(entry, index, take)),
     );
     const more = state.hits.length > SEARCH_SHOWN ? `, the first ${SEARCH_SHOWN} shown` : "";
     byId("search-count").textContent = `${count(state.hits.length)} found${more}`;
@@ -64,21 +70,78 @@ function startSearch(plan, reveal) {
   });
 }
 
-/** Nodes whose type or name has the text: types first that are it, then that begin with it. */
-function searchHits(names, text) {
-  const ranked = names.map(([name, op], node) => {
-    if (op === text) return [0, node];
-    if (op.startsWith(text)) return [1, node];
-    return name.includes(text) ? [2, node] : op.includes(text) ? [3, node] : [4, node];
-  });
-  return ranked
-    .filter(([rank]) => rank < 4)
-    .sort((a, b) => a[0] - b[0] || a[1] - b[1])
-    .map(([, node]) => node);
+/** A text as it is compared: paths have dots, as the page shows modules. */
+function searchable(text) {
+  return plain(text).toLowerCase().replaceAll("/", ".");
 }
 
-function searchRow(plan, node, index, take) {
-  const row = plan.nodes[node];
+/** All that can be found: {kind, name, where, item}, and `box`, of a part of the overview. */
+function searchEntries(plan, overview) {
+  const at = (group) => `@${plan.groupNames[group]}`;
+  const ofNode = (id) => ({ item: { type: "node", id }, where: at(plan.nodes[id].group) });
+  const entries = plan.nodes.map(({ op, name }, id) => ({ kind: op, name, ...ofNode(id) }));
+  plan.blocks.forEach(({ label: name }, id) =>
+    entries.push({ kind: "block", name, item: { type: "block", id }, where: "" }),
+  );
+  plan.ribbon.boxes.forEach((box, index) => {
+    const name = boxName(plan, box);
+    const where = `@${deviceText(plan, devicesOfBox(overview, box))}`;
+    entries.push({ kind: box.part, name, where, item: itemOfBox(overview, index), box: index });
+  });
+  const tensors = new Map(); // by name the node that makes it, else the first that reads it
+  for (const side of ["outputs", "inputs"])
+    plan.nodes.forEach((node, id) => {
+      for (const { name } of node[side]) if (!tensors.has(name)) tensors.set(name, id);
+    });
+  for (const [name, id] of tensors) entries.push({ kind: "tensor", name, ...ofNode(id) });
+  plan.comms.forEach(({ kind, value, ranks }, id) =>
+    entries.push({
+      kind,
+      name: value,
+      item: { type: "comm", id },
+      where: `@${deviceText(plan, ranks)}`,
+    }),
+  );
+  laneNames(plan).forEach((name, id) =>
+    entries.push({ kind: "device", name, item: { type: "device", id }, where: "" }),
+  );
+  for (const entry of entries) {
+    entry.text = searchable(entry.name);
+    entry.type = entry.kind.toLowerCase();
+  }
+  return entries;
+}
+
+/**
+ * Entries that have the text: types that are it, that begin with it, names that end with it, others.
+ *
+ * "layer 3" finds what is in a module of that number. What stands for one thing is found once, and
+ * a communication only where the node that it follows is not.
+ */
+function searchHits(plan, entries, text) {
+  const number = /^layers? (\d+)$/.exec(text)?.[1];
+  const layer = number === undefined ? null : new RegExp(`[a-z_]\\.${number}(\\.|$)`);
+  const has = (name) => name.includes(text) || Boolean(layer?.test(name));
+  const ranked = entries.map((entry, at) => {
+    const { text: name, type } = entry;
+    const whole = name === text || name.endsWith(`.${text}`);
+    const ranks = [type === text, type.startsWith(text), whole, has(name), type.includes(text)];
+    return [ranks.indexOf(true), at, entry];
+  });
+  ranked.sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+  const seen = new Set();
+  return ranked.flatMap(([rank, , entry]) => {
+    const { item, kind } = entry;
+    const own = entry.box === undefined ? `${item.type} ${item.id}` : `box ${entry.box}`;
+    const named = item.type === "comm" && !kind.toLowerCase().includes(text);
+    const follows = named && seen.has(`node ${plan.comms[item.id].producer}`);
+    if (rank < 0 || seen.has(own) || follows) return [];
+    seen.add(own);
+    return [entry];
+  });
+}
+
+function searchRow(entry, index, take) {
   return el(
     "li",
     {
@@ -87,11 +150,11 @@ function searchRow(plan, node, index, take) {
       "aria-selected": "false",
       mousedown: (event) => {
         event.preventDefault();
-        take(node);
+        take(entry);
       },
     },
-    el("b", {}, short(row.op, 20)),
-    nameOf(row.name, 44),
-    el("span", { class: "soft" }, `@${plan.groupNames[row.group]}`),
+    el("b", {}, short(entry.kind, 20)),
+    nameOf(entry.name, 44),
+    el("span", { class: "soft" }, entry.where),
   );
 }

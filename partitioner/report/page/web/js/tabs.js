@@ -1,6 +1,10 @@
 // An ARIA tablist; a view draws when its tab is first shown.
 
-/** Tabs over panels: [{id, label, show}]; `show` runs whenever the tab is shown. */
+/**
+ * Tabs over panels: [{id, label, show}]; `show` runs whenever the tab is shown.
+ *
+ * The head is whole above the first view, and one line above the others.
+ */
 function startTabs(views) {
   const list = byId("tabs");
   const tabs = views.map(({ id, label }) =>
@@ -16,6 +20,7 @@ function startTabs(views) {
       tabs[at].tabIndex = at === index ? 0 : -1;
       byId(`panel-${id}`).hidden = at !== index;
     });
+    document.body.classList.toggle("low-head", index > 0);
     if (focus) tabs[index].focus();
     views[index].show();
   };

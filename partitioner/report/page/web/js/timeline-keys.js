@@ -1,12 +1,12 @@
 // Zooming, clicking and walking through the timeline.
 
-/** Scrolls, where there are more lanes than room, to the lane of an event. */
+/** Scrolls, where there are more rows than room, to the row of an event. */
 function showLane(view, event) {
   if (!view.room) return;
-  const lane = laneOf(view.line, event);
+  const row = laneOf(view.line, event) >> 1;
   const { startValue, endValue } = view.chart.getOption().dataZoom[2];
-  if (lane >= startValue && lane <= endValue) return;
-  const first = Math.max(0, Math.min(lane - 2, view.line.lanes.length - 1 - view.room));
+  if (row >= startValue && row <= endValue) return;
+  const first = Math.max(0, Math.min(row - 1, view.line.rows.length - 1 - view.room));
   const span = { startValue: first, endValue: first + view.room };
   view.chart.dispatchAction({ type: "dataZoom", dataZoomIndex: 2, ...span });
 }
@@ -18,7 +18,8 @@ function tapEvent(view, event) {
 
 /** Marks the events of a selection and, if none can be seen, moves there. */
 function markTimeline(view, item, move) {
-  view.chosen = refsOf(view.plan, item);
+  const shown = view.line?.shownRef;
+  view.chosen = new Set([...refsOf(view.plan, item)].map((ref) => shown?.get(ref) ?? ref));
   if (!view.chart) return;
   const events = eventsOf(view);
   if (move && events.length) showLane(view, events[0]);
@@ -103,6 +104,6 @@ function goToEvent(view, event) {
     zoomGantt(view, start - (to - from) / 2, start + (to - from) / 2);
   select(itemOfRef(line.ref[event]), "timeline");
   announce(
-    `${short(taskName(plan, line.ref[event]), 40)} on device ${deviceText(plan, [line.device[event]])}, at ${seconds(start)} for ${seconds(line.duration_s[event])}`,
+    `${short(taskName(plan, line.ref[event]), 40)} on device ${deviceText(plan, line.rows[line.row[line.device[event]]])}, at ${seconds(start)} for ${seconds(line.duration_s[event])}`,
   );
 }

@@ -13,7 +13,7 @@ function firstTimeline(plan) {
  * first of them is done; none if no time lies between.
  */
 function streamPhases(line) {
-  if (line.requests < 2) return [];
+  if (line.requests < 2 || line.turn !== "request") return [];
   const begun = [];
   const done = [];
   for (let at = 0; at < line.lanes.length; at += 2) {

@@ -3,8 +3,12 @@
 function startWhy(plan) {
   const { head } = plan;
   const cost = head.objective === "memory" ? size : seconds;
-  const most = Math.max(...head.spaces.map((space) => space.cost ?? 0), 0) || 1;
-  const rows = head.spaces.map((space) => spaceRow(head, space, cost, most));
+  const most = Math.max(...head.spaces.map((space) => space.cost ?? space.bound ?? 0), 0) || 1;
+  const known = head.spaces.filter((space) => space.cost !== null || space.bound !== null);
+  const rows = [
+    ...known.map((space) => spaceRow(head, space, cost, most)),
+    ...notSearched(head.spaces.filter((space) => !known.includes(space))),
+  ];
   byId("why-spaces").append(...(rows.length ? rows : ["The plan does not say what was searched."]));
   const nodes = plan.nodes.flatMap((row, index) => (row.runner_up ? [index] : []));
   nodes.sort((a, b) => rankOf(plan, a) - rankOf(plan, b));
@@ -24,8 +28,26 @@ function startWhy(plan) {
   };
 }
 
+/** The spaces without a plan and without a bound: a row for each reason. */
+function notSearched(spaces) {
+  const byReason = new Map();
+  for (const { space, why } of spaces) byReason.set(why, [...(byReason.get(why) ?? []), plain(space)]);
+  return [...byReason].map(([why, names]) => {
+    const more = names.length > 3 ? ` and ${count(names.length - 3)} more` : "";
+    return el(
+      "div",
+      { class: "space" },
+      el("span", { class: "space-name", title: names.join(", ") }, names.slice(0, 3).join(", ") + more),
+      el("span", { class: "space-bar" }),
+      el("b", { class: "number" }, "no plan"),
+      el("span", {}, plain(why)),
+    );
+  });
+}
+
 function spaceRow(head, space, cost, most) {
-  const width = space.cost === null ? 0 : Math.max(0.4, (100 * space.cost) / most);
+  const least = space.cost ?? space.bound;
+  const width = Math.max(0.4, (100 * least) / most);
   const why = space.chosen ? "chosen" : plain(space.why);
   const opens = space.changes && {
     type: "button",
@@ -36,8 +58,8 @@ function spaceRow(head, space, cost, most) {
     "div",
     { class: space.chosen ? "space chosen" : "space" },
     el("span", { class: "space-name" }, spaceName(head, space)),
-    el("span", { class: "space-bar" }, el("i", { style: `width:${width}%` })),
-    el("b", { class: "number" }, space.cost === null ? "no plan" : cost(space.cost)),
+    el("span", { class: "space-bar" }, el("i", { class: space.cost === null ? "bound" : "", style: `width:${width}%` })),
+    el("b", { class: "number" }, space.cost === null ? `≥ ${cost(least)}` : cost(space.cost)),
     el("span", {}, why),
     opens ? el("button", opens, "Compare") : el("span", {}),
   );

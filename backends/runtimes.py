@@ -1,4 +1,8 @@
-"""The releases of PyTorch that were tried.
+"""The runtimes that a plan is made for, PyTorch and ONNX Runtime: is one missing, or not tried.
+
+Neither is a dependency of the package: whoever plans an ONNX model needs no PyTorch, and ONNX
+Runtime is one of two packages that overwrite each other. What needs a runtime that is not there
+says so in one line.
 
 Traces, checks of replaced operators and meshes of parameters rest on interfaces that PyTorch does
 not publish, and that any release may change. The package asks for the tried releases; another one
@@ -12,11 +16,29 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from partitioner.ir.errors import PartitionerError
 
 #: Major and minor numbers. `pyproject.toml` has the same bounds (a test compares them).
 TRIED = ((2, 13), (2, 14))
+#: Of a PyTorch that was tried, as pip takes it.
+_REQUIREMENT = "'torch>={0[0]}.{0[1]},<{1[0]}.{2}'".format(TRIED[0], TRIED[-1], TRIED[-1][1] + 1)
+#: What is said of a runtime that is missing, by the name of its package.
+_MISSING = {
+    "onnxruntime": (
+        "ONNX Runtime is not installed, and ONNX models are read and run by it: `pip install "
+        "onnxruntime`, or `pip install onnxruntime-gpu` for GPUs of NVIDIA (never both)"
+    ),
+    "torch": (
+        "PyTorch is not installed, and its modules, and ranks that send each other tensors, need "
+        f"it: `pip install {_REQUIREMENT}`"
+    ),
+}
+
+
+class MissingRuntimeError(PartitionerError, ImportError):
+    """What was asked for needs a runtime that is not installed."""
 
 
 class UntriedError(PartitionerError, RuntimeError):
@@ -30,17 +52,22 @@ def untried() -> str:
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None or (int(numbers[1]), int(numbers[2])) in TRIED:
         return ""
-    (major, minor), last = TRIED[0], TRIED[-1]
     names = " and ".join(f"{one[0]}.{one[1]}" for one in TRIED)
     return (
         f"PyTorch {version} was not tried, only {names} were: its private interfaces may differ; "
-        f"pip install 'torch>={major}.{minor},<{last[0]}.{last[1] + 1}' takes a tried one"
+        f"pip install {_REQUIREMENT} takes a tried one"
     )
 
 
+def check_installed(package: str) -> None:
+    """Raise a MissingRuntimeError if a runtime is not installed; it is not imported."""
+    if find_spec(package) is None:
+        raise MissingRuntimeError(_MISSING[package])
+
+
 @contextmanager
-def naming_untried(*foreseen: type[Exception]) -> Iterator[None]:
-    """Begin errors that nobody foresaw with the line of `untried`, where it says something.
+def naming_runtimes(*foreseen: type[Exception]) -> Iterator[None]:
+    """Name the runtime that is missing, or that was not tried, in errors that nobody foresaw.
 
     Args:
         *foreseen: Errors that are raised as they are, as are ours.
@@ -48,6 +75,9 @@ def naming_untried(*foreseen: type[Exception]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        package = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0]
+        if package in _MISSING:
+            raise MissingRuntimeError(_MISSING[package]) from error
         line = untried()
         if not line or isinstance(error, (PartitionerError, *foreseen)):
             raise

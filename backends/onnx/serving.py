@@ -1,0 +1,116 @@
+"""The rank files of a folder as processes of this machine that stay up between requests."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from partitioner.backends.arrays import assemble, check_inputs, local_inputs
+from partitioner.backends.errors import BackendError, one_line
+from partitioner.backends.launch import serving_job
+from partitioner.backends.onnx.files.load import read_directory
+from partitioner.backends.onnx.local import RUNNER
+
+#: Requests after which whole copies are counted anew.
+_ROUND = 1024
+
+
+class Session:
+    """One process a rank, which load their files once and answer requests until `close`.
+
+    Calls of several threads run one after the other. An error of a rank ends all of them; every
+    later call says so.
+    """
+
+    def __init__(self, folder: Path, optimization: str = "all") -> None:
+        """Start the ranks of a folder's files, and wait until they are ready.
+
+        Args:
+            folder: Has rank files, which are read once.
+            optimization: ONNX Runtime's level, see `SessionConfig`.
+
+        Raises:
+            BackendError: A file is wrong, or a rank cannot load it.
+        """
+        self._headers = read_directory(folder)
+        job = {
+            "runner": RUNNER,
+            "directory": str(folder.resolve()),
+            "optimization": optimization,
+        }
+        self._lock = threading.Lock()
+        self._first = 0  # number of the next request
+        self._ended = "the session is closed"
+        self._stack: contextlib.ExitStack | None
+        with contextlib.ExitStack() as stack:
+            name = stack.enter_context(tempfile.TemporaryDirectory(prefix="partitioner-session-"))
+            self._ranks = stack.enter_context(serving_job(Path(name), len(self._headers), job))
+            self._stack = stack.pop_all()
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run a request: whole inputs by name in, whole outputs by name out.
+
+        Raises:
+            BackendError: An input is missing, unknown, or of the wrong shape or type; a rank
+                raised or was killed; the session is closed.
+        """
+        (outputs,) = self.run_all([inputs])
+        return outputs
+
+    def run_all(self, requests: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
+        """Run requests, several of them in flight at the same time; arguments as of `run`.
+
+        Placed operators and whole copies work on several requests at once, which one call of `run`
+        after the other does not let them.
+        """
+        for inputs in requests:
+            check_inputs(self._headers[0], inputs)
+        with self._lock:
+            if self._stack is None:
+                raise BackendError(self._ended)
+            numbers = range(self._first, self._first + len(requests))
+            serving = [self._headers[0].of_request(number, self._headers) for number in numbers]
+            self._first = numbers.stop % _ROUND
+            asked = defaultdict[int, list[dict[str, np.ndarray]]](list)
+            for inputs, headers in zip(requests, serving, strict=True):
+                for header in headers:
+                    asked[header.rank].append(local_inputs(header, inputs))
+            try:
+                answers = self._ranks.ask(asked)
+            except BaseException as error:  # also an interrupt: answers may still come
+                self._end(f"the session has ended: {one_line(error)}")
+                raise
+        parts = {rank: iter(of_rank) for rank, of_rank in answers.items()}
+        return [
+            assemble(headers, {header.rank: next(parts[header.rank]) for header in headers})
+            for headers in serving
+        ]
+
+    def close(self) -> None:
+        """End the processes. A call that is running is waited for."""
+        with self._lock:
+            self._end(self._ended)
+
+    def _end(self, why: str) -> None:
+        stack, self._stack, self._ended = self._stack, None, why
+        if stack is not None:
+            stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

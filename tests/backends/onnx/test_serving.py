@@ -1,0 +1,115 @@
+"""Ranks of ONNX models as processes that stay up between requests."""
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import partitioner
+from helpers.drawn import drawn_plans
+from partitioner.api.compiled.base import Compiled
+from partitioner.backends.errors import BackendError
+from partitioner.backends.onnx.serving import Session
+
+PLANS = {
+    "cut": {"strategy": "intra", "devices": 2},
+    "placed": {"strategy": "inter", "devices": 3},
+    "copies": {"strategy": "copies", "devices": 2},
+    "micro-batches": {"devices": 2, "parallel": "pp", "micro_batches": 2, "objective": "latency"},
+}
+
+
+def planned(name: str) -> Compiled:
+    model = drawn_plans.mlp(layers=4)
+    return partitioner.compile(model, **PLANS[name])  # type: ignore[call-overload, no-any-return]
+
+
+def drawn(seed: int) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(seed).normal(size=(4, 8)).astype(np.float32)}
+
+
+def processes(session: Session) -> dict[int, int]:
+    """The process of each rank."""
+    listed = json.loads((session._ranks.folder / "processes.json").read_text())
+    return {rank: pid for rank, (pid, _) in listed}
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def same(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> bool:
+    return found.keys() == wanted.keys() and all(
+        np.array_equal(found[name], wanted[name]) for name in wanted
+    )
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_requests_have_the_results_of_a_run(name: str) -> None:
+    with planned(name) as result:
+        wanted = [result.run(drawn(seed)) for seed in range(7)]
+        with result.session() as session:
+            pids = processes(session).values()
+            for seed in (0, 1):
+                assert same(session.run(drawn(seed)), wanted[seed])
+            together = session.run_all([drawn(seed) for seed in range(7)])
+            assert all(map(same, together, wanted))
+            assert session.run_all([]) == []
+            assert all(map(is_alive, pids))
+        assert not any(map(is_alive, pids))
+        with pytest.raises(BackendError, match="the session is closed"):
+            session.run(drawn(0))
+
+
+def test_levels_of_optimization_are_those_of_a_run() -> None:
+    with planned("cut") as result, result.session(optimization="disable") as session:
+        assert same(session.run(drawn(1)), result.run(drawn(1), optimization="disable"))
+
+
+def test_whole_copies_take_turns() -> None:
+    with planned("copies") as result, result.session() as session:
+        for seed in range(3):
+            session.run(drawn(seed))
+        steps = (session._ranks.folder / "steps").read_bytes()
+    counts = [int.from_bytes(steps[at : at + 8], "little") for at in (0, 8)]
+    assert counts == [3, 2]  # a step has begun on each before its first request
+
+
+def test_wrong_inputs_leave_the_session_as_it_is() -> None:
+    with planned("cut") as result, result.session() as session:
+        with pytest.raises(BackendError, match=r"input 'x' .* is missing"):
+            session.run({})
+        with pytest.raises(BackendError, match="has shape"):
+            session.run_all([drawn(0), {"x": np.zeros((4, 7), np.float32)}])
+        assert same(session.run(drawn(0)), result.run(drawn(0)))
+
+
+def test_a_rank_that_is_killed_ends_the_session() -> None:
+    with planned("cut") as result, result.session() as session:
+        pids = processes(session)
+        os.kill(pids[1], signal.SIGKILL)
+        line = r"rank 1 was killed by signal 9 \(SIGKILL\)"
+        with pytest.raises(BackendError, match=line):
+            session.run(drawn(0))
+        assert not any(map(is_alive, pids.values()))
+        with pytest.raises(BackendError, match=f"the session has ended: {line}"):
+            session.run(drawn(0))
+
+
+def test_a_file_that_does_not_load_is_named(tmp_path: Path) -> None:
+    with planned("cut") as result:
+        result.save(tmp_path / "m.partition")
+        (tmp_path / "m.partition" / "rank1.onnx").write_bytes(b"no model")
+        with pytest.raises(BackendError, match=r"rank1\.onnx"):
+            Session(tmp_path / "m.partition")
+
+
+def test_a_module_says_what_stays_up() -> None:
+    program = partitioner.compile(torch.nn.Linear(8, 8), torch.randn(4, 8), devices=2)
+    with pytest.raises(BackendError, match=r"under torchrun, as program\.module\(\)"):
+        program.session()

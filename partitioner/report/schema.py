@@ -235,7 +235,7 @@ class TerminalRow(TypedDict):
 
 
 class BlockRow(TypedDict):
-    """A range of nodes, first .. last, that the graph shows as one until it is opened.
+    """Nodes that the graph shows as one until it is opened.
 
     Two blocks are disjoint, or one is inside the other.
     """
@@ -243,6 +243,8 @@ class BlockRow(TypedDict):
     label: str
     first: int
     last: int
+    nodes: list[int]  #: First and last of each run of them, as `ranges`.
+    part: Literal["forward", "backward"]
     parent: int  #: Index of the block around it, -1 for none.
     kind: int  #: Equal for blocks of equal structure.
     index: int  #: 0 .. count - 1 among the consecutive repeats.

@@ -21,7 +21,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.plan import NodePlan, place
 from partitioner.ir.program import Comm
-from partitioner.report.blocks import Block, block_label, blocks
+from partitioner.report.blocks import Block, block_label, blocks, is_name, paths
 from partitioner.report.findings.alternatives import Alternative, Neighbourhood, best_other
 from partitioner.report.findings.bottleneck import (
     Bottleneck,
@@ -33,6 +33,7 @@ from partitioner.report.findings.bottleneck import (
 )
 from partitioner.report.measured import Comparison
 from partitioner.report.page.memory import algorithm, crossing_bytes, memory, traffic
+from partitioner.report.page.module_blocks import ModuleBlocks
 from partitioner.report.page.ribbon import ribbon
 from partitioner.report.page.timelines import MAX_EVENTS, measured_run, run_timeline, timelines
 from partitioner.report.planned import Lanes, Planned, lanes
@@ -129,7 +130,7 @@ def report_data(result: Planned, comparison: Comparison[Planned] | None = None) 
             for name, kind, nodes in terminals
         ],
         comms=comms,
-        blocks=_blocks(outer, names),
+        blocks=_blocks(result, outer),
         moves=block_moves(result, outer),
         ribbon=ribbon(result, own),
         tasks=refs,
@@ -407,7 +408,13 @@ def _edges(result: Planned, comms: Sequence[Task]) -> Iterator[EdgeRow]:
         yield EdgeRow(u=u, v=v, value=value, bytes=nbytes, comms=list(carried[v, value]))
 
 
-def _blocks(outer: Sequence[Block], names: Sequence[str]) -> list[BlockRow]:
+def _blocks(result: Planned, outer: Sequence[Block]) -> list[BlockRow]:
+    """The blocks of the graph: modules of a training, else ranges of its order."""
+    graph, names = result.graph, [node.name for node in result.graph.nodes]
+    groups = [result.plan.nodes[name].group for name in names]
+    found = paths(graph, groups)
+    if graph.backward and any(path and is_name(path[0]) for path in found):
+        return ModuleBlocks(graph, groups, found).rows()
     rows: list[BlockRow] = []
 
     def add(level: Iterable[Block], parent: int) -> None:
@@ -416,6 +423,8 @@ def _blocks(outer: Sequence[Block], names: Sequence[str]) -> list[BlockRow]:
                 label=block_label(block, names),
                 first=block.first,
                 last=block.last,
+                nodes=[block.first, block.last],
+                part="forward",
                 parent=parent,
                 kind=block.kind,
                 index=block.index,

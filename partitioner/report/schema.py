@@ -158,8 +158,9 @@ class RunnerUp(TypedDict):
     group: str  #: Mesh, as of `GroupRow`.
     cut: str
     step_s: float  #: Step time that the plan would have.
-    step_change_s: float  #: Less the plan's; negative if memory or the objective rules it out.
+    step_change_s: float  #: Less the plan's; negative as `why` says, or where it does not fit.
     work_change_s: float  #: Change of all devices' busy seconds together.
+    why: str  #: Why the plan does not take it although its step is shorter; "" if it is not.
     fits: bool  #: The changed plan fits in memory.
 
 

@@ -246,6 +246,7 @@ def _runner_up(group: int, groups: list[GroupRow], local: float) -> RunnerUp:
         "cut": "m/tp",
         "step_s": 1e-3 + local / FLOPS_PER_S,
         "step_change_s": local / FLOPS_PER_S,
+        "why": "",
         "work_change_s": 2 * local / FLOPS_PER_S,
         "fits": True,
     }

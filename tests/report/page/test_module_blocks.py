@@ -9,10 +9,12 @@ from partitioner.report.blocks import paths
 from partitioner.report.page.module_blocks import ModuleBlocks
 from partitioner.report.schema import BlockRow
 
+PARTS = ("forward", "backward")
+
 
 @pytest.fixture(scope="module")
 def program() -> Compiled:
-    model, arguments = small_gpt.small_gpt()
+    model, arguments = small_gpt.small_gpt(layers=2)
     return partitioner.compile(
         model, arguments, 2, training=True, parallel="dp", plan_only=True, time_limit_s=2
     )
@@ -43,9 +45,6 @@ def test_layers_of_both_passes_are_blocks_by_name(program: Compiled) -> None:
     )
     assert first["kind"] == second["kind"]
     assert (first["index"], second["index"], second["count"]) == (0, 1, 2)
-
-
-PARTS = ("forward", "backward")
 
 
 def test_blocks_are_of_one_pass_and_inside_what_holds_them(program: Compiled) -> None:

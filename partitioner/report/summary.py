@@ -65,6 +65,7 @@ def lines(summary: Mapping[str, Any], verdict: Verdict, search_s: float | None =
         f"  costs       {costs_sentence(summary['cost_sources'], summary['cost_error'])}"
         + launches_clause(summary.get("launches", {})),
         f"  search      {solved_by(summary['solver'], summary['status'])}, {searched}",
+        *([f"  proof       {summary['proof']}"] if "proof" in summary else []),
     ]
     if fewer and (fewer["devices"] > 1 or fewer["cost"] == fewer["cost_here"]):
         count, cost, here = fewer["devices"], fewer["cost"], fewer["cost_here"]

@@ -31,7 +31,7 @@ class Executor:
     graphs_by: str
 
     def submits(self, *, training: bool) -> str:
-        """What submits its kernels, unless a cluster says it."""
+        """Name the way to submit kernels that it takes, unless a cluster names one."""
         return self.launches_in_training if training else self.launches
 
 

@@ -1,4 +1,4 @@
-"""What submits the kernels of a GPU, by name: the least time between two kernels.
+"""Ways to submit the kernels of a GPU, by name: the least time between two kernels of each.
 
 The figures stand in `data/presets.toml`, each with the address of its measurement.
 """
@@ -13,13 +13,15 @@ from partitioner.cost_model.cluster.published import data_file
 
 _MICRO_S = 1e-6
 
-#: In the place of a name: what the executor of the programs does (`Executor.launches`).
+#: In the place of a name: what the executor of the programs does (`Executor.submits`).
 BY_EXECUTOR = "executor"
+#: The name whose time a device has until its executor is known.
+BY_DEFAULT = "native"
 
 
 @dataclass(frozen=True)
 class Launches:
-    """What submits kernels."""
+    """A way to submit kernels."""
 
     title: str  #: For people: "CUDA graphs".
     kernel_s: float  #: Least seconds between the starts of two kernels.
@@ -34,7 +36,7 @@ class Launches:
 
 @cache
 def launches() -> Mapping[str, Launches]:
-    """Get all that submits kernels by name."""
+    """Get all ways by name."""
     return {
         name: Launches(row["title"], _seconds(row["us"]), _seconds(row.get("graph_us", 0.0)))
         for name, row in data_file("presets.toml")["launches"].items()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from partitioner.cost_model.cluster.launches import BY_EXECUTOR, launches
+from partitioner.cost_model.cluster.launches import BY_DEFAULT, BY_EXECUTOR, launches
 from partitioner.cost_model.cluster.published import data_file, kernels
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
 
@@ -89,7 +89,7 @@ def device(name: str) -> DeviceSpec:
         },
         row.memory_gb_per_s * _GIGA * memory_share,
         round(row.memory_gb * _GIGA),
-        launches()["native"].kernel_s,
+        launches()[BY_DEFAULT].kernel_s,
         table=row.table,
         is_gpu=True,
         launches=BY_EXECUTOR,

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from partitioner.cost_model.cluster.launches import BY_EXECUTOR, launches
+from partitioner.cost_model.cluster.launches import BY_DEFAULT, BY_EXECUTOR, launches
 from partitioner.cost_model.cluster.published import (
     Kernels,
     kernel_names,
@@ -79,8 +79,8 @@ class DeviceSpec:
     #: Seconds that a communication takes beside the links', as a session of an executor ends there
     #: and another begins; None for none.
     border_s: float | None = None
-    #: What submits its kernels, a name of `launches` or `BY_EXECUTOR`, whose time `launch_s` is;
-    #: None for a device that gives its own.
+    #: What submits its kernels, a name of `launches` or `BY_EXECUTOR`; None for a device that gives
+    #: its own `launch_s`. See `launched_by`.
     launches: str | None = None
 
     def __post_init__(self) -> None:
@@ -113,6 +113,13 @@ class DeviceSpec:
         """FLOP/s reached in an element type."""
         return self.peak_flops_per_s.get(dtype) or self.peak_flops_per_s["float32"]
 
+    @property
+    def launched_by(self) -> str | None:
+        """Name the way to submit its kernels; None where `launch_s` is another time."""
+        by = self.launches
+        known = None if by is None else launches()[BY_DEFAULT if by == BY_EXECUTOR else by]
+        return by if known is not None and known.kernel_s == self.launch_s else None
+
     def with_launches(self, name: str) -> DeviceSpec:
         """The device whose kernels are submitted by one of `launches`."""
         check_launches(name)
@@ -120,10 +127,10 @@ class DeviceSpec:
 
     def run_by(self, executor: Executor, *, training: bool = False) -> DeviceSpec:
         """The device with an executor on it; see `Cluster.run_by`."""
-        asked = self.launches
+        asked, spec = self.launched_by, self
         if asked == BY_EXECUTOR:
             asked = executor.submits(training=training)
-        spec = self if asked in (None, self.launches) else self.with_launches(asked)
+            spec = self.with_launches(asked)
         if not executor.in_sessions:
             return replace(spec, border_s=None)
         measured = self.profile.border if self.profile else None
@@ -265,6 +272,12 @@ class Cluster:
         for device, spec in enumerate(self.devices):
             first.setdefault(spec, device)
         return first
+
+    @property
+    def launches(self) -> Mapping[str, float]:
+        """Least seconds of a kernel by what submits it, where that is known."""
+        by = {spec.launched_by: spec.launch_s for spec in self.first_of_spec}
+        return {name: by[name] for name in launches() if name in by}
 
     @property
     def has_equal_devices(self) -> bool:

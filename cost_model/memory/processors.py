@@ -17,6 +17,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from partitioner.cost_model.memory.channels_last import channels_last
 from partitioner.cost_model.memory.lifetimes import (
     Curve,
     Curves,
@@ -49,17 +50,23 @@ def held_curves(
 
     `exact` has them by the lives of tensors, beside which kernels take bytes for themselves.
     """
-    scratch = scratch_curves(graph, schedule, gpus)
+    last = channels_last(graph, schedule)
+    scratch = scratch_curves(graph, schedule, gpus, last)
     on_gpus = {device: curve for device, curve in exact.items() if device in gpus}
     curves = {device: curve + scratch.get(device, 0) for device, curve in on_gpus.items()}
     others = exact.keys() - on_gpus.keys()
-    return {**curves, **_of_processors(graph, schedule, others, uses, scratch)}
+    return {**curves, **_of_processors(graph, schedule, others, uses, scratch, last)}
 
 
 def _of_processors(
-    graph: Graph, schedule: Schedule, devices: Collection[int], uses: Uses, scratch: Curves
+    graph: Graph,
+    schedule: Schedule,
+    devices: Collection[int],
+    uses: Uses,
+    scratch: Curves,
+    last: Collection[LocalKey],
 ) -> Curves:
-    messages = _Messages.of(schedule, uses.roots)
+    messages = _Messages.of(schedule, uses.roots, last)
     ranks = _Ranks(schedule, devices, uses, messages)
     lives, curves = ranks.lives(), dict[int, Curve]()
     for device in np.unique(lives.device).tolist():
@@ -333,8 +340,10 @@ class _Messages:
     arrived: Sequence[frozenset[LocalKey]]  #: Tensors that are views of one message.
 
     @classmethod
-    def of(cls, schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> _Messages:
-        """Read them from the tasks of a schedule."""
+    def of(
+        cls, schedule: Schedule, roots: Mapping[LocalKey, LocalKey], last: Collection[LocalKey]
+    ) -> _Messages:
+        """Read them from the tasks of a schedule; tensors in `last` are copied into their order."""
         nbytes, tensors = defaultdict[Link, int](int), defaultdict[Link, list[LocalKey]](list)
         arrived = defaultdict[Link, set[LocalKey]](set)
         for task in schedule.tasks:
@@ -348,7 +357,7 @@ class _Messages:
                 ]
                 arrived[link] |= {(to, key) for to, key, _ in task.writes if to == transfer.target}
         pairs = {link: of for link, of in tensors.items() if link[2] != link[3]}
-        alone = {link: of[0] for link, of in pairs.items() if len(of) == 1}
+        alone = {link: of[0] for link, of in pairs.items() if len(of) == 1 and of[0] not in last}
         ends = {task.phase: position for position, task in enumerate(schedule.tasks)}
         packed = {
             local: ends[link[0]]

@@ -10,7 +10,8 @@ it.
 
 The rules are those of PyTorch 2.13 with oneDNN 3.12 (`ConvParams::use_mkldnn`), and were compared
 with the allocations that PyTorch's profiler records on a processor with AVX-512. On one thread
-kernels of one element take less, and so do tensors whose channels lie last in memory.
+kernels of one element take less. Images whose channels lie last in memory are not reordered, but
+weights are, and the other operand of their gradient is copied if its channels do not.
 
 A processor's steps of optimizers go over one parameter after the other, and hold what they computed
 of the one before until that of the next one is there. Of GPUs only the steps of optimizers are
@@ -22,14 +23,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from partitioner.cost_model.memory.cpu_kernels import CHANNEL_BLOCK, Tensor
 from partitioner.cost_model.memory.lifetimes import Curve, Curves
 from partitioner.cost_model.schedule.task_list import Schedule
+from partitioner.cost_model.schedule.tasks import LocalKey
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.ops import row_of
@@ -46,6 +48,8 @@ FEW_CHANNELS = 3
 HALF_BLOCK = 8
 #: Threads of a kernel that are counted.
 THREADS = 2
+#: Blocked weights that their gradient takes where channels of images lie last.
+SUMS_LAST = 3
 _IMAGE_DIMS = 4  # of a batch of images: those that `use_mkldnn` multiplies
 _FULL_BYTES = 4  # of an element in which norms compute
 
@@ -68,6 +72,7 @@ class _Call:
     results: tuple[Tensor | None, ...]  #: Its results; None where absent.
     #: Whether each operand is a strided part of another tensor, or one that is padded.
     strided: tuple[bool, ...]
+    last: tuple[bool, ...]  #: Whether the channels of each operand lie last.
 
     def operand(self, index: int) -> Tensor:
         """An operand that is there."""
@@ -105,10 +110,16 @@ class _Call:
         return groups
 
 
-def scratch_curves(graph: Graph, schedule: Schedule, gpus: Container[int]) -> Curves:
+def scratch_curves(
+    graph: Graph,
+    schedule: Schedule,
+    gpus: Container[int],
+    last: Collection[LocalKey] = frozenset(),
+) -> Curves:
     """Bytes that kernels take for themselves at each position of a task, by device with any.
 
-    Steps of optimizers are those of `gpus`, where the last parameter is updated.
+    Of the tensors in `last`, channels lie last in memory. Steps of optimizers are those of `gpus`,
+    where the last parameter is updated.
     """
     curves: dict[int, Curve] = defaultdict(lambda: np.zeros(len(schedule.tasks), np.int64))
     for position, task in enumerate(schedule.tasks):
@@ -116,7 +127,12 @@ def scratch_curves(graph: Graph, schedule: Schedule, gpus: Container[int]) -> Cu
             continue
         points = dict(task.placed.mesh.coords())
         for device in task.devices:
-            if device not in gpus and (taken := scratch_bytes(graph, task.placed, points[device])):
+            own = (
+                {key[0] for key in task.placed.operands() if (device, key) in last} if last else ()
+            )
+            if device not in gpus and (
+                taken := scratch_bytes(graph, task.placed, points[device], own)
+            ):
                 curves[device][position] = taken
     for device, (position, updates) in updates_of(schedule).items():
         if device in gpus and (taken := _step_bytes_of_all(graph, updates, device)):
@@ -163,8 +179,13 @@ def _updated(graph: Graph, updates: Sequence[PlacedNode], device: int) -> Iterat
             yield name, Tensor(shape, graph.types[parameter].dtype).nbytes
 
 
-def scratch_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
-    """Bytes that a node's kernel takes for itself on a processor; 0 if that is not known."""
+def scratch_bytes(
+    graph: Graph, placed: PlacedNode, point: _Point, last: Collection[str] = ()
+) -> int:
+    """Bytes that a node's kernel takes for itself on a processor; 0 if that is not known.
+
+    Of the operands in `last`, channels lie last in memory.
+    """
     kernel = _KERNELS.get(placed.node.op)
     if kernel is None or placed.absent:
         return 0
@@ -181,6 +202,7 @@ def scratch_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
         tuple(map(tensor, node.inputs, placed.ins)),
         tuple(map(tensor, node.outputs, placed.outs)),
         tuple(bool(value) and (slides or _is_strided(graph, value)) for value in node.inputs),
+        tuple(value in last for value in node.inputs),
     )
     return kernel(call)
 
@@ -206,6 +228,8 @@ def _is_strided(graph: Graph, value: str) -> bool:
 def _convolution(call: _Call) -> int:
     """``data, weights, bias -> result``."""
     data, weights = call.operand(0), call.operand(1)
+    if call.last[0]:
+        return call.copied(0) + _with_channels_last(call, data, weights, call.made)
     convolve = _spread if call.is_transposed else _gathered
     return call.copied(0) + convolve(call, data, weights, call.made)
 
@@ -216,6 +240,11 @@ def _grad_input(call: _Call) -> int:
     oneDNN has it as a convolution of the gradient; else memory of the data's size is taken for it.
     """
     gradient, weights, data = call.operand(0), call.operand(1), call.made
+    if call.last[0] and not _is_point(weights) and _is_of_onednn(call, gradient, weights):
+        taken = _with_channels_last(call, gradient, weights, data)
+        return call.copied(0) + max(data.nbytes, taken)  # a copy in order
+    if call.last[0]:
+        return gradient.nbytes + _grad_input(replace(call, last=(False, False)))
     convolve = _gathered if call.is_transposed else _spread
     if _is_of_onednn(call, gradient, weights):
         return call.copied(0) + convolve(call, gradient, weights, data)
@@ -225,7 +254,15 @@ def _grad_input(call: _Call) -> int:
 def _grad_weight(call: _Call) -> int:
     """``gradient, data -> gradient of the weights``, for which memory of its size is allocated."""
     gradient, data, weights = call.operand(0), call.operand(1), call.made
+    if call.last[1] and not call.last[0]:
+        return gradient.nbytes + _grad_weight(replace(call, last=(True, True)))
+    if call.last[0] and not call.last[1]:
+        return gradient.nbytes + _grad_weight(replace(call, last=(False, False)))
     copies = weights.nbytes + call.copied(0, 1)
+    if call.last[1] and not _is_of_onednn(call, data, weights):
+        copies += weights.nbytes
+    elif call.last[1]:
+        return copies + SUMS_LAST * _half_blocked(call, weights)
     if not _is_of_onednn(call, data, weights):
         swept, over = (gradient, data) if call.is_transposed else (data, gradient)
         return copies + _columns(call, swept, weights, over)
@@ -241,6 +278,14 @@ def _grad_weight(call: _Call) -> int:
     if is_half and _is_dilated(call):
         scratch = max(scratch, _columns(call, read, weights, met))
     return copies + scratch
+
+
+def _with_channels_last(call: _Call, read: Tensor, weights: Tensor, made: Tensor) -> int:
+    """Count the bytes of a convolution that reads and makes images without reordering them."""
+    copied = 0 if _is_point(weights) or weights.shape[1] == 1 else weights.nbytes
+    if not _is_of_onednn(call, read, weights):
+        return copied + _columns(call, read, weights, made)
+    return copied + _blocked_weights(call, weights, fills=False)
 
 
 def _gathered(
@@ -334,6 +379,17 @@ def _blocked_weights(
     return dense_bytes(math.prod((*dims, *kernel)), weights.dtype)
 
 
+def _half_blocked(call: _Call, weights: Tensor) -> int:
+    """Bytes of weights whose gradient is made of images with channels last."""
+    made, read, *kernel = weights.shape
+    if call.groups > 1:
+        return _blocked_weights(call, weights, fills=True)
+    block = HALF_BLOCK if read < CHANNEL_BLOCK else CHANNEL_BLOCK
+    channels = _filled(read, block) if read > FEW_CHANNELS else read
+    filled = _filled(made, HALF_BLOCK), channels, *kernel
+    return dense_bytes(math.prod(filled), weights.dtype)
+
+
 # Norms, pools and others -------------------------------------------------------------------------
 
 
@@ -347,6 +403,12 @@ def _in_full(*indices: int) -> Callable[[_Call], int]:
         return copied + 2 * _FULL_BYTES * math.prod(made.shape)
 
     return scratch
+
+
+def _pool_gradient(call: _Call) -> int:
+    """``gradient, data, ... -> gradient of the data``: all others are copied into its order."""
+    orders = zip(call.operands, call.last, strict=True)
+    return sum(x.nbytes for x, last in orders if x is not None and last != call.last[0])
 
 
 def _copying(*indices: int) -> Callable[[_Call], int]:
@@ -372,4 +434,6 @@ _KERNELS: Mapping[str, Callable[[_Call], int]] = {
     "aten::_softmax_backward_data": _copying(0),
     "aten::max_pool2d_with_indices": _copying(0),
     "aten::avg_pool2d": _copying(0),
+    "aten::max_pool2d_with_indices_backward": _pool_gradient,
+    "aten::avg_pool2d_backward": _pool_gradient,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from typing_extensions import Unpack
 
@@ -14,6 +14,7 @@ from partitioner.api.compiled.onnx_model import OnnxGraphs
 from partitioner.api.option_table import CompileOptions, DumpOptions
 from partitioner.api.options import open_with, processes, request_of, takes, target_cluster
 from partitioner.api.tuning import check_tunable, tuned
+from partitioner.api.verify.symbolic.ir_programs import prove_programs
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.foundations.files import check_file, refuse_to_replace
 from partitioner.frontends.model import ModuleInput, OnnxInput
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from partitioner.api.compiled.module import ModuleProgram
+
+CompiledT = TypeVar("CompiledT", bound=Compiled)
+#: Most nodes of a model, times ranks, at which `compile` proves its programs: less than a second.
+MOST_PROVEN = 2_000
 
 
 @overload
@@ -131,7 +136,18 @@ def compile(  # noqa: A001 - the public name
     if len(cluster) <= MOST_EXPLICIT:  # now rather than on first use
         with clock("lowering"):
             result.programs  # noqa: B018 - computed on first use
+        if len(result.graph.nodes) * len(cluster) <= MOST_PROVEN:
+            with clock("proof"):
+                return _with_proof(result)
     return result
+
+
+def _with_proof(result: CompiledT) -> CompiledT:
+    """The result, whose summary says that the programs of its ranks compute the model."""
+    proof = prove_programs(result.graph, result.programs)
+    proven = replace(result, summary={**result.summary, "proof": proof.line})
+    vars(proven)["programs"] = result.programs
+    return proven
 
 
 def check_options(devices: int | None, options: Mapping[str, Any]) -> tuple[Cluster, Request]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from partitioner.cost_model.cluster.launches import BY_EXECUTOR, launches
+from partitioner.cost_model.cluster.launches import launches
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.executors import executor_of
@@ -145,11 +145,9 @@ class Planned:
 
     @property
     def _launches(self) -> str:
-        """What submits kernels on some devices, where the executor does not do so by itself."""
+        """Title of the way to submit kernels, where the executor does not take it by itself."""
         own = executor_of(self.graph).submits(training=bool(self.graph.backward))
-        names = dict.fromkeys(spec.launches for spec in self.cluster.first_of_spec)
-        asked = [name for name in names if name not in (None, BY_EXECUTOR, own)]
-        return " and ".join(launches()[name].title for name in asked)
+        return " and ".join(launches()[by].title for by in self.cluster.launches if by != own)
 
     def node(self, name: str) -> PlacedNode:
         """A node, or the node that makes a tensor, with its placements."""

@@ -158,8 +158,9 @@ class RunnerUp(TypedDict):
     group: str  #: Mesh, as of `GroupRow`.
     cut: str
     step_s: float  #: Step time that the plan would have.
-    step_change_s: float  #: Less the plan's; negative if memory or the objective rules it out.
+    step_change_s: float  #: Less the plan's; negative as `why` says, or where it does not fit.
     work_change_s: float  #: Change of all devices' busy seconds together.
+    why: str  #: Why the plan does not take it although its step is shorter; "" if it is not.
     fits: bool  #: The changed plan fits in memory.
 
 
@@ -235,7 +236,7 @@ class TerminalRow(TypedDict):
 
 
 class BlockRow(TypedDict):
-    """A range of nodes, first .. last, that the graph shows as one until it is opened.
+    """Nodes that the graph shows as one until it is opened.
 
     Two blocks are disjoint, or one is inside the other.
     """
@@ -243,6 +244,8 @@ class BlockRow(TypedDict):
     label: str
     first: int
     last: int
+    nodes: list[int]  #: First and last of each run of them, as `ranges`.
+    part: Literal["forward", "backward"]
     parent: int  #: Index of the block around it, -1 for none.
     kind: int  #: Equal for blocks of equal structure.
     index: int  #: 0 .. count - 1 among the consecutive repeats.

@@ -116,9 +116,7 @@ def summarise(
         **kept_whole(graph, rules_of(graph)),
         "cost_sources": dict(sources.shares()),
         "cost_error": sources.error,
-        "launches": {
-            spec.launches: spec.launch_s for spec in cluster.first_of_spec if spec.launches
-        },
+        "launches": dict(cluster.launches),
         "pinned": request.constraints.bound,
         "bound_by": {text: ranges(nodes) for text, nodes in bound.items()},
         "load_s": [figures.load_s.get(device, 0.0) for device in range(devices)],

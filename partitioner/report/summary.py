@@ -65,6 +65,7 @@ def lines(summary: Mapping[str, Any], verdict: Verdict, search_s: float | None =
         f"  costs       {costs_sentence(summary['cost_sources'], summary['cost_error'])}"
         + launches_clause(summary.get("launches", {})),
         f"  search      {solved_by(summary['solver'], summary['status'])}, {searched}",
+        *([f"  proof       {summary['proof']}"] if "proof" in summary else []),
     ]
     if fewer and (fewer["devices"] > 1 or fewer["cost"] == fewer["cost_here"]):
         count, cost, here = fewer["devices"], fewer["cost"], fewer["cost_here"]
@@ -146,7 +147,7 @@ def costs_sentence(shares: Mapping[str, float], error: float) -> str:
 
 
 def launches_clause(kernel_s: Mapping[str, float]) -> str:
-    """What submits kernels, by name with the least seconds of a kernel; "" where devices say it."""
+    """Clause on the ways to submit kernels, from their least seconds; "" for none."""
     made = [
         f"{launches()[name].title}, {units.seconds(s)} a kernel" for name, s in kernel_s.items()
     ]

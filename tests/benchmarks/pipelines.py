@@ -16,7 +16,8 @@ sizes, or those that an earlier run measured into `--profile`. So the table can 
 `--part profile` measures only, and `--counts` and `--schedules` choose cells. Speed is the median
 seconds of a product of matrices beside the runs, over that beside the profiling: other tenants of a
 machine change its speed.
-`twin`: each schedule beside `torch.distributed.pipelining` with the same stages.
+`twin`: each schedule beside `torch.distributed.pipelining` with the same stages, by the clock and
+by the seconds that both processes compute.
 `cut`: the stages that the search finds beside those of as many layers each, of a GPT whose layers
 have unlike widths.
 `calls`: one process with all layers in one stage, beside PyTorch with the same micro-batches by
@@ -285,6 +286,7 @@ def run(rank: int, args: argparse.Namespace, port: int, target: Path) -> None:
     all_ways = list(ways(args, rank))
     generator = torch.Generator().manual_seed(1)
     times: dict[str, list[float]] = {way.name: [] for way in all_ways}
+    computing: dict[str, list[float]] = {way.name: [] for way in all_ways}
     beside: list[float] = []
     losses: dict[str, torch.Tensor] = {}
     gc.collect()
@@ -293,19 +295,23 @@ def run(rank: int, args: argparse.Namespace, port: int, target: Path) -> None:
         beside.append(reference_s("cpu"))
         for way in all_ways:
             dist.barrier()
-            begin = time.perf_counter()
+            begin, begin_computing = time.perf_counter(), time.process_time()
             for _ in range(args.steps):
                 loss = way.step((ids, labels))
             dist.barrier()
             took_s = (time.perf_counter() - begin) / args.steps
+            computed_s = torch.tensor((time.process_time() - begin_computing) / args.steps)
+            dist.all_reduce(computed_s)
             losses[way.name] = torch.tensor(loss)
             if number:
                 times[way.name].append(took_s)
+                computing[way.name].append(float(computed_s))
     for loss_of_way in losses.values():  # by hand, one process has it
         dist.all_reduce(loss_of_way, dist.ReduceOp.MAX)
     if rank == 0:
         told = {
             "times": times,
+            "computing": computing,
             "losses": {name: float(one) for name, one in losses.items()},
             "predicted": {way.name: way.predicted_s for way in all_ways},
             "reference_s": statistics.median(beside),
@@ -397,7 +403,7 @@ def count_calls(args: argparse.Namespace, port: int) -> None:
                 step((ids, labels))
                 if number:
                     seconds[name].append(time.process_time() - begin)
-        ratios = [a / b for a, b in zip(*seconds.values(), strict=True)]
+        ratios = ratios_of(seconds["ours"], seconds["theirs"])
         print(f"{count} micro-batches: ratio {statistics.median(ratios):.3f}", end="")
         for name, step in steps.items():
             with Calls() as calls:
@@ -422,16 +428,24 @@ def report(args: argparse.Namespace, told: Mapping[str, Any], profiled_s: float)
         report_predictions(told, measured, told["reference_s"] / profiled_s)
         return
     first, second = ("ours", "theirs") if args.part == "twin" else ("ours", "even")
-    print(f"{'schedule':>12} {'m-b':>4} {first:>8} {second:>8}  ratio  (ms a step)   loss")
+    heads = f"{first:>8} {second:>8}  ratio  (ms a step)      computing"
+    print(f"{'schedule':>12} {'m-b':>4} {heads}       loss")
     for name in (one for one in times if one.endswith(first)):
         other = name.removesuffix(first) + second
-        ratios = [a / b for a, b in zip(times[name], times[other], strict=True)]
+        ratios = ratios_of(times[name], times[other])
+        computing = ratios_of(told["computing"][name], told["computing"][other])
         schedule, count, _ = name.split()
         print(
             f"{schedule:>12} {count:>4} {measured[name] * 1e3:8.1f} {measured[other] * 1e3:8.1f} "
             f"{statistics.median(ratios):6.3f}  ({min(ratios):.3f} to {max(ratios):.3f})  "
+            f"{statistics.median(computing):.3f} ({min(computing):.3f} to {max(computing):.3f})  "
             f"{told['losses'][name]:.5f} {told['losses'][other]:.5f}"
         )
+
+
+def ratios_of(some: Sequence[float], others: Sequence[float]) -> list[float]:
+    """The ratio of each round."""
+    return [a / b for a, b in zip(some, others, strict=True)]
 
 
 def report_predictions(

@@ -12,7 +12,8 @@ parameters are DTensors only in part. Modes take turns, round by round; printed 
 milliseconds of a step, those that the process computes in, with its threads, and the medians over
 rounds of the ratios of both to the twin of the same round. Plans are made for this machine as
 `partitioner.profile` measures it at the start, in at most `--time-limit` seconds, or as an earlier
-run measured it into `--profile`; for a `--cluster` by name nothing is measured.
+run measured it into `--profile`; for a `--cluster` by name nothing is measured. Stages beside those
+of `torch.distributed.pipelining` take turns in `pipelines.py --part twin`.
 """
 
 import argparse
@@ -39,6 +40,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import partitioner
 
+VOCABULARY = 4096
 TWINS = {"dp": "ddp", "zero3": "fsdp", "tp": "hand-tp"}
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -70,7 +72,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Returns its loss."""
 
-    def __init__(self, layers: int, width: int, tokens: int, vocabulary: int) -> None:
+    def __init__(self, layers: int, width: int, tokens: int, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         self.place = nn.Embedding(tokens, width)
@@ -240,7 +242,7 @@ def main() -> None:
         tokens=128,
         batch=8,
         port=29533,
-        vocabulary=4096,
+        vocabulary=VOCABULARY,
     )
     parser.add_argument("--only", default="")
     parser.add_argument("--cluster", default="local")

@@ -59,12 +59,19 @@ def test_executors_submit_kernels_where_the_cluster_leaves_it_to_them() -> None:
     for executor, training in itertools.product(EXECUTORS.values(), (False, True)):
         (spec,) = cluster.run_by(executor, training=training).first_of_spec
         name = executor.submits(training=training)
-        assert (spec.launches, spec.launch_s) == (name, launches()[name].kernel_s)
+        assert (spec.launched_by, spec.launch_s) == (name, launches()[name].kernel_s)
         (asked,) = cluster.with_launches("graphs").run_by(executor, training=training).first_of_spec
-        assert asked.launches == "graphs"
+        assert asked.launched_by == "graphs"
     assert [PYTORCH.submits(training=training) for training in (False, True)] == [
         "eager", "autograd",
     ]  # fmt: skip
+
+
+def test_a_time_that_somebody_put_in_place_stays() -> None:
+    cluster = resolve_cluster("a100", 1)
+    own = replace(cluster, devices=(replace(cluster.devices[0], launch_s=9e-6),))
+    (spec,) = own.run_by(PYTORCH).devices
+    assert (spec.launched_by, spec.launch_s) == (None, 9e-6)
 
 
 def test_launches_of_measured_kernels_cannot_be_others() -> None:

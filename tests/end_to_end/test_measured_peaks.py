@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import partitioner
-from helpers.modules.sized_models import Gpt, Loss, convolutions, ids, perceptron
+from helpers.modules.sized_models import (
+    ChannelsLast,
+    Gpt,
+    Loss,
+    convolutions,
+    ids,
+    normalised_convolutions,
+    perceptron,
+)
 from helpers.plans.memory_rungs import OFF
 
 #: Of a measured peak, the share by which that of a prediction may be less.
@@ -34,6 +42,10 @@ def uneven() -> nn.Module:
 MLP = Sized(partial(perceptron, 3, 512), partial(torch.randn, 64, 512))
 UNEVEN = Sized(uneven, partial(torch.randn, 75, 131))
 CONVNET = Sized(partial(convolutions, 4), partial(torch.randn, 8, 3, 32, 32))
+LAST = Sized(lambda: ChannelsLast(convolutions(4)), partial(torch.randn, 8, 3, 32, 32))
+NORMALISED = Sized(
+    lambda: ChannelsLast(normalised_convolutions(48)), partial(torch.randn, 12, 3, 32, 32)
+)
 GPT = Sized(partial(Gpt, 2, 64, 512), partial(ids, 24, 16))
 ODD_GPT = Sized(partial(Gpt, 2, 72, 509), partial(ids, 15, 17))
 
@@ -64,10 +76,16 @@ CASES: dict[str, tuple[Sized, int, dict[str, Any]]] = {
     "messages of a stage that runs ahead": (CONVNET, 4, IN_FOUR),
     "parts of uneven weights on 3 ranks": (UNEVEN, 3, of("tp", "adamw")),
     "uneven micro-batches on 5 ranks": (UNEVEN, 5, of("zero2", count=3)),
+    "images with channels last": (LAST, 4, of("zero3")),
+    "messages of images with channels last": (LAST, 2, of("pp", count=4)),
+    "pools and norms of channels that lie last": (NORMALISED, 2, of("tp")),
 }
 WITH_GPTS: dict[str, tuple[Sized, int, dict[str, Any]]] = {
     "messages of several tensors": (GPT, 3, IN_THREE),
     "parts that are joined": (ODD_GPT, 3, of("tp")),
+    "stages of parts that are gathered": (GPT, 4, of("pp+tp", count=4, pp=2, tp=2)),
+    "uneven parts in one gather, freed behind the last": (ODD_GPT, 3, of("zero2")),
+    "uneven parts in one gather, joined before the last": (ODD_GPT, 3, of("zero3")),
     "two axes of 2 and 3": (GPT, 6, of("dp+tp", dp=2, tp=3)),
 }
 

@@ -173,6 +173,10 @@ def blocks_limit(_setting: str) -> Mapping[str, Any]:
     return {"memory": 9400}
 
 
+def gpus(setting: str) -> dict[str, Any]:
+    return {"cluster": f"{count_of(setting)}xl4"}
+
+
 def local(_setting: str) -> Mapping[str, Any]:
     """This machine, of which nothing is measured."""
     return {"cluster": "local", "profile": Path("none", "profile.sqlite")}
@@ -187,6 +191,7 @@ VALUES = (
     Value("parallel", "dp", "parallel|dp"),
     Value("parallel", "pp", "parallel|pp|stage"),
     Value("cluster", "2xl4", "cluster", decides=False),
+    Value("launches", "graphs", "launches", "launches", gpus, decides=False),
     Value("memory", tight, "memory", "memory"),
     Value("memory", lambda s: blocks_limit(s)["memory"], "memory|blocks", "blocks"),
     Value("profile", Path("none", "profile.sqlite"), "profile", "profile", local, decides=False),

@@ -240,7 +240,6 @@ class Compiled(Planned):
         """
         return self.model.ranks(self.programs, self.plan)
 
-    @naming_runtimes()
     def run(
         self, inputs: Mapping[str, np.ndarray], *, optimization: Optimization | None = None
     ) -> dict[str, np.ndarray]:
@@ -263,9 +262,9 @@ class Compiled(Planned):
             BackendError: An input is missing, unknown, or of the wrong shape or type, or an
                 input or output is of 4-bit elements.
         """
-        return self.ranks.at(optimization).run(inputs)
+        with naming_runtimes():
+            return self.ranks.at(optimization).run(inputs)
 
-    @naming_runtimes()
     def session(self, *, optimization: Optimization | None = None) -> Session:
         """Start the ranks of an ONNX model as processes that stay up and answer requests.
 
@@ -279,7 +278,8 @@ class Compiled(Planned):
             BackendError: A rank cannot be started, or the model is a PyTorch module: its ranks stay
                 up under torchrun, as `ModuleProgram.module`.
         """
-        return self.ranks.at(optimization).session()
+        with naming_runtimes():
+            return self.ranks.at(optimization).session()
 
     def close(self) -> None:
         """Free the ranks that runs have opened, and their temporary files.
@@ -309,7 +309,6 @@ class Compiled(Planned):
     @overload
     def verify(self, *, symbolic: Literal[True]) -> Proof: ...
 
-    @naming_runtimes()
     def verify(
         self,
         seed: int = 0,
@@ -345,7 +344,8 @@ class Compiled(Planned):
         """
         ranks = self.ranks.at(optimization)
         if not symbolic:
-            return ranks.verify(seed, inputs)
+            with naming_runtimes():
+                return ranks.verify(seed, inputs)
         if seed or inputs is not None or optimization is not None:
             raise VerificationError(
                 "a symbolic verification runs nothing: leave seed, inputs and optimization out"

@@ -146,8 +146,7 @@ class ModuleRanks(Ranks):
 
     def prove(self) -> Proof:
         """See `Ranks.prove`: of files, or of the programs that graphs are emitted from."""
-        from partitioner.api.verify.symbolic.ir_programs import programs_of
-        from partitioner.api.verify.symbolic.prove import prove
+        from partitioner.api.verify.symbolic.ir_programs import prove_programs
 
         if self.read_from is not None:
             from partitioner.api.verify.symbolic.module_files import prove_files
@@ -156,11 +155,10 @@ class ModuleRanks(Ranks):
             return prove_files(self.read_from, self.module.graph, last)
         parts = [(self.programs, self.module.graph)]
         parts += [] if self.rest is None else [(self.rest.programs, self.rest.graph)]
-        proofs = [prove(graph, programs_of(programs, graph)) for programs, graph in parts]
-        notes = ["of the programs that the graphs of ranks are made from"]
-        if not self.programs.order.is_whole:
-            notes.append("of one micro-batch, as the program of one device computes it")
-        return replace(next((p for p in proofs if not p), proofs[0]), notes=tuple(notes))
+        proofs = [prove_programs(graph, programs) for programs, graph in parts]
+        proof = next((p for p in proofs if not p), proofs[0])
+        note = "of the programs that the graphs of ranks are made from"
+        return replace(proof, notes=(note, *proof.notes))
 
     def at(self, optimization: Optimization | None) -> Self:
         """See `Ranks.at`."""

@@ -12,11 +12,14 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.prices.reshard import Resharder, most_joined
+from partitioner.foundations import units
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh, copies_on
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Cut
 from partitioner.problem.build import Built, build
+from partitioner.report.planned import Planned
+from partitioner.report.schema import contains
 from partitioner.solver.joint.local_search import State, tables
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.shares import device_shares
@@ -151,6 +154,27 @@ class Neighbourhood:
             stage: min(meshes, key=lambda mesh: max(load[device] for device in mesh.devices))
             for stage, meshes in self._groups.items()
         }
+
+
+def not_taken(result: Planned, nodes: Sequence[Node]) -> str:
+    """Say why a plan has no other strategy of some nodes, with which its step would be shorter."""
+    bound = list(dict.fromkeys(text for node in nodes for text in constraints_on(result, node)))
+    cert = result.plan.certificate
+    if result.objective != "throughput":
+        return f"a shorter step was not asked for: the plan's objective is {result.objective}"
+    if bound:
+        return f"constrained by {'; '.join(bound)}"
+    if cert is None:
+        return "the plan was not searched for"
+    ended = f"the search ended with a gap of {units.share(cert.gap)}"
+    return f"{ended}: a smaller --gap or a longer --time-limit may find it"
+
+
+def constraints_on(result: Planned, node: Node) -> list[str]:
+    """List what the request asked for that leaves out strategies of a node."""
+    position = result.graph.order[node.name]
+    bound = result.summary.get("bound_by", {})
+    return [text for text, nodes in bound.items() if contains(nodes, position)]
 
 
 def best_other(alternatives: Sequence[Alternative]) -> Alternative | None:

@@ -105,11 +105,11 @@ def _moved(nodes: Iterable[PlacedNode]) -> dict[str, tuple[int, DimLayout]]:
 
 def graph_notes(graph: Graph, cluster: Cluster) -> tuple[str, ...]:
     """A line on what records graphs of kernels, if they are priced: no executor does by itself."""
-    priced, by = {spec.launches for spec in cluster.first_of_spec}, executor_of(graph).graphs_by
+    by = executor_of(graph).graphs_by
     return tuple(
-        f"{one.title} are priced, and recorded by {by}"
-        for name, one in launches().items()
-        if one.in_graphs and name in priced
+        f"{launches()[name].title} are priced, and recorded by {by}"
+        for name in cluster.launches
+        if launches()[name].in_graphs
     )
 
 

@@ -21,8 +21,13 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.plan import NodePlan, place
 from partitioner.ir.program import Comm
-from partitioner.report.blocks import Block, block_label, blocks
-from partitioner.report.findings.alternatives import Alternative, Neighbourhood, best_other
+from partitioner.report.blocks import Block, block_label, blocks, is_name, paths
+from partitioner.report.findings.alternatives import (
+    Alternative,
+    Neighbourhood,
+    best_other,
+    not_taken,
+)
 from partitioner.report.findings.bottleneck import (
     Bottleneck,
     bottleneck,
@@ -33,6 +38,7 @@ from partitioner.report.findings.bottleneck import (
 )
 from partitioner.report.measured import Comparison
 from partitioner.report.page.memory import algorithm, crossing_bytes, memory, traffic
+from partitioner.report.page.module_blocks import ModuleBlocks
 from partitioner.report.page.ribbon import ribbon
 from partitioner.report.page.timelines import MAX_EVENTS, measured_run, run_timeline, timelines
 from partitioner.report.planned import Lanes, Planned, lanes
@@ -67,6 +73,8 @@ MAX_PRICED = 320_000
 MAX_MOVES = 40_000
 #: Of a space whose plan costs less than so many times as much, the difference is told.
 NEARLY = 1.05
+#: Of costs, what may be of rounding.
+NONE = 1e-9
 #: A block belongs to a group that runs so large a share of its nodes.
 BELONGS = 0.9
 
@@ -129,7 +137,7 @@ def report_data(result: Planned, comparison: Comparison[Planned] | None = None) 
             for name, kind, nodes in terminals
         ],
         comms=comms,
-        blocks=_blocks(outer, names),
+        blocks=_blocks(result, outer),
         moves=block_moves(result, outer),
         ribbon=ribbon(result, own),
         tasks=refs,
@@ -343,12 +351,12 @@ def _node(result: Planned, near: Neighbourhood, node: Node) -> NodeRow:
         inputs=[_tensor(graph, value, at) for value, at in placed.operands()],
         outputs=[_tensor(graph, value, at) for value, at in placed.results()],
         options=len(alternatives),
-        runner_up=_runner_up(result, near, alternatives),
+        runner_up=_runner_up(result, near, node, alternatives),
     )
 
 
 def _runner_up(
-    result: Planned, near: Neighbourhood, alternatives: Sequence[Alternative]
+    result: Planned, near: Neighbourhood, node: Node, alternatives: Sequence[Alternative]
 ) -> RunnerUp | None:
     best = best_other(alternatives) if alternatives else None
     if best is None:
@@ -375,6 +383,7 @@ def _runner_up(
         step_s=step_s,
         step_change_s=step_s - chosen_s,
         work_change_s=work_s - chosen_work_s,
+        why=not_taken(result, [node]) if fits and step_s < chosen_s * (1 - NONE) else "",
         fits=fits,
     )
 
@@ -407,7 +416,13 @@ def _edges(result: Planned, comms: Sequence[Task]) -> Iterator[EdgeRow]:
         yield EdgeRow(u=u, v=v, value=value, bytes=nbytes, comms=list(carried[v, value]))
 
 
-def _blocks(outer: Sequence[Block], names: Sequence[str]) -> list[BlockRow]:
+def _blocks(result: Planned, outer: Sequence[Block]) -> list[BlockRow]:
+    """The blocks of the graph: modules of a training, else ranges of its order."""
+    graph, names = result.graph, [node.name for node in result.graph.nodes]
+    groups = [result.plan.nodes[name].group for name in names]
+    found = paths(graph, groups)
+    if graph.backward and any(path and is_name(path[0]) for path in found):
+        return ModuleBlocks(graph, groups, found).rows()
     rows: list[BlockRow] = []
 
     def add(level: Iterable[Block], parent: int) -> None:
@@ -416,6 +431,8 @@ def _blocks(outer: Sequence[Block], names: Sequence[str]) -> list[BlockRow]:
                 label=block_label(block, names),
                 first=block.first,
                 last=block.last,
+                nodes=[block.first, block.last],
+                part="forward",
                 parent=parent,
                 kind=block.kind,
                 index=block.index,
@@ -477,10 +494,12 @@ def block_moves(result: Planned, outer: Sequence[Block]) -> list[BlockMoveRow]:
                 to=to,
                 change=change,
                 fits=figures.fits_exactly,
-                reason=why(result.evaluation, figures, change, result.objective),
+                reason=why(result.evaluation, figures, change, result.objective)
+                if change >= -NONE * result.cost or not figures.fits_exactly
+                else not_taken(result, [graph.by_name[name] for name in nodes]),
             )
         )
-    return sorted(moves, key=lambda move: (not move["fits"], move["change"]))
+    return sorted(moves, key=lambda move: (not move["fits"], move["change"] < 0, move["change"]))
 
 
 def _changes(
@@ -539,9 +558,7 @@ def why(old: Evaluation, new: Evaluation, change: float, objective: str) -> str:
         return f"device {device} would be {units.size(over[device])} over its memory"
     sent = sum(new.sent_bytes.values()) - sum(old.sent_bytes.values())
     parts = []
-    if change < 0:
-        parts.append("better than the plan: within the gap that the search left")
-    elif change > 0 and objective == "memory":
+    if change > 0 and objective == "memory":
         held = new.needed_bytes
         parts.append(f"device {max(held, key=held.__getitem__)} holds more")
     elif change > 0:

@@ -1,14 +1,12 @@
 """What the devices of a lane run, in words: "wte, layers 0-2, layer 3 to attn".
 
-Modules are told by the paths of nodes, see `blocks.paths`. The first part of a path that has a
-number is a layer; a layer that several lanes share is told by the parts where a lane begins and
-ends in it. Without names, runs of nodes are told by their first and last.
+A layer that several lanes share is told by the parts where a lane begins and ends in it. Without
+names of modules, runs of nodes are told by their first and last.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +14,7 @@ from typing import TypeAlias
 
 from partitioner.foundations import units
 from partitioner.report.blocks import Path, is_name
+from partitioner.report.page.modules import Modules, layer_at
 
 #: A lane with a larger share of a module's seconds runs it.
 WHOLE = 0.98
@@ -126,7 +125,7 @@ class LaneWords:
 
     def _inside(self, node: int) -> str:
         """The part of its layer that a node is in, else its operator type."""
-        path, at = self.paths[node], _layer_at(self.paths[node])
+        path, at = self.paths[node], layer_at(self.paths[node])
         inside = path[at + 1 : at + 2]
         return inside[0] if inside else self.types[node].rsplit("::", 1)[-1].split(".")[0]
 
@@ -152,38 +151,17 @@ class LaneWords:
         return members
 
     def _unit(self, node: int) -> _Unit:
-        path = self.paths[node]
-        if not path or not is_name(path[0]) or path in self._around:
+        path = self._tree.unit(self.paths[node])
+        if not path:
             return re.split(r"[/.]", self.names[node])[-1][:MOST_LETTERS], None
-        at = _layer_at(path)
-        if at < len(path):
-            stem, number = path[at].rsplit(".", 1)
-            return ".".join((*path[:at], stem)[self._shared :]), int(number)
-        around = [depth for depth in range(len(path)) if path[:depth] in self._around]
-        return path[max(around, default=0)], None
+        if layer_at(path) == len(path):
+            return path[-1], None
+        stem, number = path[-1].rsplit(".", 1)
+        return self._tree.text((*path[:-1], stem)), int(number)
 
     @cached_property
-    def _around(self) -> Collection[Path]:
-        """What holds layers, and what is around that: their other modules are told one by one."""
-        return {path[:depth] for path in self._layer_paths for depth in range(len(path))}
-
-    @cached_property
-    def _layer_paths(self) -> Sequence[Path]:
-        """The paths of all layers, without their numbers."""
-        found: Counter[Path] = Counter()
-        for node in self.seconds:
-            path = self.paths[node]
-            at = _layer_at(path)
-            if at < len(path):
-                found[(*path[:at], path[at].rsplit(".", 1)[0])] += 1
-        return list(found)
-
-    @cached_property
-    def _shared(self) -> int:
-        """How many parts the paths of all layers begin with: they are left out."""
-        paths = self._layer_paths
-        same = (len(set(parts)) == 1 for parts in zip(*(path[:-1] for path in paths), strict=False))
-        return next((at for at, equal in enumerate(same) if not equal), min(map(len, paths)) - 1)
+    def _tree(self) -> Modules:
+        return Modules([self.paths[node] for node in self.seconds])
 
     @cached_property
     def _numbers(self) -> Mapping[str, Sequence[int]]:
@@ -196,9 +174,3 @@ class LaneWords:
 
     def _sum(self, nodes: Iterable[int]) -> float:
         return sum(self.seconds[node] for node in nodes if node in self.seconds)
-
-
-def _layer_at(path: Path) -> int:
-    """Where a path has its layer; its length if it has none."""
-    numbered = (at for at, part in enumerate(path) if re.search(r"\.\d+$", part))
-    return next(numbered, len(path))

@@ -26,12 +26,12 @@ from partitioner.ir.phases import PhaseError
 from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import Pipeline, PlacedNode
 from partitioner.problem.memory_kinds import Holdings
-from partitioner.report.findings.alternatives import Neighbourhood
+from partitioner.report.findings.alternatives import Neighbourhood, constraints_on, not_taken
 from partitioner.report.findings.bottleneck import COMPUTING, bottleneck
 from partitioner.report.page.data import headline
 from partitioner.report.page.memory import memory
 from partitioner.report.planned import Planned, lanes
-from partitioner.report.schema import Head, contains
+from partitioner.report.schema import Head
 from partitioner.report.stages import schedule_name, stage_text
 from partitioner.report.text.show import clean, loads_text
 from partitioner.report.text.tables import table
@@ -172,7 +172,7 @@ def _memory(result: Planned) -> list[str]:
 
 def _about(result: Planned, placed: PlacedNode) -> list[str]:
     node, rule = placed.node, placed.rule
-    bound, cert = _constraints_on(result, node), result.plan.certificate
+    bound, cert = constraints_on(result, node), result.plan.certificate
     spent_s = result.node_tasks[node.name].longest_s
     busy = (device for node in result.placed for device in node.mesh.devices)
     cluster, in_parts = result.cluster.beside(busy), stores_parts(result.placed)
@@ -201,12 +201,6 @@ def _about(result: Planned, placed: PlacedNode) -> list[str]:
         *([f"  constrained by {'; '.join(clean(text, 120) for text in bound)}"] if bound else []),
         *([f"  searched: {clean(cert.space, 120)}"] if cert else []),
     ]
-
-
-def _constraints_on(result: Planned, node: Node) -> list[str]:
-    position = result.graph.order[node.name]
-    bound = result.summary.get("bound_by", {})
-    return [text for text, nodes in bound.items() if contains(nodes, position)]
 
 
 def _choices(result: Planned, neighbourhood: Neighbourhood, node: Node) -> list[str]:
@@ -242,16 +236,8 @@ def _choices(result: Planned, neighbourhood: Neighbourhood, node: Node) -> list[
     ]
     if len(alternatives) > MAX_STRATEGIES:
         lines.append(f"and {len(alternatives) - MAX_STRATEGIES} dearer ones")
-    cert = result.plan.certificate
-    if shorter and result.objective != "throughput":
-        lines.append(
-            f"a shorter step was not asked for: the plan's objective is {result.objective}"
-        )
-    elif shorter and _constraints_on(result, node):
-        lines.append("a strategy with a shorter step exists, which the constraints may forbid")
-    elif shorter:
-        gap = f" (its gap is {units.share(cert.gap)})" if cert else ""
-        lines.append(f"a strategy with a shorter step exists: the plan is not the best one{gap}")
+    if shorter:
+        lines.append(f"a strategy with a shorter step exists: {not_taken(result, [node])}")
     return lines
 
 

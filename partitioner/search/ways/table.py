@@ -81,14 +81,14 @@ class Table:
     def _fewest_alone(self, outcome: Outcome) -> tuple[Graph, int] | None:
         """The graph and number of the fewest micro-batches that one device holds; None for none.
 
-        None where it holds the batch at once, too, and where only numbers would do that are not
-        proven to compute what the whole batch does.
+        None where it holds the batch at once, too, where only numbers would do that are not proven
+        to compute what the whole batch does, and where the model refuses the whole batch.
         """
         limit = max(device.memory_bytes for device in self.cluster.devices)
-        kept, moving = self._held
-        if outcome.plan.blocks or not kept <= limit < kept + moving:
-            return None
         try:
+            kept, moving = self._held
+            if outcome.plan.blocks or not kept <= limit < kept + moving:
+                return None
             counts = [n for n in self.model.even_counts() if moving <= n * (limit - kept)]
         except PartitionerError:  # there is no batch
             return None

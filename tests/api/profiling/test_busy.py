@@ -71,7 +71,7 @@ def test_processes_that_were_waited_for_are_ones_own() -> None:
     before_s = busy._own_s()
     loop = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
     subprocess.run([sys.executable, "-c", loop], check=True)
-    assert busy._own_s() - before_s >= 0.3
+    assert busy._own_s() - before_s > 0.25  # the system counts in ticks
     share = others.share()
     assert share is not None
     assert 0.0 <= share <= 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import pytest
@@ -73,18 +73,17 @@ def program_of(size: int) -> ModuleProgram:
     return partitioner.compile(Widths(), (torch.randn(1, 3, size, size),), devices=1, training=True)
 
 
-def kernel(graph: Graph, node: Node, strided: bool = False) -> Callable[[], Any]:
-    """Calls the operator of a node on random operands, the first a part of a larger one or not."""
+def kernel(graph: Graph, node: Node, last: tuple[bool, ...] = ()) -> Callable[[], Any]:
+    """Calls the operator of a node on random operands; channels of the first ones may lie last."""
 
-    def operand(value: str, *, part: bool) -> Tensor | None:
+    def operand(value: str, *, is_last: bool) -> Tensor | None:
         if not value:
             return None
-        shape = graph.types[value].shape
-        if not part:
-            return torch.rand(shape)
-        return torch.rand(*shape[:2], shape[2] + 3, *shape[3:])[:, :, 1:-2]
+        order = torch.channels_last if is_last else torch.contiguous_format
+        return torch.rand(graph.types[value].shape).contiguous(memory_format=order)
 
-    args = [operand(v, part=strided and i == 0) for i, v in enumerate(node.inputs)]
+    orders = zip_longest(node.inputs, last[: len(node.inputs)], fillvalue=False)
+    args = [operand(str(value or ""), is_last=bool(is_last)) for value, is_last in orders]
     namespace, name = node.op.split("::")
     operator = getattr(getattr(torch.ops, namespace), name)
     schema = operator.default._schema.arguments[len(args) :]
@@ -92,11 +91,13 @@ def kernel(graph: Graph, node: Node, strided: bool = False) -> Callable[[], Any]
     return lambda: operator(*args, *settings)
 
 
-def taken(graph: Graph, node: Node) -> int:
+def taken(graph: Graph, node: Node, last: tuple[bool, ...] = ()) -> int:
     """The prediction."""
     rule = rules_of(graph)[node.name]
     known = rule if isinstance(rule, Rule) else None
-    return scratch_bytes(graph, place(graph, node, DeviceMesh.single(0), {}, known), {})
+    ordered = {value for value, is_last in zip(node.inputs, last, strict=False) if is_last}
+    placed = place(graph, node, DeviceMesh.single(0), {}, known)
+    return scratch_bytes(graph, placed, {}, ordered)
 
 
 CONVOLUTIONS = (
@@ -123,6 +124,31 @@ def test_convolutions_take_what_is_predicted(op: str, size: int) -> None:
         weights = node.outputs[0] if op.endswith("weight") else node.inputs[1]
         if 1 not in graph.types[weights].shape[2:]:  # which take less on one thread
             assert predicted <= 1.3 * measured + SLACK, node
+
+
+ORDERS = [
+    *(("aten::convolution", (True,)), ("partitioner::convolution_grad_input", (True,))),
+    *(("partitioner::convolution_grad_weight", order) for order in ((1, 1), (0, 1), (1, 0))),
+]
+
+
+@pytest.mark.parametrize(("op", "last"), ORDERS)
+@pytest.mark.parametrize("size", [24, 128])
+def test_images_whose_channels_lie_last_are_not_reordered(
+    op: str, last: tuple[bool, ...], size: int
+) -> None:
+    graph = program_of(size).graph
+    for node in [node for node in graph.nodes if node.op == op]:
+        weights = node.outputs[0] if op.endswith("weight") else node.inputs[1]
+        if node.attrs["transposed"] or 1 in graph.types[weights].shape[2:]:
+            continue
+        run = kernel(graph, node, last)
+        run()
+        made = graph.types[node.outputs[0]].nbytes
+        measured = count_bytes(run)[1]
+        predicted = made + taken(graph, node, last)
+        assert measured <= 1.02 * predicted + SLACK, node
+        assert predicted <= 1.3 * measured + SLACK, node
 
 
 @pytest.mark.parametrize("op", ["batch_norm_grad_input", "group_norm_apply", "batch_norm_apply"])

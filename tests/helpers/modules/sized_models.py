@@ -53,6 +53,18 @@ class Gpt(nn.Module):
         return scores
 
 
+class ChannelsLast(nn.Module):
+    """A net of images, which it turns first so that their channels lie last in memory."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.net(x.contiguous(memory_format=torch.channels_last))
+        return result
+
+
 def perceptron(layers: int, width: int) -> nn.Module:
     """Square linear layers, each with a ReLU."""
     return nn.Sequential(*(m for _ in range(layers) for m in (nn.Linear(width, width), nn.ReLU())))
@@ -64,6 +76,18 @@ def convolutions(layers: int) -> nn.Module:
     pairs = [(nn.Conv2d(a, b, 3, padding=1), nn.ReLU()) for a, b in pairwise(widths)]
     made = [module for pair in pairs for module in pair]
     return nn.Sequential(*made, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 100))
+
+
+def normalised_convolutions(width: int) -> nn.Module:
+    """Convolutions with batch norms, one of them strided, behind a pool."""
+
+    def layer(before: int, after: int, stride: int = 1) -> list[nn.Module]:
+        conv = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        return [conv, nn.BatchNorm2d(after), nn.ReLU()]
+
+    twice = 2 * width
+    made = [*layer(3, width), nn.MaxPool2d(2), *layer(width, twice, 2), *layer(twice, twice)]
+    return nn.Sequential(*made, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(twice, 50))
 
 
 def t5(layers: int) -> nn.Module:

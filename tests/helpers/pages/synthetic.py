@@ -162,11 +162,13 @@ def _layer(
     outer = len(made.blocks)
     made.blocks.append(
         {"label": f"layers.{layer}", "first": first, "last": last, "parent": -1, "kind": 0,
+         "nodes": [first, last], "part": "forward",
          "index": layer, "count": layers}
     )  # fmt: skip
     for kind, (label, start, end) in enumerate((("attn", 1, 7), ("mlp", 10, 12)), 1):
         made.blocks.append(
             {"label": f"layers.{layer}/{label}", "first": first + start, "last": first + end,
+             "nodes": [first + start, first + end], "part": "forward",
              "parent": outer, "kind": kind, "index": 0, "count": 1}
         )  # fmt: skip
     return last
@@ -244,6 +246,7 @@ def _runner_up(group: int, groups: list[GroupRow], local: float) -> RunnerUp:
         "cut": "m/x",
         "step_s": 1e-3 + local / FLOPS_PER_S,
         "step_change_s": local / FLOPS_PER_S,
+        "why": "",
         "work_change_s": 2 * local / FLOPS_PER_S,
         "fits": True,
     }

@@ -14,10 +14,11 @@ from partitioner.api.compiled.base import Compiled
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.ir.plan import NodePlan
 from partitioner.report.blocks import Block, blocks
+from partitioner.report.findings.alternatives import not_taken
 from partitioner.report.findings.bottleneck import bottleneck
 from partitioner.report.page import data as data_module
 from partitioner.report.page.data import report_data, space_rows
-from partitioner.report.schema import BlockMoveRow, Report
+from partitioner.report.schema import BlockMoveRow, NodeRow, Report
 
 MODELS = {
     "mlp": {"layers": 3, "hidden": 32},
@@ -252,6 +253,46 @@ def test_a_block_that_is_not_cut() -> None:
     whole = evaluate(result.graph, plan, result.cluster)
     assert moves[0]["change"] == pytest.approx(whole.step_s - result.evaluation.step_s)
     assert moves[0]["change"] > 0
+
+
+def test_what_would_be_better_says_why_it_is_not_taken() -> None:
+    model = examples.build("mlp", layers=4, hidden=512, batch=64)
+    split = partitioner.compile(model, cluster="2xideal", strategy="inter")
+    certificate = split.plan.certificate
+    assert certificate is not None
+    searched = replace(certificate, objective="throughput", cost=2.0, bound=1.0)
+    all_on_one = {name: NodePlan(0) for name in split.plan.nodes}
+    bad = replace(split.plan, nodes=all_on_one, certificate=searched)
+    whole = evaluate(split.graph, bad, split.cluster)
+    result = replace(split, plan=bad, evaluation=whole)
+    better = [row for row in report_data(result)["nodes"] if _is_shorter(row)]
+    assert better
+    (reason,) = {row["runner_up"]["why"] for row in better if row["runner_up"]}
+    assert reason.startswith("the search ended with a gap of 50 %: a smaller --gap")
+    position = split.graph.order[better[0]["name"]]
+    asked = replace(result, summary={**split.summary, "bound_by": {"pin x": [position, position]}})
+    node = split.graph.nodes[position]
+    assert not_taken(asked, [node]) == "constrained by pin x"
+    hasty = replace(bad, certificate=replace(searched, objective="latency"))
+    assert not_taken(replace(result, plan=hasty), [node]).startswith("a shorter step was not asked")
+    assert not_taken(replace(result, plan=replace(bad, certificate=None)), [node]) == (
+        "the plan was not searched for"
+    )
+
+
+def _is_shorter(row: NodeRow) -> bool:
+    other = row["runner_up"]
+    return other is not None and other["fits"] and other["step_change_s"] < -1e-12
+
+
+def test_no_line_of_a_proven_plan_would_be_better(compiled: Compiled, data: Report) -> None:
+    shorter = [row["runner_up"] for row in data["nodes"] if _is_shorter(row)]
+    assert all(other and other["why"] for other in shorter)
+    assert all("better" not in move["reason"] for move in data["moves"])
+    certificate = compiled.plan.certificate
+    assert certificate is not None
+    if certificate.status == "optimal" and compiled.objective == "throughput":
+        assert not any(move["fits"] and move["change"] < 0 for move in data["moves"])
 
 
 def test_a_change_that_does_not_fit_comes_last(chain: partitioner.Compiled) -> None:

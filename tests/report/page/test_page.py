@@ -67,6 +67,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reports = {
         "plan": synthetic.report(),
         "equal": equal(),
+        "training": training(),
         "overlapping": synthetic.report(layers=2, overlapping=True),
         "hostile": synthetic.report(layers=2, names=HOSTILE),
         "large": synthetic.report(layers=357, devices=8, requests=(1, 2)),
@@ -83,6 +84,20 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, data in reports.items():
         (folder / f"{name}.html").write_text(page.render(data), "utf-8")
     return folder
+
+
+def training() -> Report:
+    """A report of two layers forward, and of the same backward."""
+    data = synthetic.report(layers=4)
+    data["ribbon"]["training"] = True
+    for block in data["blocks"]:
+        layer = int(block["label"].split("/")[0].removeprefix("layers."))
+        if layer > 1:
+            block["label"] = block["label"].replace(f"layers.{layer}", f"layers.{3 - layer}")
+            block["part"] = "backward"
+    for node in data["nodes"]:
+        node["group"] = 0
+    return data
 
 
 def equal() -> Report:
@@ -395,6 +410,25 @@ class TestPlan:
         select(driver, "node", 2)
         assert "Best of 5 other strategies" in details(driver)
         assert "m/x on x=2 on 0,1" in details(driver)
+
+    def test_a_training_graph_has_both_passes_of_a_layer_side_by_side(self, opened: Opener) -> None:
+        driver = opened("training")
+        places = driver.execute_script(
+            "return Object.fromEntries(page.graph.cy.nodes('.block').map((node) =>"
+            " [node.data('label').split('\\n')[0], [node.position('x'), node.position('y')]]))"
+        )
+        assert set(places) == {
+            f"+ layers.{layer}{part}" for layer in (0, 1) for part in ("", " backward")
+        }
+        for layer in (0, 1):
+            forward, backward = places[f"+ layers.{layer}"], places[f"+ layers.{layer} backward"]
+            assert forward[0] < backward[0]
+            assert forward[1] == backward[1]
+        assert places["+ layers.0"][1] < places["+ layers.1"][1]
+        assert places["+ layers.0"][0] == places["+ layers.1"][0]
+        legend = driver.find_element(By.ID, "graph-legend").text
+        assert "block" in legend
+        assert "whole" not in legend  # no node is
 
     @pytest.mark.slow
     def test_blocks_open_and_close(self, opened: Opener) -> None:

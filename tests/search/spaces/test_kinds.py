@@ -42,7 +42,9 @@ class Blocks(nn.Module):
 
 def compiled(**options: Any) -> Any:
     inputs = (torch.ones(4096, 64),)
-    return partitioner.compile(Blocks(), inputs, 2, training=True, cluster="2xh100", **options)
+    return partitioner.compile(
+        Blocks(), inputs, 2, training=True, cluster="2xh100", launches="native", **options
+    )
 
 
 @pytest.fixture(scope="module")

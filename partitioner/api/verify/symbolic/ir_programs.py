@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -12,6 +12,8 @@ from partitioner.api.verify.symbolic.held import Facts, Held
 from partitioner.api.verify.symbolic.nodes import LocalNode
 from partitioner.api.verify.symbolic.parts import region_of
 from partitioner.api.verify.symbolic.program import Program
+from partitioner.api.verify.symbolic.proof import Proof
+from partitioner.api.verify.symbolic.prove import prove
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Attr, Graph, Node
 from partitioner.ir.ops import is_stored
@@ -29,6 +31,14 @@ class _Side:
     target: TensorType | None
 
 
+def prove_programs(graph: Graph, programs: Programs) -> Proof:
+    """Prove that programs compute a graph: of one micro-batch, if they run in several."""
+    proof = prove(graph, programs_of(programs, graph))
+    if programs.order.is_whole:
+        return proof
+    return replace(proof, notes=("of one micro-batch, as the program of one device computes it",))
+
+
 def programs_of(programs: Programs, graph: Graph) -> tuple[Program, ...]:
     """The programs of all ranks, which are of this graph; they are checked before."""
     programs.check()
@@ -41,6 +51,7 @@ def _program(
 ) -> Program:
     """The program of a rank; local nodes are `shared` by ranks that share steps."""
     stored = {node.name: _stored(node, program, programs) for node in graph.nodes if not node.reads}
+    computes = (step for step in program.steps if isinstance(step, Compute))
     return Program(
         program.rank,
         tuple(
@@ -58,6 +69,7 @@ def _program(
         graph.opsets,
         None,
         programs.copies,
+        tuple(step.node.outputs[0] for step in computes if stored.get(step.node.name)),
         {
             **{
                 name: (part.whole, part.region, part.zero)

@@ -159,6 +159,7 @@ class _Reader:
             {},
             None,
             header.copies,
+            tuple(first.parts or ()),
             None,
             RESHAPES,
             frozenset({ALIAS, EITHER, KEEP, REST, STATE, UPDATE}),

@@ -24,7 +24,7 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.loops.factors import PENDING
 from partitioner.ir.ops import row_of, rule_of
-from partitioner.ir.ops.aten.state import EITHER
+from partitioner.ir.ops.aten.state import EITHER, STATE
 from partitioner.ir.ops.table import LocalOp, LocalView, OpView
 from partitioner.ir.types import TensorType
 
@@ -135,6 +135,8 @@ class WholeModel:
 
     def candidates(self, rank: Rank, node: LocalNode) -> Iterator[Sequence[Node]]:
         """The nodes that a local node may be: those found before, of its operator, others."""
+        if node.op == STATE:  # stored values of a form are alike: which one it is, is claimed
+            return
         yield self.found.get((node.name, node.op), ())
         graph, names = self.graph, (*node.inputs, *node.captures)
         values = [held.value for name in names for held in rank.facts.get(name, ())]

@@ -75,6 +75,7 @@ class Program:
     opsets: Mapping[str, int]
     batch: BatchParts | None = None  #: The micro-batches of a request, if it runs in such.
     copies: Copies | None = None
+    stored: tuple[str, ...] = ()  #: Local values that are kept from step to step.
     #: What tells apart the contents of constants by local name, where ranks share local nodes.
     tokens: Mapping[str, Hashable] | None = None
     spelled: Mapping[str, str] = field(default_factory=dict)  #: As of `WholeModel`.

@@ -58,11 +58,22 @@ class Proof:
             return "proven"
         return "WRONG" if self.refusal.is_wrong else "not proven"
 
-    def __str__(self) -> str:
+    @property
+    def line(self) -> str:
+        """The result with what it is of, in one line."""
+        return ", ".join((self._said, *self.notes))
+
+    @property
+    def _said(self) -> str:
         if self.refusal is not None:
             return f"{self.verdict}: {self.refusal}"
         compute = "computes" if self.ranks == 1 else "compute"
-        lines = [f"{self.verdict}: {units.count(self.ranks, 'rank')} {compute} the whole model"]
+        return f"{self.verdict}: {units.count(self.ranks, 'rank')} {compute} the whole model"
+
+    def __str__(self) -> str:
+        if self.refusal is not None:
+            return self._said
+        lines = [self._said]
         if self.unread:
             lines.append(
                 f"  the values of {units.count(self.unread, 'constant')} were not compared"

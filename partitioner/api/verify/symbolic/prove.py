@@ -34,9 +34,10 @@ from partitioner.api.verify.symbolic.proof import Proof, Refusal
 from partitioner.api.verify.symbolic.shares import ALL, NOTHING
 from partitioner.backends.regions import cut
 from partitioner.ir.errors import PartitionerError
-from partitioner.ir.exchange import Region, nested
+from partitioner.ir.exchange import Region, intersect, nested
 from partitioner.ir.graph import SMALL_CONSTANT, Graph
-from partitioner.ir.program import Part
+from partitioner.ir.ops.aten.state import ALIAS, KEEP, REST, UPDATE
+from partitioner.ir.program import Output, Part
 
 #: Most local nodes that stand for one node of the model.
 _MOST_NODES = 256
@@ -120,12 +121,53 @@ class _Check:
             self._follow(ranks)
             for rank in ranks:
                 self._deliver(rank, part, delivered)
+                self._check_updates(rank)
         copies = self.programs[0].copies
         for copy in range(1 if copies is None else len(copies.devices)):
             for value in self.graph.outputs:
                 if not covers(delivered.get((copy, value), []), self.graph.types[value].shape):
                     why = "the ranks do not deliver each element of it once"
                     raise _StoppedError(Refusal(0, f"output {value!r}", why, is_wrong=True))
+
+    @cached_property
+    def _updates(self) -> Mapping[str, str]:
+        """The output that each stored value is updated with: its gradient, or its next value."""
+        makers, found = self.graph.producers, dict[str, str]()
+        for value in self.graph.outputs:
+            node = makers.get(value)
+            if node is None or node.op not in (UPDATE, KEEP):
+                continue
+            stored = node.inputs[1]
+            while stored in makers and makers[stored].op in (ALIAS, REST):
+                stored = makers[stored].inputs[0]
+            found[stored] = self.graph.output_names.get(value, value)
+        return found
+
+    def _check_updates(self, rank: Rank) -> None:
+        """Refuse a stored part of which its rank does not get the whole gradient, or next value.
+
+        Optimizers compute each element by itself: then the step on the part is the part of the step
+        on the whole.
+        """
+        program = self.programs[rank.rank]
+        for name in program.stored:
+            for held in rank.facts.get(name, ()):
+                output = self._updates.get(held.value)
+                if output is None or any(
+                    out.whole == output and self._has(out, held.region) for out in program.outputs
+                ):
+                    continue
+                why = f"the rank has {held} and gets no such part of {output!r} to update it with"
+                raise _StoppedError(Refusal(rank.rank, f"stored {name!r}", why, is_wrong=True))
+
+    def _has(self, out: Output, region: Region) -> bool:
+        """Test whether a part of an output has all of a region."""
+        if out.region is None:
+            return True
+        parts = zip(region, out.region, strict=True)
+        return all(
+            intersect(tuple(sorted(part)), has) == tuple(sorted(part)) for part, has in parts
+        )
 
     def _constants(self, program: Program) -> dict[str, Facts]:
         """Facts about the constants of a rank; claims of the program are compared."""

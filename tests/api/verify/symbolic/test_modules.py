@@ -1,6 +1,7 @@
 """The programs of PyTorch modules' ranks are proven, and mutations of them are refused."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import partitioner
 from helpers.plans.mutated_programs import mutants
 from partitioner.api.verify.symbolic.ir_programs import programs_of
 from partitioner.api.verify.symbolic.prove import prove
+from partitioner.ir.program import Comm, Compute
 
 
 class Block(nn.Module):
@@ -22,6 +24,13 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x).pow(2).mean()
+
+
+class Mean(nn.Module):
+    """The mean of all elements."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean()
 
 
 def planned(devices: int = 2, *, training: bool = True, **options: Any) -> Any:
@@ -67,3 +76,35 @@ def test_mutations_of_a_training_step_are_refused(parallel: str) -> None:
     assert ends["dropped", "WRONG"]
     assert ends["group", "WRONG"]
     assert ends["reduction", "WRONG"]
+
+
+def test_a_rank_that_gets_no_gradient_of_its_part_is_refused() -> None:
+    compiled = planned(parallel="dp")
+    first, second = compiled.programs.ranks
+    outputs = tuple(out for out in second.outputs if "linear1.weight" not in out.whole)
+    assert len(outputs) == len(second.outputs) - 1
+    programs = replace(compiled.programs, ranks=(first, replace(second, outputs=outputs)))
+    proof = prove(compiled.graph, programs_of(programs, compiled.graph))
+    assert proof.verdict == "WRONG"
+    assert "rank 1, stored 'layer.linear1.weight': the rank has 'layer.linear1.weight'" in str(
+        proof
+    )
+
+
+def test_a_rank_that_reads_another_parameter_of_the_same_form_is_refused() -> None:
+    layers = [nn.Linear(8, 8, bias=False) for _ in range(2)]
+    example = (torch.randn(4, 8),)
+    module = nn.Sequential(*layers, Mean())
+    compiled = partitioner.compile(module, example, devices=2, training=True, parallel="dp")
+    names = iter(["/1/weight", "/0/weight"])
+
+    def swapped(step: Compute | Comm) -> Compute | Comm:
+        if not isinstance(step, Compute) or step.node.op != "partitioner::state":
+            return step
+        return replace(step, node=replace(step.node, name=next(names)))
+
+    first, *others = compiled.programs.ranks
+    spoilt = replace(first, steps=tuple(map(swapped, first.steps)))
+    programs = replace(compiled.programs, ranks=(spoilt, *others))
+    assert prove(compiled.graph, programs_of(compiled.programs, compiled.graph)).proven
+    assert not prove(compiled.graph, programs_of(programs, compiled.graph)).proven

@@ -170,7 +170,8 @@ function whyNot(row) {
       "Why not otherwise?",
       el("p", {}, options === 1 ? "It has one strategy only." : "No other strategy was priced."),
     );
-  const verdict = other.fits ? "" : "It would not fit the memory.";
+  const taken = other.why ? `It is not taken: ${plain(other.why)}.` : "";
+  const verdict = other.fits ? taken : "It would not fit the memory.";
   return section(
     "Why not otherwise?",
     el(

@@ -27,10 +27,11 @@ function labelOf(plan, item) {
   }
   const block = plan.blocks[item.index];
   const sums = blockSums(plan, item.index);
-  const repeat = block.count > 1 ? `  (${block.index + 1} of ${block.count})` : "";
+  const named = block.part === "backward" || plan.ribbon.training;
+  const repeat = block.count > 1 && !named ? `  (${block.index + 1} of ${block.count})` : "";
   const where = short(deviceText(plan, sums.devices), 12);
   return (
-    `+ ${short(block.label, 28)}${repeat}\n${count(sums.nodes)} nodes  @${where}  ${seconds(sums.seconds)}` +
+    `+ ${short(block.label, 28)}${block.part === "backward" ? " backward" : ""}${repeat}\n${count(sums.nodes)} nodes  @${where}  ${seconds(sums.seconds)}` +
     (sums.comms ? `\n${count(sums.comms)} communication${sums.comms === 1 ? "" : "s"}  ${seconds(sums.commSeconds)}` : "")
   );
 }
@@ -57,7 +58,12 @@ function layoutGraph(plan, view, direction, aspect) {
   const places = new Map();
   const routes = new Map(view.edges.map((edge) => [edge.id, []]));
   const top = layoutLevel(levels, "top", faces, direction);
-  placeLevel(direction === "TB" ? inColumns(top, aspect) : top, 0, 0, places, routes);
+  const whole = hasLadder(plan)
+    ? inLadder(plan, view, top)
+    : direction === "TB"
+      ? inColumns(top, aspect)
+      : top;
+  placeLevel(whole, 0, 0, places, routes);
   for (const edge of view.edges) {
     const route = routes.get(edge.id).sort((a, b) => a.order - b.order);
     edge.bends = route.flatMap(({ points }) => points);

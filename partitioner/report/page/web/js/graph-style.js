@@ -187,9 +187,12 @@ function graphLegend(plan) {
     );
   });
   if (used.length > 16) groups.push(el("span", { class: "key" }, `and ${used.length - 16} more`));
-  const marks = ["whole", "sharded", "replicated", "block"].map((kind) =>
-    el("span", { class: "key" }, el("span", { class: `mark ${kind}` }), kind),
-  );
+  const kinds = new Set(plan.nodes.map(({ kind }) => kind));
+  if (plan.blocks.length) kinds.add("block");
+  const marks = ["whole", "sharded", "replicated", "block"]
+    .filter((kind) => kinds.has(kind))
+    .map((kind) => el("span", { class: "key" }, el("span", { class: `mark ${kind}` }), kind));
   const line = el("span", { class: "key" }, el("span", { class: "dash" }), "communication");
-  return [el("span", { class: "key" }, "@ devices:"), ...groups, ...marks, line];
+  const comms = plan.comms.length ? [line] : [];
+  return [el("span", { class: "key" }, "@ devices:"), ...groups, ...marks, ...comms];
 }

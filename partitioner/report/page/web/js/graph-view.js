@@ -60,7 +60,9 @@ function startZoom(view) {
   cy.zoom(START_ZOOM);
   const box = cy.elements().boundingBox();
   const first = cy.nodes()[0].position();
-  if (view.direction === "TB" && cy.width() > START_ZOOM * box.w)
+  if (hasLadder(view.plan))
+    cy.pan({ x: (cy.width() - START_ZOOM * (box.x1 + box.x2)) / 2, y: 24 - START_ZOOM * box.y1 });
+  else if (view.direction === "TB" && cy.width() > START_ZOOM * box.w)
     cy.pan({ x: cy.width() / 2 - START_ZOOM * first.x, y: 24 - START_ZOOM * box.y1 });
   else if (view.direction === "TB")
     cy.pan({ x: 24 - START_ZOOM * box.x1, y: 24 - START_ZOOM * box.y1 });
@@ -96,7 +98,7 @@ function drawGraph(view) {
 /** Boxes of the opened blocks, outer before inner. */
 function openedElements(plan, open) {
   const shown = [...open].filter((block) => blocksAround(plan, block).every((at) => open.has(at)));
-  const length = (block) => plan.blocks[block].last - plan.blocks[block].first;
+  const length = (block) => nodesOf(plan.blocks[block].nodes).length;
   return shown
     .sort((a, b) => length(b) - length(a))
     .map((block) => {

@@ -271,8 +271,7 @@ function devicesOfBox({ plan }, box) {
 /** A block of the graph that has the nodes of a box, else its first node. */
 function itemOfBox(view, index) {
   const { nodes } = view.plan.ribbon.boxes[index];
-  const [first, last] = [nodes[0], nodes[nodes.length - 1]];
-  const block = view.plan.blocks.findIndex((row) => row.first === first && row.last === last);
+  const block = view.plan.blocks.findIndex((row) => row.nodes.join() === nodes.join());
   return block >= 0 ? { type: "block", id: block } : { type: "node", id: heaviest(view, nodes) };
 }
 

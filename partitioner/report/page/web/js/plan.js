@@ -42,7 +42,7 @@ function childrenOf(blocks, nodes) {
   const depth = blocks.map((block) => depthOf(blocks, block));
   const innermost = new Int32Array(nodes).fill(-1);
   const order = blocks.map((_, index) => index).sort((a, b) => depth[a] - depth[b]);
-  for (const index of order) innermost.fill(index, blocks[index].first, blocks[index].last + 1);
+  for (const index of order) for (const node of nodesOf(blocks[index].nodes)) innermost[node] = index;
   const items = blocks.map((block, index) => ({
     block: index,
     at: block.first,
@@ -72,6 +72,10 @@ function foldLevel(plan, level) {
       label: `${itemLabel(plan, run[0])} … ${itemLabel(plan, last)}`,
       first: run[0].at,
       last: last.block === undefined ? last.node : plan.blocks[last.block].last,
+      nodes: run.flatMap((item) =>
+        item.block === undefined ? [item.node, item.node] : plan.blocks[item.block].nodes,
+      ),
+      part: "forward",
       parent: level,
       kind: -1,
       index: 0,
@@ -111,11 +115,11 @@ function blockSums(plan, index) {
 }
 
 function sumBlock(plan, index) {
-  const { first, last } = plan.blocks[index];
+  const held = new Set(nodesOf(plan.blocks[index].nodes));
   const groups = new Set();
   const ops = new Map();
   const sums = {
-    nodes: last - first + 1,
+    nodes: held.size,
     seconds: 0,
     flops: 0,
     bytes: 0,
@@ -123,7 +127,7 @@ function sumBlock(plan, index) {
     comms: 0,
     commSeconds: 0,
   };
-  for (let node = first; node <= last; node += 1) {
+  for (const node of held) {
     const row = plan.nodes[node];
     groups.add(row.group);
     ops.set(row.op, (ops.get(row.op) ?? 0) + 1);
@@ -133,11 +137,7 @@ function sumBlock(plan, index) {
     sums.sharded += row.kind === "sharded" ? 1 : 0;
   }
   for (const comm of plan.comms) {
-    const inside =
-      comm.producer >= first &&
-      comm.producer <= last &&
-      comm.consumer >= first &&
-      comm.consumer <= last;
+    const inside = held.has(comm.producer) && held.has(comm.consumer);
     sums.comms += inside ? 1 : 0;
     sums.commSeconds += inside ? comm.seconds : 0;
   }
@@ -159,7 +159,7 @@ function visibleGraph(plan, open) {
       } else {
         const id = `b${item.block}`;
         items.push({ id, type: "block", index: item.block, parent: level });
-        owner.fill(id, plan.blocks[item.block].first, plan.blocks[item.block].last + 1);
+        for (const node of nodesOf(plan.blocks[item.block].nodes)) owner[node] = id;
       }
     }
   };

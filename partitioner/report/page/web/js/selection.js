@@ -29,6 +29,5 @@ function refsOf(plan, item) {
   if (item.type === "comm") return new Set([commRef(item.id)]);
   if (item.type === "edge") return new Set(item.comms.map(commRef));
   if (item.type !== "block") return new Set();
-  const { first, last } = plan.blocks[item.id];
-  return new Set(Array.from({ length: last - first + 1 }, (_, index) => first + index));
+  return new Set(nodesOf(plan.blocks[item.id].nodes));
 }

@@ -153,10 +153,10 @@ function blockItem(plan, { first, last }) {
   return block >= 0 ? { type: "block", id: block } : { type: "node", id: first };
 }
 
-/** What fits comes first, then what changes the step least, then the work. */
+/** What fits comes first, then what changes the step least, then the work; what is ruled out last. */
 function rankOf(plan, index) {
-  const { fits, step_change_s, work_change_s } = plan.nodes[index].runner_up;
-  return (fits ? 0 : 1e9) + step_change_s + 1e-6 * work_change_s;
+  const { fits, why, step_change_s, work_change_s } = plan.nodes[index].runner_up;
+  return (fits ? 0 : 1e9) + (why ? 1e6 : 0) + step_change_s + 1e-6 * work_change_s;
 }
 
 /** Why a node's best other strategy was not taken. */
@@ -164,8 +164,7 @@ function whyOther(plan, other) {
   if (!other.fits) return "does not fit in memory";
   if (other.step_change_s > 1e-12)
     return `the busiest device takes ${seconds(other.step_change_s)} more a ${plan.head.turn}`;
-  if (other.step_change_s < -1e-12)
-    return "the step would be shorter: the objective or the gap asked for rules it out";
+  if (other.why) return plain(other.why);
   if (other.work_change_s > 1e-12)
     return `same step, but ${seconds(other.work_change_s)} more work on all devices together`;
   return "costs the same";

@@ -388,8 +388,8 @@ def test_a_sweep_brings_results_to_every_rank_as_compile_does() -> None:
     model, x, wanted = _Scored(), torch.zeros(4096, 64), {"training": True, "time_limit_s": 5}
     result = partitioner.compile(model, x, 2, parallel="dp", **wanted)
     (point,) = partitioner.sweep(model, x, [2], parallel="dp", **wanted).data["points"]
-    assert result.delivery.step_s > 1.03 * result.evaluation.step_s
     assert point["verdict"] == result.verdict().line
+    assert point["verdict"] != replace(result.verdict(), delivery=None).line
     assert "with the results on every rank" in point["verdict"]
 
 

@@ -91,11 +91,11 @@ def verify(
     from partitioner.api.compiled.reload import load_named, prove_written
     from partitioner.run.local import read_inputs
 
-    rank_files(folder).check(load_plan(folder))  # before the model, which takes longer
     if symbolic:
         proof = prove_written(folder, module, model)
         print(fitted(str(proof)))
         return proof.exit_code
+    rank_files(folder).check(load_plan(folder))  # before the model, which takes longer
     result = load_named(folder, module, model)
     arrays = None if inputs is None else read_inputs(inputs, result.model.input_types)
     verification = result.verify_written(

@@ -330,7 +330,8 @@ class Compiled(Planned):
             optimization: As of `run`, for both sides.
             symbolic: Run nothing, and prove from the programs of the ranks that they compute the
                 whole model, whatever the inputs are: of an ONNX model from its rank files, of a
-                module from the programs that its graphs are made from.
+                module, and on more than `MOST_EXPLICIT` devices, from the programs that files are
+                made from.
 
         Returns:
             The differences; true if all is equal. A difference raises nothing. A symbolic
@@ -342,15 +343,14 @@ class Compiled(Planned):
                 `symbolic` is given with inputs or another argument.
             BackendError: A rank fails, or inputs are not the model's.
         """
-        ranks = self.ranks.at(optimization)
         if not symbolic:
             with naming_runtimes():
-                return ranks.verify(seed, inputs)
+                return self.ranks.at(optimization).verify(seed, inputs)
         if seed or inputs is not None or optimization is not None:
             raise VerificationError(
                 "a symbolic verification runs nothing: leave seed, inputs and optimization out"
             )
-        return ranks.prove()
+        return self._prove_planned() if len(self.cluster) > MOST_EXPLICIT else self.ranks.prove()
 
     def verify_written(
         self,
@@ -380,8 +380,21 @@ class Compiled(Planned):
             BackendError: A rank file is wrong.
             VerificationError: As `verify`.
         """
+        if len(self.cluster) > MOST_EXPLICIT:
+            return self._prove_planned()
         rank_files(folder).check(self.plan)
         return self.model.ranks(self.programs, self.plan, folder).prove()
+
+    def _prove_planned(self) -> Proof:
+        """Prove the programs that rank files would be made from, of more devices than have such."""
+        from partitioner.api.verify.symbolic.ir_programs import prove_programs
+
+        every, devices = self.model.delivers_all, len(self.cluster)
+        copies = self.evaluation.copies
+        lowered = lower(self.graph, self.run_schedule, devices, deliver_all=every, copies=copies)
+        proof = prove_programs(self.graph, lowered)
+        note = "of the programs that rank files would be made from: none are written for so many"
+        return replace(proof, notes=(note, *proof.notes))
 
     def save(
         self,

@@ -165,12 +165,15 @@ def prove_written(folder: Path, module: str | None = None, model: Path | None = 
 
     A PyTorch module that is not named is neither traced nor needed: its graph is in the folder.
     """
-    request = load_request(folder)
-    if not isinstance(request, ModuleRequest) or module is not None or model is not None:
+    request, plan = load_request(folder), load_plan(folder)
+    is_explicit = len(Cluster.from_data(plan.cluster)) <= MOST_EXPLICIT
+    if is_explicit:
+        rank_files(folder).check(plan)  # before the model, which takes longer
+    is_named = module is not None or model is not None
+    if is_named or not is_explicit or not isinstance(request, ModuleRequest):
         return load_named(folder, module, model).prove_written(folder)
     from partitioner.api.verify.symbolic.module_files import prove_files
 
-    rank_files(folder).check(load_plan(folder))
     proof = prove_files(folder, GraphFile.read(folder, request.graph_digest).graph)
     note = f"as {GRAPH_FILE} has it: name the module (--module, --model) to trace it again"
     return replace(proof, notes=(*proof.notes, note))

@@ -28,6 +28,9 @@ from partitioner.ir.ops.aten.state import EITHER, STATE
 from partitioner.ir.ops.table import LocalOp, LocalView, OpView
 from partitioner.ir.types import TensorType
 
+#: Most local nodes that stand for one node of the model.
+MOST_NODES = 256
+
 
 @dataclass(frozen=True)
 class LocalNode:

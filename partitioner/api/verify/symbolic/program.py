@@ -86,6 +86,23 @@ class Program:
     cuts_constants: bool = False
 
     @cached_property
+    def form(self) -> Hashable:
+        """What ranks have in common that may be followed together; None of one by itself."""
+        if self.tokens is None:
+            return None
+        return tuple(
+            (step.op, step.writes) if isinstance(step, LocalNode) else (step.reads, step.writes)
+            for step in self.steps
+            if not isinstance(step, Departure | Arrival)
+        )
+
+    @cached_property
+    def last_reads(self) -> Mapping[str, int]:
+        """The place of the last step that reads each value; behind all of them for outputs."""
+        places = {name: at for at, step in enumerate(self.steps) for name in _reads(step)}
+        return {**places, **{out.value: len(self.steps) for out in self.outputs}}
+
+    @cached_property
     def ends(self) -> Sequence[int]:
         """The place of the next step that is no local node, from each step on."""
         ends, end = [0] * len(self.steps), len(self.steps)
@@ -93,3 +110,9 @@ class Program:
             end = end if isinstance(self.steps[place], LocalNode) else place
             ends[place] = end
         return ends
+
+
+def _reads(step: Step) -> Sequence[str]:
+    if isinstance(step, Departure | Collective):
+        return (step.reads,)
+    return () if isinstance(step, Arrival) else step.reads

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
+from partitioner.api.verify.symbolic.classes import ApartError, follow_together
 from partitioner.api.verify.symbolic.collectives import Collective, collect
 from partitioner.api.verify.symbolic.communications import communicate
 from partitioner.api.verify.symbolic.flat import Flat, facts_of
 from partitioner.api.verify.symbolic.held import Facts, Held
-from partitioner.api.verify.symbolic.nodes import LocalNode, Rank, WholeModel, follow
+from partitioner.api.verify.symbolic.nodes import MOST_NODES, LocalNode, Rank, WholeModel, follow
 from partitioner.api.verify.symbolic.parts import (
     RefusedError,
     all_of,
@@ -39,11 +41,10 @@ from partitioner.ir.graph import SMALL_CONSTANT, Graph
 from partitioner.ir.ops.aten.state import ALIAS, KEEP, REST, UPDATE
 from partitioner.ir.program import Output, Part
 
-#: Most local nodes that stand for one node of the model.
-_MOST_NODES = 256
 _Key = tuple[str, tuple[int, ...], bytes]  #: Type, shape and contents of a constant.
 #: The parts of each output that are delivered, by whole copy and output.
 _Delivered = dict[tuple[int, str], list[Region]]
+_Class = tuple[int, ...]  #: Ranks that run the same steps.
 _Waiting = Arrival | Collective | Side  #: What a rank waits for others at.
 
 
@@ -99,6 +100,7 @@ class _Check:
     programs: Sequence[Program]
     equal_facts: dict[Facts, Facts] = field(default_factory=dict)  #: As of `Rank`.
     unread: list[str] = field(default_factory=list)  #: Local constants that were not compared.
+    apart: set[_Class] = field(default_factory=set)  #: Classes that are not followed together.
 
     @cached_property
     def model(self) -> WholeModel:
@@ -260,9 +262,17 @@ class _Check:
         at = [0] * len(ranks)
         sent: dict[str, Flat] = {}
         waiting: dict[object, dict[int, _Waiting]] = {}
-        due = deque(range(len(ranks)))
-        while due:
+        due, held = deque(range(len(ranks))), dict[_Class, set[int]]()
+        while due or held:
+            if not due:  # they wait for each other: from here on they are followed apart
+                apart, arrived = held.popitem()
+                self.apart.add(apart)
+                due.extend(sorted(arrived))
             rank = due.popleft()
+            going = self._joined(ranks, at, rank, held)
+            if rank not in going:
+                continue
+            due.extend(other for other in going if other != rank)
             for name in self._advance(ranks, at, rank, sent):
                 due.extend(waiting.pop(name, ()))
             if at[rank] == len(self.programs[rank].steps):
@@ -289,6 +299,40 @@ class _Check:
             missing = [r for r in _members(stuck[1]) if r not in waiting[_meeting(stuck[1])]]
             who = f"rank {missing[0]} has no part in it" if missing else "nobody sends it"
             raise _StoppedError(Refusal(stuck[0], _text(stuck[1]), who, is_wrong=True))
+
+    @cached_property
+    def classes(self) -> Sequence[_Class]:
+        """The ranks that each rank may be followed with, itself among them."""
+        members: dict[object, list[int]] = {}
+        for rank, program in enumerate(self.programs):
+            form = program.form
+            members.setdefault(rank if form is None else form, []).append(rank)
+        of = {rank: tuple(ranks) for ranks in members.values() for rank in ranks}
+        return [of[rank] for rank in range(len(self.programs))]
+
+    def _joined(
+        self, ranks: Sequence[Rank], at: list[int], rank: int, held: dict[_Class, set[int]]
+    ) -> _Class:
+        """Follow a class up to its next communication; none while others of it are not there."""
+        members, steps = self.classes[rank], self.programs[rank].steps
+        is_local = at[rank] < len(steps) and isinstance(steps[at[rank]], LocalNode)
+        if len(members) == 1 or not is_local or members in self.apart:
+            return (rank,)
+        held.setdefault(members, set()).add(rank)
+        if len(held[members]) < len(members):
+            return ()
+        del held[members]
+        if len({at[member] for member in members}) == 1:
+            with suppress(ApartError, RefusedError, TypeError):  # each by itself, then
+                end = follow_together(
+                    self.model,
+                    [ranks[member] for member in members],
+                    [self.programs[member] for member in members],
+                    at[rank],
+                )
+                for member in members:
+                    at[member] = end
+        return members
 
     def _meet(self, ranks: Sequence[Rank], sides: Mapping[int, _Waiting]) -> None:
         """Note what the ranks of a communication get."""
@@ -337,7 +381,7 @@ class _Check:
                 continue
             if not isinstance(step, LocalNode):
                 return left
-            end = min(self.programs[rank].ends[at[rank]], at[rank] + _MOST_NODES)
+            end = min(self.programs[rank].ends[at[rank]], at[rank] + MOST_NODES)
             try:
                 at[rank] += follow(self.model, of, steps[at[rank] : end])  # type: ignore[arg-type]
             except RefusedError as error:

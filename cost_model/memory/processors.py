@@ -264,17 +264,15 @@ class _Ranks:
 
         That of a reduce-scatter goes as the result is copied, and a part is taken of what is there.
         """
+        roots, tasks = self.uses.roots, self.schedule.tasks
+        ends = {one.until for one in self._in_flight}
+        read = {at: {roots.get(local, local) for local in tasks[at].reads} for at in ends}
         for one in self._in_flight:
             kind = self._kind(one)
             begun = one.position + (kind is CommKind.REDUCE_SCATTER)
-            is_read = one.operand in self._read_at(one.until)
-            if kind is not CommKind.SLICE and begun < one.until and not is_read:
+            is_sent = kind is not CommKind.SLICE and begun < one.until
+            if is_sent and one.operand not in read[one.until]:
                 yield one.operand, one.until
-
-    def _read_at(self, position: int) -> Collection[LocalKey]:
-        """List the tensors that the task at a position reads."""
-        roots = self.uses.roots
-        return {roots.get(local, local) for local in self.schedule.tasks[position].reads}
 
     @cached_property
     def _parts_taken(self) -> Mapping[tuple[int, int], int]:

@@ -52,7 +52,7 @@ class ModuleBlocks:
             kinds.setdefault(shape, []).append(row)
         for kind, alike in enumerate(kinds.values()):
             for index, row in enumerate(alike):
-                row.update(kind=kind, index=index, count=len(alike))
+                row["kind"], row["index"], row["count"] = kind, index, len(alike)
         return rows
 
     def _add(

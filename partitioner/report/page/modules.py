@@ -35,7 +35,7 @@ class Modules:
 
     @cached_property
     def _around(self) -> Collection[Path]:
-        """What holds layers, and what is around that."""
+        """List what holds layers, and what is around that."""
         held = {path[:depth] for path in self._stems for depth in range(len(path))}
         return held | {()}
 
@@ -51,7 +51,7 @@ class Modules:
 
     @cached_property
     def _shared(self) -> int:
-        """How many parts the paths of all layers begin with."""
+        """Count the parts that the paths of all layers begin with."""
         if not self._stems:
             return 0
         holders = [stem[:-1] for stem in self._stems]
@@ -60,6 +60,6 @@ class Modules:
 
 
 def layer_at(path: Path) -> int:
-    """Where a path has its layer; its length if it has none."""
+    """Find where a path has its layer; its length if it has none."""
     numbered = (at for at, part in enumerate(path) if re.search(r"\.\d+$", part))
     return next(numbered, len(path))

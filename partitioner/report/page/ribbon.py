@@ -288,7 +288,7 @@ class _Ribbon:
         return rows, {group: [sets.index(devices[group])] for group in used}
 
     def _runs(self, groups: Collection[int]) -> str:
-        """What groups of devices run, forward or, where they run nothing forward, at all."""
+        """Tell what groups of devices run, forward or, where they run nothing forward, at all."""
         for words in self._words:
             own = frozenset(node for node in words.seconds if self.groups[node] in groups)
             if own:

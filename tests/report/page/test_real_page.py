@@ -124,7 +124,8 @@ def test_a_real_plan(chromium: Chrome, tmp_path: Path, cluster: str) -> None:
     model = examples.build("llama", layers=3)
     result = partitioner.compile(model, cluster=cluster, strategy="auto", time_limit_s=2)
     _open_all_views(chromium, result.report(tmp_path / "report.html"))
-    limit = chromium.find_element(By.ID, "limit").get_attribute("textContent") or ""
+    chromium.find_element(By.ID, "tab-overview").click()
+    limit = chromium.find_element(By.ID, "limit").text
     assert limit.endswith(".")
     rows = chromium.find_element(By.ID, "nodes-count").text
     assert str(len(result.graph.nodes)) in rows

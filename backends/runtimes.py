@@ -38,7 +38,7 @@ _MISSING = {
 
 
 class MissingRuntimeError(PartitionerError, ImportError):
-    """What was asked for needs a runtime that is not installed."""
+    """An error of something that needs a runtime which is not installed."""
 
 
 class UntriedError(PartitionerError, RuntimeError):

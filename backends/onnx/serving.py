@@ -24,7 +24,9 @@ _ROUND = 1024
 
 
 class Session:
-    """One process a rank, which load their files once and answer requests until `close`.
+    """A session: one process a rank, which answers requests until `close`.
+
+    Each has loaded its file once.
 
     Calls of several threads run one after the other. An error of a rank ends all of them; every
     later call says so.

@@ -95,7 +95,10 @@ def listed(
 def runs_of(
     tensors: Iterable[Sequence[str] | None], shapes: Iterable[Sequence[int] | None]
 ) -> dict[str, list[str]]:
-    """What each ``s..`` stands for: as many dims as the tensor has beside the others, ``s0 s1``."""
+    """Give the dims that each ``s..`` stands for: as many as the tensor has beside the others.
+
+    They are called ``s0 s1``.
+    """
     runs: dict[str, list[str]] = {}
     for dims, shape in zip(tensors, shapes, strict=True):
         for name in dims or ():

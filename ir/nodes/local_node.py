@@ -14,7 +14,7 @@ from partitioner.ir.program import ProgramError
 
 
 def local_op(graph: Graph, placed: PlacedNode, point: Mapping[str, int]) -> LocalOp:
-    """What the device at a mesh coordinate runs for a node; ProgramError if its row fails."""
+    """Give what the device at a mesh coordinate runs for a node; ProgramError if its row fails."""
     row = row_of(placed.node)
     if placed.rule is None or row.localize is None or not placed.layouts:
         return LocalOp((placed.node,))

@@ -101,7 +101,7 @@ def described(options: type) -> Mapping[str, Option]:
 
 @cache
 def tables() -> Mapping[str, Any]:
-    """What `options.toml` holds."""
+    """Give what `options.toml` holds."""
     file = resources.files("partitioner.api").joinpath("options.toml")
     return tomllib.loads(file.read_text("utf-8"))
 

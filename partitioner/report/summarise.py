@@ -149,7 +149,7 @@ def _fewer(outcome: Outcome, single: OneDevice, devices: int) -> dict[str, Any] 
 
 
 def _notes(outcome: Outcome) -> Iterator[str]:
-    """What is computed again, and a line for each reason that keeps nodes whole."""
+    """List what is computed again, and a line for each reason that keeps nodes whole."""
     optional = outcome.of.optional if outcome.of is not None else frozenset()
     repeated = [node for node in outcome.graph.nodes if node.name in optional]
     if optional and (outcome.plan.micro_batches is None or repeated):

@@ -49,7 +49,7 @@ def block_graph(graph: Graph, blocks: Blocks) -> Graph:
 
 
 def traced_blocks(graph: Graph, blocks: Blocks) -> BlockGraph:
-    """As `block_graph`, with where the nodes of the graph are from."""
+    """Make the graph of `block_graph`, with where its nodes are from."""
     whole, stretches = computing_again(graph, blocks)
     writer = _BlockWriter(whole, stretches, GraphWriter(source=whole))
     cut = writer.run()

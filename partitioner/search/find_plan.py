@@ -144,7 +144,7 @@ def _that_fit(result: SpaceResult) -> SpaceResult:
 
 
 def goes_by_levels(graph: Graph, devices: int, request: Request) -> bool:
-    """Whether plans are searched by levels, not with a column for each device.
+    """Tell whether plans are searched by levels, not with a column for each device.
 
     With constraints, or another objective than throughput, only those are of which a column each
     would be too many: decisions on single nodes are known to a search of columns alone. Kinds of
@@ -165,7 +165,7 @@ def goes_by_levels(graph: Graph, devices: int, request: Request) -> bool:
 
 
 def _is_decided(graph: Graph, request: Request) -> bool:
-    """Whether a plan is kept that decides every node."""
+    """Tell whether a plan is kept that decides every node."""
     kept = request.constraints.plan
     return kept is not None and kept.nodes.keys() == graph.by_name.keys()
 
@@ -242,7 +242,10 @@ def _families(graph: Graph, cluster: Cluster, request: Request) -> Sequence[Fami
 
 
 def _is_small(space: Space) -> bool:
-    """Whether nodes have few strategies: those of a kind over one axis, or one on each device."""
+    """Tell whether nodes have few strategies.
+
+    They are those of a kind over one axis, or one on each device.
+    """
     if isinstance(space, JointSpace):
         return all(mesh.size() == 1 for mesh in space.family.groups)
     return isinstance(space, KindSpace) and space.mesh is None

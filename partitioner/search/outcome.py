@@ -86,7 +86,7 @@ class Candidate:
 
     @property
     def is_copied(self) -> bool:
-        """Whether several devices compute all nodes whole."""
+        """Tell whether several devices compute all nodes whole."""
         nodes, groups = self.plan.nodes.values(), self.plan.groups
         return all(not node.cuts and groups[node.group].size() > 1 for node in nodes)
 

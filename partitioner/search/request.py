@@ -170,7 +170,7 @@ class Request:
 
     @property
     def is_pipelined(self) -> bool:
-        """Whether all plans run in micro-batches."""
+        """Tell whether all plans run in micro-batches."""
         asked = self.schedule is not None or self.micro_batch_count is not None
         return asked or wants_stages(self.parallel) or PIPELINE in (self.mesh or {})
 
@@ -181,7 +181,7 @@ class Request:
 
     @property
     def may_run_in_parts(self) -> bool:
-        """Whether a batch that fits no plan may be planned in micro-batches."""
+        """Tell whether a batch that fits no plan may be planned in micro-batches."""
         if self.constraints.plan is not None or self.is_pipelined:
             return False
         is_placed = self.constraints.names_devices or self.strategy in ("inter", "copies")
@@ -215,7 +215,7 @@ class Request:
 
     @property
     def _cuts_tensors(self) -> bool:
-        """Whether constraints cut a tensor over devices, as in stages of several alone."""
+        """Tell whether constraints cut a tensor over devices, as in stages of several alone."""
         return bool(self._layout_axes) or self.constraints.cutting_pin is not None
 
     def _check_cuts(self, size: int) -> None:
@@ -333,7 +333,7 @@ class Request:
 
     @property
     def _leaves_mesh_open(self) -> bool:
-        """Whether several kinds are joined that may have any mesh of as many axes."""
+        """Tell whether several kinds are joined that may have any mesh of as many axes."""
         several = len(kinds(self.parallel)) > 1 and not wants_stages(self.parallel)
         return several and self.mesh is None and not self._layout_axes
 

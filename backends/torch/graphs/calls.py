@@ -220,7 +220,10 @@ class Call:
 
     @property
     def operands(self) -> Iterator[fx.Node | None]:
-        """Its tensors in the order of a node's inputs; None where one is absent or a number."""
+        """List its tensors in the order of a node's inputs.
+
+        One that is absent or a number is None.
+        """
         for argument, value in self._given:
             if "Tensor" in argument and "List" in argument:
                 yield from value or ()
@@ -238,7 +241,7 @@ class Call:
 
     @cached_property
     def settings(self) -> tuple[Any, ...]:
-        """Its arguments, without telling tensors apart."""
+        """List its arguments, without telling tensors apart."""
         return tuple(_setting(value) for _, value in self._given)
 
     def setting(self, index: int) -> Any:

@@ -70,7 +70,7 @@ class StatePlaces:
 
     @cached_property
     def all_hold_all(self) -> bool:
-        """Whether every rank holds a part of every trained parameter."""
+        """Tell whether every rank holds a part of every trained parameter."""
         trained = [entry for entry in self.stored if entry.trained]
         return all(self.holds(rank, entry) for entry in trained for rank in self.trained)
 

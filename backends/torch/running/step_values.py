@@ -231,7 +231,7 @@ class StepValues:
         return self._sums[name] if name in self._sums else self._values[0][name]
 
     def taken(self, names: Collection[str]) -> Values:
-        """Those of some values that the first micro-batch has; the others are dropped."""
+        """Take those of some values that the first micro-batch has; the others are dropped."""
         own = self._values[0]
         return {name: own[name] for name in names if name in own}
 

@@ -245,7 +245,10 @@ def _as_in_model(device: Device, item: Item, one: Prepared) -> Prepared:
 def _long_enough(
     device: Device, one: Prepared, shared: Collection[str] | None, *, is_kept: bool = False
 ) -> Prepared:
-    """As many of its operators as take `_RUN_S`, on inputs that share `shared`, None for all."""
+    """Make a program of as many of its operators as take `_RUN_S`.
+
+    Their inputs share `shared`; None for all.
+    """
     if one.several is None:
         return one
     run_s = min(device.seconds_of(one.run) for _ in range(3))

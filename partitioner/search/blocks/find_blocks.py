@@ -301,7 +301,7 @@ class BlockSearch:
         return Blocks(tuple(option.stretch(self.graph) for option in runs))
 
     def _alone(self, spec: DeviceSpec) -> Cluster:
-        """One device of the cluster by itself."""
+        """Make a cluster of one of its devices."""
         level = replace(self.cluster.levels[0], size=1)
         return replace(self.cluster, devices=(spec,), levels=(level,))
 

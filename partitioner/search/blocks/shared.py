@@ -121,7 +121,10 @@ class Shared:
     def _planned(
         cls, graph: Graph, cluster: Cluster, request: Request, budget: Budget
     ) -> Iterator[Shared]:
-        """What plans of the whole graph cut, on each mesh: the best, and that of fewest bytes."""
+        """Give what plans of the whole graph cut on each mesh.
+
+        They are the best plan, and that of fewest bytes.
+        """
         devices = len(cluster)
         for on_mesh in request.over(devices).on_meshes(devices):
             for family in families("intra", devices, on_mesh.mesh):

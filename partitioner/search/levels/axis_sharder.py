@@ -295,7 +295,7 @@ def weight_side(graph: Graph) -> Iterator[str]:
 
 
 def _joined(cuts: Sequence[tuple[str, DimLayout]], model: DeviceMesh) -> DimLayout | None:
-    """One factor's cuts over several axes as one; None unless they are plain."""
+    """Join one factor's cuts over several axes into one; None unless they are plain."""
     axes = tuple(axis for axis, _ in cuts)
     if any(layout.windows for _, layout in cuts):
         return None

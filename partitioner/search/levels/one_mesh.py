@@ -255,7 +255,7 @@ class MeshSearch:
                 self._try_split(layout, coarse)
 
     def _try_split(self, layout: Layout, coarse: MeshPlan) -> None:
-        """One step from the plan of the mesh that is split; more if that gains enough."""
+        """Take one step from the plan of the mesh that is split; more if that gains enough."""
         self.budget.say(f"splitting {coarse.even.mesh} into {layout}")
         before = self._best_s
         try:

@@ -68,7 +68,7 @@ def stage_options(
 
 
 def _stretch_sums(sharded: Sharded, ends: Sequence[int], stages: int) -> Floats:
-    """Of a device that runs blocks i to j, (3, blocks, blocks).
+    """Sum over a device that runs blocks i to j, (3, blocks, blocks).
 
     They are seconds, bytes of weights, and bytes of what comes from and goes to other stages or
     outlives its block.

@@ -69,7 +69,7 @@ class JointSearch:
 
     @property
     def tries_kinds(self) -> bool:
-        """Whether the usual kinds of parallelism are searched beside all plans."""
+        """Tell whether the usual kinds of parallelism are searched beside all plans."""
         request = self.request
         free = request.parallel is None and request.mesh is None and not request.constraints.bound
         return free and request.strategy != "inter" and len(self.cluster) > 1

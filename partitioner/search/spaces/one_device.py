@@ -24,7 +24,7 @@ from partitioner.strategies.spaces import Family
 
 
 def alone_is_faster(graph: Graph, cluster: Cluster, request: Request) -> bool:
-    """Whether the space of one device is to be searched beside the joint ones."""
+    """Tell whether the space of one device is to be searched beside the joint ones."""
     is_asked = request.objective == "latency" and is_free(graph, request)
     return is_asked and _is_priced_apart(cluster)
 
@@ -41,7 +41,7 @@ def least_alone(graph: Graph, cluster: Cluster, request: Request) -> float:
 
 
 def shortage(graph: Graph, cluster: Cluster) -> tuple[bool, bool]:
-    """Whether one device, and all of them together, have too little memory for a graph.
+    """Tell whether one device, and all of them together, have too little memory for a graph.
 
     If all have, no plan fits: at each node all values that live are somewhere, and one device holds
     each of them once.
@@ -53,22 +53,25 @@ def shortage(graph: Graph, cluster: Cluster) -> tuple[bool, bool]:
 
 
 def is_to_run(graph: Graph, request: Request) -> bool:
-    """Whether one device is to be run beside other plans: then it is known if splitting pays."""
+    """Tell whether one device is to be run beside other plans.
+
+    Then it is known if splitting pays.
+    """
     return request.tune is not None and is_free(graph, request)
 
 
 def is_free(graph: Graph, request: Request) -> bool:
-    """Whether the request and the graph allow a plan of one device as it is."""
+    """Tell whether the request and the graph allow a plan of one device as it is."""
     return not (_is_on_a_mesh(request) or request.constraints.bound or graph.optional)
 
 
 def _is_on_a_mesh(request: Request) -> bool:
-    """Whether all plans of a request have every device in one mesh."""
+    """Tell whether all plans of a request have every device in one mesh."""
     return request.strategy == "intra" or request.mesh is not None or request.parallel is not None
 
 
 def _is_priced_apart(cluster: Cluster) -> bool:
-    """Whether a device that is busy alone has seconds of its own."""
+    """Tell whether a device that is busy alone has seconds of its own."""
     return cluster.beside((0,)) != cluster
 
 

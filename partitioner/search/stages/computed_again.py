@@ -224,7 +224,7 @@ class ComputedAgain:
         *,
         splits: bool,
     ) -> Load:
-        """What a cut takes, at least: at the moment at which each lane needs most."""
+        """Give what a cut takes, at least: at the moment at which each lane needs most."""
         extra, over = np.zeros(len(ends)), 0.0
         bounds, counted = tuple(pairwise((0, *ends))), self._counted(splits=splits)
         units = counted.units

@@ -70,7 +70,7 @@ def offered_regions(
 
 
 def takes_either(node: Node) -> bool:
-    """Whether a node takes a value as it was kept or, if it has a second operand, a copy."""
+    """Tell whether a node takes a value as it was kept or, if it has a second operand, a copy."""
     return row_of(node).either
 
 
@@ -108,7 +108,7 @@ class _Part:
 
     @cached_property
     def key(self) -> object:
-        """What the ways depend on."""
+        """Give what the ways depend on."""
         index = {v: (i, k) for i, n in enumerate(self.nodes) for k, v in enumerate(n.outputs)}
         kept = {value: number for number, value in enumerate(self.kept)}
         return (

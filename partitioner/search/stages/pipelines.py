@@ -148,7 +148,9 @@ def _beating(results: Sequence[SpaceResult], budget: Budget, request: Request) -
 
 
 def _takes_several_sizes(graph: Graph, cluster: Cluster, request: Request) -> bool:
-    """Whether stages of several sizes are searched: on few devices, of graphs that are not large.
+    """Tell whether stages of several sizes are searched.
+
+    They are on few devices, of graphs that are not large.
 
     A table of the user's has its lanes, and schedules with two stages on each want equal ones.
     """
@@ -262,7 +264,7 @@ def _of_kept(outcome: Outcome, kept: Plan | None) -> Outcome:
 
 
 def _filled(groups: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """What each has or, if that is empty, what the one before has; empty if none has any."""
+    """Give what each has or, if that is empty, what the one before has; empty if none has any."""
     last = next((group for group in groups if group), ())
     return tuple(last := group or last for group in groups) if last else ()
 

@@ -13,7 +13,7 @@ class ModelGraphs(Protocol):
 
     @property
     def pins_reach_forms(self) -> bool:
-        """Whether other forms than the first are planned with a user's constraints."""
+        """Tell whether other forms than the first are planned with a user's constraints."""
 
     @property
     def forms(self) -> tuple[Graph, ...]:
@@ -56,7 +56,10 @@ class ModelGraphs(Protocol):
         """The same, which offers to compute values again; None if nothing is offered."""
 
     def is_there(self, count: int) -> bool:
-        """Whether the graph of so many micro-batches takes no time: it is known, or a guess is."""
+        """Tell whether the graph of so many micro-batches takes no time.
+
+        It is known, or a guess is.
+        """
 
     def is_guessed(self, count: int) -> bool:
         """Tell if the graph of so many micro-batches is a guess, which `confirms` takes a trace."""

@@ -225,7 +225,7 @@ class InStages:
 
     @property
     def _is_weighed(self) -> bool:
-        """Whether this is one of several ways, of which the best plan alone is wanted."""
+        """Tell whether this is one of several ways, of which the best plan alone is wanted."""
         return self.bound is not None and self.request.tune is None
 
     def _go_on(self, before: Outcome, known: float, budget: Budget) -> Outcome:

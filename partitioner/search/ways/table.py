@@ -132,7 +132,7 @@ class Table:
 
     @property
     def training(self) -> bool:
-        """Whether the model is planned for training."""
+        """Tell whether the model is planned for training."""
         return bool(self._first.backward)
 
     @cached_property
@@ -160,7 +160,7 @@ class Table:
 
     @cached_property
     def _is_short(self) -> bool:
-        """Whether the whole model does not surely fit each device alone."""
+        """Tell whether the whole model does not surely fit each device alone."""
         if self.request.is_pipelined:
             return False
         least = min(device.memory_bytes for device in self.cluster.devices)
@@ -193,7 +193,7 @@ class Table:
 
     @property
     def _keeps_blocks(self) -> bool:
-        """Whether a plan in blocks is kept, so that the graph of all blocks is the first."""
+        """Tell whether a plan in blocks is kept, so that the graph of all blocks is the first."""
         kept = self.request.constraints.plan
         return kept is not None and bool(kept.blocks)
 
@@ -244,7 +244,7 @@ class Table:
 
     @property
     def _leaves_stages_open(self) -> bool:
-        """Whether the request names nothing that stages would contradict."""
+        """Tell whether the request names nothing that stages would contradict."""
         request = self.request
         if not request.may_run_in_parts:
             return False
@@ -258,13 +258,13 @@ class Table:
 
     @cached_property
     def _holds_weights(self) -> bool:
-        """Whether all devices together have the memory for what is kept for all steps."""
+        """Tell whether all devices together have the memory for what is kept for all steps."""
         memory = sum(device.memory_bytes for device in self.cluster.devices)
         return kept_bytes(self._first) <= memory
 
     @cached_property
     def _has_batch(self) -> bool:
-        """Whether the model has a batch; in inference one that can be cut."""
+        """Tell whether the model has a batch; in inference one that can be cut."""
         try:
             return self.model.batch_size() > 1 or self.training
         except PartitionerError:

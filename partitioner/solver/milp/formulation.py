@@ -136,7 +136,7 @@ def formulate(
 
 
 class _Edge(NamedTuple):
-    """One edge uv: the sums of s of its ends by class, and the terms that are 1 for each pair."""
+    """An edge uv: the sums of s of its ends by class, and the terms that are 1 for each pair."""
 
     outs: Mapping[int, Terms]  #: sum_{p in P} s[u,p] of each P.
     ins: Mapping[int, Terms]  #: sum_{q in Q} s[v,q] of each Q.

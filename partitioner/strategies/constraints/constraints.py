@@ -195,7 +195,7 @@ class Constraints:
         return by_tensor
 
     def demands(self, graph: Graph) -> Mapping[str, Hashable]:
-        """What is demanded of each node that constraints bind, equal where the demands are."""
+        """Give what is demanded of each node that constraints bind, equal where the demands are."""
         by_tensor, found = self._by_tensor, defaultdict[str, list[Hashable]](list)
         for node in graph.nodes:
             for index, value in enumerate((*node.inputs, *node.outputs)):

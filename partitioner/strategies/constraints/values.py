@@ -34,7 +34,7 @@ class ConstraintError(PartitionerError, ValueError):
 
 
 def possible(values: Iterable[Value], make: Callable[[Value], Made]) -> list[Made]:
-    """What is made of each of the values whose constraints can be had.
+    """Give what is made of each of the values whose constraints can be had.
 
     Raises:
         ConstraintError: None of them can; that of the first.

@@ -34,7 +34,7 @@ class Collective:
 
 
 def collect(sides: Mapping[int, Collective], given: Mapping[int, Flat]) -> dict[int, Flat]:
-    """What each rank gets of what all ranks of a group have given.
+    """Give what each rank gets of what all ranks of a group have given.
 
     Raises:
         RefusedError: They call different collectives, or reduce what are no terms of one value.
@@ -65,7 +65,7 @@ def collect(sides: Mapping[int, Collective], given: Mapping[int, Flat]) -> dict[
 
 
 def _reduced(of_ranks: tuple[Piece, ...], how: str) -> Piece:
-    """What ranks have together of one piece, of which each has terms."""
+    """Give what ranks have together of one piece, of which each has terms."""
     first = of_ranks[0]
     if any(
         (p.shape, p.codes, p.width) != (first.shape, first.codes, first.width) for p in of_ranks
@@ -79,7 +79,7 @@ def _reduced(of_ranks: tuple[Piece, ...], how: str) -> Piece:
 
 
 def _exchanged(sides: Mapping[int, Collective], flats: list[Flat]) -> dict[int, Flat]:
-    """What each rank gets of an all-to-all."""
+    """Give what each rank gets of an all-to-all."""
     ranks = next(iter(sides.values())).ranks
     got: dict[int, Flat] = {}
     for place, rank in enumerate(ranks):

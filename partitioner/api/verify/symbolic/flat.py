@@ -98,7 +98,7 @@ class Flat:
                 start = end
 
     def in_rows(self, count: int) -> list[Flat]:
-        """As many equal parts of its elements, one after the other."""
+        """Split into as many equal parts of its elements, one after the other."""
         size = math.prod(self.shape) // max(count, 1)
         rows = ((index * size, (index + 1) * size) for index in range(count))
         return [Flat((size,), tuple(self.between([row]))) for row in rows]
@@ -177,7 +177,10 @@ def concatenated(types: Types, flats: Sequence[Flat], dim: int) -> Flat:
 
 
 def known(types: Types, places: Sequence[tuple[Region, Facts]], shape: tuple[int, ...]) -> Facts:
-    """What a tensor is to whose places parts are written; nothing if that is no part of a value."""
+    """Give what a tensor is to whose places parts are written.
+
+    It is nothing that is known if that is no part of a value.
+    """
 
     def whole(held: Mapping[int, Held]) -> list[Held]:
         return [placed(types, {at: held[i] for i, (at, _) in enumerate(places)}, shape)]

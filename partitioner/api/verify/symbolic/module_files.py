@@ -343,7 +343,7 @@ def _assembled(
     types: Types,
     rank: Rank,
 ) -> Flat | None:
-    """What a new tensor is to whose places values were written."""
+    """Give what a new tensor is to whose places values were written."""
     flats = (rank.flat(name) for name in inputs)
     parts = [(at, facts_of(types, flat)) for at, flat in zip(places, flats, strict=True)]
     facts = known(types, parts, tuple(shape))
@@ -354,7 +354,7 @@ _Move = Callable[[Call, Types, Sequence[Flat], str], Flat | None]
 
 
 def _moved(call: Call, inputs: Sequence[str], types: Types, rank: Rank) -> Flat | None:
-    """What the result is of an operator that moves or copies elements, or writes them otherwise."""
+    """Give the result of an operator that moves or copies elements, or writes them otherwise."""
     move = _MOVES.get(call.op)
     if move is None:
         return None

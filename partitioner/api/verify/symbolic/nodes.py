@@ -202,7 +202,7 @@ def _memo_key(rank: Rank, nodes: Sequence[LocalNode]) -> Hashable | None:
 
 
 def _moved(model: WholeModel, rank: Rank, node: LocalNode) -> dict[str, list[Held]]:
-    """What a local node makes by moving elements, whichever node of the model it is."""
+    """Give what a local node makes by moving elements, whichever node of the model it is."""
     moved = node.moved(model.graph.types, rank)
     if isinstance(moved, Flat):
         rank.flats[node.outputs[0]] = moved
@@ -217,7 +217,10 @@ def _matches(
     candidates: Iterable[Node],
     refused: list[RefusedError],
 ) -> Iterator[tuple[Node, int, dict[str, list[Held]]]]:
-    """What the local nodes make as each candidate that they are; one of several nodes is alone."""
+    """Give what local nodes make as each candidate that they are.
+
+    A node of several is alone.
+    """
     for candidate in candidates:
         try:
             count, made = _Match(model, rank, nodes, candidate).results()

@@ -87,7 +87,7 @@ class Program:
 
     @cached_property
     def form(self) -> Hashable:
-        """What ranks have in common that may be followed together; None of one by itself."""
+        """Give what ranks have in common that may be followed together; None of one by itself."""
         if self.tokens is None:
             return None
         return tuple(

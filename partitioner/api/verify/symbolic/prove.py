@@ -424,7 +424,7 @@ class _Check:
 
 
 def _meeting(side: _Waiting) -> object:
-    """What the sides of one communication have in common."""
+    """Give what the sides of one communication have in common."""
     if isinstance(side, Arrival):
         return side.name
     return (side.ranks, side.number) if isinstance(side, Collective) else side.comm.seq

@@ -143,7 +143,10 @@ def export_module(
 def _settled(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
 ) -> tuple[ExportedProgram, Assigned]:
-    """As `_exported`, refusing numbers that each pass changes, or that change the next program."""
+    """Export as `_exported` does, and refuse numbers that change.
+
+    They are those that each pass changes, or that change the next program.
+    """
     program, assigned = _exported(module, args, kwargs, training=training)
     if numbers := assigned.lasting:
         with replaced({(one.module, one.name): one.after for one in numbers}):

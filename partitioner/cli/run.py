@@ -20,7 +20,7 @@ from partitioner.cli.options import (
     takes,
     wrong,
 )
-from partitioner.cli.terminal import progress
+from partitioner.cli.terminal import on_terminal, progress
 from partitioner.report.text.tables import fitted
 
 if TYPE_CHECKING:
@@ -52,20 +52,22 @@ def run(
     for name, value in (("steps", steps), ("calibrate", calibrate)):
         if value and not profile:
             wrong(f"--{name} is of --profile: give that too")
-    from partitioner.backends.observed import STEPS
-    from partitioner.run.local import run_directory
+    with on_terminal() as say:
+        say("running one process for each rank")
+        from partitioner.backends.observed import STEPS
+        from partitioner.run.local import run_directory
 
-    report = run_directory(
-        folder,
-        inputs,
-        outputs,
-        module=module,
-        model=model,
-        optimization=optimization,
-        requests=requests,
-        seed=seed,
-        steps=(steps or STEPS) if profile else 0,
-    )
+        report = run_directory(
+            folder,
+            inputs,
+            outputs,
+            module=module,
+            model=model,
+            optimization=optimization,
+            requests=requests,
+            seed=seed,
+            steps=(steps or STEPS) if profile else 0,
+        )
     print(fitted(report))
     if calibrate:
         from partitioner.api.profiling.calibrate import calibrate as add_measurements
@@ -92,15 +94,20 @@ def verify(
     from partitioner.run.local import read_inputs
 
     if symbolic:
-        proof = prove_written(folder, module, model)
+        with on_terminal() as say:
+            say("following the programs of all ranks")
+            proof = prove_written(folder, module, model)
         print(fitted(str(proof)))
         return proof.exit_code
-    rank_files(folder).check(load_plan(folder))  # before the model, which takes longer
-    result = load_named(folder, module, model)
-    arrays = None if inputs is None else read_inputs(inputs, result.model.input_types)
-    verification = result.verify_written(
-        folder, seed=seed, inputs=arrays, optimization=optimization
-    )
+    with on_terminal() as say:
+        say("reading the model")
+        rank_files(folder).check(load_plan(folder))  # before the model, which takes longer
+        result = load_named(folder, module, model)
+        arrays = None if inputs is None else read_inputs(inputs, result.model.input_types)
+        say("running all ranks, and the whole model")
+        verification = result.verify_written(
+            folder, seed=seed, inputs=arrays, optimization=optimization
+        )
     print(fitted(str(verification)))
     return 0 if verification.equal else 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,11 @@ def warn(lines: Iterable[str]) -> None:
     """Print a saved plan's warnings on stderr."""
     for line in lines:
         aside(f"warning: {line}")
+
+
+def on_terminal() -> AbstractContextManager[Callable[[str], None]]:
+    """Show as `progress` does what is being done, on a terminal alone."""
+    return progress(quiet=not sys.stderr.isatty())
 
 
 @contextmanager

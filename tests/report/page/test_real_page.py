@@ -124,11 +124,11 @@ def test_a_real_plan(chromium: Chrome, tmp_path: Path, cluster: str) -> None:
     model = examples.build("llama", layers=3)
     result = partitioner.compile(model, cluster=cluster, strategy="auto", time_limit_s=2)
     _open_all_views(chromium, result.report(tmp_path / "report.html"))
+    rows = chromium.find_element(By.ID, "nodes-count").text
+    assert str(len(result.graph.nodes)) in rows
     chromium.find_element(By.ID, "tab-overview").click()
     limit = chromium.find_element(By.ID, "limit").text
     assert limit.endswith(".")
-    rows = chromium.find_element(By.ID, "nodes-count").text
-    assert str(len(result.graph.nodes)) in rows
 
 
 def test_a_notebook_cell_shows_a_short_card(chromium: Chrome, tmp_path: Path) -> None:

@@ -267,9 +267,9 @@ class _Phase:
             low, high, _ = slice(start, end).indices(size)
             at: Region = (*place[:dim], ((begin + low, max(high - low, 0)),), *place[dim + 1 :])
             self.views[node] = root, at
-            return step == 1
+            return bool(step == 1)
         written = self.written[root]
-        written.append((place, self.named[node.args[1]]))
+        written.append((place, self.named[node.all_input_nodes[1]]))
         if len(written) == self._writes(root):
             places, inputs = zip(*written, strict=True)
             name = self._typed(self._name(root), root.meta["val"])
@@ -313,7 +313,7 @@ class _Phase:
     def _local(self, node: fx.Node, call: Call) -> LocalNode:
         value, own = node.meta.get("val"), self._name(node)
         if isinstance(value, Tensor):
-            outputs = (self._typed(own, value),)
+            outputs: tuple[str, ...] = (self._typed(own, value),)
             self.named[node] = own
         else:
             items = {user.args[1]: user for user in node.users if user.target is getitem}
@@ -413,7 +413,7 @@ def _viewed(call: Call, _: Types, flats: Sequence[Flat], dtype: str) -> Flat | N
     (flat,), to = flats, dtype_word(call.setting(1))
     if to == dtype or not flat.shape:
         return flat if to == dtype else None
-    width, other = item_bytes(dtype), item_bytes(to)
+    width, other = int(item_bytes(dtype)), int(item_bytes(to))
     viewed = flat.coded(f"bytes of {dtype}", width) if to == "uint8" else None
     viewed = flat.decoded(f"bytes of {to}", other) if dtype == "uint8" else viewed
     shape = (*flat.shape[:-1], flat.shape[-1] * width // other)

@@ -147,9 +147,18 @@ class WholeModel:
         likely = [graph.by_name[n] for n in (node.origin, node.name) if n in graph.by_name]
         reads = (self.readers.get((value, node.op), ()) for value in computed or (*values, ""))
         found = {one.name: one for one in (*likely, *itertools.chain.from_iterable(reads))}
-        yield [*found.values()]
+        known = [{held.value for held in rank.facts.get(name, ())} for name in names]
+        needed = [values for values in known if values.isdisjoint(graph.constants)]
+        reading = {n for n, one in found.items() if _reads_of_each(one, needed)}
+        yield [one for name, one in found.items() if name in reading]
+        yield [one for name, one in found.items() if name not in reading]
         others = (one for value in dict.fromkeys(computed) for one in graph.consumers[value])
         yield [*{one.name: one for one in others if one.name not in found}.values()]
+
+
+def _reads_of_each(node: Node, values: Iterable[set[str]]) -> bool:
+    """Test whether a node reads one of each set of values that is not empty."""
+    return all(not one or not one.isdisjoint(node.reads) for one in values)
 
 
 def follow(model: WholeModel, rank: Rank, nodes: Sequence[LocalNode]) -> int:

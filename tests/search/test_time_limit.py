@@ -191,7 +191,7 @@ def test_a_plan_in_stages_keeps_its_time_limit(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(work_module, "now_s", lambda: shown[0])
     whole = Budget.of
     # The trace, whose seconds are of the machine's clock, takes nothing of the limit.
-    monkeypatch.setattr(Budget, "of", lambda request, say, _begun_s: whole(request, say))
+    monkeypatch.setattr(Budget, "of", lambda request, say, _begun_s=0.0: whole(request, say))
     with torch.device("meta"):
         module = Stack(12, 256)
     program = partitioner.compile(

@@ -415,7 +415,12 @@ def test_a_module_is_planned_for_more_devices_than_have_programs() -> None:
     with torch.device("meta"):
         module = Stack(6, 256)
     result = partitioner.compile(
-        module, torch.zeros(1024, 256), cluster="16x8xh100", training=True, time_limit_s=5
+        module,
+        torch.zeros(1024, 256),
+        cluster="16x8xh100",
+        launches="native",
+        training=True,
+        time_limit_s=5,
     )
     certificate = result.plan.certificate
     assert certificate is not None

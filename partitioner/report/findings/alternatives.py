@@ -113,7 +113,13 @@ class Neighbourhood:
         return groups
 
     @cached_property
-    def _built(self) -> Built:
+    def pairs(self) -> int:
+        """Number of pairs of strategies of one node, to which the work of pricing them grows."""
+        return sum(len(options) ** 2 for options in self._candidates.values())
+
+    @cached_property
+    def _candidates(self) -> Mapping[str, tuple[PlacedNode, ...]]:
+        """The strategies of each node, the plan's first."""
         meshes = dict.fromkeys(self.plan.groups)
         shares = device_shares(self.graph, self.rules, self.cluster)
         offered = {mesh: strategies(self.graph, self.rules, mesh, shares) for mesh in meshes}
@@ -130,9 +136,14 @@ class Neighbourhood:
             for option in options:
                 distinct.setdefault((option.mesh, option.ins, option.outs), option)
             candidates[node.name] = tuple(distinct.values())
-            meshes.update(dict.fromkeys(p.mesh for p in candidates[node.name]))
+        return candidates
+
+    @cached_property
+    def _built(self) -> Built:
+        of_candidates = (p.mesh for options in self._candidates.values() for p in options)
+        meshes = dict.fromkeys((*self.plan.groups, *of_candidates))
         prices = DeviceColumns(self.graph, Resharder(self.cluster, most_joined(self.graph)))
-        return build(self.graph, tuple(meshes), candidates, prices)
+        return build(self.graph, tuple(meshes), self._candidates, prices)
 
     def _near(self, node: Node) -> tuple[DeviceMesh, ...]:
         """Groups that a node may move to: of many its own, its neighbours' and the idlest."""

@@ -69,6 +69,9 @@ from partitioner.report.summary import solved_by, status_text, trial_lines
 MAX_SIMULATED = 2_000_000
 #: Nodes times devices above which the other strategies of nodes are not priced.
 MAX_PRICED = 320_000
+#: Pairs of strategies of one node, of all nodes, above which they are not priced: 65,000 take a
+#: second.
+MAX_PAIRS = 400_000
 #: Nodes of the graph times changed plans: more are not priced, for each makes a schedule.
 MAX_MOVES = 40_000
 #: Of a space whose plan costs less than so many times as much, the difference is told.
@@ -332,7 +335,8 @@ def _node(result: Planned, near: Neighbourhood, node: Node) -> NodeRow:
     graph = result.graph
     placed, task = near.placed[node.name], result.node_tasks[node.name]
     alone = place(graph, node, DeviceMesh.single(0), {}, placed.rule)
-    priced = len(graph.nodes) * len(result.cluster) <= MAX_PRICED
+    is_small = len(graph.nodes) * len(result.cluster) <= MAX_PRICED
+    priced = is_small and near.pairs <= MAX_PAIRS
     alternatives = near.alternatives(node) if priced else ()
     sharded = "sharded" if placed.layouts else "replicated"
     return NodeRow(

@@ -191,7 +191,7 @@ VALUES = (
     Value("parallel", "dp", "parallel|dp"),
     Value("parallel", "pp", "parallel|pp|stage"),
     Value("cluster", "2xl4", "cluster", decides=False),
-    Value("launches", "graphs", "launches", "launches", gpus, decides=False),
+    Value("launches", "graphs", "launches|cluster", "launches", gpus, decides=False),
     Value("memory", tight, "memory", "memory"),
     Value("memory", lambda s: blocks_limit(s)["memory"], "memory|blocks", "blocks"),
     Value("profile", Path("none", "profile.sqlite"), "profile", "profile", local, decides=False),

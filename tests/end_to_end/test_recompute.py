@@ -92,7 +92,9 @@ def test_the_choice_is_the_best_of_all(kept: ModuleProgram, offered: Graph) -> N
     assert least < 0.9 * peak(kept)
     costs = set()
     for limit in (peak(kept), (peak(kept) + least) // 2, least):
-        program = compiled(*tiny(), recompute=True, memory=limit, gap=0.0)
+        program = compiled(
+            *tiny(), recompute=True, memory=limit, gap=0.0, launches="native"
+        )
         best = min(e.step_s for e in evaluations if e.peak[0].bytes <= limit)
         assert program.cost == pytest.approx(best)
         assert program.cost == program.plan.certificate.cost

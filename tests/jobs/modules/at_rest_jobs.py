@@ -40,6 +40,7 @@ def program(kind: str, ranks: int) -> ModuleProgram:
         training=True,
         parallel=kind,
         mesh=mesh,
+        launches="native",
         time_limit_s=5,
     )
     assert isinstance(compiled, ModuleProgram)

@@ -107,7 +107,7 @@ def test_what_fits_split_and_placed_only_is_found() -> None:
 @pytest.mark.slow
 def test_a_space_that_fits_exactly_is_compared_with_one_that_fits_safely() -> None:
     """The search of placed plans finds none that fits by the safe formula; liveness has one."""
-    limit = {"devices": 4, "memory": 2_400_000, "time_limit_s": 300}
+    limit = {"devices": 4, "memory": 2_400_000, "time_limit_s": 300, "launches": "native"}
     program = compiled(Rows(), torch.ones(2), **limit)
     certificate = program.plan.certificate
     assert certificate is not None

@@ -263,6 +263,7 @@ class _Ranks:
         """Yield operands that go as their results arrive, before the node runs that reads these.
 
         That of a reduce-scatter goes as the result is copied, and a part is taken of what is there.
+        A rank's own part of an uneven gather is one of those that are joined, so it stays.
         """
         roots, tasks = self.uses.roots, self.schedule.tasks
         ends = {one.until for one in self._in_flight}
@@ -270,7 +271,9 @@ class _Ranks:
         for one in self._in_flight:
             kind = self._kind(one)
             begun = one.position + (kind is CommKind.REDUCE_SCATTER)
-            is_sent = kind is not CommKind.SLICE and begun < one.until
+            comm = tasks[one.position].comm
+            is_joined = comm is not None and kind is CommKind.ALL_GATHER and not comm.is_even
+            is_sent = kind is not CommKind.SLICE and not is_joined and begun < one.until
             if is_sent and one.operand not in read[one.until]:
                 yield one.operand, one.until
 

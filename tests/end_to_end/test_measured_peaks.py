@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Sized, int, dict[str, Any]]] = {
 }
 WITH_GPTS: dict[str, tuple[Sized, int, dict[str, Any]]] = {
     "messages of several tensors": (GPT, 3, IN_THREE),
-    "parts that are joined": (ODD_GPT, 3, {**of("tp"), "launches": "native"}),
+    "parts that are joined": (ODD_GPT, 3, of("tp")),
     "stages of parts that are gathered": (GPT, 4, of("pp+tp", count=4, pp=2, tp=2)),
     "uneven parts in one gather, freed behind the last": (ODD_GPT, 3, of("zero2")),
     "uneven parts in one gather, joined before the last": (ODD_GPT, 3, of("zero3")),

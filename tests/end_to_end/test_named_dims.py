@@ -288,7 +288,12 @@ def test_transformers_are_laid_out_in_five_lines(name: str, count: int) -> None:
         "layout": {"batch": "d", "heads": "m", "hidden": "m"},
     }
     program = partitioner.compile(
-        model.eval(), inputs, devices=4, mesh={"d": 2, "m": 2}, constraints=named, time_limit_s=5
+        *(model.eval(), inputs),
+        devices=4,
+        mesh={"d": 2, "m": 2},
+        constraints=named,
+        launches="native",
+        time_limit_s=5,
     )
     assert program.verify()
     cuts = [{at.axes for at in placed.layouts.values()} for placed in products(program).values()]

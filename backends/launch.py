@@ -208,8 +208,11 @@ def _failure(folder: Path, code: int) -> BackendError:
     failure = folder / "failure.txt"
     if failure.is_file():
         return BackendError(failure.read_text())
-    log = (folder / "log.txt").read_text(errors="replace").strip().splitlines()
-    last_line = f": {log[-1]}" if log else ""
+    log = folder / "log.txt"
+    if not log.is_file():  # somebody cleared the system's folder of temporary files
+        return BackendError(f"ranks ended, and what they said is lost: {folder} was removed")
+    lines = log.read_text(errors="replace").strip().splitlines()
+    last_line = f": {lines[-1]}" if lines else ""
     return BackendError(f"the process that watches the ranks ended with code {code}{last_line}")
 
 

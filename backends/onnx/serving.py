@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import threading
 from collections import defaultdict
@@ -18,6 +19,8 @@ from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.launch import serving_job
 from partitioner.backends.onnx.files.load import read_directory
 from partitioner.backends.onnx.local import RUNNER
+from partitioner.ir.checks import is_a
+from partitioner.ir.errors import typed
 
 #: Requests after which whole copies are counted anew.
 _ROUND = 1024
@@ -30,18 +33,23 @@ class Session:
 
     Calls of several threads run one after the other. An error of a rank ends all of them; every
     later call says so.
+
+    Attributes:
+        folder: Has the rank files.
     """
 
-    def __init__(self, folder: Path, optimization: str = "all") -> None:
+    def __init__(self, folder: Path, optimization: str = "all", owner: object = None) -> None:
         """Start the ranks of a folder's files, and wait until they are ready.
 
         Args:
-            folder: Has rank files, which are read once.
+            folder: Has rank files, which are read once; constants of blocks, at each request.
             optimization: ONNX Runtime's level, see `SessionConfig`.
+            owner: Of a temporary folder, which is there as long as its owner: kept.
 
         Raises:
             BackendError: A file is wrong, or a rank cannot load it.
         """
+        self.folder = folder
         self._headers = read_directory(folder)
         job = {
             "runner": RUNNER,
@@ -49,6 +57,8 @@ class Session:
             "optimization": optimization,
         }
         self._lock = threading.Lock()
+        self._owner = owner
+        self._process = os.getpid()
         self._first = 0  # number of the next request
         self._ended = "the session is closed"
         self._stack: contextlib.ExitStack | None
@@ -57,12 +67,18 @@ class Session:
             self._ranks = stack.enter_context(serving_job(Path(name), len(self._headers), job))
             self._stack = stack.pop_all()
 
+    @property
+    def is_open(self) -> bool:
+        """Tell whether it answers: it was not closed, and no rank has ended."""
+        return self._stack is not None
+
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run a request: whole inputs by name in, whole outputs by name out.
 
         Raises:
             BackendError: An input is missing, unknown, or of the wrong shape or type; a rank
-                raised or was killed; the session is closed.
+                raised or was killed; the session is closed, or of the process that this one was
+                forked from.
         """
         (outputs,) = self.run_all([inputs])
         return outputs
@@ -74,7 +90,13 @@ class Session:
         after the other does not let them.
         """
         for inputs in requests:
+            if not is_a(inputs, Mapping):
+                names = ", ".join(map(repr, self._headers[0].whole_inputs))
+                what = f"the inputs of a request are {typed(inputs)}"
+                raise BackendError(f"{what}, not a dict of arrays by name ({names})")
             check_inputs(self._headers[0], inputs)
+        if self._process != os.getpid():  # two processes would read each other's answers
+            raise BackendError("the session is of another process: start one after the fork")
         with self._lock:
             if self._stack is None:
                 raise BackendError(self._ended)
@@ -97,7 +119,12 @@ class Session:
         ]
 
     def close(self) -> None:
-        """End the processes. A call that is running is waited for."""
+        """End the processes. A call that is running is waited for.
+
+        In a process that was forked from the session's, nothing is done.
+        """
+        if self._process != os.getpid():
+            return
         with self._lock:
             self._end(self._ended)
 

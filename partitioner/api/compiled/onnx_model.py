@@ -319,7 +319,7 @@ class OnnxRanks(Ranks):
         """See `Ranks.session`."""
         from partitioner.backends.onnx.serving import Session
 
-        return Session(self.folder, self.optimization)
+        return Session(self.folder, self.optimization, owner=self)
 
     def close(self) -> None:
         """See `Ranks.close`."""

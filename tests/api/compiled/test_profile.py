@@ -189,8 +189,11 @@ def test_a_plan_whose_profile_changed_is_not_called_edited_alone(tmp_path: Path)
         pytest.skip("this machine has GPUs")
     where = {"device": known.device, "threads": known.threads, "processes": 1}
     write_profile(file, result.graph, 1.0, **where)  # type: ignore[arg-type]
-    (warning,) = partitioner.load(folder).warnings
+    loaded = partitioner.load(folder)
+    (warning,) = loaded.warnings
     assert "the certificate in plan.json is left out" in warning
+    assert "proof" in result.summary
+    assert "proof" not in loaded.summary
     assert warning.endswith(f"by another version, or {file} has other measurements now")
 
 

@@ -1,7 +1,10 @@
 """Ranks of ONNX models as processes that stay up between requests."""
 
+import contextlib
+import gc
 import json
 import os
+import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,6 +89,10 @@ def test_wrong_inputs_leave_the_session_as_it_is() -> None:
             session.run({})
         with pytest.raises(BackendError, match="has shape"):
             session.run_all([drawn(0), {"x": np.zeros((4, 7), np.float32)}])
+        for wrong in (None, drawn(0)["x"], [drawn(0)]):
+            with pytest.raises(BackendError, match=r"not a dict of arrays by name \('x'\)"):
+                session.run(wrong)  # type: ignore[arg-type]
+        assert session.is_open
         assert same(session.run(drawn(0)), result.run(drawn(0)))
 
 
@@ -99,6 +106,39 @@ def test_a_rank_that_is_killed_ends_the_session() -> None:
         assert not any(map(is_alive, pids.values()))
         with pytest.raises(BackendError, match=f"the session has ended: {line}"):
             session.run(drawn(0))
+        assert not session.is_open
+
+
+def test_the_end_of_ranks_is_told_though_their_folder_is_gone() -> None:
+    with planned("cut") as result, result.session() as session:
+        pids = processes(session)
+        shutil.rmtree(session._ranks.folder)
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(BackendError, match=r"what they said is lost: .* was removed"):
+            session.run(drawn(0))
+
+
+def test_a_forked_process_leaves_the_session_alone() -> None:
+    with planned("cut") as result, result.session() as session:
+        child = os.fork()
+        if not child:
+            said = 1
+            with contextlib.suppress(BaseException):
+                session.close()
+                try:
+                    session.run(drawn(0))
+                except BackendError as error:
+                    said = 0 if "is of another process" in str(error) else 2
+            os._exit(said)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert same(session.run(drawn(0)), result.run(drawn(0)))
+
+
+def test_a_session_keeps_the_files_of_its_result() -> None:
+    session = planned("cut").session()
+    gc.collect()
+    with session:
+        assert all(map(Path.is_file, (session.folder / f"rank{rank}.onnx" for rank in (0, 1))))
 
 
 def test_a_file_that_does_not_load_is_named(tmp_path: Path) -> None:

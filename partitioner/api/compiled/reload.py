@@ -374,8 +374,8 @@ def _planned(kind: type[Kind], model: Model, folder: Path) -> Kind:
             f"version{other}"
         )
     measured, why_left_out = _measured(folder, plan)
-    if stale:
-        plan = replace(plan, certificate=None)
-        summary = {key: value for key, value in summary.items() if key != "proof"}
+    plan = replace(plan, certificate=None) if stale else plan
+    # The plan or its files may have been edited since; `verify --symbolic` proves what is there.
+    summary = {key: value for key, value in summary.items() if key != "proof"}
     warnings, seconds = tuple(filter(None, [stale, why_left_out])), summary["seconds"]
     return kind.of(model, cluster, plan, evaluation, summary, seconds, warnings, measured)

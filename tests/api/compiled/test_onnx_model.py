@@ -55,7 +55,10 @@ def test_load_gives_what_was_saved(compiled: Compiled, saved: Path) -> None:
     assert again.cost == compiled.cost
     assert again.cluster == compiled.cluster
     assert again.evaluation == compiled.evaluation
-    assert {k: v for k, v in again.summary.items() if k != "seconds"} == compiled.summary
+    assert again.summary == {
+        **{key: value for key, value in compiled.summary.items() if key != "proof"},
+        "seconds": again.summary["seconds"],
+    }  # files may have been edited since they were proven
     assert again.graph.digest == compiled.graph.digest
     np.testing.assert_array_equal(again.run(feeds())["y"], compiled.run(feeds())["y"])
     assert again.verify().equal
@@ -91,7 +94,7 @@ def test_the_seed_and_the_seconds_are_kept_and_shown(
     assert again.search_s is not None
     line = f", seed 7, {units.seconds(again.search_s)}"
     assert show(again).splitlines()[1].endswith(line)
-    assert str(again).splitlines()[-1].endswith(line)
+    assert any(text.endswith(line) for text in str(again).splitlines())
     assert repr(result).endswith(", seed 7>")
     plan = replace(result.plan, certificate=replace(certificate, folded="2 layers as one"))
     assert repr(replace(result, plan=plan)).endswith(", seed 7, folded: 2 layers as one>")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as fn
 
 import partitioner
+from helpers.modules.transformer_block import Block
 from helpers.plans.mutated_programs import mutants
 from partitioner.api.verify.symbolic.module_files import read_programs
 from partitioner.api.verify.symbolic.prove import prove
@@ -24,17 +25,6 @@ from partitioner.backends.torch.graphs.phases import emit_phases
 from partitioner.cli.main import main
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Programs
-
-
-class Block(nn.Module):
-    """A transformer layer, and the mean square of its results as a loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).pow(2).mean()
 
 
 class Net(nn.Module):

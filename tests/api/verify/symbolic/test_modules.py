@@ -9,21 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import partitioner
+from helpers.modules.transformer_block import Block
 from helpers.plans.mutated_programs import mutants
 from partitioner.api.verify.symbolic.ir_programs import programs_of
 from partitioner.api.verify.symbolic.prove import prove
 from partitioner.ir.program import Comm, Compute
-
-
-class Block(nn.Module):
-    """A transformer layer, and the mean square of its results as a loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).pow(2).mean()
 
 
 class Mean(nn.Module):

@@ -103,7 +103,7 @@ def serving_job(folder: Path, ranks: int, job: Mapping[str, Any]) -> Iterator[Se
     """Start a job whose ranks answer what they are sent, until the context ends.
 
     Args:
-        job: As of `run_job`. Each rank connects to the socket of this name in the job's folder.
+        job: As of `run_job`. Each rank connects to the socket `SOCKET` in the job's folder.
 
     Raises:
         BackendError: It cannot be started. No process is left after the context.

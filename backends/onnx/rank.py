@@ -76,26 +76,23 @@ class RankProcess:
         values, seconds = timed(
             lambda number: self._serve([feed] * number), len(own), self.groups.control
         )
-        outputs = {
-            output.value: self._array(values, output.value) for output in self.model.header.outputs
-        }
-        return outputs, seconds
+        return self._outputs(values), seconds
 
     def answer(self, requests: Arrays) -> list[dict[str, np.ndarray]]:
         """Local output values of requests, given by local inputs, several of them in flight."""
         answers: list[dict[str, np.ndarray]] = [{} for _ in requests]
         for event in self._executor.run([self._executor.fed(inputs) for inputs in requests]):
             if isinstance(event, Done):
-                answers[event.request] = {
-                    # a buffer that a later request may be written to
-                    output.value: self._array(event.values, output.value).copy()
-                    for output in self.model.header.outputs
-                }
+                # copies, as a later request may be written to the same buffers
+                outputs = self._outputs(event.values)
+                answers[event.request] = {name: array.copy() for name, array in outputs.items()}
                 STEPS.begin()
         return answers
 
-    def _array(self, values: Mapping[str, torch.Tensor], name: str) -> np.ndarray:
-        return to_numpy(values[name], self.model.types[name].dtype)
+    def _outputs(self, values: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+        """The arrays of the outputs, on the memory of `values` on a processor."""
+        names = dict.fromkeys(output.value for output in self.model.header.outputs)
+        return {name: to_numpy(values[name], self.model.types[name].dtype) for name in names}
 
     def record(self, inputs: Mapping[str, np.ndarray], steps: int) -> RankLog:
         """Record steps once on all ranks; sessions write profiles and graphs (`SessionConfig`)."""

@@ -27,9 +27,7 @@ _ROUND = 1024
 
 
 class Session:
-    """A session: one process a rank, which answers requests until `close`.
-
-    Each has loaded its file once.
+    """A session: one process a rank, which loads its file once and answers until `close`.
 
     Calls of several threads run one after the other. An error of a rank ends all of them; every
     later call says so.

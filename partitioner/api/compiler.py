@@ -15,6 +15,7 @@ from partitioner.api.option_table import CompileOptions, DumpOptions
 from partitioner.api.options import open_with, processes, request_of, takes, target_cluster
 from partitioner.api.tuning import check_tunable, tuned
 from partitioner.api.verify.symbolic.ir_programs import prove_programs
+from partitioner.api.verify.symbolic.proof import IN_BLOCKS
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.foundations.files import check_file, refuse_to_replace
 from partitioner.frontends.model import ModuleInput, OnnxInput
@@ -145,6 +146,8 @@ def compile(  # noqa: A001 - the public name
 def _with_proof(result: CompiledT) -> CompiledT:
     """The result, whose summary says that the programs of its ranks compute the model."""
     proof = prove_programs(result.graph, result.programs)
+    if result.plan.blocks:
+        proof = replace(proof, notes=(*proof.notes, IN_BLOCKS))
     proven = replace(result, summary={**result.summary, "proof": proof.line})
     vars(proven)["programs"] = result.programs
     return proven

@@ -215,7 +215,7 @@ def _row(point: Point) -> tuple[str, ...]:
 
 
 def _point(opened: OnnxInput | ModuleInput, rules: Rules, target: _Target) -> Point:
-    cluster, request = target.cluster.run_by(opened.executor), target.request
+    cluster, request = target.cluster, target.request
     graph, delivered = opened.graph, opened.delivered
     outcome, why = None, ""
     try:

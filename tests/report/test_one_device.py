@@ -14,6 +14,7 @@ import partitioner
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
 from partitioner.api.compiled.module import ModuleProgram
+from partitioner.api.verify.symbolic.proof import IN_BLOCKS
 from partitioner.cost_model.cluster.resolve import (
     cpu_fingerprint,
     gpu_fingerprint,
@@ -143,6 +144,7 @@ def test_what_does_not_fit_whole_is_said_of_blocks() -> None:
         == "Runs in blocks on one h100, which does not hold the whole model"
     )
     assert "(the whole model does not fit one device)" in str(result)
+    assert result.summary["proof"].endswith(f"1 rank computes the whole model, {IN_BLOCKS}")
     assert headline(result)["instead"].startswith("Instead: one h100 does not hold the model (")
 
 

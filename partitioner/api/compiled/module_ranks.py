@@ -19,7 +19,7 @@ from partitioner.api.compiled.taken_over import taken_over
 from partitioner.api.lowering import lower
 from partitioner.api.verify.compare import Verification, check_memory
 from partitioner.api.verify.module import check_contents, random_arguments, verify_module
-from partitioner.api.verify.symbolic.proof import Proof
+from partitioner.api.verify.symbolic.proof import IN_BLOCKS, Proof
 from partitioner.backends.errors import BackendError
 from partitioner.backends.launch import LocalJob, LocalRun
 from partitioner.backends.optimization import Optimization
@@ -148,17 +148,19 @@ class ModuleRanks(Ranks):
         """See `Ranks.prove`: of files, or of the programs that graphs are emitted from."""
         from partitioner.api.verify.symbolic.ir_programs import prove_programs
 
+        in_blocks = (IN_BLOCKS,) if self.plan.blocks else ()
         if self.read_from is not None:
             from partitioner.api.verify.symbolic.module_files import prove_files
 
             last = None if self.rest is None else self.rest.graph
-            return prove_files(self.read_from, self.module.graph, last)
+            proof = prove_files(self.read_from, self.module.graph, last)
+            return replace(proof, notes=(*proof.notes, *in_blocks))
         parts = [(self.programs, self.module.graph)]
         parts += [] if self.rest is None else [(self.rest.programs, self.rest.graph)]
         proofs = [prove_programs(graph, programs) for programs, graph in parts]
         proof = next((p for p in proofs if not p), proofs[0])
         note = "of the programs that the graphs of ranks are made from"
-        return replace(proof, notes=(note, *proof.notes))
+        return replace(proof, notes=(note, *proof.notes, *in_blocks))
 
     def at(self, optimization: Optimization | None) -> Self:
         """See `Ranks.at`."""

@@ -26,7 +26,7 @@ from partitioner.api.compiled.folder import (
     rank_files,
 )
 from partitioner.api.compiled.onnx_model import OnnxModel
-from partitioner.api.verify.symbolic.proof import Proof
+from partitioner.api.verify.symbolic.proof import IN_BLOCKS, Proof
 from partitioner.backends.runtimes import naming_runtimes
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import evaluate
@@ -176,7 +176,8 @@ def prove_written(folder: Path, module: str | None = None, model: Path | None = 
 
     proof = prove_files(folder, GraphFile.read(folder, request.graph_digest).graph)
     note = f"as {GRAPH_FILE} has it: name the module (--module, --model) to trace it again"
-    return replace(proof, notes=(*proof.notes, note))
+    in_blocks = (IN_BLOCKS,) if plan.blocks else ()
+    return replace(proof, notes=(*proof.notes, *in_blocks, note))
 
 
 def look(directory: str | Path) -> Compiled:

@@ -146,7 +146,7 @@ class Profiled:
             )
         if self.unstable:
             yield (
-                f"  note: {units.count(self.unstable, 'form')} not stable: runs differ by up to "
+                f"  note: the runs of {units.count(self.unstable, 'form')} differ by up to "
                 f"{units.share(self.spread)}, which is the error of plans that rest on them"
             )
 

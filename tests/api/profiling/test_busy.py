@@ -83,5 +83,5 @@ def test_a_busy_machine_and_runs_that_differ_are_told() -> None:
     assert "note" not in str(profiled(busy_share=None))
     assert "other processes took 41.5 % of these cores" in str(profiled(busy_share=0.415))
     noisy = str(profiled(unstable=2, spread=2.47))
-    assert "2 forms not stable: runs differ by up to 247 %" in noisy
+    assert "the runs of 2 forms differ by up to 247 %" in noisy
     assert UNSTABLE < 2.47

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from partitioner.foundations import units
 
+#: Note on a verdict on the graph of a plan in blocks, which computes a model block by block.
+IN_BLOCKS = "as its blocks compute it"
+
 
 @dataclass(frozen=True)
 class Refusal:

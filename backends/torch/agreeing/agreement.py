@@ -371,8 +371,9 @@ class Agreement:
                 work.wait(_LOOK)
                 break
             except RuntimeError:
-                if work.is_completed():  # it failed
-                    raise
+                if work.is_completed():  # it failed, or came just after the time was up
+                    work.wait()
+                    break
             if not posted:
                 self._whereabouts.post(doing)
                 posted = True

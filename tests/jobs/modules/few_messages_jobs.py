@@ -6,6 +6,7 @@ them say so.
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,7 @@ import partitioner
 from jobs.modules.agreement_jobs import SOON_S, Noting, training_step
 from jobs.processes.torch_ranks import Job
 from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.agreeing import agreement
 from partitioner.backends.torch.graphs.eager import Carrier
 
 
@@ -182,6 +184,42 @@ def is_interrupted(rank: int) -> None:
     training_step(module, *batch(1))  # they go on
 
 
+class _Late:
+    """A message that comes just after the time that the rank waits for it is up."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        self._work.wait()
+        if timeout is not None:
+            raise RuntimeError("Operation timed out!")
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+
+class _LateGroup:
+    """A process group whose messages are late."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def allreduce(self, *arguments: Any) -> _Late:
+        return _Late(self._group.allreduce(*arguments))
+
+    def alltoall_base(self, *arguments: Any) -> _Late:
+        return _Late(self._group.alltoall_base(*arguments))
+
+
+def waits_for_late_messages(_: int) -> None:
+    """A message that comes between the end of the wait and the look for it is no failure."""
+    with pytest.MonkeyPatch.context() as patch:
+        group_of = agreement.resolved_group
+        patch.setattr(agreement, "resolved_group", lambda name: _LateGroup(group_of(name)))
+        trains_to_the_same_weights(2)(0)
+
+
 def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
@@ -203,6 +241,7 @@ JOBS = {
     "two messages, fails": Job(2, fails, [program]),
     "two messages, no number": Job(2, has_no_number, [program]),
     "two messages, compiles alone": Job(2, compiles_alone, [program]),
+    "two messages, late": Job(2, waits_for_late_messages, [program]),
     "two messages, interrupted": Job(2, is_interrupted, [program]),
     "two messages, ends": Job(2, ends, [program]),
 }

@@ -204,7 +204,6 @@ def _run(folder: Path, threads: int, watch: Callable[[], object] | None) -> None
 
 
 def _failure(folder: Path, code: int) -> BackendError:
-    """The error of a job that ended with this exit code."""
     failure = folder / "failure.txt"
     if failure.is_file():
         return BackendError(failure.read_text())

@@ -240,7 +240,6 @@ def evaluate_placed(
     tasks, first = observed_schedule(graph, placed, cluster, pipeline, everywhere, resharder)
 
     def of_all(figures: Mapping[int, Figure], default: Figure) -> Mapping[int, Figure]:
-        """Figures of all devices, from those of the representatives."""
         return {device: figures.get(first[device], default) for device in devices}
 
     compute_s: dict[int, float] = defaultdict(float)

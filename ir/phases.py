@@ -334,7 +334,6 @@ def have_equal_fixed_nodes(graph: Graph, other: Graph) -> bool:
     fixed, others = fixed_nodes(graph), other.by_name
 
     def is_equal_constant(value: str) -> bool:
-        """Test whether a value that one graph has as a constant is the same in the other one."""
         one, another = graph.constants.get(value), other.constants.get(value)
         if one is None or another is None:
             return one is another

@@ -87,7 +87,6 @@ class Real:
 
 
 def _renamed(mesh: DeviceMesh, name: Callable[[int], int]) -> DeviceMesh:
-    """The mesh of other devices in the same places."""
     return DeviceMesh(mesh.axes, tuple(map(name, mesh.devices)))
 
 
@@ -322,7 +321,6 @@ class Resharder:
         return Hop(after, tuple(self._reductions(CommKind.ALL_REDUCE, dtype, source, after)))
 
     def _reduce_scatter(self, dtype: str, source: Placement, target: Placement) -> Hop | None:
-        """Straight to the target, if that can be."""
         if not scatters(source, target):
             return None
         return Hop(target, tuple(self._reductions(CommKind.REDUCE_SCATTER, dtype, source, target)))

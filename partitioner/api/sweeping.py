@@ -136,8 +136,6 @@ def sweep(
 
 @dataclass(frozen=True)
 class _Target:
-    """A point to plan."""
-
     cluster: Cluster
     limit: int | None  #: Memory limit in bytes; None is the cluster's own.
     request: Request

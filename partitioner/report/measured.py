@@ -139,7 +139,6 @@ def _checked(value: Any, kind: Any) -> Any:
 
 
 def _rounded(seconds: float) -> float:
-    """Seconds to the nanosecond, at least 0."""
     return max(0.0, round(seconds, 9))
 
 

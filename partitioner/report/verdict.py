@@ -244,7 +244,6 @@ class Verdict:
 
     @property
     def _is_alone(self) -> bool:
-        """Tell whether the plan is that of the whole model on one device."""
         return self.evaluation.devices_used <= 1 and self.single.fits
 
     def _room(self, rival: Rival) -> str:

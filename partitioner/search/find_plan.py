@@ -165,7 +165,6 @@ def goes_by_levels(graph: Graph, devices: int, request: Request) -> bool:
 
 
 def _is_decided(graph: Graph, request: Request) -> bool:
-    """Tell whether a plan is kept that decides every node."""
     kept = request.constraints.plan
     return kept is not None and kept.nodes.keys() == graph.by_name.keys()
 
@@ -270,12 +269,10 @@ class _Search:
 
     @property
     def plans(self) -> list[Candidate]:
-        """The plans of all spaces."""
         return [plan for result in self.results for plan in result.plans]
 
     @property
     def best_s(self) -> float:
-        """The cost of the best plan that fits by the referee; infinite if there is none."""
         plans = [plan for result in self.results for plan in result.fitting]
         if not plans:
             return math.inf

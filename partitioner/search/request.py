@@ -256,7 +256,6 @@ class Request:
         return (devices,) if is_open else sizes
 
     def _check_whole_operators(self) -> None:
-        """Refuse kinds of parallelism that cut operators where they are placed whole."""
         if inside_stages(self.parallel) is not None and self.strategy == "inter":
             raise SearchError("parallel shards operators; leave it out with strategy 'inter'")
 

@@ -54,7 +54,6 @@ class _Bags:
 
     @property
     def is_whole(self) -> bool:
-        """Test whether the device has all indices and all bags, in order."""
         indices = list(self.index_starts), list(self.index_lengths)
         bags = list(self.bag_starts), list(self.bag_lengths)
         return indices == ([0], [self.total]) and bags == ([0], [self.bags])
@@ -106,7 +105,6 @@ class _Bags:
         return torch.cat([bags[:0], *(bags[at : at + size] for at, size in pieces)])
 
     def counted(self) -> Tensor:
-        """The bag of each of the device's indices that count."""
         return self.bag_of()[self.indices != self.padding]
 
     def factors(self, kept: Tensor, bags: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -565,7 +565,6 @@ _FOR_INFERENCE = "backward() of a program for inference: compile with training=T
 
 
 def _refuse(*_: Any) -> None:
-    """Refuse the state of a program for inference, which would lack the weights."""
     raise BackendError(
         "a program for inference has its weights as constants in its graphs, no state_dict(): ask "
         "the module that was compiled, or compile with training=True"

@@ -149,7 +149,6 @@ class StepPlan:
         )
 
     def _is_read(self, name: str, micro_batch: int, position: int) -> bool:
-        """Tell whether a value of a micro-batch is read behind a position."""
         return name in self._keep or self._last.get((micro_batch, name), -1) > position
 
 

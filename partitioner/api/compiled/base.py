@@ -585,7 +585,6 @@ class Compiled(Planned):
         return render(report_data(self, self.comparison))
 
     def _repr_html_(self) -> str:
-        """A short card for a notebook's cell; `report` writes the whole page."""
         from partitioner.report.card import card
 
         return card(self, self.comparison)

@@ -466,7 +466,6 @@ def variant(
 
 
 def _first_that_fits(programs: Iterable[ModuleProgram], graph: Graph) -> Plan | None:
-    """The plan of the first program whose plan fits a graph, taken over; None if none fits."""
     for program in programs:
         try:
             return taken_over(program.plan, program.graph, graph)

@@ -181,7 +181,6 @@ class ModuleGraphs:
         return found
 
     def _known_part(self, count: int) -> TracedModule:
-        """The trace of a micro-batch, or a guess where others are known."""
         guess = None if count in self._traced else self._guess(count)
         return guess or self._part(count)
 

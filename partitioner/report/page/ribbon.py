@@ -69,7 +69,6 @@ class _Box:
 
 
 def _cutting_axes(mesh: DeviceMesh) -> Iterator[str]:
-    """The axes of a mesh along which nodes may be cut: not that of whole copies."""
     return (axis for axis, size in mesh.axes if size > 1 and axis != COPIES)
 
 

@@ -190,7 +190,6 @@ class BlockSearch:
 
     @property
     def _wanted(self) -> int:
-        """The number of plans that the search keeps."""
         return self.request.tune or 1
 
     def _fitting(self, ways: Sequence[BlockPlan], budget: Budget) -> list[Candidate]:
@@ -301,7 +300,6 @@ class BlockSearch:
         return Blocks(tuple(option.stretch(self.graph) for option in runs))
 
     def _alone(self, spec: DeviceSpec) -> Cluster:
-        """Make a cluster of one of its devices."""
         level = replace(self.cluster.levels[0], size=1)
         return replace(self.cluster, devices=(spec,), levels=(level,))
 

@@ -84,7 +84,6 @@ def training_blocks(
         steps.setdefault(part.start, []).append(step)
 
     def path(room: float) -> Path[_Part] | None:
-        """The cheapest path that holds no more than so many bytes; None if none does."""
         return cheapest(steps, borders[0], borders[-1:], room).get(borders[-1])
 
     fitting = filter(None, (path(margin * parts.room) for margin in MARGINS))
@@ -103,7 +102,6 @@ def training_blocks(
 
 
 def _most_bytes(path: Path[_Part]) -> int:
-    """Most bytes that are held in one of the parts of a path."""
     kept = itertools.accumulate((part.kept_bytes for part in path.runs), initial=0)
     held = (part.held_bytes for part in path.runs)
     return max(map(sum, zip(kept, held, strict=False)), default=0)

@@ -134,7 +134,6 @@ class _Stretches:
 
     @cached_property
     def beside(self) -> frozenset[str]:
-        """Values whose communications pass beside compute."""
         return beside_compute(self.graph)
 
     def charges(self, positions: Iterable[int]) -> Charges:

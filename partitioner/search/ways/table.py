@@ -306,5 +306,4 @@ class Table:
 
 
 def _not_searched(_budget: Budget) -> Outcome:
-    """Stand for the search of a way that is closed."""
     raise AssertionError("a closed way is not searched")

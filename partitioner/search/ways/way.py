@@ -142,7 +142,6 @@ class Weighing:
 
     @property
     def _known(self) -> float:
-        """The cost of the best plan; infinite if there is none."""
         return min(map(self._cost, self.found), default=math.inf)
 
     @property

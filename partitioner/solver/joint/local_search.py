@@ -210,8 +210,6 @@ def local_search(
 
 @dataclass
 class _LocalSearch:
-    """A search from the plan of a state."""
-
     state: State
     values: Goal
     effort: int  #: Moves that may still be tried.

@@ -215,7 +215,6 @@ class _Work:
         return tuple(w for w, _ in ends if self.free[w])
 
     def model(self) -> Model:
-        """The model of the remaining nodes."""
         if not self.steps:
             return self.before
         g, gone = self.before.graph, np.zeros(len(self.free), dtype=np.bool_)

@@ -225,7 +225,6 @@ class _Stretch:
 
     @property
     def made(self) -> Sequence[str]:
-        """The values that the nodes make."""
         return [name for node in self.nodes[0] for name in node.writes]
 
     def follow(self, place: int) -> int:

@@ -138,7 +138,6 @@ class _Reader:
     met: Counter[tuple[int, ...]] = field(default_factory=Counter)  #: Collectives by group.
 
     def program(self) -> Program:
-        """The program."""
         for file, path in self.files:
             _Phase(self, file, path).read()
         first, _ = self.files[0]
@@ -167,7 +166,6 @@ class _Reader:
         )
 
     def contents(self, name: str) -> np.ndarray | None:
-        """Elements of a constant; None of anything else, and without contents."""
         tensor = self.tensors.get(name)
         if tensor is None or tensor.device.type == "meta":
             return None
@@ -188,7 +186,6 @@ class _Phase:
     written: dict[fx.Node, list[tuple[Region, str]]] = field(default_factory=dict)
 
     def read(self) -> None:
-        """Add the steps of the phase."""
         program = read_program(self.path, SMALL_CONSTANT)
         specs = iter(program.graph_signature.input_specs)
         arguments = iter(self.file.arguments)

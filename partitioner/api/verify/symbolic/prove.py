@@ -109,7 +109,6 @@ class _Check:
 
     @cached_property
     def by_content(self) -> Mapping[_Key, Sequence[str]]:
-        """The model's small constants by what they hold."""
         return _by_content(self.graph, (n for n in self.graph.constants if n not in self.merged))
 
     def run(self) -> None:
@@ -431,7 +430,6 @@ def _meeting(side: _Waiting) -> object:
 
 
 def _members(side: _Waiting) -> tuple[int, ...]:
-    """The ranks that meet in a communication."""
     if isinstance(side, Arrival):
         return ()
     return side.ranks if isinstance(side, Collective) else side.comm.ranks

@@ -103,7 +103,6 @@ def _return_copy(body: onnx_ir.Graph, value: onnx_ir.Value, name: str) -> None:
 
 
 def _is_weight(tensor: onnx_ir.TensorProtocol | None) -> bool:
-    """Tell whether a constant of a body is large, or lies in a file."""
     if tensor is None or tensor.dtype == DataType.STRING:
         return False
     return isinstance(tensor, onnx_ir.ExternalTensor) or tensor.nbytes >= LEAST_LIFTED_BYTES

@@ -11,7 +11,6 @@ from partitioner.ir.graph import Graph
 class Executor:
     """An executor of programs."""
 
-    name: str
     domain: str  #: `Graph.domain` of the graphs that it runs.
     holder: str  #: In words, what holds bytes in it beside a graph's tensors.
     #: Whether the nodes between two communications are one session, which takes seconds to enter,
@@ -36,7 +35,6 @@ class Executor:
 
 
 ONNX_RUNTIME = Executor(
-    name="ONNX Runtime",
     domain="",
     holder="ONNX Runtime's session",
     in_sessions=True,
@@ -49,7 +47,6 @@ ONNX_RUNTIME = Executor(
     graphs_by="ONNX Runtime's enable_cuda_graph, which partition run does not set",
 )
 PYTORCH = Executor(
-    name="PyTorch",
     domain="aten",
     holder="PyTorch's kernels",
     in_sessions=False,

@@ -119,11 +119,9 @@ class Agreement:
         own._let_go_before_groups_end()
         return own
 
-    def check(
-        self, doing: str, problem: str = "", sums: Sequence[Sums] = (), *, asks: bool = False
-    ) -> bool:
+    def check(self, doing: str, problem: str = "", *, asks: bool = False) -> bool:
         """Wait for what `begin` begins; returns, and raises, what its result does."""
-        return self.begin(doing, problem, sums, asks=asks).meet()[0]
+        return self.begin(doing, problem, asks=asks).meet()[0]
 
     def begin(
         self,

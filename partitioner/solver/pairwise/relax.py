@@ -250,10 +250,6 @@ class Relaxation:
         middle = self.folded.lift(self.before.within(self.model.original(chosen)))
         return self.whole.within(self.before.original(middle))
 
-    def lower(self, chosen: Ints) -> Ints:
-        """A choice of the small model; -1 where it has not the strategy; (nodes,)."""
-        return self.model.within(self.whole.original(chosen))
-
     def price(self, price: Floats) -> Floats:
         """Prices of the small model's rows as prices of the whole model's; (whole rows,)."""
         full = np.zeros(len(self.whole.rows.capacity))

@@ -120,7 +120,8 @@ def sweep(
     rules = Rules.of(opened.graph)
     points = []
     for index, target in enumerate(targets, 1):
-        say(f"point {index} of {len(targets)}: {target.title}")
+        words = _in_words(len(target.cluster), target.name, target.limit)
+        say(f"point {index} of {len(targets)}: {words}")
         points.append(_point(opened, rules, target))
     points = _with_pareto(points)
     data = Sweep(
@@ -144,10 +145,6 @@ class _Target:
     def name(self) -> str:
         """The cluster's name without its count: ``"4xh100" -> "h100"``; ``"2x4xh100"`` stays."""
         return re.sub(r"^\d+x(?=[a-z])", "", self.cluster.name)
-
-    @property
-    def title(self) -> str:
-        return _in_words(len(self.cluster), self.name, self.limit)
 
 
 def _targets(

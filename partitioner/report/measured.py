@@ -156,11 +156,6 @@ class Row:
     measured: MeasuredTask
 
     @property
-    def error_s(self) -> float:
-        """Measured seconds less predicted ones."""
-        return self.measured.seconds - self.predicted_s
-
-    @property
     def ratio(self) -> float | None:
         """Measured seconds as a multiple of the predicted ones; None if those are 0."""
         return self.measured.seconds / self.predicted_s if self.predicted_s else None
@@ -197,7 +192,9 @@ class Comparison(Generic[PlannedT_co]):
     @cached_property
     def worst(self) -> tuple[Row, ...]:
         """The rows by the size of their error in seconds, the largest first."""
-        return tuple(sorted(self.rows, key=lambda row: -abs(row.error_s)))
+        return tuple(
+            sorted(self.rows, key=lambda row: -abs(row.measured.seconds - row.predicted_s))
+        )
 
     @cached_property
     def totals(self) -> tuple[MeasuredRankRow, ...]:

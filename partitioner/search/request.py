@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Literal
 
 from partitioner.ir.checks import is_number, is_whole
@@ -304,11 +303,6 @@ class Request:
             tune=None,
         )
 
-    @cached_property
-    def engine(self) -> Engine:
-        """The MILP solver."""
-        return find(self.solver)
-
     def over(self, devices: int) -> Request:
         """The request with the mesh that `parallel` and named dims ask for.
 
@@ -457,7 +451,7 @@ class Budget:
         spent_s = 0.0 if begun_s is None else now_s() - begun_s
         steps = STEPS_PER_S * max(PART * limit_s, min(limit_s, PART * SHORT_S))
         work = Work.within(max(limit_s - spent_s, LEAST_CLOCK * limit_s), steps)
-        return cls(work, request.gap, request.seed, request.engine, say)
+        return cls(work, request.gap, request.seed, find(request.solver), say)
 
     def of_clock(self, parts: float) -> Budget:
         """A budget with all steps of this one, in one of so many equal shares of its seconds."""

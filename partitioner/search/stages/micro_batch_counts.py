@@ -432,23 +432,20 @@ class LeastStep:
         The devices share the kernels of all micro-batches, evenly at best; and a micro-batch takes
         its longest path, of kernels that the devices of a stage share.
         """
-        if any(spec.profile is not None for spec in self.cluster.first_of_spec):
+        specs, devices, load_s = self.cluster.first_of_spec, len(self.cluster), 0.0
+        if any(spec.profile is not None for spec in specs):
             return 0.0
-        devices, load_s = len(self.cluster), 0.0
+        launch_s = min(spec.launch_s for spec in specs)
         done: dict[str, float] = {}
         for node in self.graph.nodes:
             begin = max((done.get(value, 0.0) for value in node.reads), default=0.0)
             times = count if node.name in self._repeated else 1
             whole_s = self._whole_s.get(node.name, 0.0)
-            floor_s = min(self._launch_s, whole_s)
+            floor_s = min(launch_s, whole_s)
             load_s += max(times * floor_s, whole_s) / devices
             end = begin + max(floor_s, whole_s / (times * self.most))
             done.update(dict.fromkeys(node.writes, end))
         return max(load_s, max(done.values(), default=0.0)) if self.waits else load_s
-
-    @property
-    def _launch_s(self) -> float:
-        return min(spec.launch_s for spec in self.cluster.first_of_spec)
 
     @cached_property
     def _whole_s(self) -> Mapping[str, float]:

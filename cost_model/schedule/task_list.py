@@ -15,7 +15,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.executors import Executor, executor_of
+from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.prices.compute import adding_seconds, node_estimates, stored_bytes
 from partitioner.cost_model.prices.reshard import Hop, Reshard, Resharder, beside_compute
 from partitioner.cost_model.profiles.forms import stores_parts
@@ -198,7 +198,7 @@ class _Builder:
         tasks, blocks = self._in_blocks(tasks, loads)
         buckets: tuple[Bucket, ...] = ()
         is_of_one_mesh = len({node.mesh.devices for node in placed}) == 1
-        if is_of_one_mesh and self._executor.joins:
+        if is_of_one_mesh and executor_of(self.graph).joins:
             tasks, buckets = in_buckets(tasks, unlike_parts(tasks), self.graph.backward)
         tasks = as_they_travel(tasks, buckets, self.cluster)
         return Schedule(
@@ -215,10 +215,6 @@ class _Builder:
             self.order,
             buckets,
         )
-
-    @cached_property
-    def _executor(self) -> Executor:
-        return executor_of(self.graph)
 
     def _in_blocks(
         self, tasks: Sequence[Task], loads: Mapping[LocalKey, frozenset[int]]
@@ -333,7 +329,8 @@ class _Builder:
         """The key of the value at a placement that a node of a phase reads; reshards it."""
         key, dtype = (value, at), self.graph.types[value].dtype
         if value in self.graph.constants:
-            self._reside(key, self.graph.blocks.get(why) if self._executor.loads_blocks else None)
+            loads_blocks = executor_of(self.graph).loads_blocks
+            self._reside(key, self.graph.blocks.get(why) if loads_blocks else None)
         elif value in self.home:
             before = (value, self.home[value])
             # the search prices whole batches by the name that is read

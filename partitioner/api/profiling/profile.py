@@ -207,7 +207,6 @@ def profile(
 
 
 def _until(end_s: float, share: float) -> float:
-    """The time of `time.perf_counter` at which a share of the time from now to `end_s` is over."""
     now_s = time.perf_counter()
     return now_s + max(0.0, end_s - now_s) * share
 

@@ -193,7 +193,6 @@ class _Check:
         return found
 
     def _renamed(self, claim: Part | None) -> Part | None:
-        """The claim of a constant under the name of the one that stands for it."""
         if claim is None or claim.whole not in self.merged:
             return claim
         return replace(claim, whole=self.merged[claim.whole])

@@ -73,7 +73,6 @@ def lift_weights(graph: onnx_ir.Graph) -> None:
 
 
 def _initializer(old: onnx_ir.Value, name: str) -> onnx_ir.Value:
-    """A constant of this name, which is read in place of a value."""
     new = onnx_ir.val(name, const_value=convenience.get_const_tensor(old))
     convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     return new

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from partitioner.ir.graph import Graph
 
+#: Most devices for which programs of ranks are made.
+MOST_RANKS = 64
+
 
 @dataclass(frozen=True)
 class Executor:

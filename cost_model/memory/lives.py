@@ -257,27 +257,28 @@ class Peaks(NamedTuple):
 
     safe: Mapping[int, MemoryPeak]  #: Those of `peak_bytes`.
     exact: Mapping[int, MemoryPeak]  #: Exact peaks, at the task where a device needs most room.
-    #: The exact ones with what kernels take for themselves, each at the task where most is held
-    #: with it.
-    with_scratch: Mapping[int, MemoryPeak]
 
     @classmethod
-    def of(cls, schedule: Schedule, taken: Callable[[Uses, Curves], Curves] | None = None) -> Peaks:
-        """Count the peaks of a schedule.
-
-        `taken` says what an executor holds at each position, by the uses of tensors and the exact
-        bytes; None where it holds these.
-        """
+    def of(cls, schedule: Schedule) -> Peaks:
+        """Count the peaks of a schedule."""
         uses = Uses.of(schedule)
         safe = StepLives.of(schedule, safe_lifetimes(schedule), uses)
         exact = StepLives.of(schedule, exact_lifetimes(schedule, uses.roots), uses)
-        curves = exact.curves()
-        safe_peaks = peaks(schedule, safe.curves(), with_headroom)
-        exact_peaks = peaks(schedule, curves, int)
-        if taken is None:
-            return cls(safe_peaks, exact_peaks, exact_peaks)
-        held = peaks(schedule, taken(uses, curves), int, headroom=False)
-        return cls(safe_peaks, exact_peaks, held)
+        return cls(
+            peaks(schedule, safe.curves(), with_headroom), peaks(schedule, exact.curves(), int)
+        )
+
+
+def executor_peaks(
+    schedule: Schedule, taken: Callable[[Uses, Curves], Curves]
+) -> Mapping[int, MemoryPeak]:
+    """Count the peaks of what an executor holds, each at the task where most is held.
+
+    `taken` says what it holds at each position, by the uses of tensors and the exact bytes.
+    """
+    uses = Uses.of(schedule)
+    exact = StepLives.of(schedule, exact_lifetimes(schedule, uses.roots), uses)
+    return peaks(schedule, taken(uses, exact.curves()), int, headroom=False)
 
 
 def peaks(

@@ -211,7 +211,7 @@ def _row(point: Point) -> tuple[str, ...]:
 
 def _point(opened: OnnxInput | ModuleInput, rules: Rules, target: _Target) -> Point:
     cluster, request = target.cluster, target.request
-    graph, delivered = opened.graph, opened.delivered
+    graph = opened.graph
     outcome, why = None, ""
     try:
         request = request.on(graph)
@@ -227,7 +227,7 @@ def _point(opened: OnnxInput | ModuleInput, rules: Rules, target: _Target) -> Po
     if outcome is not None:
 
         def delivery_of(of: Candidate) -> Delivery | None:
-            return Delivery.of(of.graph, of.plan, cluster, of.evaluation, delivered)
+            return Delivery.of(of.graph, of.plan, cluster, of.evaluation)
 
         planned = Planned(
             name=graph.name,
@@ -236,7 +236,6 @@ def _point(opened: OnnxInput | ModuleInput, rules: Rules, target: _Target) -> Po
             plan=outcome.plan,
             evaluation=outcome.evaluation,
             summary=summarise(outcome, cluster, request, (), delivery_of),
-            delivered=delivered,
         )
         speedup, verdict = planned.speedup, planned.verdict().line
     return Point(

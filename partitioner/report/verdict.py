@@ -249,7 +249,6 @@ class Verdict:
     def _room(self, rival: Rival) -> str:
         """Say what the plan saves of the fullest device's memory, as a clause; "" for nothing."""
         here, there = max(self.evaluation.needed_bytes.values()), rival.held_bytes
-        here += self.delivery.held_bytes if self.delivery is not None else 0
         if here >= there or self.objective == "memory":
             return ""
         return f", with {units.size(here)} on the fullest device in place of {units.size(there)}"

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from partitioner.cost_model.executors import MOST_RANKS
 from partitioner.ir.checks import is_number, is_whole
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
@@ -50,7 +51,7 @@ EXPLICIT = 16
 #: Most nodes times devices of such a problem.
 EXPLICIT_NODES = 10_000
 #: Most devices with a column each where a request needs that, and with programs and timelines.
-MOST_EXPLICIT = 64
+MOST_EXPLICIT = MOST_RANKS
 #: Receives a line of text at each stage of a compilation.
 Say = Callable[[str], None]
 

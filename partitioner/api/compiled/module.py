@@ -68,8 +68,7 @@ class ModuleModel(Model):
     def described(self) -> GraphFile:
         """See `Model.described`; every rank returns the module's results whole."""
         graph = self.module.graph
-        name, results = self.source.name or graph.name, self.module.results
-        return GraphFile(name, graph, results, input_ranges(graph))
+        return GraphFile(self.source.name or graph.name, graph, input_ranges(graph))
 
     @property
     def path(self) -> Path | None:

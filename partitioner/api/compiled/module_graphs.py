@@ -226,7 +226,7 @@ class ModuleGraphs:
                 first = self._part(count)
         module, plan, evaluation, summary = self._plan_of(agreement, first, search)
         model = ModuleModel(module, self.opened.source)
-        delivery = Delivery.of(model.graph, plan, self.cluster, evaluation, model.delivered)
+        delivery = Delivery.of(model.graph, plan, self.cluster, evaluation)
         notes = [*summary["notes"], *moved_notes(model.graph, plan)]
         facts = {"delivery": dict(vars(delivery))} if delivery else {}
         summary, seconds = {**summary, **facts, "notes": notes}, self.clock.seconds

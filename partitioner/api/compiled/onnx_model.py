@@ -106,7 +106,7 @@ class OnnxModel(Model):
         """See `Model.described`; ranks deliver their parts, and inputs are of the whole batch."""
         graph = self.cut or (self.traced.graph if self.part is None else self.part.graph)
         name = graph.name if self.path is None else self.path.stem
-        return GraphFile(name, graph, frozenset(), input_ranges(self.traced.graph))
+        return GraphFile(name, graph, input_ranges(self.traced.graph))
 
     @property
     def path(self) -> Path | None:

@@ -69,6 +69,8 @@ class MicroBatches:
 
     def parts(self, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Graph inputs of each micro-batch; those of a rank's part of the batch are parts, too."""
+        if self.count == 1:
+            return [dict(inputs)]
         ends = [sum(self.sizes[: index + 1]) for index in range(self.count)]
         cut = {
             name: value.tensor_split([len(value) * end // ends[-1] for end in ends[:-1]])

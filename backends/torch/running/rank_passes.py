@@ -19,6 +19,7 @@ from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.agreeing.faults import Roll, explained
 from partitioner.backends.torch.agreeing.groups import group_ranks, register_links, register_named
 from partitioner.backends.torch.graphs.eager import Gate, carrier_of, direct, gated
+from partitioner.backends.torch.graphs.joined_calls import join_calls
 from partitioner.backends.torch.graphs.phases import (
     RankPhases,
     emit_all_phases,
@@ -153,7 +154,8 @@ class RankPasses:
         for phase, graph in phases.graphs.items():
             graph.module.to(self.device)
             module = phases.eager(phase)
-            passes[phase] = direct(gated(module, self._gate, group) if phase in first else module)
+            module = gated(module, self._gate, group) if phase in first else module
+            passes[phase] = direct(join_calls(module))
         return passes
 
     def compile(self, *args: Any, **kwargs: Any) -> None:

@@ -177,9 +177,10 @@ def test_an_all_reduce_of_all_ranks_carries_what_they_agree_on(
     module = gated(eager(fx.GraphModule(torch.nn.Module(), graph)), gate, "all")
     assert carrier_of(module) is carrier
     called: list[Any] = [node.target for node in module.graph.nodes if node.op == "call_function"]
-    assert (gate.enter in called, gate.reduce in called) == (carrier is None, carrier is not None)
+    assert (gate.enter in called, gate.reduced in called) == (carrier is None, carrier is not None)
     if carrier is None:
         return
+    assert called[-1] == gate.reduced  # the sum is there, and nothing is to be waited for
     given: list[Tensor] = []
 
     def doubled(part: Tensor) -> Tensor:

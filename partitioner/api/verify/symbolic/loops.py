@@ -228,7 +228,7 @@ class Loops:
             for name, factor in rule.factors.items()
             if factor.reduce and name not in names and parts[name] != whole(factor.size)
         }
-        if any(map(is_anywhere, cut.values())):
+        if any(is_anywhere(part) and rule.factors[n].reduce != "sum" for n, part in cut.items()):
             raise RefusedError("it reduces a part that may be anywhere", closeness=2)
         present = {i: held for i, held in enumerate(self.reads) if held is not None}
         added = [i for i in sorted(rule.addends) if i in present]

@@ -24,7 +24,7 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.loops.factors import PENDING
 from partitioner.ir.ops import row_of, rule_of
-from partitioner.ir.ops.aten.state import EITHER, STATE
+from partitioner.ir.ops.aten.state import EITHER, KEEP, STATE, UPDATE
 from partitioner.ir.ops.table import LocalOp, LocalView, OpView
 from partitioner.ir.types import TensorType
 
@@ -276,6 +276,8 @@ class _Match:
     def results(self) -> tuple[int, dict[str, list[Held]]]:
         """The number of local nodes that the node is, and what they make."""
         rule = rule_of(self.graph, self.node)
+        if self.node.op in (UPDATE, KEEP) and not isinstance(rule, str):  # it is its operand
+            rule = replace(rule, linear=frozenset({0}))
         reads = self._operands()
         if isinstance(rule, str) or self.node.captures:
             return self._as_whole(reads)

@@ -288,7 +288,8 @@ class _Check:
     def _started(self, program: Program, constants: Mapping[str, Facts], part: int) -> Rank:
         """Facts about a rank before its first step."""
         rank = Rank(program.rank, program.types, program.contents, program.tokens)
-        rank.other_names, rank.equal_facts = self.model.other_names, self.equal_facts
+        rank.others = self.model.others if self.model.unnamed else None
+        rank.equal_facts = self.equal_facts
         for name, facts in constants.items():
             rank.note(name, facts)
         for name, fed in program.inputs.items():

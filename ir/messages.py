@@ -49,6 +49,20 @@ def ends_of_messages(
     return ends
 
 
+def endless_run(
+    runs: Mapping[int, tuple[tuple[int, int], ...]], links: Iterable[Link], groups: Iterable[Group]
+) -> tuple[int, tuple[int, int]] | None:
+    """Find the first run of a rank that waits for itself, by way of others; None if none does.
+
+    `runs` are those of all ranks, in order.
+    """
+    places = {one: {run: place for place, run in enumerate(of)} for one, of in runs.items()}
+    for rank, depths in _depths(runs, places, links, _beside(groups)).items():
+        if float("inf") in depths:
+            return rank, runs[rank][depths.index(float("inf"))]
+    return None
+
+
 def _beside(groups: Iterable[Group]) -> Mapping[tuple[int, int], frozenset[int]]:
     """Find the ranks that each rank waits for within each phase, itself among them."""
     joined = nx.Graph()

@@ -145,7 +145,7 @@ def compile(  # noqa: A001 - the public name
 
 def _with_proof(result: CompiledT) -> CompiledT:
     """The result, whose summary says that the programs of its ranks compute the model."""
-    proof = prove_programs(result.graph, result.programs)
+    proof = prove_programs(result.graph, result.programs, result.model.rows)
     if result.plan.blocks:
         proof = replace(proof, notes=(*proof.notes, IN_BLOCKS))
     proven = replace(result, summary={**result.summary, "proof": proof.line})

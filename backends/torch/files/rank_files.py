@@ -34,9 +34,11 @@ from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.agreeing.groups import group_ranks
 from partitioner.backends.torch.files.archive import read_extra, read_program
 from partitioner.backends.torch.graphs.emit import PassGraph
+from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH, MicroBatches
 from partitioner.backends.torch.graphs.phases import RankPhases, of_each
 from partitioner.ir.checks import count, text
 from partitioner.ir.errors import IRError
+from partitioner.ir.layout import Interval
 from partitioner.ir.program import Part, Programs
 
 #: Name of the description in an archive.
@@ -45,6 +47,16 @@ EXTRA = "partitioner.json"
 FORMAT_VERSION = 1
 CPU = torch.device("cpu")  #: The device that files are written for.
 _PHASE = re.compile(r"(last )?(setup|deliver|reduce|(forward|backward|weight)( \d+)?)")
+
+
+@dataclass(frozen=True)
+class StepRuns:
+    """The runs of a step in micro-batches, and what each of these has of the batch."""
+
+    #: Start and length of the rows of each, of each input and output that is split.
+    rows: Mapping[str, tuple[Interval, ...]]
+    shares: tuple[float, ...]  #: The share of each in the loss.
+    order: tuple[tuple[str, int], ...]  #: (phase, micro-batch) of all that the rank runs.
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,7 @@ class RankFile:
     buffers: Mapping[str, str] = field(default_factory=dict)
     #: Local values that are added up over the micro-batches of a step.
     summed: frozenset[str] = frozenset()
+    runs: StepRuns | None = None  #: None of a batch that runs as a whole.
 
 
 def file_name(rank: int, which: str = "forward") -> str:
@@ -75,12 +88,22 @@ def file_name(rank: int, which: str = "forward") -> str:
 
 
 def write_phases(
-    folder: Path, programs: Programs, phases: RankPhases, origin: Origin, *, last: bool = False
+    folder: Path,
+    programs: Programs,
+    phases: RankPhases,
+    origin: Origin,
+    micro: MicroBatches = WHOLE_BATCH,
+    *,
+    last: bool = False,
 ) -> None:
     """Write the files of a rank, one for each phase.
 
     Args:
+        folder: Folder of the files.
+        programs: Programs of all ranks.
+        phases: The phases of the rank.
         origin: Digests of the plan and weights that they were made from.
+        micro: The micro-batches of a step.
         last: Whether they are of the last micro-batch alone, which is smaller.
     """
     program = programs.ranks[phases.rank]
@@ -92,7 +115,7 @@ def write_phases(
         "training": programs.order.table.trains,
         "parts": _stored_parts(programs, phases),
         "summed": sorted(phases.summed),
-        **({} if phases.order.is_whole else {"staged": True}),
+        **({} if phases.order.is_whole else {"staged": True, "runs": _runs(phases, micro)}),
     }
     for phase, name, examples in _phases(phases, last=last):
         graph = phases.graphs[phase]
@@ -109,6 +132,15 @@ def write_phases(
             except Exception as error:
                 said = one_line(error)[:300]
                 raise BackendError(f"{name} cannot be exported: {said}") from error
+
+
+def _runs(phases: RankPhases, micro: MicroBatches) -> dict[str, Any]:
+    order = phases.order.runs(phases.rank)
+    return {
+        "rows": micro.rows,
+        "shares": micro.shares,
+        "order": [(phases.name(phase), micro_batch) for phase, micro_batch in order],
+    }
 
 
 def _stored_parts(programs: Programs, phases: RankPhases) -> dict[str, list[Any]]:
@@ -180,7 +212,8 @@ def with_written_phases(
         fewer = {*graph.arguments} - {*file.arguments}
         is_whole = len(file.arguments) == len(graph.arguments) + len(more) - len(fewer)
         is_whole = is_whole and more <= {*phases.stored} and fewer <= phases.rests
-        if not is_whole or {*file.results} != {*graph.results}:
+        is_same = {*file.results} == {*graph.results} and file.summed == phases.summed
+        if not is_whole or not is_same:
             raise BackendError(f"{path} takes or gives other values than the plan's program")
         program = read_program(path)
         if device != CPU:
@@ -211,6 +244,7 @@ def read_rank_file(path: Path) -> RankFile:
             _parsed_parts(data["parts"]) if "parts" in data else None,
             {text(buffer): text(name) for buffer, name in data.get("buffers", {}).items()},
             frozenset(map(text, data.get("summed", ()))),
+            _parsed_runs(data["runs"]) if "runs" in data else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, IRError) as error:
         raise BackendError(f"{path}: {EXTRA}: {one_line(error)}") from error
@@ -221,6 +255,15 @@ def _parsed_parts(data: Any) -> dict[str, Part]:
         text(name): Part(text(value), parse_region(region))
         for name, (value, region) in data.items()
     }
+
+
+def _parsed_runs(data: Any) -> StepRuns:
+    rows = {
+        text(name): tuple((count(start), count(length)) for start, length in of)
+        for name, of in data["rows"].items()
+    }
+    order = tuple((_phase_named(text(name)), count(index)) for name, index in data["order"])
+    return StepRuns(rows, tuple(map(float, data["shares"])), order)
 
 
 def _phase_named(name: str) -> str:

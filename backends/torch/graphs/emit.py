@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,12 +37,11 @@ from partitioner.backends.torch.graphs.comms import (
 from partitioner.backends.torch.graphs.notes import COMM, Task, note_tasks, note_values
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
-from partitioner.ir.ops.aten.state import ALIAS, EITHER, KEEP, REST, STATE, UPDATE
+from partitioner.ir.ops.aten.state import ALIAS, EITHER, REST, STATE
+from partitioner.ir.phase_steps import UPDATES, PhaseSteps, Steps
 from partitioner.ir.program import Comm, CommKind, Compute, RankProgram
 from partitioner.ir.types import numpy_dtype
 
-#: Nodes that take a value to where it is stored.
-UPDATES = UPDATE, KEEP
 ALIASES = ALIAS, EITHER
 
 #: Note at a call whose result may lie where its first operand lies.
@@ -50,8 +49,6 @@ IN_PLACE = "in place"
 
 #: Name of the result of a pass that has none: a tensor without elements.
 NO_VALUE = ""
-
-Steps = Sequence[Compute | Comm]
 
 
 @dataclass(frozen=True)
@@ -120,10 +117,11 @@ class PassWriter:
     leaving: list[Message] = field(default_factory=list)
 
     def write(
-        self, steps: Steps, results: tuple[str, ...], constant: Callable[[str], Tensor]
+        self, piece: PhaseSteps, results: tuple[str, ...], constant: Callable[[str], Tensor]
     ) -> PassGraph:
         """The graph of the phase, which returns some local `results` beside messages."""
-        outside = self.outside(steps) | (set(results) - self.written(steps))
+        steps = piece.steps
+        outside = piece.outside | (set(results) - piece.written)
         outside |= {*map(rest_argument, self.at_rest(steps))}
         constants = outside & {*self.program.constants, *self.program.literals}
         self._receive(steps)
@@ -181,30 +179,6 @@ class PassWriter:
         passes = comm.phase != comm.target_phase
         is_target = self.program.rank in comm.targets()
         return passes and comm.target_phase == self.phase and is_target
-
-    def touched(self, step: Compute | Comm) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Local values that a step reads and makes in this phase, without those written over."""
-        if isinstance(step, Comm):
-            reads, writes = step.touched(self.program.rank)
-            if step.phase != step.target_phase:
-                return (reads, ()) if step.phase == self.phase else ((), writes)
-            return reads, writes
-        reads, writes = step.touched
-        return step.node.inputs[:1] if step.node.op in UPDATES else reads, writes
-
-    def written(self, steps: Steps) -> set[str]:
-        """Local values that steps make."""
-        return {name for step in steps for name in self.touched(step)[1]}
-
-    def outside(self, steps: Steps) -> set[str]:
-        """Values that steps read and do not make."""
-        made: set[str] = set()
-        outside: set[str] = set()
-        for step in steps:
-            reads, writes = self.touched(step)
-            outside.update(set(reads) - made)
-            made.update(writes)
-        return outside
 
     def value(self, name: str) -> fx.Node:
         """The node of a value; a communication that brings it is waited for."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.graphs.signature import Signature
+from partitioner.ir.layout import Interval
 from partitioner.ir.types import TensorType
 
 
@@ -39,6 +41,13 @@ class MicroBatches:
     def shares(self) -> tuple[float, ...]:
         """The share of each micro-batch in the loss of the call."""
         return tuple(size / sum(self.sizes) for size in self.sizes)
+
+    @property
+    def rows(self) -> Mapping[str, tuple[Interval, ...]]:
+        """Start and length of the rows that each has of every input and result that is split."""
+        ends = tuple(accumulate(self.sizes, initial=0))
+        rows = tuple(zip(ends, self.sizes, strict=False))
+        return dict.fromkeys(sorted(self.split | self.joined), rows)
 
     @property
     def rest(self) -> int:

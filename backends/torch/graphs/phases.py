@@ -16,16 +16,16 @@ from partitioner.backends.torch.graphs.emit import (
     NO_VALUE,
     PassGraph,
     PassWriter,
-    Steps,
     constant_of,
     rest_argument,
     stored_values,
 )
 from partitioner.ir.graph import Graph
 from partitioner.ir.messages import Group, Link, ends_of_messages
+from partitioner.ir.phase_steps import added_up, made_by_phase, steps_by_phase
 from partitioner.ir.phases import Part as StepPart
-from partitioner.ir.phases import Phases, RunOrder
-from partitioner.ir.program import Comm, Compute, Output, Part, Programs, RankProgram
+from partitioner.ir.phases import RunOrder
+from partitioner.ir.program import Comm, Output, Part, Programs
 from partitioner.ir.types import TensorType
 
 MadeT = TypeVar("MadeT")
@@ -169,35 +169,25 @@ def emit_phases(programs: Programs, rank: int, graph: Graph, device: torch.devic
         BackendError: PyTorch has no operator of a name in the program, or no type of a constant.
     """
     program, order = programs.ranks[rank], programs.order
-    phases, pieces = order.phases, _pieces(program, order.phases)
+    pieces = steps_by_phase(program, order.phases)
     writers = {phase: PassWriter(program, device, phase) for phase in pieces}
-    made = {phase: writers[phase].written(steps) for phase, steps in pieces.items()}
     backward = {value for n in graph.nodes if n.name in graph.backward for value in n.writes}
-    for output in program.outputs:
-        if output.value in program.constants or output.value in program.literals:
-            made[(max if output.whole in backward else min)(pieces)].add(output.value)
-    made_in = {name: phase for phase, names in made.items() for name in names}
-    outside = {phase: writers[phase].outside(steps) for phase, steps in pieces.items()}
+    made = made_by_phase(pieces, backward)
     outputs = dict.fromkeys(output.value for output in program.outputs)
-    kept = set().union(*outside.values())
+    kept = set().union(*(piece.outside for piece in pieces.values()))
     constant = cache(partial(constant_of, program, graph, device))
     graphs: dict[int, PassGraph] = {}
-    for phase, steps in pieces.items():
+    for phase, piece in pieces.items():
         of_phase = made[phase]
         delivered = [name for name in outputs if name in of_phase]
         results = (*delivered, *sorted(of_phase & kept - outputs.keys()))
-        emitted = writers[phase].write(steps, results, constant)
-        talks = any(isinstance(step, Comm) for step in steps)
+        emitted = writers[phase].write(piece, results, constant)
+        talks = any(isinstance(step, Comm) for step in piece.steps)
         # a rank has a file, also if it does nothing
         is_last = phase == max(pieces) and not graphs
         if talks or is_last or emitted.results != (NO_VALUE,):
             graphs[phase] = emitted
-    summed = {output.value for output in program.outputs if output.whole in backward}
-    summed |= outside.get(phases.number(StepPart.REDUCE), set())
-    summed &= {name for name, phase in made_in.items() if not phases.is_once(phase)}
-    if order.table.micro_batches == 1:
-        summed = set()
-    held = {name for phase, steps in pieces.items() for name in writers[phase].at_rest(steps)}
+    held = {n for phase, piece in pieces.items() for n in writers[phase].at_rest(piece.steps)}
     rests = {rest_argument(name): program.types[name] for name in held}
     return RankPhases(
         rank,
@@ -206,7 +196,7 @@ def emit_phases(programs: Programs, rank: int, graph: Graph, device: torch.devic
         program.inputs,
         program.outputs,
         {**program.types, **rests},
-        frozenset(summed),
+        added_up(order, pieces, backward),
         order,
         ends_of_messages(order, links_of(programs), rank, _groups(programs)),
         frozenset(rests),
@@ -234,19 +224,3 @@ def links_of(programs: Programs) -> list[Link]:
             if transfer.source != transfer.target
         }
     )
-
-
-def _pieces(program: RankProgram, phases: Phases) -> Mapping[int, Steps]:
-    """The steps of each phase; a message is a step of both its phases."""
-    pieces: dict[int, list[Compute | Comm]] = {}
-    for step in program.steps:
-        if isinstance(step, Compute) and not step.node.inputs and stored_values((step,)):
-            continue  # stored values are given
-        if isinstance(step, Compute) or step.phase == step.target_phase:
-            on = [step.phase]
-        else:
-            ends = (step.phase, step.sources()), (step.target_phase, step.targets())
-            on = [phase for phase, ranks in ends if program.rank in ranks]
-        for phase in on:
-            pieces.setdefault(phase, []).append(step)
-    return dict(sorted(pieces.items())) or {phases.number(StepPart.FORWARD): []}

@@ -16,6 +16,7 @@ import numpy as np
 from partitioner.api.compiled.folder import EXAMPLES, GraphFile, is_written, rank_files
 from partitioner.api.lowering import lower
 from partitioner.api.verify.compare import Verification, VerificationError
+from partitioner.api.verify.symbolic.micro_batches import Rows
 from partitioner.api.verify.symbolic.proof import Proof
 from partitioner.backends.arrays import save_named_arrays
 from partitioner.backends.header import Origin
@@ -129,6 +130,11 @@ class Model(ABC):
     def graph(self) -> Graph:
         """The graph that is planned."""
         return self.described.graph
+
+    @property
+    def rows(self) -> Rows | None:
+        """What the micro-batches of a step have of the batch; None where that is not compared."""
+        return None
 
     @property
     def input_types(self) -> Mapping[str, TensorType]:
@@ -386,7 +392,7 @@ class Compiled(Planned):
         every, devices = self.model.delivers_all, len(self.cluster)
         copies = self.evaluation.copies
         lowered = lower(self.graph, self.run_schedule, devices, deliver_all=every, copies=copies)
-        proof = prove_programs(self.graph, lowered)
+        proof = prove_programs(self.graph, lowered, self.model.rows)
         note = "of the programs that rank files would be made from: none are written for so many"
         return replace(proof, notes=(note, *proof.notes))
 

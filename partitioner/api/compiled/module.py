@@ -27,6 +27,7 @@ from partitioner.api.compiled.module_ranks import (
 )
 from partitioner.api.compiled.taken_over import taken_over
 from partitioner.api.verify.module import check_contents, has_no_contents, random_arguments
+from partitioner.api.verify.symbolic.micro_batches import Rows
 from partitioner.backends.errors import BackendError
 from partitioner.backends.observed import STEPS
 from partitioner.backends.tensors import to_numpy
@@ -74,6 +75,12 @@ class ModuleModel(Model):
     def path(self) -> Path | None:
         """The exported program's file, if the module came from one."""
         return self.source.file
+
+    @property
+    def rows(self) -> Rows | None:
+        """See `Model.rows`."""
+        micro = self.module.micro
+        return None if micro is None else Rows(micro.count, micro.rows, micro.shares)
 
     def example_inputs(self) -> dict[str, np.ndarray]:
         """See `Model.example_inputs`; none of a plan that runs with the module's values."""

@@ -147,6 +147,7 @@ class ModuleRanks(Ranks):
     def prove(self) -> Proof:
         """See `Ranks.prove`: of files, or of the programs that graphs are emitted from."""
         from partitioner.api.verify.symbolic.ir_programs import prove_programs
+        from partitioner.api.verify.symbolic.micro_batches import Rows
 
         in_blocks = (IN_BLOCKS,) if self.plan.blocks else ()
         if self.read_from is not None:
@@ -155,9 +156,12 @@ class ModuleRanks(Ranks):
             last = None if self.rest is None else self.rest.graph
             proof = prove_files(self.read_from, self.module.graph, last)
             return replace(proof, notes=(*proof.notes, *in_blocks))
-        parts = [(self.programs, self.module.graph)]
-        parts += [] if self.rest is None else [(self.rest.programs, self.rest.graph)]
-        proofs = [prove_programs(graph, programs) for programs, graph in parts]
+        micro = self.module.micro or WHOLE_BATCH
+        rows = Rows(micro.count, micro.rows, micro.shares)
+        proofs = [prove_programs(self.module.graph, self.programs, rows)]
+        if self.rest is not None:
+            own = (micro.count - 1,)
+            proofs.append(prove_programs(self.rest.graph, self.rest.programs, rows, own))
         proof = next((p for p in proofs if not p), proofs[0])
         note = "of the programs that the graphs of ranks are made from"
         return replace(proof, notes=(note, *proof.notes, *in_blocks))
@@ -182,15 +186,16 @@ class ModuleRanks(Ranks):
         if not self.module.options.training:  # else no weights are written
             check_weights(self.module.module, "save()")
         graph, cpu = self.module.graph, torch.device("cpu")
+        micro = self.module.micro or WHOLE_BATCH
         mark = origin(self.plan, graph)
         with only_new_objects_collected():
             for rank in range(len(self.programs.ranks)):
                 phases = emit_phases(self.programs, rank, graph, cpu)
-                write_phases(folder, self.programs, phases, mark)
+                write_phases(folder, self.programs, phases, mark, micro)
                 del phases
                 if self.rest is not None:
                     last = emit_phases(self.rest.programs, rank, self.rest.graph, cpu)
-                    write_phases(folder, self.rest.programs, last, mark, last=True)
+                    write_phases(folder, self.rest.programs, last, mark, micro, last=True)
                     del last
                 gc.collect()  # graphs refer to themselves
 

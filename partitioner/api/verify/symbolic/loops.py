@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from partitioner.api.verify.symbolic.held import Held
 from partitioner.api.verify.symbolic.parts import (
@@ -16,6 +17,7 @@ from partitioner.api.verify.symbolic.parts import (
     dim_part,
     factor_parts,
     is_anywhere,
+    plain,
     region_text,
     whole,
 )
@@ -23,6 +25,7 @@ from partitioner.api.verify.symbolic.shares import ALL, NOTHING, Share, joint, t
 from partitioner.ir.exchange import Intervals, Region
 from partitioner.ir.layout import LayoutError
 from partitioner.ir.loops.factors import PENDING, DimExpr, FactorKind, single
+from partitioner.ir.loops.windows import Parts as ByPosition
 from partitioner.ir.loops.windows import Window
 from partitioner.ir.rule import Rule
 
@@ -51,8 +54,6 @@ class Loops:
             RefusedError: The operands are of no iterations that the rule allows.
         """
         slid = list(self._note_operands())
-        if any(index >= len(self.rule.operands) for index, _ in self.rule.windows):
-            raise RefusedError("its results lie in parts by position", closeness=2)
         self._note_results({name for name, _, _ in slid})
         unknown = dict.fromkeys(name for name, _, _ in slid if name not in self.known)
         choices = [self._places(name, slid) for name in unknown]
@@ -84,11 +85,16 @@ class Loops:
                 elif isinstance(window, Window):
                     yield single(expr), window, part
                 else:
-                    raise RefusedError("its dims lie in parts by position", closeness=2)
+                    self._note(expr, part, held, window)
 
-    def _note(self, expr: DimExpr, part: Intervals, held: Held) -> None:
+    def _note(
+        self, expr: DimExpr, part: Intervals, held: Held, by_position: ByPosition | None = None
+    ) -> None:
         try:
-            of_factors = factor_parts(expr, part, self.rule.factors)
+            if by_position is None:
+                of_factors = factor_parts(expr, part, self.rule.factors)
+            else:
+                of_factors = {single(expr): _position(by_position, part)}
         except RefusedError as error:
             raise RefusedError(f"it reads {held}: {error}", closeness=2) from None
         for name, of_factor in of_factors.items():
@@ -109,10 +115,11 @@ class Loops:
 
     def _note_results(self, slid: set[str]) -> None:
         """Note loops that no operand has: their iterations are alike, so any of them are meant."""
+        by_position = {n for (_, n), of in self.rule.windows.items() if isinstance(of, ByPosition)}
         for shape, dims in zip(self.stated, self.rule.results, strict=True):
             for size, expr in zip(shape or (), dims or (), strict=False):
                 names = [name for term in expr for name in term]
-                missing = [n for n in names if n not in self.known and n not in slid]
+                missing = [n for n in names if n not in self.known and n not in slid | by_position]
                 if len(missing) == 1:
                     self._note_missing(missing[0], expr, size)
 
@@ -203,17 +210,21 @@ class Loops:
         return tuple(regions)
 
     def _place(self, index: int, expr: DimExpr, parts: Parts) -> Intervals:
+        """The part of a dim of an operand, or of a result behind them."""
         window, name = self.rule.window(index, expr), single(expr)
         if isinstance(window, Window):
             return _read(window, parts[name], self.rule.factors[name].size)
+        if window is not None:
+            return _by_position(window, parts[name])
         return dim_part(expr, parts, self.rule.factors)
 
     def result_region(self, slot: int, parts: Parts) -> Region:
         """The part of a result."""
         dims, shape = self.rule.results[slot], self.rule.result_shapes[slot]
+        index = len(self.rule.operands) + slot
         try:
             return tuple(
-                whole(size) if not any(expr) else dim_part(expr, parts, self.rule.factors)
+                whole(size) if not any(expr) else self._place(index, expr, parts)
                 for expr, size in zip(dims or [((),)] * len(shape), shape, strict=True)
             )
         except RefusedError as error:
@@ -228,7 +239,7 @@ class Loops:
             for name, factor in rule.factors.items()
             if factor.reduce and name not in names and parts[name] != whole(factor.size)
         }
-        if any(map(is_anywhere, cut.values())):
+        if any(is_anywhere(part) and rule.factors[n].reduce != "sum" for n, part in cut.items()):
             raise RefusedError("it reduces a part that may be anywhere", closeness=2)
         present = {i: held for i, held in enumerate(self.reads) if held is not None}
         added = [i for i in sorted(rule.addends) if i in present]
@@ -253,6 +264,39 @@ def check_whole(held: Held, shape: Sequence[int]) -> None:
     """Refuse what is not all of a value of this shape."""
     if held.share != ALL or held.region != tuple(map(whole, shape)):
         raise RefusedError(f"it reads {held}, and needs all of it", is_wrong=True, closeness=2)
+
+
+@lru_cache(maxsize=256)
+def _positions(window: ByPosition) -> tuple[Intervals, ...]:
+    """The part of each position."""
+    ends = [*itertools.accumulate(map(sum, window.segments), initial=0)]
+    return tuple(
+        plain(
+            (end + sum(cuts[:position]), cuts[position])
+            for end, cuts in zip(ends, window.segments, strict=False)
+        )
+        for position in range(len(window.segments[0]))
+    )
+
+
+def _position(window: ByPosition, part: Intervals) -> Intervals:
+    """The position that a part is of, or all of them; RefusedError if it is of none."""
+    parts = _positions(window)
+    if part == whole(window.size):
+        return whole(len(parts))
+    if part not in parts:
+        raise RefusedError("that is the part of no position", is_wrong=True)
+    return ((parts.index(part), 1),)
+
+
+def _by_position(window: ByPosition, positions: Intervals) -> Intervals:
+    """The part of a position, or of all of them."""
+    parts = _positions(window)
+    if positions == whole(len(parts)):
+        return whole(window.size)
+    if len(positions) != 1 or positions[0][1] != 1:
+        raise RefusedError("several positions have no part together", closeness=2)
+    return parts[positions[0][0]]
 
 
 def _read(window: Window, positions: Intervals, count: int) -> Intervals:

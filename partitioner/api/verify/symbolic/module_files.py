@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,6 +31,7 @@ from partitioner.api.verify.symbolic.collectives import (
 )
 from partitioner.api.verify.symbolic.flat import Flat, Piece, concatenated, facts_of, known
 from partitioner.api.verify.symbolic.held import Types
+from partitioner.api.verify.symbolic.micro_batches import Rows, Runs, added, said, sum_of
 from partitioner.api.verify.symbolic.nodes import LocalNode, Rank
 from partitioner.api.verify.symbolic.parts import RefusedError
 from partitioner.api.verify.symbolic.program import Arrival, Departure, Program, Step
@@ -47,6 +48,7 @@ from partitioner.backends.torch.files.rank_files import (
 from partitioner.backends.torch.graphs.calls import RESHAPES, Call
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import SMALL_CONSTANT, Graph
+from partitioner.ir.messages import Group
 from partitioner.ir.ops.aten.state import ALIAS, EITHER, KEEP, REST, STATE, UPDATE
 from partitioner.ir.phases import Part as StepPart
 from partitioner.ir.phases import Phases
@@ -69,14 +71,18 @@ def prove_files(folder: Path, graph: Graph, last: Graph | None = None) -> Proof:
     """
     programs = read_programs(folder)
     proof, notes = prove(graph, programs), list[str]()
-    if any(folder.glob("rank*.last_*.pt2")):
+    if _has_last(folder):
         if last is None:
             notes.append("the files of the last, smaller micro-batch were not followed")
         elif proof:
             proof = prove(last, read_programs(folder, last=True))
-    if read_rank_file(folder / file_name(0)).staged:
-        notes.append("of one micro-batch, as the program of one device computes it")
+    if (runs := programs[0].runs) is not None:
+        notes.append(said(runs.rows.count, runs.rows, trains=bool(graph.backward)))
     return replace(proof, notes=tuple(notes))
+
+
+def _has_last(folder: Path) -> bool:
+    return any(folder.glob("rank*.last_*.pt2"))
 
 
 def read_programs(folder: Path, *, last: bool = False) -> tuple[Program, ...]:
@@ -92,7 +98,8 @@ def read_programs(folder: Path, *, last: bool = False) -> tuple[Program, ...]:
     ranks = read_rank_file(folder / file_name(0)).header.ranks
     files = [_phases_of(folder, rank, last=last) for rank in range(ranks)]
     stages = 1 + max(_stage(file) for of in files for file, _ in of)
-    return tuple(_Reader(_ordered(of, Phases(stages))).program() for of in files)
+    phases, is_uneven = Phases(stages), _has_last(folder)
+    return tuple(_Reader(_ordered(of, phases), phases, last, is_uneven).program() for of in files)
 
 
 def _phases_of(folder: Path, rank: int, *, last: bool) -> list[tuple[RankFile, Path]]:
@@ -100,7 +107,7 @@ def _phases_of(folder: Path, rank: int, *, last: bool) -> list[tuple[RankFile, P
     paths = [folder / file_name(rank), *sorted(folder.glob(f"rank{rank}.*.pt2"))]
     files = [(read_rank_file(path), path) for path in paths]
     for file, path in files:
-        if file.parts is None:
+        if file.parts is None or (file.staged and file.runs is None):
             raise BackendError(
                 f"{path} does not say what its values are: partition the module again"
             )
@@ -118,11 +125,12 @@ def _stage(file: RankFile) -> int:
 
 
 def _ordered(files: Sequence[tuple[RankFile, Path]], phases: Phases) -> list[tuple[RankFile, Path]]:
-    def number(one: tuple[RankFile, Path]) -> int:
-        word = one[0].which.removeprefix(_LAST).partition(" ")[0]
-        return phases.number(StepPart(word), _stage(one[0]))
+    return sorted(files, key=lambda one: _number(phases, one[0].which))
 
-    return sorted(files, key=number)
+
+def _number(phases: Phases, which: str) -> int:
+    word, _, stage = which.removeprefix(_LAST).partition(" ")
+    return phases.number(StepPart(word), int(stage or 0))
 
 
 @dataclass
@@ -130,12 +138,18 @@ class _Reader:
     """Reads the phases of a rank as one program."""
 
     files: Sequence[tuple[RankFile, Path]]
+    phases: Phases
+    last: bool  #: Whether the files are of the last micro-batch alone.
+    is_uneven: bool  #: Whether the last micro-batch has files of its own.
     steps: list[Step] = field(default_factory=list)
     types: dict[str, TensorType] = field(default_factory=dict)
     known: dict[str, str] = field(default_factory=dict)  #: By local name, the value in `steps`.
     tensors: dict[str, Tensor] = field(default_factory=dict)  #: Contents of constants.
     claims: dict[str, Part] = field(default_factory=dict)
     met: Counter[tuple[int, ...]] = field(default_factory=Counter)  #: Collectives by group.
+    groups: set[Group] = field(default_factory=set)  #: Ranks of collectives, by phase.
+    sends: dict[Hashable, int] = field(default_factory=dict)  #: Messages by phase.
+    receives: dict[Hashable, int] = field(default_factory=dict)
 
     def program(self) -> Program:
         for file, path in self.files:
@@ -143,15 +157,20 @@ class _Reader:
         first, _ = self.files[0]
         header = first.header
         given = {**header.inputs, **(first.parts or {})}
+        outputs = tuple(
+            Output(
+                self.sum_of(out.value) or self.known.get(out.value, out.value),
+                out.whole,
+                out.region,
+            )
+            for out in header.outputs
+        )
         return Program(
             header.rank,
             tuple(self.steps),
             self.types,
             {name: part for name, part in given.items() if name in self.types},
-            tuple(
-                Output(self.known.get(out.value, out.value), out.whole, out.region)
-                for out in header.outputs
-            ),
+            outputs,
             frozenset(self.tensors),
             self.claims,
             self.contents,
@@ -163,6 +182,45 @@ class _Reader:
             RESHAPES,
             frozenset({ALIAS, EITHER, KEEP, REST, STATE, UPDATE}),
             delivers_all=True,
+            runs=self._runs(),
+        )
+
+    def sum_of(self, name: str) -> str:
+        """The sum over micro-batches of what phases return under a name; "" if there is none."""
+        first, _ = self.files[0]
+        if first.runs is None or name not in first.summed or name not in self.known:
+            return ""
+        value = self.known[name]
+        if sum_of(value) not in self.types:
+            self.types[sum_of(value)] = self.types[value]
+            self.steps.append(added(value))
+        return sum_of(value)
+
+    def _runs(self) -> Runs | None:
+        first, _ = self.files[0]
+        if first.runs is None:
+            return None
+        rows, shares = first.runs.rows, first.runs.shares
+        count, made, reads = len(shares), dict[str, int](), dict[int, frozenset[str]]()
+        alike = range(count - 1 if self.is_uneven else count)
+        for file, _ in self.files:
+            if (file.runs, file.summed) != (first.runs, first.summed):
+                raise BackendError(f"the files of rank {first.header.rank} disagree about its runs")
+            phase = _number(self.phases, file.which)
+            made |= dict.fromkeys(file.results, phase)
+            reads[phase] = frozenset(file.arguments)
+        return Runs(
+            self.phases,
+            Rows(count, rows, shares),
+            (count - 1,) if self.last else tuple(alike),
+            tuple((_number(self.phases, name), index) for name, index in first.runs.order),
+            made,
+            reads,
+            frozenset(first.header.inputs),
+            first.summed,
+            self.sends,
+            self.receives,
+            frozenset(self.groups),
         )
 
     def contents(self, name: str) -> np.ndarray | None:
@@ -184,6 +242,11 @@ class _Phase:
     views: dict[fx.Node, tuple[fx.Node, Region]] = field(default_factory=dict)
     #: What was written so far to each new tensor: places and values.
     written: dict[fx.Node, list[tuple[Region, str]]] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        """The number of the phase."""
+        return _number(self.reader.phases, self.file.which)
 
     def read(self) -> None:
         program = read_program(self.path, SMALL_CONSTANT)
@@ -214,7 +277,10 @@ class _Phase:
         given = {**self.file.header.inputs, **(self.file.parts or {})}
         if _MESSAGE.fullmatch(name) and name not in given and name not in self.reader.known:
             self.named[node] = self._typed(self._name(node), node.meta["val"])
+            self.reader.receives[name] = self.number
             self.reader.steps.append(Arrival(name, self.named[node]))
+        elif self.file.which == str(StepPart.REDUCE) and (total := self.reader.sum_of(name)):
+            self.named[node] = total
         else:
             self.named[node] = self._typed(self.reader.known.get(name, name), node.meta["val"])
 
@@ -229,6 +295,7 @@ class _Phase:
         given = {*self.file.header.inputs, *(self.file.parts or {})}
         for node, name in zip(values, self.file.results, strict=True):
             if _MESSAGE.fullmatch(name) and name not in given:
+                self.reader.sends[name] = self.number
                 self.reader.steps.append(Departure(name, self.named[node]))
             else:
                 self.reader.known[name] = self.named[node]
@@ -306,6 +373,7 @@ class _Phase:
             )
         )
         self.reader.met[ranks] += 1
+        self.reader.groups.add((self.number, ranks))
 
     def _local(self, node: fx.Node, call: Call) -> LocalNode:
         value, own = node.meta.get("val"), self._name(node)

@@ -9,7 +9,9 @@ read only to try the likeliest node first.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,12 +21,12 @@ from partitioner.api.verify.symbolic.flat import Flat, facts_of
 from partitioner.api.verify.symbolic.held import Facts, Held, Types
 from partitioner.api.verify.symbolic.loops import Loops, Parts, check_whole
 from partitioner.api.verify.symbolic.parts import RefusedError, all_of, any_of, count_of, whole
-from partitioner.api.verify.symbolic.shares import NOTHING
+from partitioner.api.verify.symbolic.shares import ALL, NOTHING
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.loops.factors import PENDING
 from partitioner.ir.ops import row_of, rule_of
-from partitioner.ir.ops.aten.state import EITHER, STATE
+from partitioner.ir.ops.aten.state import ALIAS, EITHER, KEEP, STATE, UPDATE
 from partitioner.ir.ops.table import LocalOp, LocalView, OpView
 from partitioner.ir.types import TensorType
 
@@ -72,8 +74,8 @@ class Rank:
     tokens: Mapping[str, Hashable] | None = None
     facts: dict[str, Facts] = field(default_factory=dict)
     flats: dict[str, Flat] = field(default_factory=dict)  #: Values of several pieces.
-    #: The values that are other names of a value, by value.
-    other_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: Gives the parts that are a part under other names; None if programs name each result.
+    others: Callable[[Held], Iterable[Held]] | None = None
     equal_facts: dict[Facts, Facts] = field(default_factory=dict)  #: One object for equal ones.
     #: Whether a value is several parts of one value that are alike: it is not sure then which of
     #: them later nodes mean.
@@ -81,10 +83,9 @@ class Rank:
 
     def note(self, value: str, facts: Sequence[Held]) -> None:
         """Add what a local value is."""
-        if self.other_names:
-            names = ((held, self.other_names.get(held.value, ())) for held in facts)
-            facts = [*facts, *(replace(h, value=other) for h, others in names for other in others)]
         own = tuple(dict.fromkeys(facts))
+        if self.others is not None:
+            own = tuple(_with_others(own, self.others))
         self.facts[value] = self.equal_facts.setdefault(own, own)
         self.is_ambiguous |= len({held.value for held in facts}) < len(self.facts[value])
 
@@ -92,6 +93,17 @@ class Rank:
         """The elements of a local value in the order of its memory."""
         facts, flat = self.facts.get(value, ()), self.flats.get(value)
         return Flat.of(facts, self.types[value].shape) if facts or flat is None else flat
+
+
+def _with_others(facts: Sequence[Held], others: Callable[[Held], Iterable[Held]]) -> list[Held]:
+    found = dict.fromkeys(facts)
+    left = deque(facts)
+    while left:
+        for other in others(left.popleft()):
+            if other not in found:
+                found[other] = None
+                left.append(other)
+    return [*found]
 
 
 @dataclass(frozen=True)
@@ -109,18 +121,39 @@ class WholeModel:
     made: dict[Hashable, Sequence[tuple[str, Facts]]] = field(default_factory=dict)
 
     @cached_property
-    def other_names(self) -> Mapping[str, Sequence[str]]:
-        """The values that are other names of a value, by value."""
-        found: dict[str, list[str]] = {}
-        for node in reversed(self.graph.nodes):
-            if node.op not in self.unnamed:
-                continue
-            same = node.inputs if node.op == EITHER else node.inputs[:1]
-            for value in filter(None, same):
-                for name in (node.outputs[0], *found.get(node.outputs[0], ())):
-                    if name not in found.setdefault(value, []):
-                        found[value].append(name)
+    def _unnamed_readers(self) -> Mapping[str, Sequence[Node]]:
+        """The nodes whose result may be the same value on a rank, by the operands it is."""
+        found: dict[str, list[Node]] = {}
+        for node in self.graph.nodes:
+            if node.op in self.unnamed or (self.unnamed and row_of(node).ahead):
+                for value in filter(None, node.inputs if node.op == EITHER else node.inputs[:1]):
+                    found.setdefault(value, []).append(node)
         return found
+
+    def others(self, held: Held) -> Iterator[Held]:
+        """Give the parts that a part is under other names: of an alias, of what was passed on."""
+        for node in self._unnamed_readers.get(held.value, ()):
+            if node.op in self.unnamed:
+                yield replace(held, value=node.outputs[0])
+            elif passed := self._passed_on(node, held):
+                yield passed
+
+    def _passed_on(self, node: Node, held: Held) -> Held | None:
+        """The part of a node's result that a part of its operand is on a device with one part."""
+        rule, row = rule_of(self.graph, node), row_of(node)
+        if isinstance(rule, str) or row.localize is None or held.share != ALL:
+            return None
+        loops = Loops(rule, [held], [None], needs_place=False)
+        with suppress(RefusedError):
+            for parts in loops.parts():
+                region = loops.result_region(0, parts)
+                sizes = {name: count_of(part) for name, part in parts.items()}
+                shapes = tuple(tuple(map(count_of, of)) for of in (held.region, region))
+                view = LocalView(sizes, shapes[:1], shapes[1:], (), ())
+                local = row.localize(OpView(node, self.graph), view)
+                if [one.op for one in local.nodes] == [ALIAS]:
+                    return Held(node.outputs[0], region)
+        return None
 
     def named(self, op: str) -> str:
         """The name of an operator in the programs of ranks."""
@@ -274,6 +307,8 @@ class _Match:
     def results(self) -> tuple[int, dict[str, list[Held]]]:
         """The number of local nodes that the node is, and what they make."""
         rule = rule_of(self.graph, self.node)
+        if self.node.op in (UPDATE, KEEP) and not isinstance(rule, str):  # it is its operand
+            rule = replace(rule, linear=frozenset({0}))
         reads = self._operands()
         if isinstance(rule, str) or self.node.captures:
             return self._as_whole(reads)

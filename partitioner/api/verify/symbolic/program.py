@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from partitioner.api.verify.symbolic.collectives import Collective
+from partitioner.api.verify.symbolic.micro_batches import Runs
 from partitioner.api.verify.symbolic.nodes import LocalNode
 from partitioner.ir.mesh import Copies
 from partitioner.ir.program import BatchParts, Comm, Output, Part
@@ -84,6 +85,8 @@ class Program:
     delivers_all: bool = False
     #: Whether its constants will be cut from the model's: there is nothing to compare.
     cuts_constants: bool = False
+    #: How its phases run in the micro-batches of a step; None if it runs as it is.
+    runs: Runs | None = None
 
     @cached_property
     def form(self) -> Hashable:

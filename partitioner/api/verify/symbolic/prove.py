@@ -20,6 +20,7 @@ from partitioner.api.verify.symbolic.collectives import Collective, collect
 from partitioner.api.verify.symbolic.communications import communicate
 from partitioner.api.verify.symbolic.flat import Flat, facts_of
 from partitioner.api.verify.symbolic.held import Facts, Held
+from partitioner.api.verify.symbolic.micro_batches import ADDED_UP, check_together
 from partitioner.api.verify.symbolic.nodes import MOST_NODES, LocalNode, Rank, WholeModel, follow
 from partitioner.api.verify.symbolic.parts import (
     RefusedError,
@@ -112,7 +113,11 @@ class _Check:
         return _by_content(self.graph, (n for n in self.graph.constants if n not in self.merged))
 
     def run(self) -> None:
-        """Follow all ranks, once for each micro-batch of a request; _StoppedError if one fails."""
+        """Follow all ranks, once for each micro-batch of a request; _StoppedError if one fails.
+
+        Of a step whose phases run in micro-batches, one is followed for all.
+        """
+        self._check_runs()
         constants = [self._constants(program) for program in self.programs]
         batch, delivered = self.programs[0].batch, _Delivered()
         for part in range(1 if batch is None else batch.count):
@@ -129,6 +134,42 @@ class _Check:
                 if not covers(delivered.get((copy, value), []), self.graph.types[value].shape):
                     why = "the ranks do not deliver each element of it once"
                     raise _StoppedError(Refusal(0, f"output {value!r}", why, is_wrong=True))
+
+    def _check_runs(self) -> None:
+        """Refuse orders in which a micro-batch lacks a phase, and parts that are not the batch."""
+        runs = [program.runs for program in self.programs if program.runs is not None]
+        if not runs:
+            return
+        names, rows = self.graph.output_names, runs[0].rows
+        types = {names.get(value, value): type_ for value, type_ in self.graph.types.items()}
+        apart = {
+            names.get(value, value)
+            for value in self.graph.outputs
+            if value not in self._totals and self.graph.producers[value].op != UPDATE
+        }
+        odd = next((rank for rank, of in enumerate(runs) if of.rows != rows), None)
+        if odd is not None or len(runs) < len(self.programs):
+            why = "other ranks have other micro-batches"
+            raise _StoppedError(Refusal(odd or 0, "", why, is_wrong=True))
+        for rank, of in enumerate(runs):
+            try:
+                of.check()
+                rows.check(types, of.own, apart)
+            except RefusedError as error:
+                step = "the micro-batches"
+                raise _StoppedError(Refusal(rank, step, str(error), error.is_wrong)) from None
+        if endless := check_together(runs):
+            rank, why = endless
+            raise _StoppedError(Refusal(rank, "the micro-batches", why, is_wrong=True))
+
+    @cached_property
+    def _totals(self) -> frozenset[str]:
+        """The outputs that are sums over the micro-batches of a step."""
+        runs, nodes = self.programs[0].runs, self.graph.producers
+        if runs is None or runs.rows.count == 1:
+            return frozenset()
+        of_nodes = (value for value in self.graph.outputs if value in nodes)
+        return frozenset(value for value in of_nodes if nodes[value].name in self.graph.backward)
 
     @cached_property
     def _updates(self) -> Mapping[str, str]:
@@ -154,12 +195,23 @@ class _Check:
         for name in program.stored:
             for held in rank.facts.get(name, ()):
                 output = self._updates.get(held.value)
-                if output is None or any(
-                    out.whole == output and self._has(out, held.region) for out in program.outputs
-                ):
+                got = [out for out in program.outputs if out.whole == output]
+                self._check_written(rank, name, got)
+                if output is None or any(self._has(out, held.region) for out in got):
                     continue
                 why = f"the rank has {held} and gets no such part of {output!r} to update it with"
                 raise _StoppedError(Refusal(rank.rank, f"stored {name!r}", why, is_wrong=True))
+
+    def _check_written(self, rank: Rank, stored: str, got: Sequence[Output]) -> None:
+        """Refuse a micro-batch that reads a stored value before the one before has written it."""
+        runs, values = self.programs[rank.rank].runs, self.graph.output_names
+        totals = {values.get(value, value) for value in self._totals}
+        for out in got if runs is not None else ():
+            try:
+                if out.whole not in totals and runs is not None:
+                    runs.check_written(stored, out.value)
+            except RefusedError as error:
+                raise self._refused([rank], rank.rank, "", error) from None
 
     def _has(self, out: Output, region: Region) -> bool:
         """Test whether a part of an output has all of a region."""
@@ -234,7 +286,8 @@ class _Check:
     def _started(self, program: Program, constants: Mapping[str, Facts], part: int) -> Rank:
         """Facts about a rank before its first step."""
         rank = Rank(program.rank, program.types, program.contents, program.tokens)
-        rank.other_names, rank.equal_facts = self.model.other_names, self.equal_facts
+        rank.others = self.model.others if self.model.unnamed else None
+        rank.equal_facts = self.equal_facts
         for name, facts in constants.items():
             rank.note(name, facts)
         for name, fed in program.inputs.items():
@@ -349,7 +402,7 @@ class _Check:
                 if not isinstance(side, Collective | Arrival)
             }
             sources = {
-                rank: ranks[rank].facts.get(side.comm.source, ())
+                rank: ranks[rank].facts.get(side.reads[0], ())
                 for rank, side in sided.items()
                 if side.reads
             }
@@ -407,7 +460,7 @@ class _Check:
             facts = rank.facts.get(out.value, ())
             if not any(
                 held.value == value
-                and held.share == ALL
+                and held.share == (ADDED_UP if value in self._totals else ALL)
                 and same_region(held.region, region) is not None
                 for held in facts
             ):

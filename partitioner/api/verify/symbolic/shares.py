@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from partitioner.api.verify.symbolic.parts import any_of, count_of, is_anywhere
 from partitioner.ir.exchange import Intervals, intersect
 
 Loop = tuple[str, str, int]  #: Node, factor, and number of its iterations.
@@ -92,19 +93,32 @@ def _both(one: Share, other: Share, *, again: bool) -> Share | None:
 
 
 def _united(one: Box, other: Box, *, again: bool) -> Box | None:
-    """Two boxes that differ in one loop, as one."""
+    """Two boxes that differ in one loop, as one.
+
+    Parts of a loop that may be anywhere are of equal terms: they are counted.
+    """
     mine, theirs = dict(one.parts), dict(other.parts)
     differ = [loop for loop in {**mine, **theirs} if mine.get(loop) != theirs.get(loop)]
+    if not differ and again:
+        return one
     if not differ:
-        return one if again else None
+        differ = [loop for loop, part in mine.items() if is_anywhere(part)][:1]
+    if not differ:
+        return None
     if len(differ) > 1:
         return None
     (loop,) = differ
     whole = ((0, loop[2]),)
     a, b = mine.pop(loop, whole), theirs.get(loop, whole)
-    if intersect(a, b) and not again:
+    if is_anywhere(a) or is_anywhere(b):
+        count = count_of(a) + count_of(b)
+        if again or count > loop[2]:
+            return None
+        union = any_of(count, loop[2])
+    elif intersect(a, b) and not again:
         return None
-    union = merged(sorted((*a, *b)))
+    else:
+        union = merged(sorted((*a, *b)))
     kept = tuple(mine.items()) if union == whole else (*mine.items(), (loop, union))
     return Box(tuple(sorted(kept)))
 

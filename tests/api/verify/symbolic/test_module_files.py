@@ -114,7 +114,7 @@ def test_a_saved_program_is_proven_without_its_module(
     shown = capsys.readouterr().out
     assert shown.startswith(f"proven: {devices} ranks compute the whole model\n")
     assert "as graph.json has it" in shown
-    assert ("of one micro-batch" in shown) == ("micro_batches" in options)
+    assert ("run once each and share the batch" in shown) == ("micro_batches" in options)
 
 
 def test_a_smaller_last_micro_batch_is_proven_with_the_module(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_programs_of_a_module_are_proven(
     proof = planned(devices, training=training, time_limit_s=5, **options).verify(symbolic=True)
     assert proof, str(proof)
     assert "of the programs that the graphs of ranks are made from" in str(proof)
-    assert ("of one micro-batch" in str(proof)) == ("micro_batches" in options)
+    assert ("run once each and share the batch" in str(proof)) == ("micro_batches" in options)
 
 
 @pytest.mark.parametrize("parallel", ["dp", "zero3", "tp"])

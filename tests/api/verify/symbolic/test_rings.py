@@ -1,0 +1,66 @@
+"""Attention whose keys and values pass round a ring is proven, and spoilt rings are refused."""
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as fn
+
+import partitioner
+from helpers.plans.mutated_programs import mutants
+from partitioner.api.verify.symbolic.ir_programs import programs_of
+from partitioner.api.verify.symbolic.prove import prove
+
+#: Of all mutants, every so manyth is proven.
+STRIDE = 3
+
+
+class Attention(nn.Module):
+    """Causal attention of four heads, and the mean square of its results as a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = (of.unflatten(-1, (4, 4)).transpose(1, 2) for of in self.mix(x).chunk(3, -1))
+        mixed = fn.scaled_dot_product_attention(*heads, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2)).pow(2).mean()
+
+
+def planned(devices: int, *, training: bool) -> Any:
+    compiled = partitioner.compile(
+        Attention(),
+        (torch.randn(2, 16, 16),),
+        devices=devices,
+        cluster=f"{devices}xideal",
+        training=training,
+        parallel="ring",
+        time_limit_s=5,
+    )
+    assert any(node.op == "partitioner::turn" for node in compiled.graph.nodes)
+    return compiled
+
+
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_ring_is_proven_from_its_programs_and_from_its_files(
+    devices: int, tmp_path: Path
+) -> None:
+    compiled = planned(devices, training=True)
+    assert compiled.verify(symbolic=True)
+    compiled.save(tmp_path / "out")
+    assert compiled.prove_written(tmp_path / "out")
+
+
+def test_mutations_of_a_ring_are_refused() -> None:
+    compiled = planned(4, training=False)
+    ends: Counter[str] = Counter()
+    for mutant in itertools.islice(mutants(compiled.programs), 0, None, STRIDE):
+        proof = prove(compiled.graph, programs_of(mutant.programs, compiled.graph))
+        ends[proof.verdict] += 1
+        assert not proof.proven, f"{mutant.kind} {mutant.what}"
+    assert ends["WRONG"]

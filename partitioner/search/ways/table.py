@@ -14,6 +14,7 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.search.blocks.find_blocks import why_not_in_blocks
 from partitioner.search.levels.meshes import device_pools
+from partitioner.search.neighbourhood import improved
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import EXPLICIT, Budget, Request, StageClock
 from partitioner.search.stages.micro_batch_counts import BatchBytes, LeastStep
@@ -63,6 +64,7 @@ class Table:
             first_share=share,
             memory_bytes=max(device.memory_bytes for device in self.cluster.devices),
             least=lambda: self._least(len(self.cluster))(1),
+            improved=lambda found, left: improved(found, self.cluster, self.request, left),
             confirms=self.model.confirms,
         ).best()
 

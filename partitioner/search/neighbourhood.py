@@ -8,10 +8,11 @@ the plan prices the same ones.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
@@ -20,11 +21,12 @@ from partitioner.cost_model.prices.reshard import Resharder, most_joined
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh, copies_on
+from partitioner.ir.pieces.folding import Block, blocks
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Cut
 from partitioner.problem.build import Built, build
 from partitioner.search.outcome import Outcome, OutOfTime
-from partitioner.search.request import Budget, Request
+from partitioner.search.request import Request
 from partitioner.solver.joint.latency import NODE_STEPS
 from partitioner.solver.joint.local_search import MOVE_STEPS, Goal, State, descend, peaks, tables
 from partitioner.solver.progress import ROUNDING
@@ -42,6 +44,11 @@ MAX_PRICED = 320_000
 MAX_PAIRS = 400_000
 #: Plans times nodes above which they are not priced where each is timed: 200,000 take a second.
 MAX_TIMED = 2_000_000
+#: Nodes of the graph times plans with a changed block: of more, the first are priced, for each
+#: makes a schedule.
+MAX_MOVES = 40_000
+#: A block belongs to a group that runs so large a share of its nodes.
+BELONGS = 0.9
 
 
 @dataclass(frozen=True)
@@ -139,15 +146,9 @@ class Neighbourhood:
         plans = sum(map(len, self._candidates.values()))
         return not self._waits or plans * nodes <= MAX_TIMED
 
-    def descended(self, objective: Objective, best: Evaluation, work: Work) -> _Referee:
-        """Change single nodes, and runs of them, as long as the referee prices the plan lower.
-
-        Args:
-            objective: What is lowered.
-            best: The referee's figures of the plan.
-            work: The steps of the search.
-        """
-        problem = self._built.problem
+    def descend(self, referee: _Referee, work: Work) -> None:
+        """Change single nodes, and runs of them, as long as the referee prices the plan lower."""
+        problem, objective = self._built.problem, referee.objective
         held = zip(problem.limit_bytes, self._state.peaks(), strict=True)
         within = replace(problem, limit_bytes=tuple(max(pair) for pair in held))
         state = State(tables(within), self._state.chosen, bytes_matter=True)
@@ -158,9 +159,12 @@ class Neighbourhood:
         }
         goal = peaks if objective == "memory" else goals[is_latency]
         steps = NODE_STEPS * len(problem.nodes) if is_latency or self._waits else MOVE_STEPS
-        referee = _Referee(self, objective, self.plan, best)
-        descend(state, goal, referee.accepts, work, 2 * steps)
-        return referee
+
+        def accepts(state: State) -> bool:
+            self.check()
+            return referee.takes(self.plan_of(state))
+
+        descend(state, goal, accepts, work, 2 * steps)
 
     def fits(self, alternative: Alternative) -> bool:
         """Test whether the changed plan, which has no stages, fits, by safe or exact memory."""
@@ -276,21 +280,84 @@ def best_other(alternatives: Sequence[Alternative]) -> Alternative | None:
     return min(others, key=rank, default=None)
 
 
+@dataclass(frozen=True)
+class BlockChange:
+    """A change of a whole block, all other nodes keeping their decisions."""
+
+    block: Block
+    group: int  #: The group that has the nodes.
+    to: int | str  #: The group that they move to, or the axis that they are not cut over.
+    nodes: Mapping[str, NodePlan]  #: The decisions that change.
+
+    def of(self, plan: Plan) -> Plan:
+        """The plan with the change, without a certificate."""
+        return replace(plan, nodes={**plan.nodes, **self.nodes}, certificate=None)
+
+
+def block_changes(graph: Graph, plan: Plan, outer: Sequence[Block]) -> Iterator[BlockChange]:
+    """The changes of blocks that are priced: as many as make no more than `MAX_MOVES`.
+
+    A block moves to the groups, or stages, that it exchanges values with, or is not cut over an
+    axis. Of equal blocks of a group one stands for all where an axis is left out.
+    """
+    return islice(_block_changes(graph, plan, outer), MAX_MOVES // len(graph.nodes))
+
+
+def _block_changes(graph: Graph, plan: Plan, outer: Sequence[Block]) -> Iterator[BlockChange]:
+    names = [node.name for node in graph.nodes]
+    seen: set[tuple[int, int, str]] = set()
+    for block in outer:
+        members = names[block.first : block.last + 1]
+        group, count = Counter(plan.nodes[name].group for name in members).most_common(1)[0]
+        if count < BELONGS * len(members):
+            continue
+        own = [name for name in members if plan.nodes[name].group == group]
+        for other in _exchanging(graph, plan, members, group):
+            keeps = plan.groups[other].axes == plan.groups[group].axes
+            moved = {n: NodePlan(other, plan.nodes[n].cuts if keeps else {}) for n in own}
+            yield BlockChange(block, group, other, moved)
+        for axis, _ in plan.groups[group].axes:
+            kind = (block.kind, group, axis)
+            if block.kind >= 0 and kind in seen:
+                continue
+            seen.add(kind)
+            whole = {}
+            for name in own:
+                cuts = plan.nodes[name].cuts.items()
+                left = {factor: cut for factor, cut in cuts if axis not in cut.axes}
+                whole[name] = replace(plan.nodes[name], cuts=left)
+            if any(plan.nodes[name] != node for name, node in whole.items()):
+                yield BlockChange(block, group, axis, whole)
+
+
+def _exchanging(graph: Graph, plan: Plan, members: Sequence[str], group: int) -> list[int]:
+    """Other groups that make what the block reads, or read what it makes."""
+    near: dict[int, None] = {}
+    for name in members:
+        node = graph.by_name[name]
+        sources = (graph.producers.get(value) for value in node.reads)
+        readers = (reader for value in node.writes for reader in graph.consumers[value])
+        for other in (*sources, *readers):
+            if other is not None and plan.nodes[other.name].group != group:
+                near[plan.nodes[other.name].group] = None
+    return list(near)
+
+
 @dataclass
 class _Referee:
     """The best of the plans that a descent comes to, by the referee."""
 
-    near: Neighbourhood
+    graph: Graph
+    cluster: Cluster
     objective: Objective
     plan: Plan
     figures: Evaluation
 
-    def accepts(self, state: State) -> bool:
-        """Take the plan of a state if it fits and costs less than the best so far."""
-        plan = self.near.plan_of(state)
+    def takes(self, plan: Plan) -> bool:
+        """Take a plan if it fits and costs less than the best so far."""
         try:
-            figures = evaluate(self.near.graph, plan, self.near.cluster)
-        except IRError:  # the order of stages, a part of no elements
+            figures = evaluate(self.graph, plan, self.cluster)
+        except IRError:  # the order of stages, an operator without a rule, a part of no elements
             return False
         most = self.figures.cost(self.objective) * (1 - ROUNDING)
         if not figures.fits_exactly or figures.cost(self.objective) >= most:
@@ -299,8 +366,8 @@ class _Referee:
         return True
 
 
-def improved(outcome: Outcome, cluster: Cluster, request: Request, budget: Budget) -> Outcome:
-    """The outcome with a plan that no change of a single node makes cheaper, as far as they go.
+def improved(outcome: Outcome, cluster: Cluster, request: Request, work: Work) -> Outcome:
+    """The outcome with a plan that no change of a node or block makes cheaper, as far as they go.
 
     Nothing is tried of plans that are proven to cost the least, of those in which parts run in
     blocks, one like the other, and of those too large to price all changes in seconds. Where the
@@ -310,24 +377,44 @@ def improved(outcome: Outcome, cluster: Cluster, request: Request, budget: Budge
     assert before is not None
     if before.gap <= ROUNDING or outcome.plan.blocks:
         return outcome
-    work = budget.work
+    asked = _constraints(outcome, outcome.request or request)
+    referee = _Referee(outcome.graph, cluster, request.objective, outcome.plan, outcome.evaluation)
+    try:
+        _descend(referee, asked, work)
+    except OutOfTime:
+        outcome = outcome.stopped()
+    if referee.figures is not outcome.evaluation:
+        outcome = _with_plan(outcome, referee.plan, referee.figures, request)
+    return outcome.stopped() if work.stopped else outcome
+
+
+def _descend(referee: _Referee, asked: Constraints, work: Work) -> None:
+    """Give a referee better plans: of changed nodes, then of changed blocks, as long as there are.
+
+    Raises:
+        OutOfTime: The clock has ended it.
+    """
 
     def check() -> None:
         if work.late:
             raise OutOfTime("")
 
-    asked = _constraints(outcome, outcome.request or request)
-    near = Neighbourhood(outcome.graph, outcome.plan, cluster, asked, check)
-    try:
+    graph = referee.graph
+    bound = {position for some in asked.bound_nodes(graph).values() for position in some}
+    free = {node.name for position, node in enumerate(graph.nodes) if position not in bound}
+    again = True
+    while again:
         check()
-        if not near.is_priced_soon:
-            return outcome
-        best = near.descended(request.objective, outcome.evaluation, work)
-    except OutOfTime:
-        return outcome.stopped()
-    if best.plan is not outcome.plan:
-        outcome = _with_plan(outcome, best.plan, best.figures, request)
-    return outcome.stopped() if work.stopped else outcome
+        near = Neighbourhood(graph, referee.plan, referee.cluster, asked, check)
+        if near.is_priced_soon:
+            near.descend(referee, work)
+        again = False
+        groups = [referee.plan.nodes[node.name].group for node in graph.nodes]
+        for change in block_changes(graph, referee.plan, blocks(graph, groups)):
+            check()
+            if free.issuperset(change.nodes) and referee.takes(change.of(referee.plan)):
+                again = True
+                break
 
 
 def _constraints(outcome: Outcome, request: Request) -> Constraints:

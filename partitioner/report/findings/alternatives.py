@@ -20,7 +20,10 @@ def not_taken(result: Planned, nodes: Sequence[Node]) -> str:
         return f"constrained by {'; '.join(bound)}"
     if cert is None:
         return "the plan was not searched for"
-    ended = f"the search ended with a gap of {units.share(cert.gap)}"
+    gap = f"a gap of {units.share(cert.gap)}"
+    if cert.status == "time_limit":
+        return f"the time limit ended the search with {gap}: a longer --time-limit may find it"
+    ended = f"the search ended with {gap}"
     return f"{ended}: a smaller --gap or a longer --time-limit may find it"
 
 

@@ -20,9 +20,9 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.loops.factors import FactorKind, Term
 from partitioner.ir.mesh import COPIES, DeviceMesh
 from partitioner.ir.ops import row_of
+from partitioner.ir.pieces.folding import Path, is_name, paths
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
-from partitioner.report.blocks import Path, is_name, paths
 from partitioner.report.page.lane_words import LaneWords
 from partitioner.report.planned import Lanes, Planned
 from partitioner.report.schema import BoxRow, CutRow, Ribbon, SwimLane, ranges

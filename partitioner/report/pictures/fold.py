@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations import units
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.pieces.folding import Path, paths
 from partitioner.ir.plan import PlacedNode
-from partitioner.report.blocks import Path, paths
 from partitioner.report.pictures.canvas import ELISION, MAX_CHARACTERS, drawable
 from partitioner.report.planned import Planned
 from partitioner.report.steps import (

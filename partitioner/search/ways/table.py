@@ -14,6 +14,7 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.search.blocks.find_blocks import why_not_in_blocks
 from partitioner.search.levels.meshes import device_pools
+from partitioner.search.neighbourhood import improved
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import EXPLICIT, Budget, Request, StageClock
 from partitioner.search.stages.micro_batch_counts import BatchBytes, LeastStep
@@ -24,12 +25,14 @@ from partitioner.search.ways.way import FIRST_SHARE, LEAST_SHARE, Way, Weighing,
 from partitioner.search.ways.whole import InBlocks, WholeBatch
 from partitioner.search.what_would_fit import Change, what_would_fit
 from partitioner.solver.outcome import Infeasible
-from partitioner.solver.work import now_s
+from partitioner.solver.work import Work, now_s
 from partitioner.strategies.constraints import possible
 from partitioner.strategies.kinds.parallel import depends_on_mesh, forms
 
 #: Share of a device's memory within which the whole model must fit one, so that nothing is short.
 AMPLE = 0.8
+#: Share of the time limit that is kept for changes of the best plan.
+LAST_SHARE = 0.1
 #: Numbers of micro-batches that are tried at most to find what one device holds of a batch.
 MOST_TRACES = 3
 
@@ -55,16 +58,25 @@ class Table:
         if is_short:  # less, the less memory there is for what one device holds
             room = sum(device.memory_bytes for device in self.cluster.devices) / sum(self._held)
             share = max(LEAST_SHARE, FIRST_SHARE * min(1.0, room / 2))
+        of_ways = budget.of_clock(1 / (1 - LAST_SHARE))
         return Weighing(
             ways,
             self.request,
-            budget,
+            of_ways,
             is_short=is_short,
             first_share=share,
             memory_bytes=max(device.memory_bytes for device in self.cluster.devices),
             least=lambda: self._least(len(self.cluster))(1),
+            improved=lambda found: self._improved(found, budget),
             confirms=self.model.confirms,
         ).best()
+
+    def _improved(self, found: Outcome, budget: Budget) -> Outcome:
+        """The outcome with the changes that make it cheaper, found in what is left of the clock."""
+        seconds = max(budget.work.left_s, LAST_SHARE * self.request.time_limit_s)
+        with self.clock("searching"):
+            work = Work.within(seconds, budget.work.steps)
+            return improved(found, self.cluster, self.request, work)
 
     def beside_others(self, outcome: Outcome) -> Outcome:
         """The outcome beside data parallelism, see `beside_data_parallelism`, and parts of a batch.

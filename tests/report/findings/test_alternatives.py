@@ -6,7 +6,7 @@ import partitioner
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.report.findings.alternatives import Neighbourhood, best_other
+from partitioner.search.neighbourhood import Neighbourhood, best_other
 
 SMALL = {"mlp": {"layers": 4, "hidden": 64}, "llama": {"layers": 1}}
 

@@ -12,8 +12,8 @@ from helpers.pages import schema_check
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.ir.pieces.folding import Block, blocks
 from partitioner.ir.plan import NodePlan
-from partitioner.report.blocks import Block, blocks
 from partitioner.report.findings.alternatives import not_taken
 from partitioner.report.findings.bottleneck import bottleneck
 from partitioner.report.page import data as data_module

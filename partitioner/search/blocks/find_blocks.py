@@ -44,7 +44,7 @@ from partitioner.strategies.spaces import Family, SearchError
 #: As `MARGINS`, of stages, which also hold what they send and receive.
 STAGE_MARGINS = (*MARGINS, 0.75)
 #: Most devices over which blocks are searched.
-MOST_DEVICES = 8
+MOST_DEVICES = 1024
 #: Ways that the referee prices, the cheapest, and most that it prices beyond if none of them fits.
 MOST_PRICED, MOST_MORE = 12, 24
 #: Ways that it prices behind the time limit, if none of those before fits.
@@ -277,9 +277,7 @@ class BlockSearch:
         asked = replace(asked, constraints=on_blocks(asked.constraints, self.graph, cut))
         sizes = (way.stage_size,)
         try:
-            found = find_pipeline(
-                cut.graph, self.cluster, asked, budget, self.micro_batches, sizes
-            )
+            found = find_pipeline(cut.graph, self.cluster, asked, budget, self.micro_batches, sizes)
         except Infeasible as error:
             if error.bytes_short:
                 short = least + math.ceil(error.bytes_short)
@@ -347,20 +345,22 @@ class BlockSearch:
         )
         return _cheapest(found, [*searches.values()], budget)
 
-    def _in_micro_batches(
-        self, size: int, budget: Budget
-    ) -> tuple[tuple[BlockPlan, ...], bool]:
+    def _in_micro_batches(self, size: int, budget: Budget) -> tuple[tuple[BlockPlan, ...], bool]:
         """The ways of stages of so many devices, as of `_cheapest`.
 
         Paths are searched as on one device with the memory of a stage and room for what the others
         store. Of what a micro-batch keeps for its backward pass, the first stage has its share of
-        as many micro-batches as there are stages, or of all if they are fewer.
+        as many micro-batches as there are stages, or of all if they are fewer. In inference a
+        device holds the inputs and outputs of all micro-batches.
         """
         graph, stages = self.graph, len(self.cluster) // size
         assert self.micro_batches is not None
         elsewhere = kept_bytes(graph) * (stages - 1) // stages
-        spec = self.cluster.devices[0]
-        more = replace(spec, memory_bytes=size * least_memory(self.cluster) + elsewhere)
+        spec, memory = self.cluster.devices[0], size * least_memory(self.cluster) + elsewhere
+        if not graph.backward:
+            ends = sum(graph.types[value].nbytes for value in (*graph.inputs, *graph.outputs))
+            memory -= self.micro_batches * ends
+        more = replace(spec, memory_bytes=max(1, memory))
         on = f"stages of {size} device{'s' if size > 1 else ''}" if stages > 1 else "all devices"
         if graph.backward:
             flying = min(self.micro_batches, stages) / stages

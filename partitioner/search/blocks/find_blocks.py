@@ -43,8 +43,6 @@ from partitioner.strategies.spaces import Family, SearchError
 
 #: As `MARGINS`, of stages, which also hold what they send and receive.
 STAGE_MARGINS = (*MARGINS, 0.75)
-#: Most devices over which blocks are searched.
-MOST_DEVICES = 1024
 #: Ways that the referee prices, the cheapest, and most that it prices beyond if none of them fits.
 MOST_PRICED, MOST_MORE = 12, 24
 #: Ways that it prices behind the time limit, if none of those before fits.
@@ -128,7 +126,6 @@ def why_not_in_blocks(cluster: Cluster, request: Request, *, trains: bool, stage
     asked = {
         "the plan in constraints": request.constraints.plan is not None,
         f"strategy {request.strategy!r}": places,
-        f"more than {MOST_DEVICES} devices": several and len(cluster) > MOST_DEVICES,
         "recompute=False": request.recompute is False,
     }
     return " or ".join(what for what, is_asked in asked.items() if is_asked)

@@ -53,9 +53,8 @@ class Table:
         ways = tuple(self.ways())
         budget = Budget.of(self.request, self.clock.say, self.clock.begun_s)
         is_short, share = self._is_short, FIRST_SHARE
-        if (
-            is_short and not self.request.is_pipelined
-        ):  # less, the less memory there is for what one device holds
+        # less, the less memory there is for what one device holds
+        if is_short and not self.request.is_pipelined:
             room = sum(device.memory_bytes for device in self.cluster.devices) / sum(self._held)
             share = max(LEAST_SHARE, FIRST_SHARE * min(1.0, room / 2))
         return Weighing(

@@ -58,12 +58,18 @@ class _Part:
 
 
 def training_blocks(
-    graph: Graph, cluster: Cluster, budget: Budget, shared: Shared | None = None
+    graph: Graph,
+    cluster: Cluster,
+    budget: Budget,
+    shared: Shared | None = None,
+    flying: float = 1.0,
 ) -> tuple[tuple[Blocks, ...], int, bool]:
     """Look for parts in blocks that bring a training graph within the memory of one device.
 
     Args:
         shared: How such devices share the graph; None if the one runs it alone.
+        flying: How often the device holds what a part keeps for its backward pass: other devices
+            may hold some of it.
 
     Returns:
         Those that the cost model expects to fit, the cheapest first, and last those that hold
@@ -80,7 +86,8 @@ def training_blocks(
     plain = [parts.as_it_is(*of) for of in itertools.pairwise(borders)]
     steps: dict[int, list[Step[_Part]]] = {}
     for part in (*plain, *priced):
-        step = Step(part.stop, part.seconds, part.held_bytes, part.kept_bytes, part)
+        kept = int(flying * part.kept_bytes)
+        step = Step(part.stop, part.seconds, part.held_bytes, kept, part)
         steps.setdefault(part.start, []).append(step)
 
     def path(room: float) -> Path[_Part] | None:

@@ -32,6 +32,8 @@ from partitioner.strategies.constraints import ConstraintError
 #: Gives the graphs of a micro-batch for a number of them, the second to be planned if no plan of
 #: the first fits; raises `Infeasible` if there are no such micro-batches.
 Graphs = Callable[[int], Iterable[Graph]]
+#: Finds the best plan of stages for the graph of one micro-batch, as `find_pipeline`.
+Find = Callable[[Graph, Cluster, Request, Budget, int, "tuple[int, ...] | None"], Outcome]
 #: Micro-batches for each stage with which a pipeline is full most of the time.
 FULL = 4
 #: Beside the best plan, so many times its cost is far more.
@@ -137,6 +139,7 @@ class CountSearch:
     held: Callable[[], BatchBytes] = lambda: BatchBytes(0, 0)
     traces: Traces = field(default_factory=Traces)  #: What graphs of micro-batches take.
     is_short: bool = False  #: Whether bytes are, which values that are computed again save.
+    find: Find = find_pipeline  #: Plans each graph.
     #: The best plan of each number that has one.
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     #: The refusal of each other number.
@@ -381,7 +384,7 @@ class CountSearch:
                 if graph.optional:
                     self.budget.say("allowing values to be computed again")
                 share = self.budget.share(parts, clock).with_steps(self.budget.work.steps / COUNTS)
-                self.outcomes[count] = find_pipeline(
+                self.outcomes[count] = self.find(
                     graph, self.cluster, self.request, replace(share, best_s=known_s), count, sizes
                 )
             except StopIteration:

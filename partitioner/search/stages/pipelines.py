@@ -247,7 +247,8 @@ def _of_kept(outcome: Outcome, kept: Plan | None) -> Outcome:
     """
     if kept is None:
         return outcome
-    found = outcome.plan
+    found = replace(outcome.plan, blocks=kept.blocks)
+    outcome = replace(outcome, plan=found)
     for name, decision in kept.nodes.items():
         wanted, own = kept.groups[decision.group], found.groups[found.nodes[name].group]
         if set(wanted.devices) != set(own.devices):

@@ -240,7 +240,7 @@ class Neighbourhood:
         return build(self.graph, tuple(meshes), self._candidates, prices, check=self.check)
 
     def _kept(self, node: Node, options: Sequence[PlacedNode]) -> Sequence[PlacedNode]:
-        """Those of some strategies that constraints allow, with the first, which is the plan's."""
+        """Keep the strategies that constraints allow, and the first, which is the plan's."""
         asked = self.constraints
         self.check()
         if node.name in asked.places or (asked.plan and node.name in asked.plan.nodes):

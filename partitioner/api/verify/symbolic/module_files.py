@@ -245,7 +245,6 @@ class _Phase:
 
     @property
     def number(self) -> int:
-        """The number of the phase."""
         return _number(self.reader.phases, self.file.which)
 
     def read(self) -> None:

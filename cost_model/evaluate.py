@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeVar
 
 from partitioner.cost_model.cluster.topology import Cluster
@@ -14,7 +14,7 @@ from partitioner.cost_model.equal_devices.classes import representatives
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.executors import MOST_RANKS, executor_of
 from partitioner.cost_model.memory.lifetimes import with_headroom
-from partitioner.cost_model.memory.lives import MemoryPeak, Peaks, executor_peaks
+from partitioner.cost_model.memory.lives import MemoryPeak, Peaks, peaks
 from partitioner.cost_model.memory.processors import held_curves
 from partitioner.cost_model.memory.sessions import Held
 from partitioner.cost_model.prices.compute import sharded_flops_share
@@ -258,7 +258,7 @@ def evaluate_placed(
             total[device] += seconds * tasks.times(task)
     nothing = MemoryPeak(0, 0, 0, "")
     limits = {device: cluster.devices[device].memory_bytes for device in devices}
-    peaks, run, class_of = Peaks.of(tasks), tasks, first
+    most, run, class_of = Peaks.of(tasks), tasks, first
     brought = graph.delivered if delivers and len(cluster) <= MOST_RANKS else everywhere
     if brought != everywhere:
         run, class_of = observed_schedule(
@@ -269,8 +269,8 @@ def evaluate_placed(
         compute_s=of_all(compute_s, 0.0),
         comm_s=of_all(comm_s, 0.0),
         latency_s=step_seconds(tasks),
-        peak=of_all(peaks.safe, nothing),
-        exact_peak=of_all(peaks.exact, nothing),
+        peak=of_all(most.safe, nothing),
+        exact_peak=of_all(most.exact, nothing),
         executor_peak={d: held.get(class_of[d], nothing) for d in devices} if held else {},
         limit_bytes=limits,
         sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks), 0.0).items()},
@@ -289,4 +289,4 @@ def _held_by_executor(graph: Graph, run: Schedule, cluster: Cluster) -> Mapping[
         held = Held.of(graph, run, limits)
         return {} if held is None else held.peaks
     gpus = {device for device, spec in enumerate(cluster.devices) if spec.is_gpu}
-    return executor_peaks(run, partial(held_curves, graph, run, gpus))
+    return peaks(run, held_curves(graph, run, gpus), int, headroom=False)

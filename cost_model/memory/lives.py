@@ -57,9 +57,9 @@ class Uses:
     arrived: Mapping[LocalKey, set[int]]  #: The phases in which a tensor is received.
 
     @classmethod
-    def of(cls, schedule: Schedule) -> Uses:
-        """Read them from the tasks of a schedule."""
-        roots = roots_of(schedule)
+    def of(cls, schedule: Schedule, passed_on: Mapping[LocalKey, LocalKey] | None = None) -> Uses:
+        """Read them from the tasks of a schedule; `passed_on` is as of `roots_of`."""
+        roots = roots_of(schedule, passed_on)
         by_root: dict[LocalKey, set[int]] = defaultdict(set)
         arrived: dict[LocalKey, set[int]] = defaultdict(set)
         for task in schedule.tasks:
@@ -267,18 +267,6 @@ class Peaks(NamedTuple):
         return cls(
             peaks(schedule, safe.curves(), with_headroom), peaks(schedule, exact.curves(), int)
         )
-
-
-def executor_peaks(
-    schedule: Schedule, taken: Callable[[Uses, Curves], Curves]
-) -> Mapping[int, MemoryPeak]:
-    """Count the peaks of what an executor holds, each at the task where most is held.
-
-    `taken` says what it holds at each position, by the uses of tensors and the exact bytes.
-    """
-    uses = Uses.of(schedule)
-    exact = StepLives.of(schedule, exact_lifetimes(schedule, uses.roots), uses)
-    return peaks(schedule, taken(uses, exact.curves()), int, headroom=False)
 
 
 def peaks(

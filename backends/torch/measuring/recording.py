@@ -271,15 +271,10 @@ class Recorder:
         )
 
     def _plan(self, shown: Mapping[str, str]) -> StepPlan:
-        """The runs of a step, behind which gradients are read, and what is shown.
-
-        Results are held to the end where the caller gets them no earlier.
-        """
-        keep = {*shown.values()}
+        """The runs of a step, behind which gradients and results are read: a caller holds these."""
+        keep = {*shown.values(), *self.phases[0].delivered}
         if self.training is not None:
             keep.update(one.gradient for one in self.training.updates)
-        if not self.phases[0].order.turns:
-            keep |= self.phases[0].delivered
         return StepPlan(self.phases, self.runs, self.start.written, keep, adds=True)
 
     def _of_messages(self, phase: int, spans: Sequence[Span]) -> tuple[Span, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -172,6 +172,22 @@ class _Holders:
             for owner, held in self.points.items()
         }
         return max(shared, key=lambda owner: (shared[owner], -owner))
+
+
+def listed(source: Placement, target: Placement, ranks: Collection[int]) -> tuple[Transfer, ...]:
+    """Transfers of an all-gather, or of a reduce-scatter of pending sums, among some devices.
+
+    Of a reduce-scatter each device gets its part of the terms of all of them.
+    """
+    if not source.sharding.partial:
+        return tuple(t for t in exchange(source, target) if t.target in ranks)
+    pieces = exchange(source.without_partial(), target)
+    kept = {piece.target: piece for piece in pieces if piece.source == piece.target}
+    return tuple(
+        Transfer(origin, device, kept[device].read, kept[device].write)
+        for device in ranks
+        for origin in ranks
+    )
 
 
 def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:

@@ -6,7 +6,7 @@ have them in one global order given by `seq`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -112,6 +112,15 @@ class Comm:
         pairs = {(transfer.source, transfer.target) for transfer in self.transfers}
         sizes = {transfer.numel for transfer in self.transfers}
         return len(sizes) == 1 and pairs == {(a, b) for a in self.ranks for b in self.ranks}
+
+    @cached_property
+    def arriving(self) -> Mapping[int, Sequence[Transfer]]:
+        """The transfers to each rank that have elements."""
+        found: dict[int, list[Transfer]] = {}
+        for transfer in self.transfers:
+            if transfer.numel:
+                found.setdefault(transfer.target, []).append(transfer)
+        return found
 
     def touched(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Local values that a rank reads and writes."""

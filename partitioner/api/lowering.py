@@ -16,7 +16,7 @@ from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, Task
 from partitioner.foundations.no_gc import no_collection
-from partitioner.ir.exchange import Region
+from partitioner.ir.exchange import Region, listed
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import Copies
@@ -35,6 +35,9 @@ from partitioner.ir.program import (
     RankProgram,
 )
 from partitioner.ir.types import TensorType
+
+#: Most ranks of a communication whose transfers are listed.
+MOST_LISTED = 256
 
 
 @no_collection()
@@ -192,10 +195,17 @@ class _Shared:
         return self._types[key][rank]
 
     def comm(self, index: int, comm: Comm, source: str, target: str) -> Comm:
-        """A communication under local names; one object for all ranks with the same names."""
+        """A communication under local names; one object for all ranks with the same names.
+
+        Transfers that its price did not need are listed, among at most `MOST_LISTED` ranks.
+        """
         key = index, source, target
         if key not in self._comms:
             phase, target_phase = self.phases(index)
+            if comm.part and len(comm.ranks) <= MOST_LISTED:
+                task = self.schedule.tasks[index]
+                (_, before), (_, after) = task.reads[0][1], task.writes[0][1]
+                comm = replace(comm, transfers=listed(before, after, comm.ranks), part=0)
             self._comms[key] = comm.renamed(
                 source=source, target=target, phase=phase, target_phase=target_phase
             )

@@ -12,6 +12,11 @@ from partitioner.ir.ops.local import local_shape_operand
 from partitioner.ir.ops.signature import pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 
+#: Ops that draw random numbers, others each time they run: never folded, never merged.
+RANDOM = frozenset((
+    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike",
+))  # fmt: skip
 #: The operand's dims are cut and the result is not: sizes are known without elements.
 _measured = pattern("d.. -> n..", whole="n..", dropped="d..")
 _made_whole = pattern("_ -> d..", whole="d..")

@@ -27,10 +27,10 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.frontends.inputs import input_ranges
 from partitioner.frontends.model import OnnxInput
 from partitioner.frontends.onnx.load import Traced
-from partitioner.frontends.onnx.rewriting.fold import RANDOM
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError, typed
 from partitioner.ir.graph import Graph
+from partitioner.ir.ops.onnx.factories import RANDOM
 from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs

@@ -38,8 +38,8 @@ from partitioner.backends.optimization import DEFAULT, Optimization
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced
 from partitioner.frontends.onnx.reading.checks import nested_graphs
-from partitioner.frontends.onnx.rewriting.fold import RANDOM
 from partitioner.ir.graph import Constant, Graph, Node, Opaque
+from partitioner.ir.ops.onnx.factories import RANDOM
 from partitioner.ir.program import Programs
 from partitioner.rewrites.micro_batch_graph import MicroBatch
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from partitioner.api.verify.symbolic.held import (
@@ -19,7 +19,7 @@ from partitioner.api.verify.symbolic.parts import (
     taken,
 )
 from partitioner.api.verify.symbolic.program import Side
-from partitioner.ir.exchange import Region
+from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.program import REDUCING, CommKind
 
 
@@ -37,11 +37,17 @@ def communicate(
     kind = comm.kind
     if kind is CommKind.ALL_REDUCE:
         return _all_reduced(sides, sources)
-    return {
-        rank: _arrived(types, rank, side, sources)
-        for rank, side in sides.items()
-        if side.target is not None
-    }
+    made: dict[object, Facts] = {}  # ranks of equal arrivals get the same
+    results: dict[int, Facts] = {}
+    for rank, side in sides.items():
+        if side.target is None:
+            continue
+        arriving = side.comm.arriving.get(rank, ())
+        key = (side.target, tuple((t.source, t.read, t.write) for t in arriving))
+        if key not in made:
+            made[key] = _arrived(types, side, arriving, sources)
+        results[rank] = made[key]
+    return results
 
 
 def _all_reduced(sides: Mapping[int, Side], sources: Mapping[int, Facts]) -> dict[int, Facts]:
@@ -50,10 +56,11 @@ def _all_reduced(sides: Mapping[int, Side], sources: Mapping[int, Facts]) -> dic
     return dict.fromkeys(sides, made)
 
 
-def _arrived(types: Types, rank: int, side: Side, sources: Mapping[int, Facts]) -> Facts:
-    """Facts about the value that a rank writes."""
+def _arrived(
+    types: Types, side: Side, arriving: Sequence[Transfer], sources: Mapping[int, Facts]
+) -> Facts:
+    """Facts about the value that a rank writes, to which these transfers go."""
     type_ = side.target
-    arriving = [t for t in side.comm.transfers if t.target == rank and t.numel]
     if not arriving or type_ is None:
         raise RefusedError("nothing arrives", is_wrong=type_ is not None and type_.numel > 0)
     how = side.comm.reduce if side.comm.kind in REDUCING else ""

@@ -49,11 +49,13 @@ class Rows:
         A gradient of the batch is the mean of those of its rows, so the share of a micro-batch is
         that of its rows. The other `outputs`, which are no rows, are means too.
         """
+        if not self.rows and not self.shares:
+            return  # they are not known, as the note on the proof says
+        if len(self.shares) != self.count:
+            raise RefusedError(f"{len(self.shares)} of {self.count} have a share", is_wrong=True)
         for name in sorted({*outputs} - self.rows.keys() if self.count > 1 else ()):
             if types[name].shape or not types[name].dtype.startswith(("float", "bfloat")):
                 raise RefusedError(f"{name!r} is {types[name]}, no rows and no mean", is_wrong=True)
-        if len(self.shares) != self.count and (self.rows or self.shares):
-            raise RefusedError(f"{len(self.shares)} of {self.count} have a share", is_wrong=True)
         for name in self.rows:
             self._check_rows(name)
             self._check_shares(name)
@@ -109,13 +111,7 @@ class Runs:
         Raises:
             RefusedError: A run is missing, is there twice, or comes too early.
         """
-        runs = Counter(self.order)
-        for phase in self.reads:
-            for index in (0,) if self.phases.is_once(phase) else range(self.rows.count):
-                if runs[phase, index] != 1:
-                    often = f"{runs[phase, index]} times" if runs[phase, index] else "never"
-                    why = f"it runs {self.text(phase)} of micro-batch {index} {often}"
-                    raise RefusedError(why, is_wrong=True)
+        self._check_counts()
         behind: dict[tuple[int, int], str] = {}
         for phase, names in self.reads.items():
             for name in names:
@@ -126,6 +122,18 @@ class Runs:
             for index in range(self.rows.count):
                 if self._at(made, index) >= self._at(phase, index):
                     why = f"{self.text(phase)} of micro-batch {index} runs before {name!r} is made"
+                    raise RefusedError(why, is_wrong=True)
+
+    def _check_counts(self) -> None:
+        """Refuse a phase that does not run once for each micro-batch."""
+        runs = Counter(self.order)
+        if any(index >= self.rows.count for _, index in runs):
+            raise RefusedError(f"it runs more than {self.rows.count}", is_wrong=True)
+        for phase in self.reads:
+            for index in (0,) if self.phases.is_once(phase) else range(self.rows.count):
+                if runs[phase, index] != 1:
+                    often = f"{runs[phase, index]} times" if runs[phase, index] else "never"
+                    why = f"it runs {self.text(phase)} of micro-batch {index} {often}"
                     raise RefusedError(why, is_wrong=True)
 
     def _check_own(self, phase: int, name: str) -> None:

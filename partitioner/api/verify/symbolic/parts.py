@@ -277,6 +277,11 @@ def covers(regions: Sequence[Region], shape: Sequence[int]) -> bool:
     full = [region for region in regions if all(map(count_of, region))]
     if sum(math.prod(map(count_of, region)) for region in full) != math.prod(shape):
         return False
+    unlike = [dim for dim in range(len(shape)) if len({region[dim] for region in full}) > 1]
+    if len(unlike) == 1:  # pieces of one dim
+        (dim,) = unlike
+        ends = sorted(interval for region in full for interval in region[dim])
+        return all(sum(one) <= other[0] for one, other in pairwise(ends))
     return not any(
         all(intersect(tuple(sorted(a)), tuple(sorted(b))) for a, b in zip(one, other, strict=True))
         for index, one in enumerate(full)

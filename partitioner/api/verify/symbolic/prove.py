@@ -8,7 +8,7 @@ is, whole or as a share of a pending reduction; in the end, the ranks must deliv
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,6 +18,7 @@ import numpy as np
 from partitioner.api.verify.symbolic.classes import ApartError, follow_together
 from partitioner.api.verify.symbolic.collectives import Collective, collect
 from partitioner.api.verify.symbolic.communications import communicate
+from partitioner.api.verify.symbolic.equal_values import Content, by_content, content, merged
 from partitioner.api.verify.symbolic.flat import Flat, facts_of
 from partitioner.api.verify.symbolic.held import Facts, Held
 from partitioner.api.verify.symbolic.micro_batches import ADDED_UP, check_together
@@ -42,7 +43,6 @@ from partitioner.ir.graph import SMALL_CONSTANT, Graph
 from partitioner.ir.ops.aten.state import ALIAS, KEEP, REST, UPDATE
 from partitioner.ir.program import Output, Part
 
-_Key = tuple[str, tuple[int, ...], bytes]  #: Type, shape and contents of a constant.
 #: The parts of each output that are delivered, by whole copy and output.
 _Delivered = dict[tuple[int, str], list[Region]]
 _Class = tuple[int, ...]  #: Ranks that run the same steps.
@@ -51,37 +51,12 @@ _Waiting = Arrival | Collective | Side  #: What a rank waits for others at.
 
 def prove(graph: Graph, programs: Sequence[Program]) -> Proof:
     """Follow the programs of all ranks, and compare what they deliver with the model's outputs."""
-    check, ranks = _Check(*_merged(graph), programs), len(programs)
+    check, ranks = _Check(*merged(graph), programs), len(programs)
     try:
         check.run()
     except _StoppedError as stopped:
         return Proof(ranks, stopped.refusal)
     return Proof(ranks, None, len(check.unread))
-
-
-def _merged(graph: Graph) -> tuple[Graph, Mapping[str, str]]:
-    """The model with one name for constants of equal contents, and the names that went."""
-    kept = {*graph.outputs, *(name for node in graph.nodes for name in node.captures)}
-    free = (name for name in graph.constants if name not in kept)
-    equal = (names for names in _by_content(graph, free).values() if len(names) > 1)
-    merged = {name: first for first, *others in equal for name in others}
-    nodes = tuple(
-        replace(node, inputs=tuple(merged.get(name, name) for name in node.inputs))
-        if not merged.keys().isdisjoint(node.inputs)
-        else node
-        for node in graph.nodes
-    )
-    return (replace(graph, nodes=nodes) if merged else graph), merged
-
-
-def _by_content(graph: Graph, names: Iterable[str]) -> dict[_Key, list[str]]:
-    """Small constants by what they hold."""
-    found: dict[_Key, list[str]] = {}
-    for name in names:
-        array = graph.constant(name)
-        if array is not None:
-            found.setdefault(_key(array), []).append(name)
-    return found
 
 
 class _StoppedError(Exception):
@@ -97,7 +72,7 @@ class _Check:
     """The programs of all ranks beside the whole model."""
 
     graph: Graph
-    merged: Mapping[str, str]  #: Constants of the model by those that stand for them.
+    merged: Mapping[str, str]  #: Values of the model by equal ones that stand for them.
     programs: Sequence[Program]
     equal_facts: dict[Facts, Facts] = field(default_factory=dict)  #: As of `Rank`.
     unread: list[str] = field(default_factory=list)  #: Local constants that were not compared.
@@ -109,8 +84,9 @@ class _Check:
         return WholeModel(self.graph, first.spelled, first.unnamed)
 
     @cached_property
-    def by_content(self) -> Mapping[_Key, Sequence[str]]:
-        return _by_content(self.graph, (n for n in self.graph.constants if n not in self.merged))
+    def by_content(self) -> Mapping[Content, Sequence[str]]:
+        """The model's small constants by what they hold."""
+        return by_content(self.graph, (n for n in self.graph.constants if n not in self.merged))
 
     def run(self) -> None:
         """Follow all ranks, once for each micro-batch of a request; _StoppedError if one fails.
@@ -240,7 +216,7 @@ class _Check:
                 facts = self._claimed(program, name, claim.whole, claim.region, is_zero=claim.zero)
             array = program.contents(name) if program.types[name].numel <= SMALL_CONSTANT else None
             if array is not None:
-                facts += [Held(n, all_of(shape)) for n in self.by_content.get(_key(array), ())]
+                facts += [Held(n, all_of(shape)) for n in self.by_content.get(content(array), ())]
             found[name] = tuple(dict.fromkeys(facts))
         return found
 
@@ -492,10 +468,6 @@ def _text(side: _Waiting) -> str:
         return str(side)
     why = f" for {side.comm.why}" if side.comm.why else ""
     return f"{side.comm.kind.spelled} {side.comm.seq}{why}"
-
-
-def _key(array: np.ndarray) -> _Key:
-    return array.dtype.name, array.shape, array.tobytes()
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:

@@ -31,6 +31,7 @@ from partitioner.frontends.onnx.reading.bodies import bodies, made
 from partitioner.frontends.onnx.reading.names import fresh, last_present
 from partitioner.frontends.onnx.rewriting.evaluate import evaluate_constants
 from partitioner.ir.errors import IRError
+from partitioner.ir.ops.onnx.factories import RANDOM
 
 #: Most bytes by which folding may make the constants of a model larger, all together. ONNX's light
 #: models, which leave weights out, need up to 548 MiB.
@@ -39,11 +40,6 @@ MAX_GROWN_BYTES = 2**30
 MAX_COMPUTED = 512 * 512
 MAX_OPERAND = 8192
 
-#: Ops that draw random numbers, others each time they run: never folded, never merged.
-RANDOM = frozenset((
-    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-    "RandomUniformLike",
-))  # fmt: skip
 #: Ops whose result size depends on data but never exceeds (rank x) their operand's.
 _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
 #: Ops that only re-arrange the elements of operand 0.

@@ -122,6 +122,14 @@ def rows_of(change: Callable[[Rows], Rows], programs: list[Program]) -> list[Pro
     ]
 
 
+def of_fewer(rows: Rows) -> Rows:
+    return replace(rows, count=3)
+
+
+def of_none(rows: Rows) -> Rows:
+    return replace(rows, count=0, rows={}, shares=())
+
+
 def overlapping(rows: Rows) -> Rows:
     return replace(rows, rows={n: (of[0], of[0], *of[2:]) for n, of in rows.rows.items()})
 
@@ -146,6 +154,8 @@ def scaled_wrongly(rows: Rows) -> Rows:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (of_fewer, "it runs more than 3"),
+        (of_none, "it runs more than 0"),
         (overlapping, "two of them have row 0 of "),
         (with_a_gap, "none of them has row 6 of "),
         (of_other_sizes, "micro-batch 0 has 1 rows of "),

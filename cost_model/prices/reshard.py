@@ -534,6 +534,16 @@ def most_joined(graph: Graph) -> Mapping[CommKind, int]:
     return {kind: gathered if kind is CommKind.ALL_GATHER else summed for kind in JOINING}
 
 
+def remembering(cluster: Cluster, graph: Graph) -> Resharder:
+    """The reshards of the last cluster, with their prices: a graph and its forms have the same."""
+    return _resharder(cluster, tuple(most_joined(graph).items()))
+
+
+@lru_cache(maxsize=1)
+def _resharder(cluster: Cluster, most: tuple[tuple[CommKind, int], ...]) -> Resharder:
+    return Resharder(cluster, dict(most))
+
+
 def _written(graph: Graph) -> set[str]:
     """Values that are only stored, and what these are views of."""
     written: set[str] = set()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
+from partitioner.api.compiler import graphs_of
 from partitioner.api.option_table import SweepOptions
 from partitioner.api.options import open_with, request_of, takes, with_launches
 from partitioner.cost_model.cluster.resolve import resolve_cluster
@@ -29,8 +30,8 @@ from partitioner.report.summarise import summarise
 from partitioner.report.text.tables import table
 from partitioner.search.find_plan import find_plan
 from partitioner.search.outcome import Candidate
-from partitioner.search.request import Budget, Request, silent
-from partitioner.search.ways.data_parallelism import beside_data_parallelism
+from partitioner.search.request import Budget, Request, StageClock, silent
+from partitioner.search.ways.table import Table
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
@@ -215,9 +216,10 @@ def _point(opened: OnnxInput | ModuleInput, rules: Rules, target: _Target) -> Po
     outcome, why = None, ""
     try:
         request = request.on(graph)
-        budget = Budget.of(request)
-        outcome = find_plan(graph, cluster, request, budget, rules)
-        outcome = beside_data_parallelism(outcome, cluster, request, budget.work.left_s)
+        clock = StageClock(silent)
+        outcome = find_plan(graph, cluster, request, Budget.of(request), rules)
+        graphs = graphs_of(opened, cluster, target.request, clock)
+        outcome = Table(graphs, cluster, target.request, clock).beside_others(outcome)
     except (Infeasible, ConstraintError) as error:  # ConstraintError: of a kind of parallelism
         why = str(error)
     figures = outcome.evaluation if outcome else None

@@ -39,10 +39,17 @@ class Rival:
         return self.fits and self.is_known
 
 
-def usual(cost: float, devices: int, fits: bool, *, is_known: bool = True) -> Rival:
-    """Make the alternative that one trains with where no planner is at hand."""
-    ask = f"--parallel {DATA}"
-    return Rival("data parallelism", cost, devices, fits, ask=ask, is_known=is_known)
+def usual(
+    cost: float, devices: int, fits: bool, *, count: int | None = None, is_known: bool = True
+) -> Rival:
+    """Make the alternative that one trains with where no planner is at hand.
+
+    It is in `count` micro-batches, whose gradients are added up; None for the whole batch at once.
+    """
+    name, ask = "data parallelism", f"--parallel {DATA}"
+    if count is not None:
+        name, ask = f"{name} in {count} micro-batches", f"{ask} --micro-batches {count}"
+    return Rival(name, cost, devices, fits, ask=ask, is_known=is_known)
 
 
 def rivals_of(
@@ -86,7 +93,7 @@ def rivals_of(
                 continue
             seen.add(way)
             if way == DATA:
-                yield usual(cost, devices, space["fits"])
+                yield usual(cost, devices, space["fits"], count=space.get("micro_batches"))
             else:
                 yield Rival(space["space"], cost, devices, space["fits"], is_split=True)
         if unplanned is not None:

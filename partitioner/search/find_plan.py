@@ -11,17 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Protocol
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.executors import executor_of
-from partitioner.cost_model.prices.reshard import Resharder, most_joined
+from partitioner.cost_model.prices.reshard import remembering
 from partitioner.foundations import units
 from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
-from partitioner.ir.program import CommKind
 from partitioner.search.levels.meshes import device_pools
 from partitioner.search.levels.staged import SplitAxesSpace, StagesSpace, axes_meshes
 from partitioner.search.outcome import Candidate, NoCheaper, Outcome, SpaceResult, best_of, winner
@@ -173,11 +171,10 @@ def _explicit(
     graph: Graph, cluster: Cluster, requests: Sequence[Request], budget: Budget, rules: Rules
 ) -> Outcome:
     request, *_ = requests
-    most = tuple(most_joined(graph).items())
     counted, kept = cluster, request.constraints.plan
     if kept is not None and kept.blocks:  # the referee alone knows what is loaded in turn
         counted = cluster.with_memory(4 * sum(type_.nbytes for type_ in graph.types.values()))
-    resharder = _resharder(counted, most)
+    resharder = remembering(counted, graph)
     search = JointSearch(graph, cluster, request, rules, DeviceColumns(graph, resharder))
     meshes = axes_meshes(cluster, request)
     spaces: list[Space] = [
@@ -214,12 +211,6 @@ def _explicit(
         return replace(outcome, more=lambda left: decided(replace(so_far, budget=left).gone_on()))
 
     return decided(_Search(request, cluster, budget).searched(spaces))
-
-
-@lru_cache(maxsize=1)
-def _resharder(cluster: Cluster, most: tuple[tuple[CommKind, int], ...]) -> Resharder:
-    """The reshards of the last cluster: a graph and that with offers have the same."""
-    return Resharder(cluster, dict(most))
 
 
 def _families(graph: Graph, cluster: Cluster, request: Request) -> Sequence[Family]:

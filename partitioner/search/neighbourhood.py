@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -17,7 +18,7 @@ from itertools import islice
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.evaluate import Evaluation, evaluate
-from partitioner.cost_model.prices.reshard import Resharder, most_joined
+from partitioner.cost_model.prices.reshard import Resharder, remembering
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh, copies_on
@@ -43,7 +44,7 @@ MAX_PRICED = 320_000
 #: second.
 MAX_PAIRS = 400_000
 #: Plans times nodes above which they are not priced where each is timed: 200,000 take a second.
-MAX_TIMED = 2_000_000
+MAX_TIMED = 1_000_000
 #: Nodes of the graph times plans with a changed block: of more, the first are priced, for each
 #: makes a schedule.
 MAX_MOVES = 40_000
@@ -236,7 +237,7 @@ class Neighbourhood:
     def _built(self) -> Built:
         of_candidates = (p.mesh for options in self._candidates.values() for p in options)
         meshes = dict.fromkeys((*self.plan.groups, *of_candidates))
-        prices = DeviceColumns(self.graph, Resharder(self.cluster, most_joined(self.graph)))
+        prices = DeviceColumns(self.graph, remembering(self.cluster, self.graph))
         return build(self.graph, tuple(meshes), self._candidates, prices, check=self.check)
 
     def _kept(self, node: Node, options: Sequence[PlacedNode]) -> Sequence[PlacedNode]:
@@ -352,11 +353,15 @@ class _Referee:
     objective: Objective
     plan: Plan
     figures: Evaluation
+    _resharder: Resharder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._resharder = Resharder(self.cluster)
 
     def takes(self, plan: Plan) -> bool:
         """Take a plan if it fits and costs less than the best so far."""
         try:
-            figures = evaluate(self.graph, plan, self.cluster)
+            figures = evaluate(self.graph, plan, self.cluster, resharder=self._resharder)
         except IRError:  # the order of stages, an operator without a rule, a part of no elements
             return False
         most = self.figures.cost(self.objective) * (1 - ROUNDING)
@@ -379,13 +384,13 @@ def improved(outcome: Outcome, cluster: Cluster, request: Request, work: Work) -
         return outcome
     asked = _constraints(outcome, outcome.request or request)
     referee = _Referee(outcome.graph, cluster, request.objective, outcome.plan, outcome.evaluation)
-    try:
+    with suppress(OutOfTime):
         _descend(referee, asked, work)
-    except OutOfTime:
-        outcome = outcome.stopped()
     if referee.figures is not outcome.evaluation:
         outcome = _with_plan(outcome, referee.plan, referee.figures, request)
-    return outcome.stopped() if work.stopped else outcome
+    cert = outcome.plan.certificate
+    assert cert is not None
+    return outcome.stopped() if work.stopped and cert.gap > request.gap else outcome
 
 
 def _descend(referee: _Referee, asked: Constraints, work: Work) -> None:

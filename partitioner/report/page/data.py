@@ -358,9 +358,10 @@ def _runner_up(
     step_s, chosen_s = best.step_s, chosen.step_s
     work_s, chosen_work_s = best.work_s, chosen.work_s
     if result.plan.pipeline is None:
-        # what would be taken fits by the referee, who counts more
-        is_shorter = step_s < chosen_s * (1 - NONE)
-        fits = near.evaluated(best).fits_exactly if is_shorter else near.fits(best)
+        fits = near.fits(best)
+        if step_s < chosen_s * (1 - NONE):  # what would be taken is so by the referee, too
+            changed, chosen_s = near.evaluated(best), result.evaluation.step_s
+            step_s, fits = changed.step_s, changed.fits_exactly
     else:  # the step is simulated
         schedule, figures = result.schedule, result.evaluation
         if sum(map(schedule.times, schedule.tasks)) * len(result.graph.nodes) > MAX_SIMULATED:

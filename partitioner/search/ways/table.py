@@ -77,8 +77,7 @@ class Table:
         """The outcome with the changes that make it cheaper, found in what is left of the clock."""
         seconds = max(budget.work.left_s, LAST_SHARE * self.request.time_limit_s)
         with self.clock("searching"):
-            work = Work.within(seconds, budget.work.steps)
-            return improved(found, self.cluster, self.request, work)
+            return improved(found, self.cluster, self.request, Work.within(seconds))
 
     def beside_others(self, outcome: Outcome) -> Outcome:
         """The outcome beside data parallelism, see `beside_data_parallelism`, and parts of a batch.
@@ -88,7 +87,7 @@ class Table:
         with self.clock("planning what one would do instead"):
             left_s = self.request.time_limit_s - (now_s() - self.clock.begun_s)
             outcome = beside_data_parallelism(
-                outcome, self.cluster, self.request, left_s, self.clock.say
+                outcome, self.cluster, self.request, left_s, self._parts, self.clock.say
             )
             return replace(outcome, alone=self._fewest_alone(outcome))
 

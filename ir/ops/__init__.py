@@ -16,9 +16,10 @@ from partitioner.ir.rule import Rule
 
 def row_of(node: Node) -> OpRow:
     """The node's row; that of its own rule if it brings one along, and `UNKNOWN` for no row."""
-    if node.op not in ROWS and node.op.startswith("aten::") and RULE in node.attrs:
-        return DERIVED
-    return ROWS.get(node.op, UNKNOWN)
+    row = ROWS.get(node.op)
+    if row is not None:
+        return row
+    return DERIVED if node.op.startswith("aten::") and RULE in node.attrs else UNKNOWN
 
 
 def is_stored(node: Node) -> bool:

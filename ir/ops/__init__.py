@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph, Node, once_a_graph
 from partitioner.ir.ops import aten, onnx
 from partitioner.ir.ops.aten.branches import COND, DERIVED, RULE, cond_row
 from partitioner.ir.ops.signature import OpaqueError
@@ -89,6 +89,7 @@ def inherit_rules(graph: Graph, source: Graph) -> None:
     _KNOWN[graph] = _Known(by_node, known.by_form, known.distinct)
 
 
+@once_a_graph
 def rules_of(graph: Graph) -> Mapping[str, Rule | str]:
     """`rule_of` every node, by name."""
     return {node.name: rule_of(graph, node) for node in graph.nodes}

@@ -159,10 +159,11 @@ def goes_by_levels(graph: Graph, devices: int, request: Request) -> bool:
     if single or request.objective != "throughput":
         large = devices > MOST_EXPLICIT
     places_steps = bool(graph.backward) and request.strategy == "inter"  # levels share each node
-    return devices > 1 and large and not (places_steps or _is_decided(graph, request))
+    return devices > 1 and large and not (places_steps or is_decided(graph, request))
 
 
-def _is_decided(graph: Graph, request: Request) -> bool:
+def is_decided(graph: Graph, request: Request) -> bool:
+    """Tell whether a plan is kept that decides every node."""
     kept = request.constraints.plan
     return kept is not None and kept.nodes.keys() == graph.by_name.keys()
 
@@ -219,8 +220,8 @@ def _families(graph: Graph, cluster: Cluster, request: Request) -> Sequence[Fami
     Raises:
         ConstraintError: A pin names an axis that no mesh has.
     """
-    devices, is_decided = len(cluster), _is_decided(graph, request)
-    if not is_decided and request.strategy == "inter":
+    devices, decides = len(cluster), is_decided(graph, request)
+    if not decides and request.strategy == "inter":
         devices = min(devices, MOST_EXPLICIT)  # of equal ones no more are used
     asked = request.constraints
     joint = families(request.strategy, devices, request.mesh, asked.groups, asked.kept_meshes)
@@ -228,7 +229,7 @@ def _families(graph: Graph, cluster: Cluster, request: Request) -> Sequence[Fami
         joint = tuple(sorted(joint, key=lambda family: len(family.groups) > 1))
     axes = {axis for family in joint for group in family.groups for axis in group.names}
     asked.check_axes(sorted(axes))
-    return joint[:1] if is_decided else joint  # all have the plan that is decided
+    return joint[:1] if decides else joint  # all have the plan that is decided
 
 
 def _is_small(space: Space) -> bool:

@@ -210,8 +210,8 @@ class Table:
     @cached_property
     def _held(self) -> BatchBytes:
         """Bytes that one device needs for the whole model."""
-        graph = self.model.uncut if self.request.is_pipelined else self._first
-        return BatchBytes.of(graph, self.cluster)
+        graph = self.model.whole if self.request.is_pipelined else self._first
+        return BatchBytes.of(graph or self.model.uncut, self.cluster)
 
     def _whole(self, graph: Graph, spaces: Request) -> Way:
         is_first = graph is self._first

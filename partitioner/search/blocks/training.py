@@ -35,7 +35,7 @@ MOST_PARTS = 6
 PARTS, SQUARE_PARTS = (2, 3, 4, 6, 8, 12, 16, 32), (2, 3, 4, 6)
 #: Shares of the memory that a path may fill by the bytes of its parts. These count whole tensors to
 #: their last use anywhere, so that they may be too many; the referee decides.
-MARGINS = (1.3, 1.15, 1.0, 0.9, 0.8)
+MARGINS = (1.3, 1.15, 1.0, 0.9, 0.8, 0.7, 0.6)
 #: Pricing parts may take one of so many equal shares of the seconds: two thirds. The rest is for
 #: evaluating paths over them.
 PRICING_SHARES = 1.5

@@ -34,6 +34,8 @@ from partitioner.strategies.kinds.parallel import depends_on_mesh, forms
 AMPLE = 0.8
 #: Share of the time limit that is kept for changes of the best plan.
 LAST_SHARE = 0.1
+#: Nodes for whose tensors a stage has memory if a micro-batch likely fits without blocks.
+NODES = 3
 #: Numbers of micro-batches that are tried at most to find what one device holds of a batch.
 MOST_TRACES = 3
 
@@ -191,7 +193,7 @@ class Table:
 
     @property
     def _wants_blocks(self) -> bool:
-        """Tell whether a stage has no memory for two of the largest node of a micro-batch.
+        """Tell whether a stage has no memory for `NODES` of the largest one of a micro-batch.
 
         False where there is no such micro-batch, which the search refuses.
         """
@@ -205,7 +207,7 @@ class Table:
         types, least = graph.types, least_memory(self.cluster)
         nodes = (sum(types[value].nbytes for value in {*n.reads, *n.writes}) for n in graph.nodes)
         node_bytes = max(nodes, default=0) * (asked or 1) / count / size
-        return 2 * node_bytes > least - kept_bytes(graph) / devices
+        return NODES * node_bytes > least - kept_bytes(graph) / devices
 
     @cached_property
     def _held(self) -> BatchBytes:
@@ -352,8 +354,12 @@ class Table:
         return Way("blocks", blocks.search, rung=2, would_fit=blocks.would_fit)
 
     def _fewest_in_blocks(self) -> Iterator[Way]:
-        """Micro-batches of which stretches run in blocks, through stages or on all devices."""
-        if not (self.request.may_run_in_parts and self._has_batch and self._holds_weights):
+        """Micro-batches of which stretches run in blocks, through stages or on all devices.
+
+        In inference blocks cut the batch, too.
+        """
+        may_run = self.training and self.request.may_run_in_parts
+        if not (may_run and self._has_batch and self._holds_weights):
             return
         mesh, *stages = self.request.sizes_in_parts(len(self.cluster))
         fewest = FewestParts(

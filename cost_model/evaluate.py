@@ -156,10 +156,12 @@ def evaluate(
     cluster: Cluster,
     everywhere: frozenset[str] = frozenset(),
     resharder: Resharder | None = None,
+    *,
+    delivers: bool = True,
 ) -> Evaluation:
     """Cost of a plan, without that of bringing outputs but those in `everywhere` to all devices.
 
-    The bytes that its executor holds are with all that ranks bring to every device.
+    Where it `delivers`, the bytes of its executor are with all that ranks bring to every device.
 
     A `resharder` of the cluster, if given, remembers reshards for the next plan.
 
@@ -169,7 +171,9 @@ def evaluate(
     """
     with no_collection():
         placed = resolve(graph, plan)
-        return evaluate_placed(graph, placed, cluster, plan.pipeline, everywhere, resharder)
+        return evaluate_placed(
+            graph, placed, cluster, plan.pipeline, everywhere, resharder, delivers=delivers
+        )
 
 
 @once_a_graph

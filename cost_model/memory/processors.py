@@ -35,11 +35,14 @@ from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph
 from partitioner.ir.messages import Group, Link, ends_of_messages
 from partitioner.ir.ops import is_view
+from partitioner.ir.phases import Part
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import item_bytes
 
 #: Operators that add their results to a sum by themselves.
 _ADDING = frozenset({"aten::mm", "aten::bmm", "aten::embedding_dense_backward"})
+#: The columns of lives, with the tensors.
+_COLUMNS = "device", "nbytes", "first", "last", "made", "read", "always", "tensors"
 #: Communications whose results are views of what arrives, or sums.
 _NOT_JOINED = CommKind.SLICE, CommKind.REDUCE_SCATTER, CommKind.ALL_REDUCE
 
@@ -136,7 +139,43 @@ class _Ranks:
         last = lives.last.copy()
         for row in self._sums(lives):
             last[row] = lives.first[row] - self._adds_itself(lives.tensors[row].local)
-        return replace(lives, last=last)
+        return self._with_wholes(replace(lives, last=last))
+
+    def _with_wholes(self, lives: StepLives) -> StepLives:
+        """Add the results of all micro-batches, to which each is copied when its phase ends."""
+        order = self.schedule.order
+        count, deliver = order.table.micro_batches, order.phases.number(Part.DELIVER)
+        tasks = self.schedule.tasks
+        at = [place for place, task in enumerate(tasks) if task.returns and task.phase == deliver]
+        local_of = {local for place in at for local in tasks[place].reads}
+        if count == 1 or not local_of:
+            return lives
+        columns = {name: list(vars(lives)[name]) for name in _COLUMNS}
+        roots = self.uses.roots
+        returned = {roots.get(local, local) for local in local_of}
+        late = {roots[local] for local in local_of if local in roots}
+        for row, life in enumerate(lives.tensors):
+            if life.local not in returned or life.operand or not life.key[1].sharding.shape:
+                continue
+            is_late = life.local in late or lives.made[row] == deliver
+            columns["read"][row] = deliver if is_late else lives.made[row]
+            columns["always"][row] = False
+            made = {
+                "device": life.device,
+                "nbytes": life.nbytes * count,
+                "first": at[0],
+                "last": len(tasks) - 1 if is_late else -1,
+                "made": deliver if is_late else 0,
+                "read": deliver if is_late else 0,
+                "always": not is_late,
+                "tensors": life,
+            }
+            for name, value in made.items():
+                columns[name].append(value)
+        tensors = columns.pop("tensors")
+        flags = np.array(columns.pop("always"), np.bool_)
+        numbers = {name: np.array(column, np.int64) for name, column in columns.items()}
+        return replace(lives, **numbers, always=flags, tensors=tuple(tensors))
 
     def freed(self, device: int, lives: StepLives) -> Curve:
         """Bytes of tensors of earlier phases that a phase has read for the last time."""

@@ -22,7 +22,15 @@ from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
 from partitioner.search.levels.meshes import device_pools
 from partitioner.search.levels.staged import SplitAxesSpace, StagesSpace, axes_meshes
-from partitioner.search.outcome import Candidate, NoCheaper, Outcome, SpaceResult, best_of, winner
+from partitioner.search.outcome import (
+    Candidate,
+    NoCheaper,
+    Outcome,
+    SpaceResult,
+    best_of,
+    of_results,
+    winner,
+)
 from partitioner.search.request import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT, Budget, Request
 from partitioner.search.spaces.copies import CopiesSearch
 from partitioner.search.spaces.exact_memory import exact_plan, second_look
@@ -341,7 +349,9 @@ class _Search:
         held, limit = evaluation.needed_bytes[device], evaluation.limit_bytes[device]
         in_kernels = held > evaluation.held_bytes[device]
         inside = f" in {executor_of(outcome.graph).holder}" if in_kernels else ""
-        raise short_of_memory(held, limit, device, evaluation.needed_peak(device).at, inside=inside)
+        at = evaluation.needed_peak(device).at
+        more = of_results(outcome.graph, outcome.plan, self.cluster, evaluation, device)
+        raise short_of_memory(held, limit, device, at, inside=inside, more=more)
 
     def decided(self, search: JointSearch, refusing: int) -> Outcome:
         """The best plan of the spaces, so many of which refuse what they cannot plan.

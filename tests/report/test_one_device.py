@@ -25,7 +25,6 @@ from partitioner.cost_model.memory.lives import MemoryPeak
 from partitioner.foundations import units
 from partitioner.ir.plan import Trial
 from partitioner.report.card import card
-from partitioner.report.delivery import Delivery
 from partitioner.report.measured import Measured
 from partitioner.report.one_device import OneDevice
 from partitioner.report.page.data import headline
@@ -522,11 +521,8 @@ def test_what_a_plan_saves_of_memory_counts_its_results() -> None:
     held = max(verdict.evaluation.needed_bytes.values())
     rival = verdict.best
     assert f", with {units.size(held)} on the fullest device in place of " in verdict.sentence
-    cost = verdict.cost
-    delivery = Delivery(cost, cost, 0.0, 0.0, 1, rival.held_bytes - held, 0)
-    assert " on the fullest device" not in replace(verdict, delivery=delivery).sentence
-    less = replace(delivery, held_bytes=rival.held_bytes - held - 1)
-    assert units.size(rival.held_bytes - 1) in replace(verdict, delivery=less).sentence
+    less = replace(rival, held_bytes=held)
+    assert " on the fullest device" not in replace(verdict, rivals=(less,)).sentence
 
 
 def test_a_difference_is_of_what_verdicts_count() -> None:

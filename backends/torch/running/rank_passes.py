@@ -273,7 +273,8 @@ class RankPasses:
             [
                 {shown: values.result(self._outputs[shown], m) for shown in self._shown}
                 for m in range(self._micro.count)
-            ]
+            ],
+            {shown: values.whole(self._outputs[shown]) for shown in self._shown},
         )
         kept: Values = {}
         if backward and self.order.turns:

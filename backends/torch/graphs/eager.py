@@ -278,7 +278,18 @@ _ADDING: dict[Any, Callable[..., Tensor]] = {
 #: arguments in the same order. Not all that there are: those of which models call many on small
 #: tensors.
 _OF_SAME_NAME = (
-    *("add.Tensor", "addmm", "amax", "bmm", "cat", "clone", "div.Tensor", "embedding", "eq.Scalar"),
+    *(
+        "add.Tensor",
+        "addmm",
+        "amax",
+        "arange",
+        "bmm",
+        "cat",
+        "clone",
+        "div.Tensor",
+        "embedding",
+        "eq.Scalar",
+    ),
     *("exp", "log", "logical_not", "masked_fill.Scalar", "mean.dim", "mm", "mul.Tensor"),
     *("native_layer_norm", "neg", "permute", "relu", "reshape", "rsqrt", "select.int", "sigmoid"),
     *("sub.Tensor", "sum.dim_IntList", "t", "tanh", "transpose.int", "unsqueeze"),
@@ -286,6 +297,7 @@ _OF_SAME_NAME = (
 #: PyTorch's functions by operator.
 FUNCTIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
     **{overload(f"aten::{op}"): getattr(torch, op.partition(".")[0]) for op in _OF_SAME_NAME},
+    aten.expand.default: Tensor.expand,
     aten.gelu.default: torch._C._nn.gelu,
     aten.silu.default: torch._C._nn.silu,
 }

@@ -47,6 +47,7 @@ Values = dict[str, Tensor]
 _SCALE = ""
 #: Runs a phase on its arguments, which it may take out of their list.
 Pass = Callable[[list[Tensor | None]], Sequence[Tensor]]
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 class RankPasses:
@@ -332,7 +333,7 @@ class RankPasses:
             return backward or self.graphs.is_forward(phase)
 
         try:
-            with torch.no_grad(), without_autocast(self.device.type):
+            with without_grad(), without_autocast(self.device.type):
                 run_phases(values, posts, self._run, wanted)
         except BaseException as error:
             self._gate.leave(error)
@@ -341,6 +342,9 @@ class RankPasses:
     def _run(self, run: Run, arguments: list[Tensor | None]) -> Sequence[Tensor]:
         one = self._runs[run.micro_batch][run.phase]
         try:
+            if isinstance(one, fx.GraphModule):  # without what modules do around their calls
+                results: Sequence[Tensor] = one.forward(arguments)
+                return results
             return one(arguments)
         except BackendError:
             raise
@@ -352,11 +356,16 @@ class RankPasses:
             raise failure from error
 
 
+def without_grad() -> AbstractContextManager[Any]:
+    """A region without autograd, as inside of its functions."""
+    return torch.no_grad() if torch.is_grad_enabled() else _NOTHING
+
+
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:
     """A region without `torch.autocast`, as graphs have their own casts."""
     if torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
-    return nullcontext()
+    return _NOTHING
 
 
 def joined_inputs(

@@ -200,6 +200,16 @@ def test_a_clock_that_ends_the_changes_is_told(poor: tuple[Compiled, Outcome]) -
     assert late.plan.nodes == outcome.plan.nodes
 
 
+def test_changes_of_large_plans_are_not_searched(
+    poor: tuple[Compiled, Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, outcome = poor
+    monkeypatch.setattr("partitioner.search.neighbourhood.EXPLICIT_NODES", 3)
+    assert improved(outcome, result.cluster, Request(), Work()) is outcome
+    bad = replace(result, plan=outcome.plan, evaluation=outcome.evaluation)
+    assert set(_offers(bad)) == {"changes of single operators are not searched of plans as large"}
+
+
 def test_no_change_makes_a_plan_that_does_not_fit(poor: tuple[Compiled, Outcome]) -> None:
     result, outcome = poor
     held = max(outcome.evaluation.needed_bytes.values())

@@ -26,7 +26,7 @@ from partitioner.ir.pieces.folding import Block, blocks
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Cut
 from partitioner.problem.build import Built, build
-from partitioner.search.outcome import Outcome, OutOfTime
+from partitioner.search.outcome import Outcome, OutOfTime, in_order_of_use
 from partitioner.search.request import EXPLICIT_NODES, Request
 from partitioner.solver.joint.latency import NODE_STEPS
 from partitioner.solver.joint.local_search import MOVE_STEPS, Goal, State, descend, peaks, tables
@@ -363,13 +363,13 @@ class _Referee:
     def __post_init__(self) -> None:
         self._resharder = Resharder(self.cluster)
 
-    def takes(self, plan: Plan) -> bool:
-        """Take a plan if it fits and costs less than the best so far."""
+    def takes(self, plan: Plan, least_gain: float = ROUNDING) -> bool:
+        """Take a plan if it fits and costs less than the best so far, by so large a share of it."""
         try:
             figures = evaluate(self.graph, plan, self.cluster, resharder=self._resharder)
         except IRError:  # the order of stages, an operator without a rule, a part of no elements
             return False
-        most = self.figures.cost(self.objective) * (1 - ROUNDING)
+        most = self.figures.cost(self.objective) * (1 - least_gain)
         if not figures.fits_exactly or figures.cost(self.objective) >= most:
             return False
         self.plan, self.figures = plan, figures
@@ -397,6 +397,7 @@ def improved(outcome: Outcome, cluster: Cluster, request: Request, work: Work) -
     with suppress(OutOfTime):
         _descend(referee, asked, work)
     if referee.figures is not outcome.evaluation:
+        referee.takes(in_order_of_use(referee.plan, cluster, asked), least_gain=-ROUNDING)
         outcome = _with_plan(outcome, referee.plan, referee.figures, request)
     cert = outcome.plan.certificate
     assert cert is not None

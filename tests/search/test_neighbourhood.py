@@ -169,6 +169,9 @@ def test_changes_are_taken_until_none_is_better(poor: tuple[Compiled, Outcome]) 
     assert certificate.bound == before.bound
     assert evaluate(result.graph, better.plan, result.cluster) == better.evaluation
     assert _offers(replace(result, plan=better.plan, evaluation=better.evaluation)) == []
+    groups = [better.plan.groups[node.group] for node in better.plan.nodes.values()]
+    used = list(dict.fromkeys(device for mesh in groups for device in mesh.devices))
+    assert used == sorted(used)  # numbered by their first use
     again = improved(outcome, result.cluster, Request(), Work())
     assert again.plan == better.plan
 

@@ -181,9 +181,11 @@ class Serving:
 
         def tell() -> None:
             try:
-                sent.set_result(send())
+                send()
             except Exception as error:  # noqa: BLE001 - raised by the thread that waits
                 sent.set_exception(error)
+            else:
+                sent.set_result(None)
 
         threading.Thread(target=tell, daemon=True).start()  # it ends with the ranks
         self._watched(lambda: bool(wait([sent], LOOK_S).done))

@@ -26,8 +26,8 @@ from partitioner.ir.pieces.folding import Block, blocks
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Cut
 from partitioner.problem.build import Built, build
-from partitioner.search.outcome import Outcome, OutOfTime
-from partitioner.search.request import Request
+from partitioner.search.outcome import Outcome, OutOfTime, in_order_of_use
+from partitioner.search.request import EXPLICIT_NODES, Request
 from partitioner.solver.joint.latency import NODE_STEPS
 from partitioner.solver.joint.local_search import MOVE_STEPS, Goal, State, descend, peaks, tables
 from partitioner.solver.progress import ROUNDING
@@ -120,12 +120,17 @@ class Neighbourhood:
         through the slowest one.
         """
         if self.plan.micro_batches:
-            stages = {frozenset(devices) for devices in self.plan.stage_devices.values()}
-            first_s = math.fsum(max(state.load[device] for device in own) for own in stages)
+            loads = (max(state.load[device] for device in own) for own in self._stages)
+            first_s = math.fsum(loads)
             return first_s + (self.plan.micro_batches - 1) * max(state.load)
         if self._waits and self._has_several_groups(state):
             return latency_s(self._built.problem, state.chosen)
         return max(state.load) / len(self._copies)
+
+    @cached_property
+    def _stages(self) -> frozenset[frozenset[int]]:
+        """The devices of each stage, once where several stages have the same."""
+        return frozenset(map(frozenset, self.plan.stage_devices.values()))
 
     @cached_property
     def _waits(self) -> bool:
@@ -241,7 +246,7 @@ class Neighbourhood:
         return build(self.graph, tuple(meshes), self._candidates, prices, check=self.check)
 
     def _kept(self, node: Node, options: Sequence[PlacedNode]) -> Sequence[PlacedNode]:
-        """Keep the strategies that constraints allow, and the first, which is the plan's."""
+        """Leave out strategies that constraints forbid, but for the first, which is the plan's."""
         asked = self.constraints
         self.check()
         if node.name in asked.places or (asked.plan and node.name in asked.plan.nodes):
@@ -358,35 +363,41 @@ class _Referee:
     def __post_init__(self) -> None:
         self._resharder = Resharder(self.cluster)
 
-    def takes(self, plan: Plan) -> bool:
-        """Take a plan if it fits and costs less than the best so far."""
+    def takes(self, plan: Plan, least_gain: float = ROUNDING) -> bool:
+        """Take a plan if it fits and costs less than the best so far, by so large a share of it."""
         try:
             figures = evaluate(self.graph, plan, self.cluster, resharder=self._resharder)
         except IRError:  # the order of stages, an operator without a rule, a part of no elements
             return False
-        most = self.figures.cost(self.objective) * (1 - ROUNDING)
+        most = self.figures.cost(self.objective) * (1 - least_gain)
         if not figures.fits_exactly or figures.cost(self.objective) >= most:
             return False
         self.plan, self.figures = plan, figures
         return True
 
 
+def is_improved(graph: Graph, plan: Plan, cluster: Cluster) -> bool:
+    """Tell whether changes of a plan are tried: of as many nodes and devices as have columns."""
+    return not plan.blocks and len(graph.nodes) * len(cluster) <= EXPLICIT_NODES
+
+
 def improved(outcome: Outcome, cluster: Cluster, request: Request, work: Work) -> Outcome:
     """The outcome with a plan that no change of a node or block makes cheaper, as far as they go.
 
     Nothing is tried of plans that are proven to cost the least, of those in which parts run in
-    blocks, one like the other, and of those too large to price all changes in seconds. Where the
-    clock ends the descent, the certificate says so.
+    blocks, one like the other, and of those too large to price all changes in seconds, see
+    `is_improved`. Where the clock ends the descent, the certificate says so.
     """
     before = outcome.plan.certificate
     assert before is not None
-    if before.gap <= ROUNDING or outcome.plan.blocks:
+    if before.gap <= ROUNDING or not is_improved(outcome.graph, outcome.plan, cluster):
         return outcome
     asked = _constraints(outcome, outcome.request or request)
     referee = _Referee(outcome.graph, cluster, request.objective, outcome.plan, outcome.evaluation)
     with suppress(OutOfTime):
         _descend(referee, asked, work)
     if referee.figures is not outcome.evaluation:
+        referee.takes(in_order_of_use(referee.plan, cluster, asked), least_gain=-ROUNDING)
         outcome = _with_plan(outcome, referee.plan, referee.figures, request)
     cert = outcome.plan.certificate
     assert cert is not None

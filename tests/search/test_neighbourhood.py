@@ -169,6 +169,9 @@ def test_changes_are_taken_until_none_is_better(poor: tuple[Compiled, Outcome]) 
     assert certificate.bound == before.bound
     assert evaluate(result.graph, better.plan, result.cluster) == better.evaluation
     assert _offers(replace(result, plan=better.plan, evaluation=better.evaluation)) == []
+    groups = [better.plan.groups[node.group] for node in better.plan.nodes.values()]
+    used = list(dict.fromkeys(device for mesh in groups for device in mesh.devices))
+    assert used == sorted(used)  # numbered by their first use
     again = improved(outcome, result.cluster, Request(), Work())
     assert again.plan == better.plan
 
@@ -198,6 +201,16 @@ def test_a_clock_that_ends_the_changes_is_told(poor: tuple[Compiled, Outcome]) -
     assert late.plan.certificate is not None
     assert late.plan.certificate.status == "time_limit"
     assert late.plan.nodes == outcome.plan.nodes
+
+
+def test_changes_of_large_plans_are_not_searched(
+    poor: tuple[Compiled, Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, outcome = poor
+    monkeypatch.setattr("partitioner.search.neighbourhood.EXPLICIT_NODES", 3)
+    assert improved(outcome, result.cluster, Request(), Work()) is outcome
+    bad = replace(result, plan=outcome.plan, evaluation=outcome.evaluation)
+    assert set(_offers(bad)) == {"changes of single operators are not searched of plans as large"}
 
 
 def test_no_change_makes_a_plan_that_does_not_fit(poor: tuple[Compiled, Outcome]) -> None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from operator import getitem, itemgetter
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -35,8 +36,7 @@ def join_calls(module: fx.GraphModule) -> fx.GraphModule:
 
 def _pack(graph: fx.Graph, cat: fx.Node) -> None:
     """Let one call put several tensors one after the other, each as a line."""
-    lines, *dim = cat.args
-    assert isinstance(lines, list | tuple)
+    lines, *dim = cast("tuple[Any, ...]", cat.args)
     if dim not in ([], [0]) or len({*lines}) < max(2, len(lines)):
         return
     if any(one.target is not aten.reshape.default or one.args[1] != [-1] for one in lines):
@@ -54,8 +54,11 @@ def _pack(graph: fx.Graph, cat: fx.Node) -> None:
 
 def _unpack(graph: fx.Graph, flat: fx.Node) -> None:
     """Let one call take a flat tensor apart, all of which is read as parts of some shapes."""
-    found = [(*user.args[1:], user) for user in flat.users if user.target is aten.slice.Tensor]
+    slices = [user for user in flat.users if user.target is aten.slice.Tensor]
+    found: list[tuple[Any, ...]] = [(*user.args[1:], user) for user in slices]
     if len(found) < max(2, len(flat.users)) or any(len(one) != 4 or one[0] != 0 for one in found):
+        return
+    if not all(isinstance(end, int) for one in found for end in one[1:3]):
         return
     parts = sorted(((start, end, *one.users) for _, start, end, one in found), key=itemgetter(0))
     if any(len(one) != 3 or one[2].target is not aten.reshape.default for one in parts):

@@ -207,7 +207,7 @@ def layer_norm_grad_input(*call: Any) -> Tensor:
 
 
 def layer_norm_gradients(*call: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Compute `layer_norm_grad_input` and `layer_norm_grad_weight` in one call."""
+    """Compute what `layer_norm_grad_input` and `layer_norm_grad_weight` return, in one call."""
     *operands, weight = call
     data, of_weight, of_bias = layer_norm_backward(operands, weight, weight, [True, True, True])
     return data, (of_weight, of_bias)

@@ -23,7 +23,6 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request, StageClock
-from partitioner.search.stages import micro_batch_counts
 from partitioner.search.stages.micro_batch_counts import (
     COUNTS,
     BatchBytes,
@@ -252,19 +251,18 @@ def test_numbers_end_where_steps_get_far_longer(
     }
 
 
-def test_each_number_has_steps_whatever_those_before_it_took(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_number_has_steps_whatever_those_before_it_took() -> None:
     budgets: list[Budget] = []
 
-    def find(_graph: Graph, _cluster: object, _request: object, budget: Budget, *_: object) -> None:
+    def find(
+        _graph: Graph, _cluster: object, _request: object, budget: Budget, *_: object
+    ) -> Outcome:
         budgets.append(budget)
         raise Infeasible("short")
 
-    monkeypatch.setattr(micro_batch_counts, "find_pipeline", find)
     request, cluster = Request(), resolve_cluster("4xh100")
     graph = load_onnx(build("tiny")).graph
-    search = CountSearch(lambda _: (graph,), cluster, request, Budget.of(request))
+    search = CountSearch(lambda _: (graph,), cluster, request, Budget.of(request), find=find)
     search.budget.work.spend(search.budget.work.steps)
     assert not search._plan(2)
     assert [budget.work.left for budget in budgets] == [search.budget.work.steps / COUNTS]

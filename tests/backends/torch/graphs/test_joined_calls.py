@@ -73,6 +73,13 @@ def nothing(graph: fx.Graph, xs: list[fx.Node]) -> Any:
     return part(graph, xs[0], 0, 0, [0, 3]), part(graph, xs[0], 0, 4, [4])
 
 
+def open_ends(graph: fx.Graph, xs: list[fx.Node]) -> Any:
+    rows = [
+        graph.call_function(aten.slice.Tensor, (xs[0], 0, *ends)) for ends in ((None, 2), (2, None))
+    ]
+    return tuple(graph.call_function(aten.reshape.default, (one, [2])) for one in rows)
+
+
 def columns(graph: fx.Graph, xs: list[fx.Node]) -> Any:
     sides = [graph.call_function(aten.slice.Tensor, (xs[1], 1, i, i + 1)) for i in range(2)]
     return tuple(graph.call_function(aten.reshape.default, (one, [-1])) for one in sides)
@@ -100,7 +107,7 @@ def matrices(graph: fx.Graph, xs: list[fx.Node]) -> Any:
 
 
 @pytest.mark.parametrize(
-    "draw", [gap, beginning, nothing, columns, read_whole, same_line, one_line, matrices]
+    "draw", [gap, beginning, nothing, open_ends, columns, read_whole, same_line, one_line, matrices]
 )
 def test_other_calls_stay(draw: Draw) -> None:
     given = torch.arange(4.0), torch.arange(6.0).reshape(3, 2)

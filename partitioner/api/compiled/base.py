@@ -133,7 +133,7 @@ class Model(ABC):
 
     @property
     def rows(self) -> Rows | None:
-        """What the micro-batches of a step have of the batch; None where that is not compared."""
+        """Rows of the batch in each micro-batch of a step; None where they are not compared."""
         return None
 
     @property

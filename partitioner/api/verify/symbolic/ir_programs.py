@@ -19,9 +19,17 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Attr, Graph, Node
 from partitioner.ir.ops import is_stored
 from partitioner.ir.ops.aten.state import ALIAS
-from partitioner.ir.phase_steps import added_up, made_by_phase, steps_by_phase
 from partitioner.ir.phases import Part as StepPart
-from partitioner.ir.program import Comm, Compute, Output, Programs, RankProgram
+from partitioner.ir.program import (
+    Comm,
+    Compute,
+    Output,
+    Programs,
+    RankProgram,
+    added_up,
+    made_by_phase,
+    steps_by_phase,
+)
 from partitioner.ir.types import TensorType
 
 

@@ -36,7 +36,13 @@ def check_inputs(header: Header, inputs: Mapping[str, np.ndarray]) -> None:
             )
         if tuple(array.shape) != type_.shape:
             raise BackendError(f"input {name!r} has shape {tuple(array.shape)}, not {type_.shape}")
-        if array.dtype != numpy_dtype(type_.dtype):
+        wanted = numpy_dtype(type_.dtype)
+        if array.dtype != wanted and array.dtype.newbyteorder("=") == wanted:
+            raise BackendError(
+                f"input {name!r} holds {type_.dtype} elements in another machine's order of bytes; "
+                "array.astype(array.dtype.newbyteorder('=')) gives this machine's"
+            )
+        if array.dtype != wanted:
             raise BackendError(
                 f"input {name!r} holds {array.dtype.name} elements, not {type_.dtype}"
             )

@@ -10,8 +10,10 @@ import site
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,6 +34,8 @@ _FILES, _FILES_A_PEER = 40, 8
 _LOG = "log-{}.json"
 #: Socket by which ranks that stay up are asked, in the folder of their job.
 SOCKET = "ask"
+#: Bytes that a connection takes at once though nobody reads them.
+_BUFFERED = 32_768
 #: Seconds that ranks have to end by themselves.
 _END_S = 5.0
 #: Seconds between two looks at a job that is watched.
@@ -152,8 +156,7 @@ class Serving:
             BackendError: A rank raised or was killed; the job has ended.
         """
         try:
-            for rank, arrays in requests.items():
-                send_arrays(self.connections[rank], arrays)
+            self._send(requests)
             return {rank: self._answer(rank) for rank in requests}
         except (EOFError, OSError):
             self._raise()
@@ -163,13 +166,42 @@ class Serving:
         self.process.wait()
         raise _failure(self.folder, self.process.returncode) from None
 
+    def _send(self, requests: Mapping[int, Arrays]) -> None:
+        """Send ranks their arrays; many bytes in a thread, since a stopped rank reads none."""
+
+        def send() -> None:
+            for rank, arrays in requests.items():
+                send_arrays(self.connections[rank], arrays)
+
+        arrays = (array for some in requests.values() for one in some for array in one.values())
+        if sum(array.nbytes for array in arrays) <= _BUFFERED:
+            send()
+            return
+        sent = Future[None]()
+
+        def tell() -> None:
+            try:
+                send()
+            except Exception as error:  # noqa: BLE001 - raised by the thread that waits
+                sent.set_exception(error)
+            else:
+                sent.set_result(None)
+
+        threading.Thread(target=tell, daemon=True).start()  # it ends with the ranks
+        self._watched(lambda: bool(wait([sent], LOOK_S).done))
+        sent.result()
+
     def _answer(self, rank: int) -> list[dict[str, np.ndarray]]:
+        self._watched(lambda: self.connections[rank].poll(LOOK_S))
+        return receive_arrays(self.connections[rank])
+
+    def _watched(self, is_done: Callable[[], bool]) -> None:
+        """Wait until something is done, and name ranks that do not run meanwhile."""
         lookout = None
-        while not self.connections[rank].poll(LOOK_S):
+        while not is_done():
             lookout = lookout or lookout_of(self.folder)
             if lookout is not None:
                 lookout.look()
-        return receive_arrays(self.connections[rank])
 
     def end(self) -> None:
         """Let the ranks end, which they do when nobody can ask them any more."""
@@ -204,7 +236,6 @@ def _run(folder: Path, threads: int, watch: Callable[[], object] | None) -> None
 
 
 def _failure(folder: Path, code: int) -> BackendError:
-    """The error of a job that ended with this exit code."""
     failure = folder / "failure.txt"
     if failure.is_file():
         return BackendError(failure.read_text())

@@ -6,15 +6,15 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeVar
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.classes import representatives
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.executors import executor_of
+from partitioner.cost_model.executors import MOST_RANKS, executor_of
 from partitioner.cost_model.memory.lifetimes import with_headroom
-from partitioner.cost_model.memory.lives import MemoryPeak, Peaks
+from partitioner.cost_model.memory.lives import MemoryPeak, Peaks, peaks
 from partitioner.cost_model.memory.processors import held_curves
 from partitioner.cost_model.memory.sessions import Held
 from partitioner.cost_model.prices.compute import sharded_flops_share
@@ -43,8 +43,8 @@ class Evaluation:
     peak: Mapping[int, MemoryPeak]  #: Safe memory peaks, as the search counts them.
     exact_peak: Mapping[int, MemoryPeak]  #: Peaks by liveness, for the order of the plan.
     #: Peaks of what holds the tensors: ONNX Runtime's sessions (see `sessions`), or
-    #: PyTorch with what its kernels take for themselves (see `torch_kernels`). Empty for an ONNX
-    #: model in stages.
+    #: PyTorch with what its kernels take for themselves (see `torch_kernels`) and with the results
+    #: that every rank gets whole. Empty for an ONNX model in stages.
     executor_peak: Mapping[int, MemoryPeak]
     limit_bytes: Mapping[int, int]  #: Memory of each device.
     sent_bytes: Mapping[int, int]  #: Bytes that leave each device, one request.
@@ -156,8 +156,12 @@ def evaluate(
     cluster: Cluster,
     everywhere: frozenset[str] = frozenset(),
     resharder: Resharder | None = None,
+    *,
+    delivers: bool = True,
 ) -> Evaluation:
     """Cost of a plan, without that of bringing outputs but those in `everywhere` to all devices.
+
+    Where it `delivers`, the bytes of its executor are with all that ranks bring to every device.
 
     A `resharder` of the cluster, if given, remembers reshards for the next plan.
 
@@ -167,7 +171,9 @@ def evaluate(
     """
     with no_collection():
         placed = resolve(graph, plan)
-        return evaluate_placed(graph, placed, cluster, plan.pipeline, everywhere, resharder)
+        return evaluate_placed(
+            graph, placed, cluster, plan.pipeline, everywhere, resharder, delivers=delivers
+        )
 
 
 @once_a_graph
@@ -182,7 +188,7 @@ def one_device(
         placed.append(place(graph, node, mesh, {}, rule if isinstance(rule, Rule) else None))
     if micro_batches is not None:
         pipeline = Pipeline("1f1b" if graph.backward else "forward", micro_batches)
-    return evaluate_placed(graph, placed, cluster, pipeline)
+    return evaluate_placed(graph, placed, cluster, pipeline, delivers=False)
 
 
 def best_single(
@@ -229,8 +235,14 @@ def evaluate_placed(
     pipeline: Pipeline | None = None,
     everywhere: frozenset[str] = frozenset(),
     resharder: Resharder | None = None,
+    *,
+    delivers: bool = True,
 ) -> Evaluation:
-    """Cost of a resolved plan; in a plan with stages a request is a step of all micro-batches."""
+    """Cost of a resolved plan; in a plan with stages a request is a step of all micro-batches.
+
+    Where the plan `delivers`, the bytes of the executor are with all that ranks bring to every
+    device; above `MOST_RANKS` devices there are no ranks.
+    """
     devices, busy = range(len(cluster)), devices_of(placed)
     absent = sorted(busy.difference(devices))
     if absent:
@@ -240,7 +252,6 @@ def evaluate_placed(
     tasks, first = observed_schedule(graph, placed, cluster, pipeline, everywhere, resharder)
 
     def of_all(figures: Mapping[int, Figure], default: Figure) -> Mapping[int, Figure]:
-        """Figures of all devices, from those of the representatives."""
         return {device: figures.get(first[device], default) for device in devices}
 
     compute_s: dict[int, float] = defaultdict(float)
@@ -251,20 +262,20 @@ def evaluate_placed(
             total[device] += seconds * tasks.times(task)
     nothing = MemoryPeak(0, 0, 0, "")
     limits = {device: cluster.devices[device].memory_bytes for device in devices}
-    gpus = {device for device in devices if cluster.devices[device].is_gpu}
-    if executor_of(graph).in_sessions:
-        peaks, held = Peaks.of(tasks), Held.of(graph, tasks, limits)
-        executor_peaks = {} if held is None else held.peaks
-    else:
-        peaks = Peaks.of(tasks, partial(held_curves, graph, tasks, gpus))
-        executor_peaks = peaks.with_scratch
+    most, run, class_of = Peaks.of(tasks), tasks, first
+    brought = graph.delivered if delivers and len(cluster) <= MOST_RANKS else everywhere
+    if brought != everywhere:
+        run, class_of = observed_schedule(
+            graph, placed, cluster, pipeline, brought, resharder, first=first
+        )
+    held = _held_by_executor(graph, run, cluster)
     return Evaluation(
         compute_s=of_all(compute_s, 0.0),
         comm_s=of_all(comm_s, 0.0),
         latency_s=step_seconds(tasks),
-        peak=of_all(peaks.safe, nothing),
-        exact_peak=of_all(peaks.exact, nothing),
-        executor_peak=of_all(executor_peaks, nothing) if executor_peaks else {},
+        peak=of_all(most.safe, nothing),
+        exact_peak=of_all(most.exact, nothing),
+        executor_peak={d: held.get(class_of[d], nothing) for d in devices} if held else {},
         limit_bytes=limits,
         sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks), 0.0).items()},
         devices_used=len(busy),
@@ -273,3 +284,13 @@ def evaluate_placed(
         or (bool(graph.backward) and len({node.mesh.devices for node in placed}) > 1),
         copies_on=copies_on(node.mesh for node in placed),
     )
+
+
+def _held_by_executor(graph: Graph, run: Schedule, cluster: Cluster) -> Mapping[int, MemoryPeak]:
+    """Count what the executor of a schedule holds; nothing if it is not known."""
+    if executor_of(graph).in_sessions:
+        limits = {device: spec.memory_bytes for device, spec in enumerate(cluster.devices)}
+        held = Held.of(graph, run, limits)
+        return {} if held is None else held.peaks
+    gpus = {device for device, spec in enumerate(cluster.devices) if spec.is_gpu}
+    return peaks(run, held_curves(graph, run, gpus), int, headroom=False)

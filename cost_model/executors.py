@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from partitioner.ir.graph import Graph
 
+#: Most devices for which programs of ranks are made.
+MOST_RANKS = 64
+
 
 @dataclass(frozen=True)
 class Executor:
     """An executor of programs."""
 
-    name: str
     domain: str  #: `Graph.domain` of the graphs that it runs.
     holder: str  #: In words, what holds bytes in it beside a graph's tensors.
     #: Whether the nodes between two communications are one session, which takes seconds to enter,
@@ -36,7 +38,6 @@ class Executor:
 
 
 ONNX_RUNTIME = Executor(
-    name="ONNX Runtime",
     domain="",
     holder="ONNX Runtime's session",
     in_sessions=True,
@@ -49,7 +50,6 @@ ONNX_RUNTIME = Executor(
     graphs_by="ONNX Runtime's enable_cuda_graph, which partition run does not set",
 )
 PYTORCH = Executor(
-    name="PyTorch",
     domain="aten",
     holder="PyTorch's kernels",
     in_sessions=False,

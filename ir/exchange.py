@@ -143,12 +143,10 @@ class _Holders:
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
-        """The devices."""
         return tuple(self.points)
 
     @cached_property
     def by_point(self) -> Mapping[tuple[int, ...], int]:
-        """The holder at each coordinate."""
         return {tuple(point.values()): device for device, point in self.points.items()}
 
     @cached_property

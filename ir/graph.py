@@ -132,6 +132,8 @@ class Graph:
     output_names: Mapping[str, str] = field(default_factory=dict)
     #: Outputs whose sizes depend on data: those of their types are bounds. No part of the digest.
     bounded: frozenset[str] = frozenset()
+    #: Outputs that every rank gets whole: the results of a module. No part of the digest.
+    delivered: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         known = set(self.inputs) | set(self.constants)

@@ -154,7 +154,7 @@ class RunOrder:
         end = [(number(Part.DELIVER), micro_batch) for micro_batch in micro_batches]
         runs: dict[int | None, tuple[tuple[int, int], ...]] = {}
         for lane in (None, *range(len(self.lanes))):
-            actions = () if lane is None else self.table.actions_of(lane)
+            actions = () if lane is None else self.table.lanes[lane]
             middle = [(p, a.micro_batch) for a in actions for p in self.phases.run_by(a)]
             runs[lane] = (number(Part.SETUP), 0), *middle, *end, (number(Part.REDUCE), 0)
         return runs
@@ -334,7 +334,6 @@ def have_equal_fixed_nodes(graph: Graph, other: Graph) -> bool:
     fixed, others = fixed_nodes(graph), other.by_name
 
     def is_equal_constant(value: str) -> bool:
-        """Test whether a value that one graph has as a constant is the same in the other one."""
         one, another = graph.constants.get(value), other.constants.get(value)
         if one is None or another is None:
             return one is another

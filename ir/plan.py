@@ -277,7 +277,6 @@ def _check_numbers(data: Mapping[str, Any], *keys: str) -> None:
 
 
 def _typed(data: Mapping[str, Any], key: str, *kinds: type) -> Any:
-    """A required field, of one of these JSON types."""
     if type(data[key]) not in kinds:
         raise TypeError(f"{key} {data[key]!r}")
     return data[key]

@@ -90,6 +90,9 @@ class Rule:
     _cuts: dict[object, Shardings] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _layouts: dict[object, Layouts | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def of(
@@ -397,8 +400,19 @@ class Rule:
         layout: DimLayout,
         mesh: DeviceMesh,
         window: Window | Parts | None = None,
-    ) -> dict[str, DimLayout] | None:
-        """The cut of a factor in each term that gives a dim this layout, windows too; else None."""
+    ) -> Layouts | None:
+        """The cut of a factor in each term that gives a dim this layout, windows too; else None.
+
+        It is found once.
+        """
+        key = expr, layout, mesh, window
+        if key not in self._layouts:
+            self._layouts[key] = self._factor_layouts(expr, layout, mesh, window)
+        return self._layouts[key]
+
+    def _factor_layouts(
+        self, expr: DimExpr, layout: DimLayout, mesh: DeviceMesh, window: Window | Parts | None
+    ) -> Layouts | None:
         if len(expr) == 1 and len(expr[0]) == 1:
             factor = self.factors[expr[0][0]]
             if window is not None and factor.kind in LOOPS:

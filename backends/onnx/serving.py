@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -54,7 +54,8 @@ class Session:
             "directory": str(folder.resolve()),
             "optimization": optimization,
         }
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close what its own thread runs
+        self._is_asking = False
         self._owner = owner
         self._process = os.getpid()
         self._first = 0  # number of the next request
@@ -81,12 +82,13 @@ class Session:
         (outputs,) = self.run_all([inputs])
         return outputs
 
-    def run_all(self, requests: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
+    def run_all(self, requests: Iterable[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
         """Run requests, several of them in flight at the same time; arguments as of `run`.
 
         Placed operators and whole copies work on several requests at once, which one call of `run`
         after the other does not let them.
         """
+        requests = tuple(requests)
         for inputs in requests:
             if not is_a(inputs, Mapping):
                 names = ", ".join(map(repr, self._headers[0].whole_inputs))
@@ -98,6 +100,8 @@ class Session:
         with self._lock:
             if self._stack is None:
                 raise BackendError(self._ended)
+            if self._is_asking:
+                raise BackendError("a signal handler cannot run a request while its thread does")
             numbers = range(self._first, self._first + len(requests))
             serving = [self._headers[0].of_request(number, self._headers) for number in numbers]
             self._first = numbers.stop % _ROUND
@@ -105,11 +109,16 @@ class Session:
             for inputs, headers in zip(requests, serving, strict=True):
                 for header in headers:
                     asked[header.rank].append(local_inputs(header, inputs))
+            self._is_asking = True
             try:
                 answers = self._ranks.ask(asked)
             except BaseException as error:  # also an interrupt: answers may still come
+                if not self.is_open:  # the end of the ranks is no failure then
+                    raise BackendError("the session was closed while a request ran") from error
                 self._end(f"the session has ended: {one_line(error)}")
                 raise
+            finally:
+                self._is_asking = False
         parts = {rank: iter(of_rank) for rank, of_rank in answers.items()}
         return [
             assemble(headers, {header.rank: next(parts[header.rank]) for header in headers})
@@ -119,7 +128,8 @@ class Session:
     def close(self) -> None:
         """End the processes. A call that is running is waited for.
 
-        In a process that was forked from the session's, nothing is done.
+        A signal handler ends the call that its own thread is in, which raises a BackendError. In a
+        process that was forked from the session's, nothing is done.
         """
         if self._process != os.getpid():
             return

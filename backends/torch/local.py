@@ -164,7 +164,8 @@ class RankSteps:
                 for phase, graph in phases.graphs.items()
                 if phases is self.phases[0] or not phases.is_of_all(phase)
             }
-            return replace(phases, graphs=graphs, types={})
+            types = {name: phases.types[name] for name in phases.delivered}
+            return replace(phases, graphs=graphs, types=types)
 
         return replace(self, phases=of_each(self.phases, without_graphs), start=start)
 

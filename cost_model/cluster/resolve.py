@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from partitioner.foundations.files import read_text
 from partitioner.ir.checks import is_a, is_whole
 from partitioner.ir.errors import did_you_mean
 
+_DRIVER = Path("/proc/driver/nvidia")  #: Is there if NVIDIA's driver is.
 _GPU = "GPU "  #: What fingerprints of GPUs begin with.
 
 
@@ -92,7 +94,8 @@ def local_cluster(
 
     GPUs have the links of the preset with their name, their own memory size, and the rates of the
     preset where the profile knows no operator. On a machine without GPUs, `count` processes share
-    cores and memory evenly; their operators and links cost what the profile says.
+    cores and memory evenly; their operators and links cost what the profile says. PyTorch tells
+    what GPUs there are; where it is not installed, NVIDIA's driver tells that there are none.
 
     Args:
         cuda: Stands in for `torch.cuda`.
@@ -103,11 +106,8 @@ def local_cluster(
         CostError: There are fewer GPUs, or fewer cores; a GPU is not one of the presets; the
             profile is damaged.
     """
-    if cuda is None:
-        import torch
-
-        cuda = torch.cuda
-    available = int(cuda.device_count()) if cuda.is_available() else 0
+    cuda = cuda or _cuda()
+    available = int(cuda.device_count()) if cuda is not None and cuda.is_available() else 0
     file = profile or default_profile()
     if not available:
         return _processes(processes if count is None else count, file)
@@ -122,6 +122,15 @@ def local_cluster(
     else:
         level = replace(presets.levels("l4", 1, wanted)[0], name="pcie")
     return Cluster("local", tuple(spec for _, spec in gpus), (level,))
+
+
+def _cuda() -> Any:
+    """PyTorch's view of GPUs; None where neither it nor NVIDIA's driver is installed."""
+    if find_spec("torch") is None and not _DRIVER.exists():
+        return None
+    import torch
+
+    return torch.cuda
 
 
 def _processes(count: int, file: Path) -> Cluster:

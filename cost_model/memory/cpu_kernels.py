@@ -318,7 +318,6 @@ class _Blocking:
     forms: dict[Name, Tensor] = field(default_factory=dict)
 
     def run(self) -> tuple[Sequence[Kernel], Mapping[Name, Tensor]]:
-        """The kernels, and all tensors."""
         for node in self.nodes:
             self._node(node)
         read = {name for kernel in self.kernels for name in kernel.reads}

@@ -211,7 +211,7 @@ def exact_lifetimes(
             root = roots.get(key, key)
             last[root] = max(last[root], bucket.begins)
     for written, key, nbytes, is_buffer in _tensors(schedule, either=False):
-        if written in members:
+        if written in members or key in roots:
             continue
         begin = arrival.get(key, 0) if written is None else written
         end = max(begin, last.get(key, begin))
@@ -260,13 +260,13 @@ def in_flight(schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> Iterato
 def _until_read(
     schedule: Schedule, sent: Sequence[InFlight], roots: Mapping[LocalKey, LocalKey]
 ) -> Iterator[InFlight]:
-    """Let what is sent end where a node reads the result, or a part of it that is taken then."""
+    """Let what is sent end where the result, or a part of it that is taken then, is waited for."""
     read: dict[LocalKey, int] = {}
     for position, task in enumerate(schedule.tasks):
         row = UNKNOWN if task.placed is None else row_of(task.placed.node)
         # The result of some nodes is their first operand itself, or a view of it.
         is_named = row.view or row.again or row.either or row.in_place is not None
-        if task.placed is not None and not is_named:
+        if task.returns or (task.placed is not None and not is_named):
             for local in task.reads:
                 read.setdefault(roots.get(local, local), position)
     until: dict[LocalKey, int] = {}
@@ -348,11 +348,19 @@ def _last_uses(schedule: Schedule) -> Mapping[str, int]:
     return last
 
 
-def roots_of(schedule: Schedule) -> Mapping[LocalKey, LocalKey]:
-    """The tensor whose memory each view or alias names."""
+def roots_of(
+    schedule: Schedule, passed_on: Mapping[LocalKey, LocalKey] | None = None
+) -> Mapping[LocalKey, LocalKey]:
+    """The tensor whose memory each view or alias names.
+
+    `passed_on` has the results of communications that are their operands, as an executor runs them.
+    """
     roots: dict[LocalKey, LocalKey] = {}
     for task in schedule.tasks:
         pairs = list(task.aliases)
+        if passed_on:
+            results = ((device, key) for device, key, _ in task.writes)
+            pairs += [(local, passed_on[local]) for local in results if local in passed_on]
         if _is_view(task) and task.placed is not None:
             operand = task.placed.operands()[0]
             pairs += [((device, key), (device, operand)) for device, key, _ in task.writes]

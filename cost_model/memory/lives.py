@@ -57,9 +57,9 @@ class Uses:
     arrived: Mapping[LocalKey, set[int]]  #: The phases in which a tensor is received.
 
     @classmethod
-    def of(cls, schedule: Schedule) -> Uses:
-        """Read them from the tasks of a schedule."""
-        roots = roots_of(schedule)
+    def of(cls, schedule: Schedule, passed_on: Mapping[LocalKey, LocalKey] | None = None) -> Uses:
+        """Read them from the tasks of a schedule; `passed_on` is as of `roots_of`."""
+        roots = roots_of(schedule, passed_on)
         by_root: dict[LocalKey, set[int]] = defaultdict(set)
         arrived: dict[LocalKey, set[int]] = defaultdict(set)
         for task in schedule.tasks:
@@ -257,27 +257,16 @@ class Peaks(NamedTuple):
 
     safe: Mapping[int, MemoryPeak]  #: Those of `peak_bytes`.
     exact: Mapping[int, MemoryPeak]  #: Exact peaks, at the task where a device needs most room.
-    #: The exact ones with what kernels take for themselves, each at the task where most is held
-    #: with it.
-    with_scratch: Mapping[int, MemoryPeak]
 
     @classmethod
-    def of(cls, schedule: Schedule, taken: Callable[[Uses, Curves], Curves] | None = None) -> Peaks:
-        """Count the peaks of a schedule.
-
-        `taken` says what an executor holds at each position, by the uses of tensors and the exact
-        bytes; None where it holds these.
-        """
+    def of(cls, schedule: Schedule) -> Peaks:
+        """Count the peaks of a schedule."""
         uses = Uses.of(schedule)
         safe = StepLives.of(schedule, safe_lifetimes(schedule), uses)
         exact = StepLives.of(schedule, exact_lifetimes(schedule, uses.roots), uses)
-        curves = exact.curves()
-        safe_peaks = peaks(schedule, safe.curves(), with_headroom)
-        exact_peaks = peaks(schedule, curves, int)
-        if taken is None:
-            return cls(safe_peaks, exact_peaks, exact_peaks)
-        held = peaks(schedule, taken(uses, curves), int, headroom=False)
-        return cls(safe_peaks, exact_peaks, held)
+        return cls(
+            peaks(schedule, safe.curves(), with_headroom), peaks(schedule, exact.curves(), int)
+        )
 
 
 def peaks(

@@ -31,25 +31,29 @@ from partitioner.cost_model.memory.torch_kernels import scratch_curves, step_byt
 from partitioner.cost_model.schedule.buckets import Bucket
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey, Task
+from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph
 from partitioner.ir.messages import Group, Link, ends_of_messages
 from partitioner.ir.ops import is_view
+from partitioner.ir.phases import Part
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import item_bytes
 
 #: Operators that add their results to a sum by themselves.
 _ADDING = frozenset({"aten::mm", "aten::bmm", "aten::embedding_dense_backward"})
+#: The columns of lives, with the tensors.
+_COLUMNS = "device", "nbytes", "first", "last", "made", "read", "always", "tensors"
 #: Communications whose results are views of what arrives, or sums.
 _NOT_JOINED = CommKind.SLICE, CommKind.REDUCE_SCATTER, CommKind.ALL_REDUCE
 
 
-def held_curves(
-    graph: Graph, schedule: Schedule, gpus: Container[int], uses: Uses, exact: Curves
-) -> Curves:
+def held_curves(graph: Graph, schedule: Schedule, gpus: Container[int]) -> Curves:
     """Bytes at each position of a task that ranks of PyTorch hold, by device.
 
-    `exact` has them by the lives of tensors, beside which kernels take bytes for themselves.
+    They are those of the tensors by their lives, and what kernels take for themselves.
     """
+    uses = Uses.of(schedule, _passed_on(schedule))
+    exact = StepLives.of(schedule, exact_lifetimes(schedule, uses.roots), uses).curves()
     last = channels_last(graph, schedule)
     scratch = scratch_curves(graph, schedule, gpus, last)
     on_gpus = {device: curve for device, curve in exact.items() if device in gpus}
@@ -135,7 +139,43 @@ class _Ranks:
         last = lives.last.copy()
         for row in self._sums(lives):
             last[row] = lives.first[row] - self._adds_itself(lives.tensors[row].local)
-        return replace(lives, last=last)
+        return self._with_wholes(replace(lives, last=last))
+
+    def _with_wholes(self, lives: StepLives) -> StepLives:
+        """Add the results of all micro-batches, to which each is copied when its phase ends."""
+        order = self.schedule.order
+        count, deliver = order.table.micro_batches, order.phases.number(Part.DELIVER)
+        tasks = self.schedule.tasks
+        at = [place for place, task in enumerate(tasks) if task.returns and task.phase == deliver]
+        local_of = {local for place in at for local in tasks[place].reads}
+        if count == 1 or not local_of:
+            return lives
+        columns = {name: list(vars(lives)[name]) for name in _COLUMNS}
+        roots = self.uses.roots
+        returned = {roots.get(local, local) for local in local_of}
+        late = {roots[local] for local in local_of if local in roots}
+        for row, life in enumerate(lives.tensors):
+            if life.local not in returned or life.operand or not life.key[1].sharding.shape:
+                continue
+            is_late = life.local in late or lives.made[row] == deliver
+            columns["read"][row] = deliver if is_late else lives.made[row]
+            columns["always"][row] = False
+            made = {
+                "device": life.device,
+                "nbytes": life.nbytes * count,
+                "first": at[0],
+                "last": len(tasks) - 1 if is_late else -1,
+                "made": deliver if is_late else 0,
+                "read": deliver if is_late else 0,
+                "always": not is_late,
+                "tensors": life,
+            }
+            for name, value in made.items():
+                columns[name].append(value)
+        tensors = columns.pop("tensors")
+        flags = np.array(columns.pop("always"), np.bool_)
+        numbers = {name: np.array(column, np.int64) for name, column in columns.items()}
+        return replace(lives, **numbers, always=flags, tensors=tuple(tensors))
 
     def freed(self, device: int, lives: StepLives) -> Curve:
         """Bytes of tensors of earlier phases that a phase has read for the last time."""
@@ -162,13 +202,10 @@ class _Ranks:
 
         It lies there once as it arrived, where it is no result as it is; then a node reads it.
         """
-        tasks, made_at = self.schedule.tasks, partial(self._made_at, device, scratch)
-        for one in self._in_flight:
-            comm = tasks[one.position].comm
-            if comm is None or one.operand[0] != device or comm.kind in _NOT_JOINED or comm.part:
-                continue
-            more = _joined_bytes(comm, device) - made_at(one.until)
-            if more > 0:
+        made_at = partial(self._made_at, device, scratch)
+        for one, nbytes in self._parts:
+            more = nbytes - made_at(one.until)
+            if one.operand[0] == device and more > 0:
                 yield one.until, more
         for bucket in self.schedule.buckets:
             if bucket.kind is CommKind.ALL_GATHER:
@@ -224,9 +261,13 @@ class _Ranks:
         """Yield exact lifetimes, as communications of a processor end and begin them."""
         late = CommKind.REDUCE_SCATTER, CommKind.SLICE
         arrives = {one.result: one.until for one in self._in_flight if self._kind(one) in late}
+        arrives |= {one.result: one.until for one, _ in self._parts}
         gone = set(self._waited_for())
         lives = exact_lifetimes(self.schedule, self.uses.roots)
+        on_their_way = (*self._packed, *self._received)
+        yield from (life for life in on_their_way if life.device in self.devices)
         for life in self.messages.held([life for life in lives if life.device in self.devices]):
+            life = life._replace(last=max(life.last, self._sent_until.get(life.local, -1)))
             bucket = self._buckets.get(life.local) if life.buffer else None
             if bucket is not None:
                 yield _in_place(bucket, life)
@@ -289,6 +330,62 @@ class _Ranks:
         return taken
 
     @cached_property
+    def _parts(self) -> Sequence[tuple[InFlight, int]]:
+        """What devices get in parts that they join when they wait, with the bytes of these."""
+        parts = []
+        for one in self._in_flight:
+            comm = self.schedule.tasks[one.position].comm
+            if comm is not None and comm.kind not in _NOT_JOINED and not comm.part:
+                parts.append((one, _joined_bytes(comm, one.operand[0])))
+        return [(one, nbytes) for one, nbytes in parts if nbytes]
+
+    @cached_property
+    def _received(self) -> Sequence[Lifetime]:
+        """The parts until they are joined."""
+        return [
+            Lifetime(*one.result, nbytes, one.position, one.until - 1, buffer=True, operand=True)
+            for one, nbytes in self._parts
+            if one.position < one.until
+        ]
+
+    @cached_property
+    def _sent(self) -> Sequence[tuple[int, LocalKey, int, int]]:
+        """What devices send to others as it is.
+
+        The position, the operand, the bytes of the copy that is sent, 0 if it is the operand, and
+        the last position at which it lies there. A device that gets nothing waits at the end.
+        """
+        tasks, sent = self.schedule.tasks, []
+        ends = {task.phase: position for position, task in enumerate(tasks)}
+        until = {(one.position, one.operand): one.until - 1 for one in self._in_flight}
+        for position, task in enumerate(tasks):
+            if task.comm is None or task.phase != task.target_phase or not _exchanges(task.comm):
+                continue
+            for device, key in task.reads:
+                operand = self.uses.roots.get((device, key), (device, key))
+                last = max(position, until.get((position, operand), ends[task.phase]))
+                sent.append((position, operand, _packed_bytes(task, device), last))
+        return tuple(sent)
+
+    @cached_property
+    def _packed(self) -> Sequence[Lifetime]:
+        """The copies of what devices send to others."""
+        return [
+            Lifetime(operand[0], operand[1], nbytes, position, last, buffer=True, operand=True)
+            for position, operand, nbytes, last in self._sent
+            if nbytes
+        ]
+
+    @cached_property
+    def _sent_until(self) -> Mapping[LocalKey, int]:
+        """The last position at which each operand lies that is sent as it is."""
+        until = dict[LocalKey, int]()
+        for _, operand, nbytes, last in self._sent:
+            if not nbytes:
+                until[operand] = max(last, until.get(operand, -1))
+        return until
+
+    @cached_property
     def _in_flight(self) -> Sequence[InFlight]:
         return tuple(in_flight(self.schedule, self.uses.roots))
 
@@ -310,11 +407,56 @@ class _Ranks:
 
 def _joined_bytes(comm: Comm, device: int) -> int:
     """Bytes of what a device gets in parts that it joins; 0 if it lies as the result does."""
-    is_gather = comm.kind is CommKind.ALL_GATHER and comm.is_even
+    is_gather = not _exchanges(comm)
     own = [t for t in comm.transfers if t.target == device]
     came = [t for t in own if is_gather or t.source != device]
     is_result = len(own) == 1 or (is_gather and len({t.write[1:] for t in own}) == 1)
     return 0 if is_result else round(sum(t.numel for t in came) * item_bytes(comm.dtype))
+
+
+def _exchanges(comm: Comm) -> bool:
+    """Tell whether ranks send parts to each other as they are: uneven ones, or to some of them."""
+    is_even = comm.kind is CommKind.ALL_GATHER and comm.is_even
+    return comm.kind not in _NOT_JOINED and not is_even
+
+
+def _passed_on(schedule: Schedule) -> Mapping[LocalKey, LocalKey]:
+    """Results of which a device gets nothing but its own part, a view of the operand."""
+    passed = {}
+    for task in schedule.tasks:
+        if task.comm is not None and _exchanges(task.comm):
+            got = defaultdict[int, list[int]](list)
+            for transfer in task.comm.transfers:
+                got[transfer.target].append(transfer.source)
+            operands = dict(task.reads)
+            passed |= {
+                (device, key): (device, operands[device])
+                for device, key, _ in task.writes
+                if got[device] == [device] and device in operands
+            }
+    return passed
+
+
+def _packed_bytes(task: Task, device: int) -> int:
+    """Bytes of the copy that a device makes of what it sends to others; 0 if it makes none."""
+    (_, at), comm = next(key for of, key in task.reads if of == device), task.comm
+    assert comm is not None
+    leaving = [t for t in comm.transfers if t.source == device != t.target and t.numel]
+    shape = at.sharding.local_shape(at.mesh, at.mesh.coord(device))
+    if len(leaving) == 1 and _is_dense(leaving[0].read, shape):
+        return 0
+    return round(sum(t.numel for t in leaving) * item_bytes(comm.dtype))
+
+
+def _is_dense(region: Region, shape: Sequence[int]) -> bool:
+    """Tell whether the elements of a region lie one after the other."""
+    cut = [
+        dim for dim, (of, size) in enumerate(zip(region, shape, strict=True)) if of != ((0, size),)
+    ]
+    if not cut:
+        return True
+    ones = (sum(length for _, length in region[dim]) == 1 for dim in range(cut[-1]))
+    return len(region[cut[-1]]) == 1 and all(ones)
 
 
 def _in_place(bucket: Bucket, life: Lifetime) -> Lifetime:

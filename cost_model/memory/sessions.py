@@ -279,10 +279,8 @@ class _Device:
         return (self.roots.get(key, key) for device, key in keys if device == self.device)
 
     def _reads(self, task: Task) -> Iterator[Key]:
-        return (key for key in self._own(task.reads) if not self._is_resident(key))
-
-    def _is_resident(self, key: Key) -> bool:
-        return (self.device, key) in self.schedule.residents
+        residents = self.schedule.residents
+        return (key for key in self._own(task.reads) if (self.device, key) not in residents)
 
     def _writes(self, task: Task) -> Iterator[tuple[Key, int]]:
         return ((key, n) for device, key, n in task.writes if device == self.device)
@@ -339,7 +337,7 @@ class _Device:
                 continue
             key = self.roots.get((value, at), (value, at))
             tensor = self._tensor((value, at))
-            is_resident = self._is_resident(key)
+            is_resident = (self.device, key) in self.schedule.residents
             names.append(None if is_resident else key)
             shapes.append(tensor.shape)
             if not is_resident:

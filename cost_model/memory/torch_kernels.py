@@ -75,14 +75,12 @@ class _Call:
     last: tuple[bool, ...]  #: Whether the channels of each operand lie last.
 
     def operand(self, index: int) -> Tensor:
-        """An operand that is there."""
         tensor = self.operands[index]
         assert tensor is not None
         return tensor
 
     @property
     def made(self) -> Tensor:
-        """Return the first result."""
         tensor = self.results[0]
         assert tensor is not None
         return tensor
@@ -99,12 +97,10 @@ class _Call:
 
     @property
     def is_transposed(self) -> bool:
-        """Tell whether the convolution is a transposed one."""
         return bool(self.node.attrs["transposed"])
 
     @property
     def groups(self) -> int:
-        """Groups of a convolution."""
         groups = self.node.attrs["groups"]
         assert isinstance(groups, int)
         return groups
@@ -152,7 +148,6 @@ def updates_of(schedule: Schedule) -> Mapping[int, tuple[int, Sequence[PlacedNod
 
 
 def _step_bytes_of_all(graph: Graph, updates: Sequence[PlacedNode], device: int) -> int:
-    """Bytes that an optimizer's step over all parameters takes."""
     return sum(_STEP_TENSORS[name] * nbytes for name, nbytes in _updated(graph, updates, device))
 
 
@@ -412,7 +407,6 @@ def _pool_gradient(call: _Call) -> int:
 
 
 def _copying(*indices: int) -> Callable[[_Call], int]:
-    """A kernel that makes operands contiguous."""
     return lambda call: call.copied(*indices)
 
 

@@ -87,7 +87,6 @@ class Real:
 
 
 def _renamed(mesh: DeviceMesh, name: Callable[[int], int]) -> DeviceMesh:
-    """The mesh of other devices in the same places."""
     return DeviceMesh(mesh.axes, tuple(map(name, mesh.devices)))
 
 
@@ -322,7 +321,6 @@ class Resharder:
         return Hop(after, tuple(self._reductions(CommKind.ALL_REDUCE, dtype, source, after)))
 
     def _reduce_scatter(self, dtype: str, source: Placement, target: Placement) -> Hop | None:
-        """Straight to the target, if that can be."""
         if not scatters(source, target):
             return None
         return Hop(target, tuple(self._reductions(CommKind.REDUCE_SCATTER, dtype, source, target)))
@@ -534,6 +532,16 @@ def most_joined(graph: Graph) -> Mapping[CommKind, int]:
 
     gathered, summed = most(beside), most(written)
     return {kind: gathered if kind is CommKind.ALL_GATHER else summed for kind in JOINING}
+
+
+def remembering(cluster: Cluster, graph: Graph) -> Resharder:
+    """The reshards of the last cluster, with their prices: a graph and its forms have the same."""
+    return _resharder(cluster, tuple(most_joined(graph).items()))
+
+
+@lru_cache(maxsize=1)
+def _resharder(cluster: Cluster, most: tuple[tuple[CommKind, int], ...]) -> Resharder:
+    return Resharder(cluster, dict(most))
 
 
 def _written(graph: Graph) -> set[str]:

@@ -266,7 +266,6 @@ def write_entries(
 
 
 def _selecting(table: str) -> str:
-    """The statement that reads the rows of a device at a number of threads, newer ones later."""
     columns = f"SELECT {', '.join(column.name for column in fields(_TABLES[table][0]))}"
     return f"{columns} FROM {table} WHERE device = ? AND threads = ? ORDER BY measured_at"
 

@@ -245,7 +245,7 @@ def unlike_parts(tasks: Sequence[Task]) -> frozenset[int]:
     everyone = {device for task in tasks for device in task.devices}
     steps: dict[tuple[Key, ...], list[int]] = defaultdict(list)
     for position, task in enumerate(tasks):
-        if task.placed is None:
+        if task.placed is None and not task.returns:
             made = [
                 *(key for _, key, _ in task.writes[:1]),
                 *(new for (_, new), _ in task.aliases[:1]),

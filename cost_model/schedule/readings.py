@@ -39,7 +39,6 @@ def critical_path(timeline: Timeline) -> tuple[int, ...]:
         sides[event.task, event.request].append(index)
 
     def is_unblocked(index: int) -> bool:
-        """Test whether the event began as soon as its device was free."""
         before = previous[index]
         free_s = 0.0 if before is None else events[before].end_s
         return events[index].start_s - free_s <= slack

@@ -58,13 +58,6 @@ class Timeline:
         """End of the last event."""
         return max((event.end_s for event in self.events), default=0.0)
 
-    @property
-    def step_s(self) -> float:
-        """Mean seconds between the ends of requests; the makespan if there is one request."""
-        if self.requests == 1:
-            return self.makespan_s
-        return (self.makespan_s - self.latency_s) / (self.requests - 1)
-
 
 def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
     """Timeline of a schedule for a number of requests, all of which are there at the start.

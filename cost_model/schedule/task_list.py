@@ -6,16 +6,17 @@ them and the lowering turns them into rank programs, so all four describe the sa
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import NamedTuple
 
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.executors import Executor, executor_of
+from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.prices.compute import adding_seconds, node_estimates, stored_bytes
 from partitioner.cost_model.prices.reshard import Hop, Reshard, Resharder, beside_compute
 from partitioner.cost_model.profiles.forms import stores_parts
@@ -198,14 +199,10 @@ class _Builder:
         tasks, blocks = self._in_blocks(tasks, loads)
         buckets: tuple[Bucket, ...] = ()
         is_of_one_mesh = len({node.mesh.devices for node in placed}) == 1
-        if is_of_one_mesh and self._executor.joins:
+        if is_of_one_mesh and executor_of(self.graph).joins:
             tasks, buckets = in_buckets(tasks, unlike_parts(tasks), self.graph.backward)
-        tasks = as_they_travel(tasks, buckets, self.cluster)
         return Schedule(
-            tuple(
-                task if task.comm is None else replace(task, comm=task.comm.renamed(seq=seq))
-                for seq, task in enumerate(tasks)
-            ),
+            self._numbered(as_they_travel(tasks, buckets, self.cluster)),
             self.feeds,
             self.residents,
             {value: delivered[value] for value in self.graph.outputs},
@@ -216,9 +213,15 @@ class _Builder:
             buckets,
         )
 
-    @cached_property
-    def _executor(self) -> Executor:
-        return executor_of(self.graph)
+    @staticmethod
+    def _numbered(tasks: Iterable[Task]) -> tuple[Task, ...]:
+        """The tasks, whose communications get their places among those that ranks run."""
+        seq, numbered = itertools.count(), list[Task]()
+        for task in tasks:
+            place = -1 if task.returns else next(seq)
+            comm = None if task.comm is None else task.comm.renamed(seq=place)
+            numbered.append(task if comm is None else replace(task, comm=comm))
+        return tuple(numbered)
 
     def _in_blocks(
         self, tasks: Sequence[Task], loads: Mapping[LocalKey, frozenset[int]]
@@ -250,6 +253,7 @@ class _Builder:
         if copies := copies_on(at.mesh for at in self.home.values()):  # each has its results
             axes = {COPIES: len(copies), "tp": len(copies[0])}
             everyone = DeviceMesh.of(axes, tuple(chain(*copies)))
+        delivered: list[Key] = []
         for value in self.graph.outputs:
             if value in self.everywhere:
                 at = self.home[value].without_partial()
@@ -257,7 +261,13 @@ class _Builder:
                 self.home[value] = at
                 mesh = at.mesh if at.mesh.size() == everyone.size() else everyone
                 whole = Placement(mesh, Sharding.replicate(at.sharding.shape))
-                yield value, self._fetch(value, whole, index, value, self.order.delivery)
+                delivered.append(self._fetch(value, whole, index, value, self.order.delivery))
+                yield value, delivered[-1]
+        phase = self.order.delivery
+        for key in delivered:  # behind all that the pass computes, in turn
+            reads = tuple((device, key) for device in self._observed_of(key[1].mesh))
+            moment = Task(f"return {key[0]}", {}, reads, (), phase=phase, target_phase=phase)
+            self._insert(index - 1, moment)
 
     def _node(self, index: int, placed: PlacedNode) -> None:
         name = placed.node.name
@@ -333,7 +343,8 @@ class _Builder:
         """The key of the value at a placement that a node of a phase reads; reshards it."""
         key, dtype = (value, at), self.graph.types[value].dtype
         if value in self.graph.constants:
-            self._reside(key, self.graph.blocks.get(why) if self._executor.loads_blocks else None)
+            loads_blocks = executor_of(self.graph).loads_blocks
+            self._reside(key, self.graph.blocks.get(why) if loads_blocks else None)
         elif value in self.home:
             before = (value, self.home[value])
             # the search prices whole batches by the name that is read

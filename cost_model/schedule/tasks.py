@@ -54,6 +54,11 @@ class Task:
         return self.name if self.placed is not None else ""
 
     @property
+    def returns(self) -> bool:
+        """Tell whether it is the moment at which devices wait for a result that they return."""
+        return self.placed is None and self.comm is None and not self.aliases
+
+    @property
     def waits(self) -> bool:
         """Tell whether the task's devices wait for each other: a node's do if it sends inside."""
         return self.kind == "comm" or (self.placed is not None and bool(self.placed.sent))

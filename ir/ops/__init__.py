@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph, Node, once_a_graph
 from partitioner.ir.ops import aten, onnx
 from partitioner.ir.ops.aten.branches import COND, DERIVED, RULE, cond_row
 from partitioner.ir.ops.signature import OpaqueError
@@ -16,9 +16,10 @@ from partitioner.ir.rule import Rule
 
 def row_of(node: Node) -> OpRow:
     """The node's row; that of its own rule if it brings one along, and `UNKNOWN` for no row."""
-    if node.op not in ROWS and node.op.startswith("aten::") and RULE in node.attrs:
-        return DERIVED
-    return ROWS.get(node.op, UNKNOWN)
+    row = ROWS.get(node.op)
+    if row is not None:
+        return row
+    return DERIVED if node.op.startswith("aten::") and RULE in node.attrs else UNKNOWN
 
 
 def is_stored(node: Node) -> bool:
@@ -88,6 +89,7 @@ def inherit_rules(graph: Graph, source: Graph) -> None:
     _KNOWN[graph] = _Known(by_node, known.by_form, known.distinct)
 
 
+@once_a_graph
 def rules_of(graph: Graph) -> Mapping[str, Rule | str]:
     """`rule_of` every node, by name."""
     return {node.name: rule_of(graph, node) for node in graph.nodes}

@@ -159,6 +159,9 @@ class OpRow:
     #: The method of a running sum by which the operator's own kernel adds its result to the sum as
     #: it computes it; "" if a result is made first and then added.
     adds: str = ""
+    #: The attribute that numbers the draws of random numbers of a graph: nodes that differ in it
+    #: alone draw others of the same distribution; "" if none are drawn.
+    draw: str = ""
 
 
 class Family(Protocol):

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops import row_of
 from partitioner.ir.types import TensorType
 
 #: Periods that are tried, the most frequent distances between like numbers first.
@@ -42,9 +43,12 @@ class Stretch:
 
 
 def signature(node: Node, types: Mapping[str, TensorType]) -> Hashable:
-    """Operator, attributes and the types of operands and results: equal in equal blocks."""
-    sides = (*node.inputs, *node.captures), node.outputs
-    attrs = repr(sorted(node.attrs.items(), key=lambda entry: entry[0]))
+    """Operator, attributes and the types of operands and results: equal in equal blocks.
+
+    Which of a graph's random numbers a node draws does not tell it apart.
+    """
+    sides, draw = ((*node.inputs, *node.captures), node.outputs), row_of(node).draw
+    attrs = repr(sorted(entry for entry in node.attrs.items() if entry[0] != draw))
     return node.op, attrs, *(tuple(str(types[v]) if v else "" for v in side) for side in sides)
 
 

@@ -93,7 +93,3 @@ class PipelineSchedule:
         """Tell whether gradients of inputs and of weights are computed apart."""
         halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
         return any(action.kind in halves for lane in self.lanes for action in lane)
-
-    def actions_of(self, lane: int) -> tuple[Action, ...]:
-        """The actions of a lane, in order."""
-        return self.lanes[lane]

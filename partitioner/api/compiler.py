@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from partitioner.api.compiled.module import ModuleProgram
+    from partitioner.api.compiled.module_graphs import ModuleGraphs
 
 CompiledT = TypeVar("CompiledT", bound=Compiled)
 #: Most nodes of a model, times ranks, at which `compile` proves its programs: less than a second.
@@ -105,12 +106,7 @@ def compile(  # noqa: A001 - the public name
             raise OptionError("tune runs the plans, which needs the weights: leave plan_only out")
         check_tunable(cluster, is_module=isinstance(opened, ModuleInput))
     cluster = cluster.run_by(opened.executor, training=opened.training)
-    if isinstance(opened, OnnxInput):
-        graphs: OnnxGraphs | ModuleGraphs = OnnxGraphs(opened, cluster, request, clock)
-    else:
-        from partitioner.api.compiled.module_graphs import ModuleGraphs  # loads PyTorch
-
-        graphs = ModuleGraphs(opened, cluster, request, clock)
+    graphs = graphs_of(opened, cluster, request, clock)
 
     def search() -> tuple[Outcome, Mapping[str, Any]]:
         table = Table(graphs, cluster, request, clock)
@@ -141,6 +137,17 @@ def compile(  # noqa: A001 - the public name
             with clock("proof"):
                 return _with_proof(result)
     return result
+
+
+def graphs_of(
+    opened: OnnxInput | ModuleInput, cluster: Cluster, request: Request, clock: StageClock
+) -> OnnxGraphs | ModuleGraphs:
+    """The graphs of a model that was opened, by the way that it runs."""
+    if isinstance(opened, OnnxInput):
+        return OnnxGraphs(opened, cluster, request, clock)
+    from partitioner.api.compiled import module_graphs  # loads PyTorch
+
+    return module_graphs.ModuleGraphs(opened, cluster, request, clock)
 
 
 def _with_proof(result: CompiledT) -> CompiledT:

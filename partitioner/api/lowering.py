@@ -102,7 +102,6 @@ class _Names:
         return names[at]
 
     def free(self, name: str) -> str:
-        """The name, with as many ' appended as make it differ from those of the model."""
         while name in self.taken:
             name += "'"
         return name
@@ -137,22 +136,18 @@ class _Shared:
 
     @cached_property
     def in_place(self) -> frozenset[str]:
-        """Names of the nodes that may write to their operand's memory."""
         return writes_in_place(self.graph)
 
     @cached_property
     def renamed(self) -> frozenset[Key]:
-        """Keys that are an alias on some rank."""
         return frozenset(new for task in self.schedule.tasks for (_, new), _ in task.aliases)
 
     @cached_property
     def feeds(self) -> Mapping[int, Sequence[Key]]:
-        """Keys of graph inputs by rank."""
         return _by_device(self.schedule.feeds)
 
     @cached_property
     def residents(self) -> Mapping[int, Sequence[Key]]:
-        """Keys of constants and of zeros by rank."""
         return _by_device(self.schedule.residents)
 
     @cached_property
@@ -180,7 +175,6 @@ class _Shared:
 
     @cached_property
     def _first_backward(self) -> int:
-        """Index of the first task of the backward pass; the number of tasks without one."""
         tasks = self.schedule.tasks
         nodes = (task.placed.node.name if task.placed else "" for task in tasks)
         backward = (i for i, name in enumerate(nodes) if name in self.graph.backward)
@@ -371,7 +365,6 @@ class _Rank:
         return name
 
     def _region(self, key: Key) -> Region | None:
-        """The rank's part of a value; None if it has all of it."""
         at = key[1]
         if all(not dim.axes for dim in at.sharding.dims):
             return None
@@ -396,7 +389,6 @@ def _is_shared(placed: PlacedNode) -> bool:
 
 
 def _is_equal(at: Placement | None) -> bool:
-    """Tell whether all devices have parts of equal sizes; true for an absent tensor."""
     return at is None or all(dim.is_equal for dim in at.sharding.dims)
 
 

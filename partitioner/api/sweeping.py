@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
+from partitioner.api.compiler import graphs_of
 from partitioner.api.option_table import SweepOptions
 from partitioner.api.options import open_with, request_of, takes, with_launches
 from partitioner.cost_model.cluster.resolve import resolve_cluster
@@ -29,8 +30,8 @@ from partitioner.report.summarise import summarise
 from partitioner.report.text.tables import table
 from partitioner.search.find_plan import find_plan
 from partitioner.search.outcome import Candidate
-from partitioner.search.request import Budget, Request, silent
-from partitioner.search.ways.data_parallelism import beside_data_parallelism
+from partitioner.search.request import Budget, Request, StageClock, silent
+from partitioner.search.ways.table import Table
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
@@ -120,7 +121,8 @@ def sweep(
     rules = Rules.of(opened.graph)
     points = []
     for index, target in enumerate(targets, 1):
-        say(f"point {index} of {len(targets)}: {target.title}")
+        words = _in_words(len(target.cluster), target.name, target.limit)
+        say(f"point {index} of {len(targets)}: {words}")
         points.append(_point(opened, rules, target))
     points = _with_pareto(points)
     data = Sweep(
@@ -136,8 +138,6 @@ def sweep(
 
 @dataclass(frozen=True)
 class _Target:
-    """A point to plan."""
-
     cluster: Cluster
     limit: int | None  #: Memory limit in bytes; None is the cluster's own.
     request: Request
@@ -146,10 +146,6 @@ class _Target:
     def name(self) -> str:
         """The cluster's name without its count: ``"4xh100" -> "h100"``; ``"2x4xh100"`` stays."""
         return re.sub(r"^\d+x(?=[a-z])", "", self.cluster.name)
-
-    @property
-    def title(self) -> str:
-        return _in_words(len(self.cluster), self.name, self.limit)
 
 
 def _targets(
@@ -216,13 +212,14 @@ def _row(point: Point) -> tuple[str, ...]:
 
 def _point(opened: OnnxInput | ModuleInput, rules: Rules, target: _Target) -> Point:
     cluster, request = target.cluster, target.request
-    graph, delivered = opened.graph, opened.delivered
+    graph = opened.graph
     outcome, why = None, ""
     try:
         request = request.on(graph)
-        budget = Budget.of(request)
-        outcome = find_plan(graph, cluster, request, budget, rules)
-        outcome = beside_data_parallelism(outcome, cluster, request, budget.work.left_s)
+        clock = StageClock(silent)
+        outcome = find_plan(graph, cluster, request, Budget.of(request), rules)
+        graphs = graphs_of(opened, cluster, target.request, clock)
+        outcome = Table(graphs, cluster, target.request, clock).beside_others(outcome)
     except (Infeasible, ConstraintError) as error:  # ConstraintError: of a kind of parallelism
         why = str(error)
     figures = outcome.evaluation if outcome else None
@@ -232,7 +229,7 @@ def _point(opened: OnnxInput | ModuleInput, rules: Rules, target: _Target) -> Po
     if outcome is not None:
 
         def delivery_of(of: Candidate) -> Delivery | None:
-            return Delivery.of(of.graph, of.plan, cluster, of.evaluation, delivered)
+            return Delivery.of(of.graph, of.plan, cluster, of.evaluation)
 
         planned = Planned(
             name=graph.name,
@@ -241,7 +238,6 @@ def _point(opened: OnnxInput | ModuleInput, rules: Rules, target: _Target) -> Po
             plan=outcome.plan,
             evaluation=outcome.evaluation,
             summary=summarise(outcome, cluster, request, (), delivery_of),
-            delivered=delivered,
         )
         speedup, verdict = planned.speedup, planned.verdict().line
     return Point(

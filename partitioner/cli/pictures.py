@@ -109,7 +109,6 @@ def _write(name: str, result: "Compiled", path: Path, args: SimpleNamespace) -> 
 
 
 def _onnx(result: "Compiled") -> "OnnxModel":
-    """The ONNX model of a plan; a PartitionerError if it is of a module."""
     from partitioner.api.compiled.onnx_model import OnnxModel
 
     if not isinstance(result.model, OnnxModel):

@@ -103,7 +103,6 @@ class Interrupts:
 
 
 def _is_import(frame: FrameType | None) -> bool:
-    """Tell if a module is being imported where the process is."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True

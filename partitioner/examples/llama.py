@@ -21,7 +21,6 @@ class _Sizes:
     heads: int
     kv_heads: int
     intermediate: int
-    vocab: int
     batch: int
     seq: int
 
@@ -68,7 +67,7 @@ def build(
     Raises:
         ExampleError: The sizes do not divide.
     """
-    sizes = _Sizes(layers, hidden, heads, kv_heads, intermediate, vocab, batch, seq)
+    sizes = _Sizes(layers, hidden, heads, kv_heads, intermediate, batch, seq)
     b = Builder(seed)
     # cos and sin of every position and pair, (seq, head), both halves equal
     pairs = np.arange(0, sizes.head, 2) / sizes.head

@@ -139,7 +139,6 @@ def _refined(role: str, node: onnx.NodeProto, readers: dict[str, onnx.NodeProto]
 
 
 def _next(node: onnx.NodeProto, readers: dict[str, onnx.NodeProto]) -> str:
-    """The operator that reads the node's output, empty for a graph output."""
     reader = readers.get(node.output[0])
     return reader.op_type if reader else ""
 

@@ -63,11 +63,6 @@ class OnnxInput:
         """The graph of the model."""
         return self.traced.graph
 
-    @property
-    def delivered(self) -> frozenset[str]:
-        """Values of the graph that every rank delivers whole: none, each keeps its parts."""
-        return frozenset()
-
 
 @dataclass(frozen=True)
 class ModuleInput:
@@ -105,11 +100,6 @@ class ModuleInput:
     def graph(self) -> Graph:
         """The graph of the module."""
         return self.traced.graph
-
-    @property
-    def delivered(self) -> frozenset[str]:
-        """Values of the graph that every rank delivers whole: the module's results."""
-        return self.traced.results
 
     def in_micro_batches(self, count: int | None) -> TracedModule:
         """The module as traced with one of so many micro-batches; see `trace_micro_batch`."""

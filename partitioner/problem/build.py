@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 from partitioner.cost_model.cluster.topology import Cluster
@@ -20,7 +20,7 @@ from partitioner.cost_model.memory.lifetimes import with_headroom
 from partitioner.cost_model.prices.compute import stored_bytes
 from partitioner.cost_model.prices.reshard import Hop, beside_compute
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import DimLayout, Placement
+from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place
@@ -186,8 +186,7 @@ class _Builder:
                 for hop in self._reduction(value, at):
                     more = self._hop_load(hop, beside=False)
                     load = [a + b for a, b in zip(load, more, strict=True)]
-        label = "left out" if placed.absent else _label(placed.mesh, tuple(placed.layouts.items()))
-        return Choice(load_s=tuple(load), group=group, label=label)
+        return Choice(load_s=tuple(load), group=group)
 
     def _pending_outputs(self, placed: PlacedNode) -> Iterator[tuple[str, Placement]]:
         """Graph outputs that the strategy leaves partial: they are reduced where they are."""
@@ -438,11 +437,6 @@ class _Builder:
     def _on(self, nbytes: Vector, devices: Collection[int]) -> Vector:
         pairs = zip(self.prices.devices, nbytes, strict=True)
         return tuple(size if device in devices else 0.0 for device, size in pairs)
-
-
-@lru_cache(maxsize=65536)
-def _label(mesh: DeviceMesh, layouts: tuple[tuple[str, DimLayout], ...]) -> str:
-    return f"{mesh} {' '.join(f'{name}:{layout}' for name, layout in layouts)}".strip()
 
 
 def _moves_apart(homes: Sequence[End], wants: Sequence[End]) -> frozenset[Pair]:

@@ -64,7 +64,6 @@ class _Region:
     first: int = 0
 
     def block(self, position: npt.ArrayLike) -> Ints:
-        """Block numbers of positions."""
         steps = (np.asarray(position, np.int64) - self.phase) // self.period
         return self.first + self.sign * steps
 
@@ -76,7 +75,6 @@ class _Region:
         return range(min(ends), max(ends) + 1) if count else range(0)
 
     def first_of(self, block: int) -> int:
-        """Position of a block's first node."""
         return self.phase + self.sign * (block - self.first) * self.period
 
 
@@ -229,7 +227,6 @@ def _runs(graph: Graph, pairs: Ints, kinds: Ints, regions: Sequence[_Region]) ->
 
 
 def _common(regions: Sequence[_Region]) -> range:
-    """The blocks that lie within all of them."""
     whole = [region.whole() for region in regions]
     low, high = max(blocks.start for blocks in whole), min(blocks.stop for blocks in whole)
     return range(low, max(low, high))
@@ -271,7 +268,6 @@ class _Labels:
         return bool(inside and abs(self.block[one] - self.block[other]) <= 1)
 
     def _read_in_its_block(self, reader: int, value: str) -> bool:
-        """Test whether all readers of a weight or an input are in the block of this one."""
         readers = [self.graph.order[node.name] for node in self.graph.consumers[value]]
         return all(self.region[r] >= 0 and self.block[r] == self.block[reader] for r in readers)
 

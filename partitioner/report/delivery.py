@@ -2,24 +2,21 @@
 
 A module returns its results whole on every rank. Where a plan makes them on some devices or in
 parts, ranks send them behind the forward pass, to idle ranks as well. Plans are compared without
-that, so that a plan on fewer devices costs no more for the others' sake.
+the seconds of that, so that a plan on fewer devices costs no more for the others' sake; its bytes
+are among those that a plan needs (`Evaluation.needed_bytes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Self
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.cost_model.executors import MOST_RANKS
 from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
-from partitioner.search.request import MOST_EXPLICIT
-
-#: Fewer bytes of memory are not spoken of.
-LEAST_BYTES = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -31,37 +28,25 @@ class Delivery:
     more_step_s: float  #: The delivery's seconds of `step_s`.
     more_latency_s: float  #: The delivery's seconds of `latency_s`.
     sent_bytes: int  #: Bytes that all devices together send for it.
-    held_bytes: int  #: Bytes that the fullest device holds more.
-    over_bytes: int  #: Bytes by which a device is above its memory with the results; 0 if none is.
 
     @classmethod
-    def of(
-        cls,
-        graph: Graph,
-        plan: Plan,
-        cluster: Cluster,
-        evaluation: Evaluation,
-        results: AbstractSet[str],
-    ) -> Self | None:
-        """Price what brings `results` to every rank; None if they are there already.
+    def of(cls, graph: Graph, plan: Plan, cluster: Cluster, evaluation: Evaluation) -> Self | None:
+        """Price what brings a graph's results to every rank; None if they are there already.
 
-        None above `MOST_EXPLICIT` devices, too, for which no programs of ranks are made.
+        None above `MOST_RANKS` devices, too, for which no programs of ranks are made.
         """
-        if not results or len(cluster) > MOST_EXPLICIT:
+        if not graph.delivered or len(cluster) > MOST_RANKS:
             return None
-        whole = evaluate(graph, plan, cluster, frozenset(results))
+        whole = evaluate(graph, plan, cluster, graph.delivered)
         sent = sum(whole.sent_bytes.values()) - sum(evaluation.sent_bytes.values())
         if not sent:
             return None
-        fullest, fullest_whole = (max(of.needed_bytes.values()) for of in (evaluation, whole))
         return cls(
             whole.step_s,
             whole.latency_s,
             whole.step_s - evaluation.step_s,
             whole.latency_s - evaluation.latency_s,
             sent,
-            fullest_whole - fullest,
-            max(whole.short_bytes.values(), default=0) if evaluation.fits_exactly else 0,
         )
 
     def cost(self, objective: str) -> float:
@@ -69,20 +54,14 @@ class Delivery:
         return self.latency_s if objective == "latency" else self.step_s
 
     def clause(self, objective: str) -> str:
-        """Say what the results on every rank take more: "21.8 µs and 2 MiB of memory"."""
-        seconds = self.more_latency_s if objective == "latency" else self.more_step_s
-        is_much = self.held_bytes >= LEAST_BYTES
-        held = f" and {units.size(self.held_bytes)} of memory" if is_much else ""
-        return f"{units.seconds(seconds)}{held}"
+        """Say what the results on every rank take more: "21.8 µs"."""
+        return units.seconds(self.more_latency_s if objective == "latency" else self.more_step_s)
 
     def sentence(self, objective: str) -> str:
         """Say what the delivery takes beside the figures of a plan without it."""
-        over, whole_s = "", self.cost(objective)
-        if self.over_bytes:
-            over = f"; a device is then {units.size(self.over_bytes)} above its memory"
         return (
             f"the results on every rank take {self.clause(objective)} more than these figures: "
-            f"{units.seconds(whole_s)} in all ({units.size(self.sent_bytes)} sent){over}"
+            f"{units.seconds(self.cost(objective))} in all ({units.size(self.sent_bytes)} sent)"
         )
 
 

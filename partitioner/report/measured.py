@@ -139,7 +139,6 @@ def _checked(value: Any, kind: Any) -> Any:
 
 
 def _rounded(seconds: float) -> float:
-    """Seconds to the nanosecond, at least 0."""
     return max(0.0, round(seconds, 9))
 
 
@@ -155,11 +154,6 @@ class Row:
     #: together.
     predicted_s: float
     measured: MeasuredTask
-
-    @property
-    def error_s(self) -> float:
-        """Measured seconds less predicted ones."""
-        return self.measured.seconds - self.predicted_s
 
     @property
     def ratio(self) -> float | None:
@@ -198,7 +192,9 @@ class Comparison(Generic[PlannedT_co]):
     @cached_property
     def worst(self) -> tuple[Row, ...]:
         """The rows by the size of their error in seconds, the largest first."""
-        return tuple(sorted(self.rows, key=lambda row: -abs(row.error_s)))
+        return tuple(
+            sorted(self.rows, key=lambda row: -abs(row.measured.seconds - row.predicted_s))
+        )
 
     @cached_property
     def totals(self) -> tuple[MeasuredRankRow, ...]:

@@ -53,8 +53,6 @@ class Planned:
     seconds: Mapping[str, float] = field(default_factory=dict)
     #: Faults of a saved compilation that can still be used, one line each.
     warnings: tuple[str, ...] = ()
-    #: Values of the graph that every rank delivers whole: results of a module.
-    delivered: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         certificate = self.plan.certificate
@@ -96,9 +94,7 @@ class Planned:
     @cached_property
     def delivery(self) -> Delivery | None:
         """Price what brings results to every rank, which no other figure has; None if nothing."""
-        return Delivery.of(
-            self.graph, self.plan, self.cluster, self.evaluation, results=self.delivered
-        )
+        return Delivery.of(self.graph, self.plan, self.cluster, self.evaluation)
 
     @property
     def speedup(self) -> float | None:

@@ -79,6 +79,7 @@ class SpaceRow(TypedDict):
 
 class _Compared(TypedDict, total=False):
     changes: Changes  #: From the chosen plan.
+    micro_batches: int  #: In which the plan runs a batch; none of the whole at once.
 
 
 class Space(_Compared):

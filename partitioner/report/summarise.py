@@ -232,6 +232,8 @@ def space_facts(
             comm_s=figures.comm_s.get(busiest, 0.0),
             fits=figures.fits_exactly,
         )
+        if candidate.plan.micro_batches is not None:
+            row["micro_batches"] = candidate.plan.micro_batches
         if small and compared < MOST_SPACES and candidate.plan != bare:
             row["changes"] = changes(chosen, planned(candidate), cert.objective, space)
             compared += 1

@@ -39,10 +39,17 @@ class Rival:
         return self.fits and self.is_known
 
 
-def usual(cost: float, devices: int, fits: bool, *, is_known: bool = True) -> Rival:
-    """Make the alternative that one trains with where no planner is at hand."""
-    ask = f"--parallel {DATA}"
-    return Rival("data parallelism", cost, devices, fits, ask=ask, is_known=is_known)
+def usual(
+    cost: float, devices: int, fits: bool, *, count: int | None = None, is_known: bool = True
+) -> Rival:
+    """Make the alternative that one trains with where no planner is at hand.
+
+    It is in `count` micro-batches, whose gradients are added up; None for the whole batch at once.
+    """
+    name, ask = "data parallelism", f"--parallel {DATA}"
+    if count is not None:
+        name, ask = f"{name} in {count} micro-batches", f"{ask} --micro-batches {count}"
+    return Rival(name, cost, devices, fits, ask=ask, is_known=is_known)
 
 
 def rivals_of(
@@ -86,7 +93,7 @@ def rivals_of(
                 continue
             seen.add(way)
             if way == DATA:
-                yield usual(cost, devices, space["fits"])
+                yield usual(cost, devices, space["fits"], count=space.get("micro_batches"))
             else:
                 yield Rival(space["space"], cost, devices, space["fits"], is_split=True)
         if unplanned is not None:
@@ -244,13 +251,11 @@ class Verdict:
 
     @property
     def _is_alone(self) -> bool:
-        """Tell whether the plan is that of the whole model on one device."""
         return self.evaluation.devices_used <= 1 and self.single.fits
 
     def _room(self, rival: Rival) -> str:
         """Say what the plan saves of the fullest device's memory, as a clause; "" for nothing."""
         here, there = max(self.evaluation.needed_bytes.values()), rival.held_bytes
-        here += self.delivery.held_bytes if self.delivery is not None else 0
         if here >= there or self.objective == "memory":
             return ""
         return f", with {units.size(here)} on the fullest device in place of {units.size(there)}"

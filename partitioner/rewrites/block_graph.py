@@ -95,7 +95,25 @@ class _BlockWriter:
                 self._end_block(first - last - 1)
             at = last + 1
         nodes += whole.nodes[at:]
-        return self.writer.graph(twins={})
+        self.writer.twins = self._twins()
+        return self.writer.graph()
+
+    def _twins(self) -> dict[str, str]:
+        """The forward node of each backward one: of copies that of the same block, else the first.
+
+        Stages are cut in the order of the forward pass, and backward nodes go with their twins.
+        """
+        copies = defaultdict[str, dict[int | None, str]](dict)
+        for node in self.writer.nodes:
+            origin = self.origins.get(node.name, node.name)
+            copies[origin].setdefault(self.numbers.get(node.name), node.name)
+        twins = {}
+        for node in self.writer.nodes:
+            twin = self.whole.twins.get(self.origins.get(node.name, node.name))
+            if of := copies.get(twin or ""):
+                number = self.numbers.get(node.name)
+                twins[node.name] = of.get(number) or next(iter(of.values()))
+        return twins
 
     def _stretch(self, layout: StretchLayout) -> None:
         joins = {

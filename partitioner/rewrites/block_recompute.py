@@ -154,11 +154,9 @@ class _Copier:
         return True
 
     def _kept(self, nodes: Sequence[Node]) -> list[Node]:
-        """The nodes without the backward pass's aliases of inner values."""
         return [node for node in nodes if not self._is_alias(node, self.inner)]
 
     def _is_alias(self, node: Node, of: Collection[str]) -> bool:
-        """Tell whether a node gives one of these values to the backward pass."""
         return node.op == ALIAS and node.name in self.graph.backward and node.inputs[0] in of
 
     def _read(self, run: Sequence[Node]) -> list[Node]:

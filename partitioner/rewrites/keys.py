@@ -385,7 +385,6 @@ def _product(w: Writer, a: str, b: str) -> str:
 
 
 def _of_rows(w: Writer, x: str, rows: Sequence[int]) -> str:
-    """The tensor with these dims before its last."""
     shape = w.type(x).shape
     return x if shape[:-1] == tuple(rows) else w.reshaped(x, (*rows, shape[-1]))
 

@@ -298,7 +298,6 @@ class _Cutter:
 
 
 def _tensors(node: Node, rule: Rule) -> Iterator[tuple[str, Dims | None]]:
-    """The operands and results of a node by name, with their dims."""
     yield from zip(node.inputs, rule.operands, strict=True)
     yield from zip(node.outputs, rule.results, strict=True)
 

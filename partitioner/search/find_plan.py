@@ -11,20 +11,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Protocol
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.executors import executor_of
-from partitioner.cost_model.prices.reshard import Resharder, most_joined
+from partitioner.cost_model.prices.reshard import remembering
 from partitioner.foundations import units
 from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
-from partitioner.ir.program import CommKind
 from partitioner.search.levels.meshes import device_pools
 from partitioner.search.levels.staged import SplitAxesSpace, StagesSpace, axes_meshes
-from partitioner.search.outcome import Candidate, NoCheaper, Outcome, SpaceResult, best_of, winner
+from partitioner.search.outcome import (
+    Candidate,
+    NoCheaper,
+    Outcome,
+    SpaceResult,
+    best_of,
+    of_results,
+    winner,
+)
 from partitioner.search.request import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT, Budget, Request
 from partitioner.search.spaces.copies import CopiesSearch
 from partitioner.search.spaces.exact_memory import exact_plan, second_look
@@ -161,10 +167,10 @@ def goes_by_levels(graph: Graph, devices: int, request: Request) -> bool:
     if single or request.objective != "throughput":
         large = devices > MOST_EXPLICIT
     places_steps = bool(graph.backward) and request.strategy == "inter"  # levels share each node
-    return devices > 1 and large and not (places_steps or _is_decided(graph, request))
+    return devices > 1 and large and not (places_steps or is_decided(graph, request))
 
 
-def _is_decided(graph: Graph, request: Request) -> bool:
+def is_decided(graph: Graph, request: Request) -> bool:
     """Tell whether a plan is kept that decides every node."""
     kept = request.constraints.plan
     return kept is not None and kept.nodes.keys() == graph.by_name.keys()
@@ -174,11 +180,10 @@ def _explicit(
     graph: Graph, cluster: Cluster, requests: Sequence[Request], budget: Budget, rules: Rules
 ) -> Outcome:
     request, *_ = requests
-    most = tuple(most_joined(graph).items())
     counted, kept = cluster, request.constraints.plan
     if kept is not None and kept.blocks:  # the referee alone knows what is loaded in turn
         counted = cluster.with_memory(4 * sum(type_.nbytes for type_ in graph.types.values()))
-    resharder = _resharder(counted, most)
+    resharder = remembering(counted, graph)
     search = JointSearch(graph, cluster, request, rules, DeviceColumns(graph, resharder))
     meshes = axes_meshes(cluster, request)
     spaces: list[Space] = [
@@ -217,20 +222,14 @@ def _explicit(
     return decided(_Search(request, cluster, budget).searched(spaces))
 
 
-@lru_cache(maxsize=1)
-def _resharder(cluster: Cluster, most: tuple[tuple[CommKind, int], ...]) -> Resharder:
-    """The reshards of the last cluster: a graph and that with offers have the same."""
-    return Resharder(cluster, dict(most))
-
-
 def _families(graph: Graph, cluster: Cluster, request: Request) -> Sequence[Family]:
     """The spaces that have joint problems, in the order of their search.
 
     Raises:
         ConstraintError: A pin names an axis that no mesh has.
     """
-    devices, is_decided = len(cluster), _is_decided(graph, request)
-    if not is_decided and request.strategy == "inter":
+    devices, decides = len(cluster), is_decided(graph, request)
+    if not decides and request.strategy == "inter":
         devices = min(devices, MOST_EXPLICIT)  # of equal ones no more are used
     asked = request.constraints
     joint = families(request.strategy, devices, request.mesh, asked.groups, asked.kept_meshes)
@@ -238,7 +237,7 @@ def _families(graph: Graph, cluster: Cluster, request: Request) -> Sequence[Fami
         joint = tuple(sorted(joint, key=lambda family: len(family.groups) > 1))
     axes = {axis for family in joint for group in family.groups for axis in group.names}
     asked.check_axes(sorted(axes))
-    return joint[:1] if is_decided else joint  # all have the plan that is decided
+    return joint[:1] if decides else joint  # all have the plan that is decided
 
 
 def _is_small(space: Space) -> bool:
@@ -270,12 +269,10 @@ class _Search:
 
     @property
     def plans(self) -> list[Candidate]:
-        """The plans of all spaces."""
         return [plan for result in self.results for plan in result.plans]
 
     @property
     def best_s(self) -> float:
-        """The cost of the best plan that fits by the referee; infinite if there is none."""
         plans = [plan for result in self.results for plan in result.fitting]
         if not plans:
             return math.inf
@@ -352,7 +349,9 @@ class _Search:
         held, limit = evaluation.needed_bytes[device], evaluation.limit_bytes[device]
         in_kernels = held > evaluation.held_bytes[device]
         inside = f" in {executor_of(outcome.graph).holder}" if in_kernels else ""
-        raise short_of_memory(held, limit, device, evaluation.needed_peak(device).at, inside=inside)
+        at = evaluation.needed_peak(device).at
+        more = of_results(outcome.graph, outcome.plan, self.cluster, evaluation, device)
+        raise short_of_memory(held, limit, device, at, inside=inside, more=more)
 
     def decided(self, search: JointSearch, refusing: int) -> Outcome:
         """The best plan of the spaces, so many of which refuse what they cannot plan.

@@ -60,6 +60,24 @@ def in_executor(evaluation: Evaluation) -> tuple[int, int] | None:
     return (device, over[device]) if over.get(device, 0) > 0 else None
 
 
+def of_results(
+    graph: Graph, plan: Plan, cluster: Cluster, evaluation: Evaluation, device: int
+) -> str:
+    """Say how many bytes of a device bring results to every rank, as a clause; "" for none."""
+    if not graph.delivered:
+        return ""
+    alone = evaluate(graph, plan, cluster, delivers=False)
+    more = evaluation.needed_bytes[device] - alone.needed_bytes[device]
+    if more <= 0:
+        return ""
+    largest = max(sorted(graph.delivered), key=lambda value: graph.types[value].nbytes)
+    return (
+        f"; {more} bytes of these bring the module's results to every rank, whole ({largest!r} has "
+        f"{graph.types[largest].nbytes}): it fits sooner where the module returns less, or as an "
+        "ONNX model, whose ranks keep their parts"
+    )
+
+
 @dataclass(frozen=True)
 class Candidate:
     """The best plan of one space."""

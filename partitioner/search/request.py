@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Literal
 
+from partitioner.cost_model.executors import MOST_RANKS
 from partitioner.ir.checks import is_number, is_whole
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
@@ -51,7 +51,7 @@ EXPLICIT = 16
 #: Most nodes times devices of such a problem.
 EXPLICIT_NODES = 10_000
 #: Most devices with a column each where a request needs that, and with programs and timelines.
-MOST_EXPLICIT = 64
+MOST_EXPLICIT = MOST_RANKS
 #: Receives a line of text at each stage of a compilation.
 Say = Callable[[str], None]
 
@@ -256,7 +256,6 @@ class Request:
         return (devices,) if is_open else sizes
 
     def _check_whole_operators(self) -> None:
-        """Refuse kinds of parallelism that cut operators where they are placed whole."""
         if inside_stages(self.parallel) is not None and self.strategy == "inter":
             raise SearchError("parallel shards operators; leave it out with strategy 'inter'")
 
@@ -304,11 +303,6 @@ class Request:
             lanes=lanes,
             tune=None,
         )
-
-    @cached_property
-    def engine(self) -> Engine:
-        """The MILP solver."""
-        return find(self.solver)
 
     def over(self, devices: int) -> Request:
         """The request with the mesh that `parallel` and named dims ask for.
@@ -458,7 +452,7 @@ class Budget:
         spent_s = 0.0 if begun_s is None else now_s() - begun_s
         steps = STEPS_PER_S * max(PART * limit_s, min(limit_s, PART * SHORT_S))
         work = Work.within(max(limit_s - spent_s, LEAST_CLOCK * limit_s), steps)
-        return cls(work, request.gap, request.seed, request.engine, say)
+        return cls(work, request.gap, request.seed, find(request.solver), say)
 
     def of_clock(self, parts: float) -> Budget:
         """A budget with all steps of this one, in one of so many equal shares of its seconds."""

@@ -24,11 +24,6 @@ class Solution:
     order: tuple[int, ...] | None  #: The order in which the nodes run, for the latency objective.
     solver: str  #: The methods that found the plan and that proved the bound.
 
-    @property
-    def gap(self) -> float:
-        """The most that the cost may be above the best, relative to the cost."""
-        return relative_gap(self.cost, self.bound)
-
 
 def relative_gap(cost: float, bound: float) -> float:
     """(cost - bound) / cost, 0 where both are 0."""

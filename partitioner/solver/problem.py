@@ -36,7 +36,6 @@ class Choice:
 
     load_s: tuple[float, ...]  #: Seconds on each device.
     group: int  #: Id of the device group that runs it.
-    label: str  #: For people.
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ class Rules:
         return {name: why for name, why in self.by_node.items() if isinstance(why, str)}
 
 
+@lru_cache(maxsize=1024)
 def axis_sets(mesh: DeviceMesh) -> tuple[Axes, ...]:
     """Non-empty sets of mesh axes to cut over, in mesh order, small sets first."""
     names = [name for name in mesh.names if name != COPIES]
@@ -354,7 +355,9 @@ class _Propagation:
         for tensor, (value, dims) in enumerate(zip(values, tensors, strict=True)):
             of_value = enumerate(dims or ()) if value else ()
             for (dim, expr), axes in itertools.product(of_value, axis_sets(mesh)):
-                known = self.layouts.get((value, dim, axes), [])
+                known = self.layouts.get((value, dim, axes))
+                if not known:
+                    continue
                 start = self.seen.get((node.name, value, dim, axes), 0)
                 self.seen[(node.name, value, dim, axes)] = len(known)
                 for layout in known[start:]:

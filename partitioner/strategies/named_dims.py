@@ -103,7 +103,7 @@ def _demand(named: NamedDims, name: str, axes: tuple[str, ...], graph: Graph) ->
         and not followed.factors.get(node.name)
         and not followed.values.isdisjoint(node.reads)
     )
-    return Along(said, name, axes, factors, tuple(ends))
+    return Along(said, axes, factors, tuple(ends))
 
 
 def _seeds(named: NamedDims, name: str, graph: Graph) -> list[Dim]:

@@ -312,7 +312,6 @@ def test_what_blocks_in_training_are_not_searched_with_is_named() -> None:
     example = torch.randn(1, 3, 20, 18), torch.randint(3, (1, 20, 18))
     cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"devices": 1, "recompute": False}, "recompute=False"),
-        ({"devices": 2, "micro_batches": 1}, "micro_batches 1"),
         ({"devices": 2, "strategy": "inter"}, "strategy 'inter'"),
     )
     for options, why in cases:

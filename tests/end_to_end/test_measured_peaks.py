@@ -39,6 +39,36 @@ def uneven() -> nn.Module:
     return nn.Sequential(*(m for a, b in sizes for m in (nn.Linear(a, b), nn.Tanh())))
 
 
+class Several(nn.Module):
+    """Results of unlike sizes, one of which other layers read, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.left = nn.Linear(96, 192), nn.Linear(192, 128)
+        self.right = nn.Linear(192, 384)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = self.first(x).relu()
+        return self.left(hidden), self.right(hidden).tanh(), hidden
+
+
+class WithScores(nn.Module):
+    """A loss, and the scores that it is of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = wide()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.layers(x)
+        return scores.square().mean(), scores
+
+
+def wide() -> nn.Module:
+    """Layers whose result is their largest value."""
+    return nn.Sequential(nn.Linear(96, 192), nn.ReLU(), nn.Linear(192, 768))
+
+
 MLP = Sized(partial(perceptron, 3, 512), partial(torch.randn, 64, 512))
 UNEVEN = Sized(uneven, partial(torch.randn, 75, 131))
 CONVNET = Sized(partial(convolutions, 4), partial(torch.randn, 8, 3, 32, 32))
@@ -46,6 +76,10 @@ LAST = Sized(lambda: ChannelsLast(convolutions(4)), partial(torch.randn, 8, 3, 3
 NORMALISED = Sized(
     lambda: ChannelsLast(normalised_convolutions(48)), partial(torch.randn, 12, 3, 32, 32)
 )
+WIDE = Sized(wide, partial(torch.randn, 192, 96))
+ODD_WIDE = Sized(wide, partial(torch.randn, 193, 96))
+SEVERAL = Sized(Several, partial(torch.randn, 192, 96))
+SCORES = Sized(WithScores, partial(torch.randn, 192, 96))
 GPT = Sized(partial(Gpt, 2, 64, 512), partial(ids, 24, 16))
 ODD_GPT = Sized(partial(Gpt, 2, 72, 509), partial(ids, 15, 17))
 
@@ -80,6 +114,20 @@ CASES: dict[str, tuple[Sized, int, dict[str, Any]]] = {
     "messages of images with channels last": (LAST, 2, of("pp", count=4)),
     "pools and norms of channels that lie last": (NORMALISED, 2, of("tp")),
 }
+DELIVERED: dict[str, tuple[Sized, int, dict[str, Any]]] = {
+    "results of even rows": (WIDE, 2, {"parallel": "dp"}),
+    "results of uneven rows": (ODD_WIDE, 5, {"parallel": "dp"}),
+    "results cut along another dim": (WIDE, 4, {"parallel": "tp"}),
+    "results cut in two dims, unevenly": (
+        ODD_WIDE,
+        6,
+        {"parallel": "dp+tp", "mesh": {"dp": 2, "tp": 3}},
+    ),
+    "several results": (SEVERAL, 3, {"parallel": "tp"}),
+    "results of the last stage": (WIDE, 2, IN_FOUR),
+    "results of micro-batches": (WIDE, 2, {"parallel": "dp", "micro_batches": 4}),
+    "results of steps in micro-batches": (SCORES, 2, of("dp", count=4)),
+}
 WITH_GPTS: dict[str, tuple[Sized, int, dict[str, Any]]] = {
     "messages of several tensors": (GPT, 3, IN_THREE),
     "parts that are joined": (ODD_GPT, 3, of("tp")),
@@ -96,6 +144,12 @@ def test_ranks_hold_what_is_foretold(case: str) -> None:
     check(*CASES[case])
 
 
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("case", DELIVERED)
+def test_results_that_come_to_every_rank_are_foretold(case: str) -> None:
+    check(*DELIVERED[case])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", WITH_GPTS)
 def test_ranks_of_transformers_hold_what_is_foretold(case: str) -> None:
@@ -105,7 +159,9 @@ def test_ranks_of_transformers_hold_what_is_foretold(case: str) -> None:
 def check(sized: Sized, devices: int, options: dict[str, Any]) -> None:
     """Hold the measured bytes of each rank beside those foretold."""
     torch.manual_seed(0)
-    module = Loss(sized.make()) if "training" in options else sized.make()
+    module = sized.make()
+    if "training" in options and not isinstance(module, WithScores):
+        module = Loss(module)
     batch = sized.batch()
     program = partitioner.compile(module, (batch,), cluster=f"{devices}xcpu", **options)
     peaks = program.evaluation.executor_peak

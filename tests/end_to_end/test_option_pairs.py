@@ -47,7 +47,7 @@ SENTENCES = (
     r"recompute=True: the plan in constraints says what is recomputed",
     r"tune measures seconds: leave it out with the objective memory",
     r"tune runs the plans, which needs the weights: leave plan_only out",
-    r"; blocks are not searched with (the plan in constraints|micro_batches|schedule|stages)",
+    r"; blocks are not searched with the plan in constraints",
     r"tune runs plans on this machine, and cluster '.*' is not known to be it",
     r"a profile is of cluster 'local', the cluster is '.*': leave the profile out",
 )

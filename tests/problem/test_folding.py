@@ -7,12 +7,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from helpers.modules.small_gpt import small_gpt
 from helpers.problems.valid_problems import validate
 from partitioner import examples
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.frontends.onnx.load import load_onnx
+from partitioner.frontends.torch.options import ModuleOptions
+from partitioner.frontends.torch.source import Example
+from partitioner.frontends.torch.trace import trace_module
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.problem.build import Built, build
@@ -135,6 +139,18 @@ def test_the_folded_graph_does_not_grow_with_the_layers() -> None:
         for layers in (8, 12, 16)
     }
     assert len(set(sizes.values())) == 1, sizes
+
+
+def test_layers_that_draw_other_random_numbers_are_alike() -> None:
+    def nodes(dropout: float) -> tuple[int, int]:
+        model, inputs = small_gpt(6, dropout=dropout)
+        graph = trace_module(model, Example.of(inputs), ModuleOptions(training=True)).graph
+        return len(graph.nodes), len(folded(graph).graph.nodes)
+
+    (plain, short), (drawn, short_drawn) = nodes(0.0), nodes(0.1)
+    assert drawn > plain
+    assert short < plain / 1.4
+    assert short_drawn < drawn / 1.4
 
 
 def test_every_node_has_a_stand_in_of_its_kind() -> None:

@@ -14,9 +14,9 @@ from partitioner import examples
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.foundations import units
 from partitioner.report.card import card
-from partitioner.report.delivery import LEAST_BYTES, Delivery
 from partitioner.report.page.data import headline, report_data
 from partitioner.report.text.explain import explain
+from partitioner.solver.outcome import Infeasible
 
 
 class Scores(nn.Module):
@@ -43,10 +43,12 @@ def compiled(*, scores: bool, devices: int = 2, classes: int = 4096) -> Any:
     )
 
 
-def in_parts(objective: str) -> Any:
+def in_parts(objective: str, **options: Any) -> Any:
     """Layers whose product is cut over all devices, so that each makes a part of the result."""
     module = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024))
-    return partitioner.compile(module, torch.randn(512, 1024), devices=4, objective=objective)
+    return partitioner.compile(
+        module, torch.randn(512, 1024), devices=4, objective=objective, **options
+    )
 
 
 def lines(program: Any) -> list[str]:
@@ -58,13 +60,12 @@ def test_scores_that_ranks_gather_are_spoken_of(devices: int) -> None:
     program = compiled(scores=True, devices=devices)
     delivery = program.delivery
     assert dict(vars(delivery)) == program.summary["delivery"]
-    whole = evaluate(program.graph, program.plan, program.cluster, program.delivered)
+    whole = evaluate(program.graph, program.plan, program.cluster, program.graph.delivered)
     assert delivery.step_s == whole.step_s > program.evaluation.step_s
     assert delivery.more_step_s == pytest.approx(whole.step_s - program.evaluation.step_s)
     assert delivery.sent_bytes == (devices - 1) * 64 * 4096 * 4
-    assert delivery.held_bytes > 0
     (line,) = lines(program)
-    assert f"{units.seconds(delivery.more_step_s)} and " in line
+    assert f"{units.seconds(delivery.more_step_s)} more" in line
     assert f": {units.seconds(whole.step_s)} in all" in line
 
 
@@ -88,19 +89,22 @@ def test_seconds_of_an_edited_file_may_be_none() -> None:
     assert " in all (" in said
 
 
-def test_results_that_do_not_fit_are_spoken_of() -> None:
-    program = compiled(scores=True)
-    most = max(program.evaluation.exact_bytes.values())
-    devices = tuple(replace(one, memory_bytes=most) for one in program.cluster.devices)
-    crowded = replace(program.cluster, devices=devices)
-    figures = evaluate(program.graph, program.plan, crowded)
-    delivery = Delivery.of(program.graph, program.plan, crowded, figures, program.delivered)
-    assert figures.fits_exactly
-    assert delivery is not None
-    assert delivery.over_bytes == delivery.held_bytes > 0
-    text = delivery.sentence("throughput")
-    assert text.endswith(f"a device is then {units.size(delivery.over_bytes)} above its memory")
-    assert "memory" not in replace(delivery, held_bytes=LEAST_BYTES - 1).clause("throughput")
+def test_results_that_do_not_fit_are_refused_by_name() -> None:
+    module, batch = nn.Linear(256, 8192), torch.randn(1024, 256)
+    program = partitioner.compile(module, batch, devices=2, parallel="dp")
+    alone = evaluate(program.graph, program.plan, program.cluster, delivers=False)
+    needed, least = (max(of.needed_bytes.values()) for of in (program.evaluation, alone))
+    assert needed >= least + program.graph.types["addmm"].nbytes // 2
+    with pytest.raises(Infeasible, match="bytes of these bring the module's results") as refused:
+        partitioner.compile(module, batch, devices=2, parallel="dp", memory=40_000_000)
+    assert "to every rank, whole ('addmm' has " in str(refused.value)
+
+
+def test_a_search_goes_on_where_results_do_not_fit_beside_a_plan() -> None:
+    freely = in_parts("throughput")
+    limit = max(freely.evaluation.needed_bytes.values()) - 1
+    program = in_parts("throughput", memory=limit)
+    assert max(program.evaluation.needed_bytes.values()) <= limit
 
 
 def test_the_report_says_and_draws_it() -> None:
@@ -121,7 +125,7 @@ def test_the_report_says_and_draws_it() -> None:
     shown_card = card(program)
     assert units.seconds(program.delivery.step_s) in shown_card
     assert units.times(head["delivered"]["speedup"]) in shown_card
-    whole = evaluate(program.graph, program.plan, program.cluster, program.delivered)
+    whole = evaluate(program.graph, program.plan, program.cluster, program.graph.delivered)
     shown = head["delivered"]
     assert shown["communication"] == pytest.approx(
         sum(whole.comm_s.values()) / sum(whole.load_s.values())
@@ -143,7 +147,7 @@ def test_a_step_in_stages_is_drawn_with_its_results() -> None:
     *_, last = report_data(program)["timelines"]
     assert last["label"] == "one step, with its results brought to every rank"
     assert last["end_s"] == pytest.approx(program.delivery.latency_s)
-    whole = evaluate(program.graph, program.plan, program.cluster, program.delivered)
+    whole = evaluate(program.graph, program.plan, program.cluster, program.graph.delivered)
     assert headline(program)["delivered"]["communication"] == pytest.approx(
         sum(whole.comm_s.values()) / sum(whole.load_s.values())
     )
@@ -151,16 +155,17 @@ def test_a_step_in_stages_is_drawn_with_its_results() -> None:
 
 def test_ranks_of_an_onnx_model_keep_their_parts() -> None:
     program = partitioner.compile(examples.build("mlp", layers=2, hidden=512, batch=64), devices=2)
-    assert program.delivered == frozenset()
+    assert program.graph.delivered == frozenset()
     assert program.delivery is None
     assert headline(program)["delivered"] is None
 
 
-def test_their_bytes_and_seconds_count_where_it_is_asked_for() -> None:
+def test_their_bytes_count_and_their_seconds_where_it_is_asked_for() -> None:
     program = compiled(scores=True)
-    with_results = evaluate(program.graph, program.plan, program.cluster, program.model.delivered)
-    without = program.evaluation
+    with_results = evaluate(program.graph, program.plan, program.cluster, program.graph.delivered)
+    without = evaluate(program.graph, program.plan, program.cluster, delivers=False)
     whole = 64 * 4096 * 4
-    assert with_results.step_s > without.step_s
-    assert with_results.exact_peak[0].bytes >= without.exact_peak[0].bytes + whole / 2
+    assert with_results.step_s > program.evaluation.step_s == without.step_s
+    assert with_results.executor_peak == program.evaluation.executor_peak
+    assert with_results.executor_peak[0].bytes >= without.executor_peak[0].bytes + whole / 2
     assert with_results.sent_bytes[0] == without.sent_bytes[0] + whole / 2

@@ -25,7 +25,6 @@ from partitioner.cost_model.memory.lives import MemoryPeak
 from partitioner.foundations import units
 from partitioner.ir.plan import Trial
 from partitioner.report.card import card
-from partitioner.report.delivery import Delivery
 from partitioner.report.measured import Measured
 from partitioner.report.one_device import OneDevice
 from partitioner.report.page.data import headline
@@ -443,29 +442,54 @@ def test_what_was_not_planned_in_time_is_said_to_be_no_rival(
     assert verdict.best is verdict.rivals[0]
 
 
-def test_one_device_runs_as_few_micro_batches_as_it_holds() -> None:
-    class Wide(nn.Module):
-        """Activations that are far larger than the weights."""
+class _Wide(nn.Module):
+    """Activations that are far larger than the weights."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(8)))
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(8)))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layers(x).square().mean()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
 
+
+@pytest.fixture(scope="module")
+def wide_bytes() -> int:
+    """What one device needs for a training step of the whole batch."""
     x = torch.zeros(8192, 16)
-    whole = partitioner.compile(Wide(), x, 1, training=True, time_limit_s=5).evaluation
-    limit = max(whole.needed_bytes.values()) * 2 // 3
+    whole = partitioner.compile(_Wide(), x, 1, training=True, time_limit_s=5).evaluation
+    return max(whole.needed_bytes.values())
+
+
+def test_one_device_runs_as_few_micro_batches_as_it_holds(wide_bytes: int) -> None:
+    x, limit = torch.zeros(8192, 16), wide_bytes * 2 // 3
     options = {"training": True, "time_limit_s": 5, "memory": limit}
-    result = partitioner.compile(Wide(), x, 2, parallel="dp", **options)
+    result = partitioner.compile(_Wide(), x, 2, parallel="dp", **options)
     single = result.one_device
     assert (single.micro_batches, single.fits) == (2, True)
     assert result.rivals[0].name == "one h100 in 2 micro-batches"
     assert result.rivals[0].ask == "--devices 1 --micro-batches 2"
-    alone = partitioner.compile(Wide(), x, 1, micro_batches=2, **options)
+    alone = partitioner.compile(_Wide(), x, 1, micro_batches=2, **options)
     assert single.step_s == pytest.approx(alone.evaluation.step_s)
     assert " as fast as one h100 in 2 micro-batches: " in result.verdict().sentence
+    memory = options.pop("memory")
+    swept = partitioner.sweep(_Wide(), x, [2], parallel="dp", memory=[memory], **options)
+    assert swept.data["points"][0]["verdict"] == result.verdict().line
+
+
+def test_data_parallelism_runs_as_few_micro_batches_as_its_devices_hold(wide_bytes: int) -> None:
+    x, limit = torch.zeros(8192, 16), wide_bytes // 3
+    options = {"training": True, "time_limit_s": 5, "memory": limit}
+    result = partitioner.compile(_Wide(), x, 2, parallel="tp", micro_batches=4, **options)
+    (rival,) = (one for one in result.rivals if one.name.startswith("data parallelism"))
+    assert (rival.name, rival.fits) == ("data parallelism in 2 micro-batches", True)
+    assert rival.ask == "--parallel dp --micro-batches 2"
+    usual = partitioner.compile(_Wide(), x, 2, parallel="dp", micro_batches=2, **options)
+    assert rival.cost == pytest.approx(usual.verdict().cost)
+    with pytest.raises(Infeasible):
+        partitioner.compile(
+            _Wide(), x, 2, parallel="dp", recompute=False, micro_batches=1, **options
+        )
 
 
 def test_copies_that_run_a_batch_in_parts_have_no_option() -> None:
@@ -497,11 +521,8 @@ def test_what_a_plan_saves_of_memory_counts_its_results() -> None:
     held = max(verdict.evaluation.needed_bytes.values())
     rival = verdict.best
     assert f", with {units.size(held)} on the fullest device in place of " in verdict.sentence
-    cost = verdict.cost
-    delivery = Delivery(cost, cost, 0.0, 0.0, 1, rival.held_bytes - held, 0)
-    assert " on the fullest device" not in replace(verdict, delivery=delivery).sentence
-    less = replace(delivery, held_bytes=rival.held_bytes - held - 1)
-    assert units.size(rival.held_bytes - 1) in replace(verdict, delivery=less).sentence
+    less = replace(rival, held_bytes=held)
+    assert " on the fullest device" not in replace(verdict, rivals=(less,)).sentence
 
 
 def test_a_difference_is_of_what_verdicts_count() -> None:

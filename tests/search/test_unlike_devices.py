@@ -14,7 +14,7 @@ from partitioner.cost_model.prices.compute import local_flops
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
-from partitioner.report.findings.alternatives import Neighbourhood
+from partitioner.search.neighbourhood import Neighbourhood
 from partitioner.search.request import Request
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.derive import Rules

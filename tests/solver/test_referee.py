@@ -15,7 +15,7 @@ INF = math.inf
 
 def two_devices() -> Problem:
     """a -> b, a -> c; each node takes 3 s on either of two devices; a send takes 1 s on both."""
-    on = (Choice((3.0, 0.0), 0, "0"), Choice((0.0, 3.0), 1, "1"))
+    on = (Choice((3.0, 0.0), 0), Choice((0.0, 3.0), 1))
     send = {(0, 1): (0,), (1, 0): (1,)}
     items = (
         Item((1.0, 1.0), (0.0, 4.0), 0, 2),
@@ -93,11 +93,11 @@ def test_forbidden_pairs_are_refused() -> None:
         ({"names": ("a",)}, "1 names for 3 nodes"),
         ({"nodes": ((), (), ())}, "node 'a' has no choice"),
         (
-            {"nodes": ((Choice((1.0,), 0, "x"),),) * 3},
-            "load of choice 'x' of node 'a' has 1 entries for 2 devices",
+            {"nodes": ((Choice((1.0,), 0),),) * 3},
+            "load of choice 0 of node 'a' has 1 entries for 2 devices",
         ),
         (
-            {"nodes": ((Choice((-1.0, 0.0), 0, "x"),),) * 3},
+            {"nodes": ((Choice((-1.0, 0.0), 0),),) * 3},
             r"is \(-1.0, 0.0\): entries must be finite and not negative",
         ),
         (

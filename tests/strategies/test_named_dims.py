@@ -40,7 +40,7 @@ def bound_nodes(graph: Graph, pattern: str) -> set[str]:
     """The products of the forward pass with a loop that is the dim."""
     named = NamedDims({"name": (pattern,)}, {"name": ("tp",)})
     (along,) = bound(named, graph, {"tp": 2})
-    assert (along.axes, along.name) == (("tp",), "name")
+    assert along.axes == ("tp",)
     products = {node.name for node in graph.nodes if node.op == "aten::addmm"}
     return {name.removesuffix("/addmm") for name in along.factors.keys() & products}
 

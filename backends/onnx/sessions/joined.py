@@ -141,7 +141,6 @@ def _may_join(segment: Segment) -> bool:
 
 
 def _may_be_blocked(segment: Segment, value: str) -> bool:
-    """Test whether an operator of a segment may make or read a value in the blocked layout."""
     return any(
         node.op_type in _MAY_BE_BLOCKED and (value in node.output or value in node.input)
         for node in segment.nodes

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import reduce
 from typing import Any, TypeVar
 
 import torch
@@ -30,9 +29,9 @@ from partitioner.backends.process_group import call_before_groups_end
 from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreeing.faults import Roll, cause, named, own_process
 from partitioner.backends.torch.agreeing.groups import new_group, resolved_group
+from partitioner.backends.torch.agreeing.rows import Rows
 from partitioner.backends.torch.agreeing.sums import Sums, checksum, code, differing_within
 from partitioner.backends.torch.agreeing.whereabouts import Whereabouts, look_out
-from partitioner.backends.torch.graphs.eager import ROW_BYTES
 from partitioner.ir.errors import PartitionerError
 
 ResultT = TypeVar("ResultT")
@@ -81,6 +80,7 @@ class Agreement:
         self._whereabouts: Whereabouts | None = None
         self._begun: Callable[[], object] | None = None  # that the rank has not waited for
         self._joined: tuple[int, object] = (-1, None)  # a meeting, and an all-reduce of others
+        self._rows: Rows | None = None
         self.roll = Roll(())
         if self.ranks > 1:
             gloo = dist.is_gloo_available() and dist.get_backend() != "gloo"
@@ -111,7 +111,7 @@ class Agreement:
         A rank that is in none has messages with nobody, and so has one that is a copy by itself.
         """
         own = copy.copy(self)
-        own.ranks, own._members, own._group = 1, (self.rank,), ""
+        own.ranks, own._members, own._group, own._rows = 1, (self.rank,), "", None
         for ranks in copies if self.ranks > 1 else ():
             group = new_group(ranks, self._backend) if len(ranks) > 1 else None
             if group is not None and self.rank in ranks:
@@ -119,11 +119,9 @@ class Agreement:
         own._let_go_before_groups_end()
         return own
 
-    def check(
-        self, doing: str, problem: str = "", sums: Sequence[Sums] = (), *, asks: bool = False
-    ) -> bool:
+    def check(self, doing: str, problem: str = "", *, asks: bool = False) -> bool:
         """Wait for what `begin` begins; returns, and raises, what its result does."""
-        return self.begin(doing, problem, sums, asks=asks).meet()[0]
+        return self.begin(doing, problem, asks=asks).meet()[0]
 
     def begin(
         self,
@@ -152,13 +150,27 @@ class Agreement:
         return Meeting(self, doing, problem, sums, asks, marks)
 
     def gather(
-        self, row: Tensor, doing: str, compare: Callable[[Tensor], ResultT]
+        self,
+        row: list[int],
+        part: Tensor | None,
+        doing: str,
+        compare: Callable[[Rows], ResultT],
     ) -> Callable[[], ResultT]:
-        """Begin to gather the rows of all ranks for a meeting; the result waits and compares."""
-        gathered = self._gather(row, doing)
+        """Begin to gather the rows of all ranks for a meeting; the result waits and compares.
+
+        Args:
+            row: The numbers of this rank's row.
+            part: Its part of an all-reduce, which travels behind them.
+        """
+        if self._rows is None or self._rows.numbers != len(row):
+            self._rows = Rows(self.ranks, len(row))
+        rows = self._rows
+        rows.write(row, part)
+        gathered = self._exchange(rows.sent, doing, rows.brought)
 
         def compared() -> ResultT:
-            rows = gathered().reshape(self.ranks, -1)
+            if (brought := gathered()) is not rows.brought:  # it came by an accelerator
+                rows.brought.copy_(brought)
             self.meetings += 1
             return compare(rows)
 
@@ -190,7 +202,7 @@ class Agreement:
             try:
                 result = wait()
             except Exception:
-                self._begun = None
+                self._begun = self._rows = None  # its message may still be on its way
                 raise
             self._begun = None
             return result
@@ -341,16 +353,22 @@ class Agreement:
 
     def _gather(self, part: Tensor, doing: str) -> Callable[[], Tensor]:
         """Begin to gather the ranks' tensors along their first dim; gives them, on the CPU."""
+        return self._exchange(torch.cat([part] * self.ranks), doing)
+
+    def _exchange(
+        self, copies: Tensor, doing: str, whole: Tensor | None = None
+    ) -> Callable[[], Tensor]:
+        """Begin to send a rank's copies to all ranks; gives theirs, in `whole` if that can be."""
         # gloo's all-to-all of copies takes two thirds of the processor's time of its all-gather
-        copies = torch.cat([part] * self.ranks).to(self._device)
-        whole = torch.empty_like(copies)
+        sent = copies.to(self._device)
+        brought = whole if whole is not None and sent is copies else torch.empty_like(sent)
         with _Telling(self, doing):
-            work = resolved_group(self._group).alltoall_base(whole, copies, [], [])
+            work = resolved_group(self._group).alltoall_base(brought, sent, [], [])
 
         def gathered() -> Tensor:
             with _Telling(self, doing):
                 self._wait(work, doing)
-            return whole.cpu()
+            return brought.cpu()
 
         return gathered
 
@@ -439,7 +457,7 @@ class Meeting:
         self._asks = asks
         self._marks = int(marks)
         self._row: list[int] = []
-        self._posted: Callable[[], tuple[Tensor, list[list[int]], bool]] | None = None
+        self._posted: Callable[[], tuple[Rows, list[list[int]], bool]] | None = None
         self._is_over = False
         #: The group of all ranks, if the part that `meet` is given may be marked.
         self.group = ""
@@ -454,15 +472,11 @@ class Meeting:
         mark = -1 if self._problem else code(self._doing.encode())
         carried = 0 if part is None else part.nbytes
         self._row = [mark, int(self._asks), self._marks, carried, *words]
-        row = torch.tensor(self._row + [0] * (ROW_BYTES // 8))
-        if part is not None:
-            row[len(self._row) :].view(part.dtype)[: part.numel()] = part.reshape(-1)
-        self._posted = agreement.gather(row, self._doing, self._compared)
+        self._posted = agreement.gather(self._row, part, self._doing, self._compared)
 
-    def _compared(self, rows: Tensor) -> tuple[Tensor, list[list[int]], bool]:
-        agreement, own = self._agreement, self._row
-        table = rows[:, : len(own)].tolist()
-        asks = agreement.compared(self._doing, self._problem, self._sums, own, table)
+    def _compared(self, rows: Rows) -> tuple[Rows, list[list[int]], bool]:
+        agreement, table = self._agreement, rows.table
+        asks = agreement.compared(self._doing, self._problem, self._sums, self._row, table)
         if _MARKED in (how := [row[2] for row in table]) and how.count(_MARKED) < len(table):
             raise AgreedError(f"{self._doing}: compile() the module on all ranks or on none")
         return rows, table, asks
@@ -509,11 +523,10 @@ class Meeting:
         rows, table, asks = self._posted()
         if reduced is not None:  # all ranks have a gradient that is no number
             return False, reduced
-        agreement.marking = agreement.meetings if all(marks for _, _, marks, *_ in table) else -1
+        agreement.marking = agreement.meetings if all(row[2] for row in table) else -1
         if part is None or any(row[_HEAD - 1] != part.nbytes for row in table):
             return asks, None
-        parts = rows[:, len(self._row) :].view(part.dtype)[:, : part.numel()].unbind()
-        return asks, reduce(torch.add, parts).reshape(part.shape)
+        return asks, rows.total(part)
 
 
 def _differ(texts: Mapping[int, str]) -> str:

@@ -143,7 +143,6 @@ def _call(label: Label) -> str:
 
 
 def _shortcomings(labels: Sequence[Label], givers: Sequence[int], wanted: int) -> Iterator[str]:
-    """Faults of the tensors that ranks pass."""
     needy = next((rank for rank in givers if labels[rank].needs), None)
     for rank in givers:
         label = labels[rank]

@@ -133,7 +133,6 @@ def carrier(group: Group, labels: Sequence[Label]) -> torch.device:
 
 
 def _onto(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor detached and dense, on a type of device."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     return (plain if plain.device.type == device.type else plain.to(device)).contiguous()
 

@@ -158,7 +158,6 @@ def _local(value: Any) -> Any:
 
 
 def _lies_as(parameter: RankTensor, value: Tensor) -> bool:
-    """Test whether a tensor is distributed as a parameter is, and its part is a plain one."""
     return (
         isinstance(value, DTensor)
         and is_cut_alike(parameter, value)

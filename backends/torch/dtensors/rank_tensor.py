@@ -198,7 +198,6 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: RankTensor) -> Tensor:
-        """Gather it."""
         ctx.like = tensor.detach()
         return whole_of(tensor)
 
@@ -220,7 +219,6 @@ def _name(func: Any) -> str:
 
 
 def _parts_in(values: Iterable[Any]) -> Iterator[DTensor]:
-    """Go through the distributed tensors of arguments, and those in lists."""
     for value in values:
         if isinstance(value, DTensor):
             yield value

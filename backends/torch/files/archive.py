@@ -141,7 +141,6 @@ class _Archive:
         return self.file.read(info)
 
     def program(self) -> ExportedProgram:
-        """The program."""
         data = _with_sizes(json.loads(self.text(_MODEL)), {})
         if isinstance(data, dict) and "range_constraints" in data:
             data["range_constraints"] = {}

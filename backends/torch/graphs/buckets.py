@@ -54,7 +54,6 @@ class _Member:
 
     @property
     def settings(self) -> tuple[fx.node.Argument, ...]:
-        """Return the arguments after the operand."""
         return self.sent.args[1:]
 
 

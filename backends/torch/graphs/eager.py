@@ -35,6 +35,7 @@ from partitioner.backends.torch.graphs.emit import IN_PLACE
 from partitioner.backends.torch.graphs.notes import (
     COMM,
     OPERATOR,
+    move_notes,
     note_tasks,
     noted_tasks,
 )
@@ -277,7 +278,18 @@ _ADDING: dict[Any, Callable[..., Tensor]] = {
 #: arguments in the same order. Not all that there are: those of which models call many on small
 #: tensors.
 _OF_SAME_NAME = (
-    *("add.Tensor", "addmm", "amax", "bmm", "cat", "clone", "div.Tensor", "embedding", "eq.Scalar"),
+    *(
+        "add.Tensor",
+        "addmm",
+        "amax",
+        "arange",
+        "bmm",
+        "cat",
+        "clone",
+        "div.Tensor",
+        "embedding",
+        "eq.Scalar",
+    ),
     *("exp", "log", "logical_not", "masked_fill.Scalar", "mean.dim", "mm", "mul.Tensor"),
     *("native_layer_norm", "neg", "permute", "relu", "reshape", "rsqrt", "select.int", "sigmoid"),
     *("sub.Tensor", "sum.dim_IntList", "t", "tanh", "transpose.int", "unsqueeze"),
@@ -285,6 +297,7 @@ _OF_SAME_NAME = (
 #: PyTorch's functions by operator.
 FUNCTIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
     **{overload(f"aten::{op}"): getattr(torch, op.partition(".")[0]) for op in _OF_SAME_NAME},
+    aten.expand.default: Tensor.expand,
     aten.gelu.default: torch._C._nn.gelu,
     aten.silu.default: torch._C._nn.silu,
 }
@@ -320,11 +333,21 @@ class Gate:
         self.wait = None
 
     def reduce(self, part: Tensor, reduction: str, group: str) -> Tensor:
-        """Wait, and add up the parts of the ranks."""
+        """Wait for the other ranks, and start to add up the parts; see `wait_tensor`."""
         total = self.enter(part)
         if isinstance(total, Tensor):
             return total
         whole: Tensor = _below_autograd(c10d.all_reduce_.default)(part, reduction, group)
+        return whole
+
+    def reduced(self, part: Tensor, reduction: str, group: str) -> Tensor:
+        """Wait for the other ranks, and add up the parts."""
+        total = self.enter(part)
+        if isinstance(total, Tensor):
+            return total
+        whole: Tensor = _below_autograd(c10d.wait_tensor.default)(
+            self.reduce(part, reduction, group)
+        )
         return whole
 
 
@@ -343,6 +366,12 @@ def gated(module: fx.GraphModule, gate: Gate, group: str = "") -> fx.GraphModule
     else:
         module.meta[_CARRIER] = carrier
         first.meta[OPERATOR], first.target = first.target, gate.reduce
+        if _is_awaited(first):  # the sum is there
+            wait = first.next
+            wait.replace_all_uses_with(first)
+            move_notes(wait, first)
+            graph.erase_node(wait)
+            first.target = gate.reduced
     module.recompile()
     return module
 
@@ -365,8 +394,13 @@ def _carrier(first: fx.Node, group: str) -> Carrier | None:
     is_wide = comm.dtype in ("float32", "float64")
     if is_wide and math.prod(shape) * item_bytes(comm.dtype) <= ROW_BYTES:
         return Carrier.ROW
-    waits = first.next.target is c10d.wait_tensor.default and [*first.users] == [first.next]
-    return Carrier.MARK if waits and torch_dtype(comm.dtype).is_floating_point else None
+    is_floating = torch_dtype(comm.dtype).is_floating_point
+    return Carrier.MARK if is_floating and _is_awaited(first) else None
+
+
+def _is_awaited(sent: fx.Node) -> bool:
+    """Test whether a pass waits for a communication as soon as it is started."""
+    return sent.next.target is c10d.wait_tensor.default and [*sent.users] == [sent.next]
 
 
 def _is_private(node: fx.Node) -> bool:

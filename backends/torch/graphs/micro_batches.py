@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -78,6 +79,8 @@ class MicroBatches:
 
     def parts(self, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Graph inputs of each micro-batch; those of a rank's part of the batch are parts, too."""
+        if self.count == 1:
+            return [dict(inputs)]
         ends = [sum(self.sizes[: index + 1]) for index in range(self.count)]
         cut = {
             name: value.tensor_split([len(value) * end // ends[-1] for end in ends[:-1]])
@@ -94,15 +97,20 @@ class MicroBatches:
             for name, value in parts[0].items()
         }
 
-    def whole(self, results: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Results of a call, of those of each micro-batch."""
+    def whole(
+        self,
+        results: Sequence[Mapping[str, Tensor]],
+        there: Mapping[str, Tensor | None] = MappingProxyType({}),
+    ) -> dict[str, Tensor]:
+        """Results of a call, of those of each micro-batch; some may be `there` already."""
         if len(results) == 1:
             return dict(results[0])
         whole = {}
         for name in results[0]:
             parts = [one[name] for one in results]
             if name in self.joined:
-                whole[name] = torch.cat(parts)
+                own = there.get(name)
+                whole[name] = torch.cat(parts) if own is None else own
             elif self.rest:
                 shares = zip(parts, self.shares, strict=True)
                 whole[name] = torch.stack([x * share for x, share in shares]).sum(0)

@@ -150,7 +150,6 @@ class Contents:
 
 
 def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
-    """Return the storage of a tensor, or of this rank's part of it."""
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     return local.untyped_storage()
 

@@ -21,7 +21,6 @@ from torch.distributed.tensor import DTensor
 
 from partitioner.backends.observed import Event, RankLog, Role, Step
 from partitioner.backends.process_group import (
-    Group,
     clock_offset,
     gpu_name,
     timed,
@@ -166,9 +165,7 @@ def _local(tensor: Tensor) -> Tensor:
 COUNTS = 10
 
 
-def _most_bytes(
-    run: Callable[[], object], held: int, device: torch.device, group: Group = None
-) -> int:
+def _most_bytes(run: Callable[[], object], held: int, device: torch.device) -> int:
     """The most bytes that lie on a device in a pass, over those that are held before.
 
     PyTorch's profiler does not see what another thread frees, as one of gloo does that is the last
@@ -177,7 +174,6 @@ def _most_bytes(
 
     Args:
         run: Runs the pass, and leaves nothing of what it took.
-        group: That of all ranks, on gloo; None for the default group.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -188,7 +184,7 @@ def _most_bytes(
     while unseen.item() and len(counts) < COUNTS:
         counts.append(count_bytes(run))
         unseen[0] = min(left for left, _ in counts)
-        dist.all_reduce(unseen, dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(unseen, dist.ReduceOp.MAX)
     return held + min(counts)[1]
 
 
@@ -248,7 +244,7 @@ class Recorder:
 
         return timed(run, steps)
 
-    def record(self, steps: int, threads: int, group: Group = None) -> RankLog:
+    def record(self, steps: int, threads: int) -> RankLog:
         """Record steps of equal micro-batches, after one to warm up; all ranks must call it."""
         (phases,) = {id(one): one for one in self.phases}.values()
         clock = clock_of(self.device)
@@ -261,10 +257,10 @@ class Recorder:
             self._run(plan, self._plain)
 
         plain()
-        offset_s = clock_offset(group)
-        logged = tuple(self._step(plan, modules, spans, clock, group) for _ in range(steps))
-        unrecorded_s = tuple(timed_steps(plain, steps, group))
-        peak_bytes = _most_bytes(plain, self._held(), self.device, group)
+        offset_s = clock_offset()
+        logged = tuple(self._step(plan, modules, spans, clock) for _ in range(steps))
+        unrecorded_s = tuple(timed_steps(plain, steps))
+        peak_bytes = _most_bytes(plain, self._held(), self.device)
         gpu = gpu_name(self.device)
         return RankLog(NAME, threads, logged, unrecorded_s, peak_bytes, gpu).shifted(offset_s)
 
@@ -275,15 +271,10 @@ class Recorder:
         )
 
     def _plan(self, shown: Mapping[str, str]) -> StepPlan:
-        """The runs of a step, behind which gradients are read, and what is shown.
-
-        Results are held to the end where the caller gets them no earlier.
-        """
-        keep = {*shown.values()}
+        """The runs of a step, behind which gradients and results are read: a caller holds these."""
+        keep = {*shown.values(), *self.phases[0].delivered}
         if self.training is not None:
             keep.update(one.gradient for one in self.training.updates)
-        if not self.phases[0].order.turns:
-            keep |= self.phases[0].delivered
         return StepPlan(self.phases, self.runs, self.start.written, keep, adds=True)
 
     def _of_messages(self, phase: int, spans: Sequence[Span]) -> tuple[Span, ...]:
@@ -306,7 +297,6 @@ class Recorder:
         modules: Mapping[int, fx.GraphModule],
         spans: Mapping[int, Sequence[Span]],
         clock: Clock,
-        group: Group,
     ) -> Step:
         """Run a step that marks the time, with the events between its marks."""
         begun: list[Span | None] = []  # at each mark; None: what lies between two passes
@@ -330,7 +320,7 @@ class Recorder:
             begun.extend(replace(span, micro_batch=run.micro_batch) for span in spans[run.phase])
             begun.append(None)
 
-        torch.distributed.barrier(group=group)
+        torch.distributed.barrier()
         begin = clock.begin()
         self._run(plan, [modules] * len(plan.phases), around, ran, before_update)
         clock.mark()

@@ -17,9 +17,6 @@ from torch import Tensor
 
 _aten = torch.ops.aten
 
-Operand = Tensor | float | int
-
-
 #: The steps by name: functions of their operands.
 STEPS: Mapping[str, Callable[..., Tensor]] = {
     "part": lambda x, place, count: x.split(x.shape[-1] // count, -1)[place],

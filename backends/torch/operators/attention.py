@@ -36,7 +36,6 @@ class _Attention(Call):
 
     @property
     def factor(self) -> float:
-        """Factor of the scores."""
         return float(self.query.shape[-1]) ** -0.5 if self.scale is None else self.scale
 
     def grouped(self, x: Tensor) -> Tensor:

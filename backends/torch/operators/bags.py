@@ -49,12 +49,7 @@ class _Bags:
     bag_lengths: Sequence[int]
 
     @property
-    def local_bags(self) -> int:
-        return sum(self.bag_lengths)
-
-    @property
     def is_whole(self) -> bool:
-        """Test whether the device has all indices and all bags, in order."""
         indices = list(self.index_starts), list(self.index_lengths)
         bags = list(self.bag_starts), list(self.bag_lengths)
         return indices == ([0], [self.total]) and bags == ([0], [self.bags])
@@ -106,7 +101,6 @@ class _Bags:
         return torch.cat([bags[:0], *(bags[at : at + size] for at, size in pieces)])
 
     def counted(self) -> Tensor:
-        """The bag of each of the device's indices that count."""
         return self.bag_of()[self.indices != self.padding]
 
     def factors(self, kept: Tensor, bags: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -139,10 +133,10 @@ def embedding_bag(table: Tensor, *call: Any) -> Tensor:
             order = at.argsort(stable=True)
             rows, at = rows[order], at[order]
             factors = None if factors is None else factors[order]
-        begins = torch.searchsorted(at, torch.arange(bags.local_bags, device=at.device))
+        begins = torch.searchsorted(at, torch.arange(sum(bags.bag_lengths), device=at.device))
         return F.embedding_bag(rows, table, begins, mode="sum", per_sample_weights=factors)
     found = table.index_select(0, rows)
-    out = table.new_full((bags.local_bags, table.shape[1]), float("-inf"))
+    out = table.new_full((sum(bags.bag_lengths), table.shape[1]), float("-inf"))
     out.scatter_reduce_(0, at.unsqueeze(1).expand_as(found), found, "amax")
     # A bag without an index is 0 on every device: all have all indices.
     filled = torch.zeros(bags.bags, dtype=torch.bool, device=table.device)

@@ -78,7 +78,6 @@ class _Layer:
 
     @classmethod
     def of(cls, call: Sequence[Any], *, biased: bool) -> _Layer:
-        """The layer of an operator's operands and settings."""
         operands, settings = call[: 7 if biased else 5], call[7 if biased else 5 :]
         return cls(*operands[:5], *settings, *operands[5:])
 
@@ -141,7 +140,6 @@ class _Layer:
 
     @property
     def biases(self) -> tuple[Tensor, ...]:
-        """The biases of both products; () if there are none."""
         pair = self.up_bias, self.down_bias
         return tuple(bias for bias in pair if bias is not None)
 
@@ -236,7 +234,6 @@ class _Group:
     lengths: Sequence[int]
 
     def others(self, of_ranks: Sequence[Any]) -> list[Any]:
-        """Leave out this rank's entry."""
         return [one for rank, one in enumerate(of_ranks) if rank != self.member]
 
     def passed(
@@ -366,7 +363,6 @@ def _of_form(kernel: Callable[..., Any], biased: bool) -> Callable[..., Any]:
 
 
 def _register(name: str, *, biased: bool) -> None:
-    """Register the operators of layers with or without biases."""
     operands = _OPERANDS + (_BIASES if biased else "")
     gradients = ", ".join(["Tensor"] * (6 if biased else 4))
     results, forward = "Tensor, Tensor", f"{operands}, {_SETTINGS}"

@@ -206,6 +206,13 @@ def layer_norm_grad_input(*call: Any) -> Tensor:
     return layer_norm_backward(operands, weight, None, [True, False, False])[0]
 
 
+def layer_norm_gradients(*call: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Compute `layer_norm_grad_input` and `layer_norm_grad_weight` in one call."""
+    *operands, weight = call
+    data, of_weight, of_bias = layer_norm_backward(operands, weight, weight, [True, True, True])
+    return data, (of_weight, of_bias)
+
+
 def _group_norm_backward(
     grad_out: Tensor,
     x: Tensor,

@@ -239,7 +239,6 @@ class AllRanks:
         return self._named(self.graph.outputs) - self._gradients - self._written.keys()
 
     def _named(self, values: Collection[str]) -> frozenset[str]:
-        """The names of outputs."""
         return frozenset(self.graph.output_names.get(value, value) for value in values)
 
     def _whole(

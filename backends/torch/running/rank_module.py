@@ -52,7 +52,12 @@ from partitioner.backends.torch.running.held_state import (
 )
 from partitioner.backends.torch.running.host_memory import keep_freed_memory
 from partitioner.backends.torch.running.rank_passes import RankPasses, local_regions
-from partitioner.backends.torch.running.step import Evaluated, RankCall, TrainingStep
+from partitioner.backends.torch.running.step import (
+    Evaluated,
+    RankCall,
+    TrainingStep,
+    differentiable,
+)
 from partitioner.backends.torch.running.submodules import (
     CONSTANTS,
     Source,
@@ -361,46 +366,42 @@ class RankModule(nn.Module):
             backend = backend._torchdynamo_orig_backend
         if backend is not None and self._compiled is None:
             self.compile(backend=backend)
-        return self._call(args, kwargs)
+        if get_eval_frame_callback() is None and not torch.is_inference_mode_enabled():
+            return self._call(args, kwargs)
+        return self._call_apart(args, kwargs)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _call_apart(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call it outside of what is compiled, and of inference mode, where DTensors cannot be."""
+        grads = torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.set_grad_enabled(grads):
+            return self._call(args, kwargs)
+
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         STEPS.begin()
         training = self.training and self._whole.training
         grads = torch.is_grad_enabled()
-        # DTensors cannot be made in inference mode
-        with torch.inference_mode(False), torch.set_grad_enabled(grads):
-            call = self._begin(training, args, kwargs)
-            if call.passes.order.table.trains and grads:
-                for parameter in self._elsewhere.values():
-                    parameter.requires_grad_(True)  # which an optimizer's step takes away
-                held = {**self._tensors, **self._elsewhere}
-                trained = {n: t for n, t in held.items() if t.requires_grad}
-                agreement, tensors = self._agreement, trained.values()
-                results = TrainingStep.apply(
-                    call, agreement, tuple(trained), self._anchor, *tensors
-                )  # type: ignore[no-untyped-call]
-            else:
-                own = set(map(id, call.shards.values()))
-                results = call.forward()[0]
-                results = tuple(x.detach() if id(x) in own else x for x in results)
-                leaves = pytree.tree_leaves((args, kwargs)) if grads else []
-                given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-                given += self._tensors.values() if grads and self._whole.training else ()
-                if any(tensor.requires_grad for tensor in given):
-                    flags = self._differentiable(call.passes, results)
-                    shown = [*zip(results, flags, strict=True)]
-                    said = _NO_TRAINING_MODE if self._whole.training else _FOR_INFERENCE
-                    results = Evaluated.apply(self._agreement, said, shown, self._anchor)  # type: ignore[no-untyped-call]
-            return call.passes.structured(results)
-
-    def _differentiable(self, passes: RankPasses, results: Sequence[Tensor]) -> list[bool]:
-        """Tell which results would require a gradient, as in training if there are as many."""
-        names, flags = passes.whole.signature.results, self._whole.signature.differentiable
-        known = flags if len(flags) == len(names) else [True] * len(names)
-        named = [flag for name, flag in zip(names, known, strict=True) if name]
-        floats = (x.is_floating_point() or x.is_complex() for x in results)
-        return [flag and is_float for flag, is_float in zip(named, floats, strict=True)]
+        call = self._begin(training, args, kwargs)
+        if call.passes.order.table.trains and grads:
+            for parameter in self._elsewhere.values():
+                parameter.requires_grad_(True)  # which an optimizer's step takes away
+            held = (self._tensors | self._elsewhere).items()
+            trained = {name: tensor for name, tensor in held if tensor.requires_grad}
+            results = TrainingStep.apply(
+                call, self._agreement, tuple(trained), self._anchor, *trained.values()
+            )  # type: ignore[no-untyped-call]
+        else:
+            own = set(map(id, call.shards.values()))
+            results = call.forward()[0]
+            results = tuple(x.detach() if id(x) in own else x for x in results)
+            leaves = pytree.tree_leaves((args, kwargs)) if grads else []
+            given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            given += self._tensors.values() if grads and self._whole.training else ()
+            if any(tensor.requires_grad for tensor in given):
+                shown = differentiable(results, call.passes.whole.signature, self._whole.signature)
+                said = _NO_TRAINING_MODE if self._whole.training else _FOR_INFERENCE
+                results = Evaluated.apply(self._agreement, said, shown, self._anchor)  # type: ignore[no-untyped-call]
+        return call.passes.structured(results)
 
     def train_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run a forward and a backward pass; the arguments are the module's own.
@@ -565,7 +566,6 @@ _FOR_INFERENCE = "backward() of a program for inference: compile with training=T
 
 
 def _refuse(*_: Any) -> None:
-    """Refuse the state of a program for inference, which would lack the weights."""
     raise BackendError(
         "a program for inference has its weights as constants in its graphs, no state_dict(): ask "
         "the module that was compiled, or compile with training=True"

@@ -19,6 +19,7 @@ from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.agreeing.faults import Roll, explained
 from partitioner.backends.torch.agreeing.groups import group_ranks, register_links, register_named
 from partitioner.backends.torch.graphs.eager import Gate, carrier_of, direct, gated
+from partitioner.backends.torch.graphs.joined_calls import join_calls
 from partitioner.backends.torch.graphs.phases import (
     RankPhases,
     emit_all_phases,
@@ -46,6 +47,7 @@ Values = dict[str, Tensor]
 _SCALE = ""
 #: Runs a phase on its arguments, which it may take out of their list.
 Pass = Callable[[list[Tensor | None]], Sequence[Tensor]]
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 class RankPasses:
@@ -153,7 +155,8 @@ class RankPasses:
         for phase, graph in phases.graphs.items():
             graph.module.to(self.device)
             module = phases.eager(phase)
-            passes[phase] = direct(gated(module, self._gate, group) if phase in first else module)
+            module = gated(module, self._gate, group) if phase in first else module
+            passes[phase] = direct(join_calls(module))
         return passes
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -271,7 +274,8 @@ class RankPasses:
             [
                 {shown: values.result(self._outputs[shown], m) for shown in self._shown}
                 for m in range(self._micro.count)
-            ]
+            ],
+            {shown: values.whole(self._outputs[shown]) for shown in self._shown},
         )
         kept: Values = {}
         if backward and self.order.turns:
@@ -329,7 +333,7 @@ class RankPasses:
             return backward or self.graphs.is_forward(phase)
 
         try:
-            with torch.no_grad(), without_autocast(self.device.type):
+            with without_grad(), without_autocast(self.device.type):
                 run_phases(values, posts, self._run, wanted)
         except BaseException as error:
             self._gate.leave(error)
@@ -338,6 +342,9 @@ class RankPasses:
     def _run(self, run: Run, arguments: list[Tensor | None]) -> Sequence[Tensor]:
         one = self._runs[run.micro_batch][run.phase]
         try:
+            if isinstance(one, fx.GraphModule):  # without what modules do around their calls
+                results: Sequence[Tensor] = one.forward(arguments)
+                return results
             return one(arguments)
         except BackendError:
             raise
@@ -349,11 +356,16 @@ class RankPasses:
             raise failure from error
 
 
+def without_grad() -> AbstractContextManager[Any]:
+    """A region without autograd, as inside of its functions."""
+    return torch.no_grad() if torch.is_grad_enabled() else _NOTHING
+
+
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:
     """A region without `torch.autocast`, as graphs have their own casts."""
     if torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
-    return nullcontext()
+    return _NOTHING
 
 
 def joined_inputs(

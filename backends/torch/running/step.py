@@ -15,6 +15,7 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreeing.agreement import Agreement
 from partitioner.backends.torch.dtensors.rank_tensor import RankTensor
 from partitioner.backends.torch.graphs.eager import Carrier
+from partitioner.backends.torch.graphs.signature import Signature
 from partitioner.backends.torch.running.held_state import HeldState, versions
 from partitioner.backends.torch.running.rank_passes import RankPasses, Values
 from partitioner.backends.torch.state.buffers import apart
@@ -55,7 +56,8 @@ class TrainingStep(torch.autograd.Function):
         ctx.agreement, ctx.passes, ctx.held, ctx.step = agreement, passes, held, call.step
         ctx.kept, ctx.names, ctx.meetings = kept, names, agreement.meetings
         ctx.shards = {name: shards[name] for name in passes.read_again}
-        ctx.versions = held.writes_to(ctx.shards)
+        counts = ((held.tensors[name]._version, x._version) for name, x in ctx.shards.items())
+        ctx.versions = [*counts]  # as `writes_to` of shards that lie there
         ctx.writes = versions(kept.values())
         signature = passes.whole.signature
         named = zip(signature.results, signature.differentiable, strict=True)
@@ -136,6 +138,22 @@ class Evaluated(torch.autograd.Function):
         problem = f"rank {ctx.agreement.rank}: {ctx.said}"
         ctx.agreement.check("backward() of an evaluation", problem)
         raise AssertionError(ctx.said)
+
+
+def differentiable(
+    results: Sequence[Tensor], signature: Signature, trained: Signature
+) -> list[tuple[Tensor, bool]]:
+    """Pair each result of a call with whether it would require a gradient.
+
+    That is as in the call that was compiled, of the signature `trained`, if it has as many results.
+    """
+    names, flags = signature.results, trained.differentiable
+    known = flags if len(flags) == len(names) else [True] * len(names)
+    named = [flag for name, flag in zip(names, known, strict=True) if name]
+    return [
+        (x, flag and (x.is_floating_point() or x.is_complex()))
+        for x, flag in zip(results, named, strict=True)
+    ]
 
 
 def _gradients(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -95,6 +96,19 @@ class StepPlan:
                 self._last[micro_batch, name] = position
         self.runs = tuple(self._run(position, *run) for position, run in enumerate(runs))
 
+    @cached_property
+    def joined(self) -> Mapping[str, tuple[slice, ...]]:
+        """The rows that each micro-batch has of results that are put together, by local name."""
+        first, sums = self.phases[0], self.phases[0].summed.union(self._written)
+        names = first.delivered.intersection(self._keep).difference(sums)
+        rows = {}
+        for name in sorted(names) if len(self.phases) > 1 else ():
+            shapes = [of.types[name].shape for of in self.phases]
+            if all(shapes):
+                ends = [0, *accumulate(shape[0] for shape in shapes)]
+                rows[name] = tuple(slice(*ends[i : i + 2]) for i in range(len(shapes)))
+        return rows
+
     @property
     def without_adding(self) -> StepPlan:
         """The plan of phases that add to no sums."""
@@ -149,7 +163,6 @@ class StepPlan:
         )
 
     def _is_read(self, name: str, micro_batch: int, position: int) -> bool:
-        """Tell whether a value of a micro-batch is read behind a position."""
         return name in self._keep or self._last.get((micro_batch, name), -1) > position
 
 
@@ -162,6 +175,8 @@ class StepValues:
         self._sums: Values = {}
         self._next: Values = {}  # contents of buffers
         self._argument_memory: set[int] = set()
+        self._wholes: Values = {}
+        self._places: Counter[str] = Counter()
 
     def arguments(self, run: Run) -> list[Tensor | None]:
         """A phase's arguments and sums (None if not begun); the list alone holds what ends here."""
@@ -184,7 +199,7 @@ class StepValues:
         """Keep the results of a phase; returns the messages to send."""
         own = self._values[run.micro_batch]
         for place, name in run.kept:
-            own[name] = results[place]
+            own[name] = self._in_whole(name, run, results[place])
         for place, name, others in run.shared:
             for micro_batch in others:
                 self._values[micro_batch].setdefault(name, results[place])
@@ -200,6 +215,21 @@ class StepValues:
             for micro_batch in readers:
                 self._values[micro_batch][buffer] = results[place]
         return [(message, results[place]) for place, message in run.sends]
+
+    def _in_whole(self, name: str, run: Run, result: Tensor) -> Tensor:
+        """Copy a result to its rows of the whole batch's, if it is put together with others."""
+        if run.is_once or name not in self.plan.joined:
+            return result
+        rows = self.plan.joined[name]
+        if name not in self._wholes:
+            self._wholes[name] = _longer(result, rows[-1].stop)
+        part = self._wholes[name][rows[run.micro_batch]]
+        self._places[name] += 1
+        return part.copy_(result)
+
+    def whole(self, name: str) -> Tensor | None:
+        """A delivered result of all micro-batches, by local name; None if they are not joined."""
+        return self._wholes[name] if self._places[name] == len(self._values) else None
 
     def _addable(self, run: Run, results: Sequence[Tensor]) -> set[int]:
         """Places of the first results of sums whose memory is theirs alone: it may be added to.
@@ -244,6 +274,13 @@ class StepValues:
         for values in others:
             values.update({name: without_views(x, written) for name, x in values.items()})
         write_buffers(stored, contents)
+
+
+def _longer(tensor: Tensor, rows: int) -> Tensor:
+    """An empty tensor like another one, in its order of dims, with so many rows."""
+    shape = rows, *tensor.shape[1:]
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return torch.empty_permuted(shape, order, dtype=tensor.dtype, device=tensor.device)
 
 
 #: Runs a phase on its arguments and sums, which it may take out of their list.

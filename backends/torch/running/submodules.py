@@ -115,7 +115,6 @@ class RankContainer(RankSubmodule):
 
     @property
     def _container(self) -> Any:
-        """The class of PyTorch that it is one of."""
         kind: type[nn.Module] = vars(self)[_KIND]
         return next(one for one in _CONTAINERS if issubclass(kind, one))
 

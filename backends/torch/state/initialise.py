@@ -135,7 +135,6 @@ class Initialiser:
 
 
 def _owned(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers of a module itself."""
     for table in (module._parameters, module._buffers):
         yield from ((name, tensor) for name, tensor in table.items() if tensor is not None)
 
@@ -164,7 +163,6 @@ def _on_meta(tensor: Tensor) -> Tensor:
 
 
 def _as_parameter(tensor: Tensor, like: Tensor) -> Tensor:
-    """The tensor as a parameter if the other one is a parameter."""
     if not isinstance(like, nn.Parameter):
         return tensor
     return nn.Parameter(tensor, requires_grad=like.requires_grad)

@@ -61,7 +61,7 @@ ROWS: Mapping[str, OpRow] = {
     ALIAS: OpRow(pattern("d.. -> d..", linear=[0]), view=True, again=True),
     **{
         f"partitioner::dropout{part}": OpRow(  # the second operand is the seed
-            pattern("d.., -> d.., d..", flops=RANDOM), _local_dropout, where=True
+            pattern("d.., -> d.., d..", flops=RANDOM), _local_dropout, where=True, draw="index"
         )
         for part in ("", "_part")
     },
@@ -71,7 +71,7 @@ ROWS: Mapping[str, OpRow] = {
     STATE: OpRow(pattern("-> d.."), stored=True, moved=lambda *_: 0),
     **{
         f"partitioner::uniform{part}": OpRow(
-            pattern("-> d..", flops=RANDOM), _local_uniform, where=True
+            pattern("-> d..", flops=RANDOM), _local_uniform, where=True, draw="index"
         )
         for part in ("", "_part")
     },

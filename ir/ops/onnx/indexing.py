@@ -88,15 +88,12 @@ class _Writer:
         return name
 
     def number(self, number: int, like: str = "") -> str:
-        """A number of the element type of a value, or an int64."""
         return self.constant(np.array(number, self.type(like).dtype if like else np.int64))
 
     def numbers(self, *numbers: int) -> str:
-        """A vector of int64."""
         return self.constant(np.array(numbers, np.int64))
 
     def reshaped(self, x: str, shape: Sequence[int]) -> str:
-        """The elements in another shape."""
         return self.add("Reshape", x, self.numbers(*shape), shape=shape)
 
     def from_number(self, x: str, start: int) -> str:
@@ -125,7 +122,6 @@ class _Writer:
         return self.add("Where", known, place, self.number(size, ids)), inside
 
     def done(self) -> LocalOp:
-        """The nodes."""
         return LocalOp(tuple(self.nodes), self.constants, self.types)
 
 

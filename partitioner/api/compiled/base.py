@@ -137,11 +137,6 @@ class Model(ABC):
         return None
 
     @property
-    def delivered(self) -> frozenset[str]:
-        """Values of the graph that every rank delivers whole."""
-        return self.described.delivered
-
-    @property
     def input_types(self) -> Mapping[str, TensorType]:
         """Types of the whole inputs of a request, by name."""
         return {name: self.graph.types[name] for name in self.graph.inputs}
@@ -197,7 +192,6 @@ class Compiled(Planned):
             summary=summary,
             seconds=seconds or {},
             warnings=warnings,
-            delivered=model.delivered,
             model=model,
             measured=measured,
         )
@@ -224,7 +218,7 @@ class Compiled(Planned):
     @cached_property
     def run_schedule(self) -> Schedule:
         """See `Planned.run_schedule`: a plan's cost leaves out the sends of results everywhere."""
-        results = self.delivered
+        results = self.graph.delivered
         if not results:
             return self.schedule
         with no_collection():
@@ -591,7 +585,6 @@ class Compiled(Planned):
         return render(report_data(self, self.comparison))
 
     def _repr_html_(self) -> str:
-        """A short card for a notebook's cell; `report` writes the whole page."""
         from partitioner.report.card import card
 
         return card(self, self.comparison)

@@ -10,7 +10,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -148,7 +148,6 @@ class GraphFile:
 
     name: str
     graph: Graph
-    delivered: frozenset[str]
     ranges: Mapping[str, InputRange]
 
     def write(self, folder: Path) -> None:
@@ -156,7 +155,7 @@ class GraphFile:
         data = {
             "version": GRAPH_VERSION,
             "name": self.name,
-            "delivered": sorted(self.delivered),
+            "delivered": sorted(self.graph.delivered),
             "ranges": {
                 name: [type_data(of.type), None if of.span is None else list(of.span)]
                 for name, of in self.ranges.items()
@@ -174,15 +173,13 @@ class GraphFile:
                 f"{folder}: {GRAPH_FILE} is version {data.get('version')!r}, not {GRAPH_VERSION}"
             )
         try:
-            graph = graph_of(data["graph"])
-            stored = cls(
-                str(data["name"]), graph, frozenset(data["delivered"]), _ranges(data["ranges"])
-            )
+            graph = replace(graph_of(data["graph"]), delivered=frozenset(data["delivered"]))
+            stored = cls(str(data["name"]), graph, _ranges(data["ranges"]))
         except GraphDataError as error:
             raise ResultError(f"{folder}: {GRAPH_FILE}: {error}") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ResultError(f"{folder}: {GRAPH_FILE} is malformed: {error!r}") from None
-        if graph.digest != digest or not stored.delivered <= set(graph.types):
+        if graph.digest != digest or not graph.delivered <= set(graph.types):
             raise ResultError(
                 f"{folder}: {GRAPH_FILE} is not of the graph that request.json is of: it was "
                 "changed since; partition again"
@@ -216,6 +213,10 @@ def load_summary(folder: Path) -> dict[str, Any]:
     _check_fields(folder, "summary.json", data, _SUMMARY)
     if "trials" in data:
         _check_fields(folder, "summary.json", data, {"trials": _are_trials})
+    if isinstance(delivery := data.get("delivery"), dict):
+        # folders of earlier versions have bytes there, too, which are now in the plan's figures
+        names = {one.name for one in fields(Delivery)}
+        data["delivery"] = {name: given for name, given in delivery.items() if name in names}
     if "delivery" in data:
         _check_fields(folder, "summary.json", data, {"delivery": Delivery})
     if "spaces" in data:  # folders of earlier versions have none

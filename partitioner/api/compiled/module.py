@@ -69,8 +69,7 @@ class ModuleModel(Model):
     def described(self) -> GraphFile:
         """See `Model.described`; every rank returns the module's results whole."""
         graph = self.module.graph
-        name, results = self.source.name or graph.name, self.module.results
-        return GraphFile(name, graph, results, input_ranges(graph))
+        return GraphFile(self.source.name or graph.name, graph, input_ranges(graph))
 
     @property
     def path(self) -> Path | None:
@@ -473,7 +472,6 @@ def variant(
 
 
 def _first_that_fits(programs: Iterable[ModuleProgram], graph: Graph) -> Plan | None:
-    """The plan of the first program whose plan fits a graph, taken over; None if none fits."""
     for program in programs:
         try:
             return taken_over(program.plan, program.graph, graph)

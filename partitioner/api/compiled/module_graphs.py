@@ -26,6 +26,7 @@ from partitioner.frontends.model import ModuleInput
 from partitioner.frontends.torch.trace import TracedModule, guessed_micro_batch
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, needed
+from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.plan import Plan
 from partitioner.report.delivery import Delivery
 from partitioner.report.findings.notes import moved_notes, profile_notes
@@ -128,6 +129,10 @@ class ModuleGraphs:
         """See `ModelGraphs.in_micro_batches`: it may be guessed from other traces."""
         return _first_graph(self._known_part(count), self.request).graph
 
+    def uncut_in(self, count: int) -> Graph:
+        """See `ModelGraphs.uncut_in`."""
+        return self._known_part(count).traced.uncut
+
     def offered_in(self, count: int) -> Graph | None:
         """See `ModelGraphs.offered_in`."""
         return self._known_part(count).traced.offered if self._may_offer else None
@@ -181,7 +186,6 @@ class ModuleGraphs:
         return found
 
     def _known_part(self, count: int) -> TracedModule:
-        """The trace of a micro-batch, or a guess where others are known."""
         guess = None if count in self._traced else self._guess(count)
         return guess or self._part(count)
 
@@ -227,7 +231,7 @@ class ModuleGraphs:
                 first = self._part(count)
         module, plan, evaluation, summary = self._plan_of(agreement, first, search)
         model = ModuleModel(module, self.opened.source)
-        delivery = Delivery.of(model.graph, plan, self.cluster, evaluation, model.delivered)
+        delivery = Delivery.of(model.graph, plan, self.cluster, evaluation)
         notes = [*summary["notes"], *moved_notes(model.graph, plan)]
         facts = {"delivery": dict(vars(delivery))} if delivery else {}
         summary, seconds = {**summary, **facts, "notes": notes}, self.clock.seconds
@@ -270,11 +274,14 @@ class ModuleGraphs:
             return traced, plan, evaluate(traced.graph, plan, self.cluster), summary
 
     def _trace_of(self, plan: Plan) -> TracedModule:
-        if plan.blocks:
-            return self.traced.on(block_graph(self.traced.traced.uncut, plan.blocks))
-        if plan.micro_batches is None:
-            return self.traced.of(plan.nodes)
-        return self._part(plan.micro_batches).of(plan.nodes)
+        count = plan.micro_batches
+        module = self.traced if count is None else self._part(count)
+        return _in_blocks(module, plan.blocks) if plan.blocks else module.of(plan.nodes)
+
+
+def _in_blocks(module: TracedModule, blocks: Blocks) -> TracedModule:
+    """The module of whose graph stretches run in blocks."""
+    return module.on(block_graph(module.traced.uncut, blocks))
 
 
 def _first_graph(module: TracedModule, request: Request) -> TracedModule:
@@ -282,6 +289,8 @@ def _first_graph(module: TracedModule, request: Request) -> TracedModule:
     plan = request.constraints.plan
     if plan is None:
         return module.on(module.traced.offered) if request.recompute is True else module
+    if plan.blocks and plan.micro_batches is not None:
+        return _in_blocks(module, plan.blocks)
     same = module.of(plan.nodes)
     return same if same.graph.digest == plan.graph_digest else module
 

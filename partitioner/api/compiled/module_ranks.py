@@ -62,7 +62,7 @@ def rest_of(module: TracedModule, plan: Plan) -> Rest | None:
         rest.graph,
         resolve(rest.graph, moved),
         cluster,
-        everywhere=rest.results,
+        everywhere=rest.graph.delivered,
         pipeline=moved.pipeline,
     )
     return Rest(

@@ -99,14 +99,15 @@ class OnnxModel(Model):
 
     def in_blocks(self, blocks: Blocks) -> Self:
         """The model of which these stretches run in blocks; an OptionError if one cannot."""
-        return replace(self, cut=block_graph(self.traced.graph, blocks)) if blocks else self
+        graph = self.traced.graph if self.part is None else self.part.graph
+        return replace(self, cut=block_graph(graph, blocks)) if blocks else self
 
     @cached_property
     def described(self) -> GraphFile:
         """See `Model.described`; ranks deliver their parts, and inputs are of the whole batch."""
         graph = self.cut or (self.traced.graph if self.part is None else self.part.graph)
         name = graph.name if self.path is None else self.path.stem
-        return GraphFile(name, graph, frozenset(), input_ranges(self.traced.graph))
+        return GraphFile(name, graph, input_ranges(self.traced.graph))
 
     @property
     def path(self) -> Path | None:
@@ -191,7 +192,12 @@ class OnnxGraphs(ModelGraphs):
         return even_parts(batch_size(self.model.graph))
 
     def in_micro_batches(self, count: int) -> Graph:
-        """The model whose requests run in so many micro-batches; an OptionError if it cannot."""
+        """See `ModelGraphs.in_micro_batches`; of a plan in blocks that is kept, that of blocks."""
+        kept, part = self.request.constraints.plan, self._part(count)
+        return part.graph if kept is None else part.in_blocks(kept.blocks).graph
+
+    def uncut_in(self, count: int) -> Graph:
+        """See `ModelGraphs.uncut_in`."""
         return self._part(count).graph
 
     def offered_in(self, count: int) -> None:
@@ -222,11 +228,9 @@ class OnnxGraphs(ModelGraphs):
     ) -> Compiled:
         """The program of a plan."""
         plan = planned.plan
-        model = (
-            self.model.in_blocks(plan.blocks)
-            if plan.micro_batches is None
-            else self._part(plan.micro_batches)
-        ).of_form(planned.graph.digest)
+        count = plan.micro_batches
+        model = self.model if count is None else self._part(count)
+        model = model.in_blocks(plan.blocks).of_form(planned.graph.digest)
         figures, seconds = planned.evaluation, self.clock.seconds
         return Compiled.of(model, self.cluster, plan, figures, summary, seconds)
 

@@ -357,7 +357,6 @@ def _measured(folder: Path, plan: Plan) -> tuple[Measured | None, str]:
 
 
 def _planned(kind: type[Kind], model: Model, folder: Path) -> Kind:
-    """A model with a folder's plan and its figures; see `load`."""
     plan = load_plan(folder)
     cluster = Cluster.from_data(plan.cluster)
     evaluation = evaluate(model.graph, plan, cluster)

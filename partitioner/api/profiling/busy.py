@@ -30,7 +30,6 @@ def _busy_s(cores: frozenset[int]) -> float | None:
 
 
 def _own_s() -> float:
-    """Seconds that this process and those that it waited for have run."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 

@@ -292,7 +292,6 @@ class _Communication:
 
 
 def _agreed(seconds: float, group: Any = None) -> float:
-    """The most of all ranks."""
     longest = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(longest, dist.ReduceOp.MAX, group=group)
     return float(longest)

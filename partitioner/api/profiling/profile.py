@@ -207,7 +207,6 @@ def profile(
 
 
 def _until(end_s: float, share: float) -> float:
-    """The time of `time.perf_counter` at which a share of the time from now to `end_s` is over."""
     now_s = time.perf_counter()
     return now_s + max(0.0, end_s - now_s) * share
 
@@ -257,7 +256,6 @@ def _profiled_links(cluster: Cluster, begin: float, limit_s: float, say: Say) ->
 
 
 def _graph(opened: OnnxInput | ModuleInput, micro_batches: int | None) -> Graph:
-    """The graph to measure: of the whole batch, or of one micro-batch."""
     if micro_batches is None:
         return opened.graph
     if not is_whole(micro_batches) or micro_batches < 1:
@@ -300,7 +298,6 @@ def _runs_on(cluster: Cluster, known: Profile) -> str:
 
 
 def _machine(known: Profile) -> str:
-    """The fingerprint of this machine's device that is measured for a profile."""
     return known.device if device_type(known.device) else cpu_fingerprint()
 
 
@@ -344,7 +341,6 @@ class _Session:
         return unknown_links([level.profile], groups)
 
     def measure_links(self, wanted: Sequence[Wanted], end_s: float) -> int:
-        """Measure communications on this machine until `end_s`; see `measure_here`."""
         known = self.cluster.levels[0].profile
         if not wanted or known is None or time.perf_counter() + _START_S >= end_s:
             return 0

@@ -139,7 +139,6 @@ def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
 
 
 def _anyone(wishes: Sequence[bool]) -> list[bool]:
-    """Ask which of the wishes any process has."""
     flags = torch.tensor(wishes, dtype=torch.uint8)
     dist.all_reduce(flags, dist.ReduceOp.MAX)
     return [bool(flag) for flag in flags]

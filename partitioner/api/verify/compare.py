@@ -170,7 +170,6 @@ class Verification:
 
     @property
     def _of_whole_batch(self) -> str:
-        """The verdict on a call with the whole batch, as words."""
         other = [output for output in self.whole_batch if not output.equal]
         if not other:
             return "equal"

@@ -236,7 +236,6 @@ class _FedRanks:
 
 
 def _named(module: TracedModule, step: Step) -> Values:
-    """Results, gradients and written buffers by the module's names."""
     tensors = {**step.results, **step.gradients}
     return {name: tensors[value] for name, value in _compared_values(module).items()}
 

@@ -288,7 +288,6 @@ def _runs_of_bodies(node: onnx_ir.Node) -> int:
 
 
 def _size(value: onnx_ir.Value | None, axis: int) -> int:
-    """The size of a dim; 1 where it is not known."""
     if value is None or value.shape is None or not -len(value.shape) <= axis < len(value.shape):
         return 1
     size = value.shape[axis]
@@ -322,7 +321,6 @@ def _flops_of_body(body: onnx_ir.Graph, opsets: Mapping[str, int], where: str) -
 
 
 def _name(value: onnx_ir.Value | None) -> str:
-    """A value's name; "" for an absent operand or result."""
     return "" if value is None else value.name or ""
 
 

@@ -67,11 +67,6 @@ class TracedModule:
         return replace(self, traced=self.traced.of(names), rest=self.rest and self.rest.of(names))
 
     @property
-    def results(self) -> frozenset[str]:
-        """Values of the graph that a call of the module returns."""
-        return frozenset(filter(None, self.traced.call.results))
-
-    @property
     def signature(self) -> Signature:
         """The arguments and results of a call of the module."""
         return self.traced.signature if self.batch is None else self.batch

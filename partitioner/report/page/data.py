@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from partitioner.cost_model.evaluate import Evaluation, evaluate
@@ -19,15 +18,10 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import PhaseError
-from partitioner.ir.plan import NodePlan, place
+from partitioner.ir.pieces.folding import Block, block_label, blocks, is_name, paths
+from partitioner.ir.plan import place
 from partitioner.ir.program import Comm
-from partitioner.report.blocks import Block, block_label, blocks, is_name, paths
-from partitioner.report.findings.alternatives import (
-    Alternative,
-    Neighbourhood,
-    best_other,
-    not_taken,
-)
+from partitioner.report.findings.alternatives import not_taken
 from partitioner.report.findings.bottleneck import (
     Bottleneck,
     bottleneck,
@@ -63,23 +57,20 @@ from partitioner.report.schema import (
 from partitioner.report.stages import place_text, stages, step_facts, step_sentence
 from partitioner.report.steps import NODE, edges
 from partitioner.report.summary import solved_by, status_text, trial_lines
+from partitioner.search.neighbourhood import (
+    Alternative,
+    Neighbourhood,
+    best_other,
+    block_changes,
+)
 
 #: Tasks of a step times nodes, above which the other strategies of nodes in stages are not priced:
 #: the step is simulated once for each node.
 MAX_SIMULATED = 2_000_000
-#: Nodes times devices above which the other strategies of nodes are not priced.
-MAX_PRICED = 320_000
-#: Pairs of strategies of one node, of all nodes, above which they are not priced: 65,000 take a
-#: second.
-MAX_PAIRS = 400_000
-#: Nodes of the graph times changed plans: more are not priced, for each makes a schedule.
-MAX_MOVES = 40_000
 #: Of a space whose plan costs less than so many times as much, the difference is told.
 NEARLY = 1.05
 #: Of costs, what may be of rounding.
 NONE = 1e-9
-#: A block belongs to a group that runs so large a share of its nodes.
-BELONGS = 0.9
 
 
 def report_data(result: Planned, comparison: Comparison[Planned] | None = None) -> Report:
@@ -335,9 +326,7 @@ def _node(result: Planned, near: Neighbourhood, node: Node) -> NodeRow:
     graph = result.graph
     placed, task = near.placed[node.name], result.node_tasks[node.name]
     alone = place(graph, node, DeviceMesh.single(0), {}, placed.rule)
-    is_small = len(graph.nodes) * len(result.cluster) <= MAX_PRICED
-    priced = is_small and near.pairs <= MAX_PAIRS
-    alternatives = near.alternatives(node) if priced else ()
+    alternatives = near.alternatives(node) if near.is_priced_soon else ()
     sharded = "sharded" if placed.layouts else "replicated"
     return NodeRow(
         name=node.name,
@@ -370,6 +359,9 @@ def _runner_up(
     work_s, chosen_work_s = best.work_s, chosen.work_s
     if result.plan.pipeline is None:
         fits = near.fits(best)
+        if step_s < chosen_s * (1 - NONE):  # what would be taken is so by the referee, too
+            changed, chosen_s = near.evaluated(best), result.evaluation.step_s
+            step_s, fits = changed.step_s, changed.fits_exactly
     else:  # the step is simulated
         schedule, figures = result.schedule, result.evaluation
         if sum(map(schedule.times, schedule.tasks)) * len(result.graph.nodes) > MAX_SIMULATED:
@@ -475,83 +467,34 @@ def block_moves(result: Planned, outer: Sequence[Block]) -> list[BlockMoveRow]:
     A block moves to the groups, or stages, that it exchanges values with, or is not cut over an
     axis; all other nodes keep their decisions, and the referee prices the changed plan.
     """
-    graph = result.graph
+    graph, plan = result.graph, result.plan
     names = [node.name for node in graph.nodes]
     moves: list[BlockMoveRow] = []
-    tried = 0
-    for block, at, to, nodes in _changes(result, outer):
-        tried += 1
-        if tried * len(graph.nodes) > MAX_MOVES:
-            break
-        changed = replace(result.plan, nodes={**result.plan.nodes, **nodes}, certificate=None)
+    for change in block_changes(graph, plan, outer):
+        block, nodes, to = change.block, change.nodes, change.to
+        changed = change.of(plan)
         try:
             figures = evaluate(graph, changed, result.cluster)
         except IRError:  # the order of stages, an operator without a rule, a part of no elements
             continue
-        change = figures.cost(result.objective) - result.cost
+        more = figures.cost(result.objective) - result.cost
         moves.append(
             BlockMoveRow(
                 label=block_label(block, names),
                 first=block.first,
                 last=block.last,
-                at=at,
-                to=to,
-                change=change,
+                at=place_text(plan, plan.stages[change.group], plan.groups[change.group]),
+                to=f"not cut over {to}"
+                if isinstance(to, str)
+                else place_text(plan, plan.stages[to], plan.groups[to]),
+                change=more,
                 fits=figures.fits_exactly,
-                reason=why(result.evaluation, figures, change, result.objective)
-                if change >= -NONE * result.cost or not figures.fits_exactly
+                reason=why(result.evaluation, figures, more, result.objective)
+                if more >= -NONE * result.cost or not figures.fits_exactly
                 else not_taken(result, [graph.by_name[name] for name in nodes]),
             )
         )
     return sorted(moves, key=lambda move: (not move["fits"], move["change"] < 0, move["change"]))
-
-
-def _changes(
-    result: Planned, outer: Sequence[Block]
-) -> Iterator[tuple[Block, str, str, Mapping[str, NodePlan]]]:
-    """The blocks with what may change: the block, its group, the change, its nodes' decisions.
-
-    Of equal blocks of a group one stands for all where an axis is left out.
-    """
-    plan, names = result.plan, [node.name for node in result.graph.nodes]
-    seen: set[tuple[int, int, str]] = set()
-    for block in outer:
-        members = names[block.first : block.last + 1]
-        group, count = Counter(plan.nodes[name].group for name in members).most_common(1)[0]
-        if count < BELONGS * len(members):
-            continue
-        own = [name for name in members if plan.nodes[name].group == group]
-        at = place_text(plan, plan.stages[group], plan.groups[group])
-        for other in _neighbours(result, members, group):
-            keeps = plan.groups[other].axes == plan.groups[group].axes
-            moved = {n: NodePlan(other, plan.nodes[n].cuts if keeps else {}) for n in own}
-            yield block, at, place_text(plan, plan.stages[other], plan.groups[other]), moved
-        for axis, _ in plan.groups[group].axes:
-            kind = (block.kind, group, axis)
-            if block.kind >= 0 and kind in seen:
-                continue
-            seen.add(kind)
-            whole = {}
-            for name in own:
-                cuts = plan.nodes[name].cuts.items()
-                left = {factor: cut for factor, cut in cuts if axis not in cut.axes}
-                whole[name] = replace(plan.nodes[name], cuts=left)
-            if any(plan.nodes[name] != node for name, node in whole.items()):
-                yield block, at, f"not cut over {axis}", whole
-
-
-def _neighbours(result: Planned, members: Sequence[str], group: int) -> list[int]:
-    """Other groups that make what the block reads, or read what it makes."""
-    graph, nodes = result.graph, result.plan.nodes
-    near: dict[int, None] = {}
-    for name in members:
-        node = graph.by_name[name]
-        sources = (graph.producers.get(value) for value in node.reads)
-        readers = (reader for value in node.writes for reader in graph.consumers[value])
-        for other in (*sources, *readers):
-            if other is not None and nodes[other.name].group != group:
-                near[nodes[other.name].group] = None
-    return list(near)
 
 
 def why(old: Evaluation, new: Evaluation, change: float, objective: str) -> str:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from partitioner.foundations import units
-from partitioner.report.blocks import Path, is_name
+from partitioner.ir.pieces.folding import Path, is_name
 from partitioner.report.page.modules import Modules, layer_at
 
 #: A lane with a larger share of a module's seconds runs it.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.report.blocks import Path
+from partitioner.ir.pieces.folding import Path
 from partitioner.report.page.modules import Modules
 from partitioner.report.schema import BlockRow, ranges
 

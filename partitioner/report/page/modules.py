@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from partitioner.report.blocks import Path, is_name
+from partitioner.ir.pieces.folding import Path, is_name
 
 
 @dataclass(frozen=True)

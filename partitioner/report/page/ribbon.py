@@ -20,9 +20,9 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.loops.factors import FactorKind, Term
 from partitioner.ir.mesh import COPIES, DeviceMesh
 from partitioner.ir.ops import row_of
+from partitioner.ir.pieces.folding import Path, is_name, paths
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
-from partitioner.report.blocks import Path, is_name, paths
 from partitioner.report.page.lane_words import LaneWords
 from partitioner.report.planned import Lanes, Planned
 from partitioner.report.schema import BoxRow, CutRow, Ribbon, SwimLane, ranges
@@ -69,7 +69,6 @@ class _Box:
 
 
 def _cutting_axes(mesh: DeviceMesh) -> Iterator[str]:
-    """The axes of a mesh along which nodes may be cut: not that of whole copies."""
     return (axis for axis, size in mesh.axes if size > 1 and axis != COPIES)
 
 

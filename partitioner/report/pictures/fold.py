@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations import units
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.pieces.folding import Path, paths
 from partitioner.ir.plan import PlacedNode
-from partitioner.report.blocks import Path, paths
 from partitioner.report.pictures.canvas import ELISION, MAX_CHARACTERS, drawable
 from partitioner.report.planned import Planned
 from partitioner.report.steps import (
@@ -50,7 +50,6 @@ class Arc:
 
     source: End
     target: End
-    values: tuple[str, ...]
     comms: tuple[Task, ...]  #: Communications between devices that carry them and no earlier arc.
     needs_comm: bool  #: Any of them needs communications, these or an earlier arc's.
 
@@ -124,7 +123,6 @@ def fold(result: Planned, limit: int) -> Diagram:
         Arc(
             source,
             target,
-            tuple(dict.fromkeys(edge.value for edge in run)),
             tuple(task for edge in run for task in edge.new),
             any(edge.crosses for edge in run),
         )

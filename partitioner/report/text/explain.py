@@ -26,7 +26,7 @@ from partitioner.ir.phases import PhaseError
 from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import Pipeline, PlacedNode
 from partitioner.problem.memory_kinds import Holdings
-from partitioner.report.findings.alternatives import Neighbourhood, constraints_on, not_taken
+from partitioner.report.findings.alternatives import constraints_on, not_taken
 from partitioner.report.findings.bottleneck import COMPUTING, bottleneck
 from partitioner.report.page.data import headline
 from partitioner.report.page.memory import memory
@@ -35,6 +35,7 @@ from partitioner.report.schema import Head
 from partitioner.report.stages import schedule_name, stage_text
 from partitioner.report.text.show import clean, loads_text
 from partitioner.report.text.tables import table
+from partitioner.search.neighbourhood import Neighbourhood
 
 MAX_LINES = 10  #: Lines of each list.
 MAX_STRATEGIES = 40  #: Strategies of one node that the referee evaluates.

@@ -4,6 +4,9 @@ On one device it is a path (`search.blocks.paths`). Over several a path is cut i
 devices in their order, each within the memory of its device, or the blocks of each stretch run on
 all devices, or both. In training, every device runs its part of each block
 (`search.blocks.shared`).
+
+In micro-batches a path goes over the graph of one of them, and the graph in blocks that it gives is
+cut into stages, or shared on a mesh, as any other graph is (`search.stages.pipelines`).
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ from functools import partial
 
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import evaluate, one_device
+from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.pieces.blocks import Blocks
+from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.problem.build import planned_on
 from partitioner.rewrites.block_graph import BlockGraph, traced_blocks
@@ -27,24 +32,25 @@ from partitioner.search.blocks.runs import Option, Runs
 from partitioner.search.blocks.shared import Shared, is_shared, on_blocks
 from partitioner.search.blocks.training import training_blocks
 from partitioner.search.levels.asked_nodes import AskedNodes
-from partitioner.search.outcome import Candidate, Outcome, SpaceResult, winner
+from partitioner.search.outcome import Candidate, NoCheaper, Outcome, SpaceResult, winner
 from partitioner.search.request import Budget, Request
-from partitioner.solver.outcome import Solution
+from partitioner.search.stages.cut_search import LEAN
+from partitioner.search.stages.pipelines import find_pipeline, least_memory
+from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.referee import Objective
 from partitioner.strategies.constraints import ConstraintError, Constraints
-from partitioner.strategies.kinds.parallel import PIPELINE, wants_stages
 from partitioner.strategies.spaces import Family, SearchError
 
 #: As `MARGINS`, of stages, which also hold what they send and receive.
 STAGE_MARGINS = (*MARGINS, 0.75)
-#: Most devices over which blocks are searched.
-MOST_DEVICES = 8
 #: Ways that the referee prices, the cheapest, and most that it prices beyond if none of them fits.
 MOST_PRICED, MOST_MORE = 12, 24
 #: Ways that it prices behind the time limit, if none of those before fits.
 LATE_PRICED = 3
 #: Limits that are tried for a refusal, as multiples of the one asked for.
 TIMES_LIMIT = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
+#: Says that a plan has blocks, as the end of a clause.
+PARTS_IN_BLOCKS = "parts of it run in blocks, one after the other"
 SOLVER = "decomposition into blocks, the cheapest path through them"
 
 
@@ -60,6 +66,8 @@ class BlockPlan:
     #: How every device runs its part of each node, in place of stages; None if nodes are placed
     #: whole.
     shared: Shared | None = None
+    #: Devices of a stage of micro-batches; None of a whole batch.
+    stage_size: int | None = None
 
     def plan(
         self, graph: Graph, cut: BlockGraph, cluster: Cluster, pins: Constraints, budget: Budget
@@ -108,18 +116,17 @@ class BlockPlan:
         return devices
 
 
-def why_not_in_blocks(cluster: Cluster, request: Request, *, trains: bool) -> str:
-    """The part of a request with which no blocks are searched; "" if they are."""
-    several = len(cluster) > 1
+def why_not_in_blocks(cluster: Cluster, request: Request, *, trains: bool, staged: bool) -> str:
+    """The part of a request with which no blocks are searched; "" if they are.
+
+    They are `staged` in micro-batches, through stages.
+    """
+    several = len(cluster) > 1 and not staged
     places = several and (request.strategy == "copies" or (trains and request.strategy == "inter"))
     asked = {
         "the plan in constraints": request.constraints.plan is not None,
-        f"micro_batches {request.micro_batches}": request.micro_batch_count is not None,
-        f"schedule {request.schedule!r}": request.schedule is not None,
-        "stages": PIPELINE in (request.mesh or {}) or wants_stages(request.parallel),
         f"strategy {request.strategy!r}": places,
-        f"more than {MOST_DEVICES} devices": len(cluster) > MOST_DEVICES,
-        "recompute=False": trains and request.recompute is False,
+        "recompute=False": request.recompute is False,
     }
     return " or ".join(what for what, is_asked in asked.items() if is_asked)
 
@@ -131,6 +138,9 @@ class BlockSearch:
     graph: Graph
     cluster: Cluster
     request: Request
+    #: Of a graph of one of several micro-batches: their number, and numbers of devices of a stage.
+    micro_batches: int | None = None
+    sizes: tuple[int, ...] = ()
     searched: str = ""  #: In words, the plans that were searched.
     #: If none of them fits: bytes of the fullest device in the one in which that has least; None if
     #: the cost model expects none to fit.
@@ -173,6 +183,9 @@ class BlockSearch:
     ) -> Iterator[Callable[[Budget], tuple[tuple[BlockPlan, ...], bool]]]:
         """The searches of ways that the request leaves open, in turn until enough plans fit."""
         several, trains = len(self.cluster) > 1, bool(self.graph.backward)
+        if self.micro_batches is not None:
+            yield from (partial(self._in_micro_batches, size) for size in self.sizes)
+            return
         if not several or not (trains or is_shared(self.request)):
             yield partial(self._in_training, None) if trains else self._in_stages
         if several and trains:
@@ -190,7 +203,6 @@ class BlockSearch:
 
     @property
     def _wanted(self) -> int:
-        """The number of plans that the search keeps."""
         return self.request.tune or 1
 
     def _fitting(self, ways: Sequence[BlockPlan], budget: Budget) -> list[Candidate]:
@@ -208,14 +220,20 @@ class BlockSearch:
                 continue
             if way.blocks not in graphs:
                 graphs[way.blocks] = traced_blocks(self.graph, way.blocks)
-            candidate = self._priced(way, graphs[way.blocks], budget)
+            cut, left = graphs[way.blocks], len(ways) - priced
+            candidate = (
+                self._priced(way, cut, budget)
+                if way.stage_size is None
+                else self._staged(way, cut, budget.of_clock(2 if left else 1))
+            )
             took_s = left_s - budget.work.left_s
             if candidate is not None:
                 needed.append(max(candidate.evaluation.needed_bytes.values()))
                 fitting += [candidate] if candidate.evaluation.fits_exactly else []
             late = budget.work.late
             if fitting:  # in training the first that fits is the cheapest by these prices
-                enough = 1 if trains or late else MOST_PRICED
+                is_first = trains or late or way.stage_size is not None
+                enough = 1 if is_first else MOST_PRICED
             elif late and not trains:
                 enough = LATE_PRICED
             if priced >= enough and (late or len(fitting) >= self._wanted):
@@ -241,6 +259,32 @@ class BlockSearch:
             least = min(alone) / len(cluster)
         solution = Solution((), cost, min(cost, least), "feasible", None, SOLVER)
         return Candidate(family, cut.graph, plan, evaluation, solution)
+
+    def _staged(self, way: BlockPlan, cut: BlockGraph, budget: Budget) -> Candidate | None:
+        """The best plan of stages of a graph of blocks; None if none is found to fit.
+
+        Where a schedule of training is left open it is the one that holds least.
+        """
+        assert self.micro_batches is not None
+        assert way.stage_size is not None
+        asked, least = self.request, self.cluster.devices[0].memory_bytes
+        if self.graph.backward and asked.schedule is None:
+            asked = replace(asked, schedule=LEAN)
+        asked = replace(asked, constraints=on_blocks(asked.constraints, self.graph, cut))
+        sizes = (way.stage_size,)
+        try:
+            found = find_pipeline(cut.graph, self.cluster, asked, budget, self.micro_batches, sizes)
+        except Infeasible as error:
+            if error.bytes_short:
+                short = least + math.ceil(error.bytes_short)
+                self.needed_bytes = min(short, self.needed_bytes or short)
+            return None
+        except (ConstraintError, NoCheaper, PipelineScheduleError, SearchError):
+            return None
+        best = min(found.candidates, key=lambda one: one.cost(asked.objective))
+        solution = replace(best.solution, bound=0.0, status="feasible", solver=SOLVER)
+        plan = replace(best.plan, blocks=way.blocks)
+        return replace(best, plan=plan, solution=solution, bounds_space=False)
 
     def least_limit(self, budget: Budget) -> int | None:
         """A larger limit of memory under which a plan is known; None if none is found."""
@@ -297,11 +341,42 @@ class BlockSearch:
         )
         return _cheapest(found, [*searches.values()], budget)
 
+    def _in_micro_batches(self, size: int, budget: Budget) -> tuple[tuple[BlockPlan, ...], bool]:
+        """The ways of stages of so many devices, as of `_cheapest`.
+
+        Paths are searched as on one device with the memory of a stage and room for what the others
+        store. Of what a micro-batch keeps for its backward pass, the first stage has its share of
+        as many micro-batches as there are stages, or of all if they are fewer. In inference a
+        device holds the inputs and outputs of all micro-batches.
+        """
+        graph, stages = self.graph, len(self.cluster) // size
+        assert self.micro_batches is not None
+        elsewhere = kept_bytes(graph) * (stages - 1) // stages
+        spec, memory = self.cluster.devices[0], size * least_memory(self.cluster) + elsewhere
+        if not graph.backward:
+            ends = sum(graph.types[value].nbytes for value in (*graph.inputs, *graph.outputs))
+            memory -= self.micro_batches * ends
+        more = replace(spec, memory_bytes=max(1, memory))
+        on = f"stages of {size} device{'s' if size > 1 else ''}" if stages > 1 else "all devices"
+        if graph.backward:
+            flying = min(self.micro_batches, stages) / stages
+            found, runs, complete = training_blocks(graph, self._alone(more), budget, flying=flying)
+            ways = tuple(BlockPlan(blocks, (), stage_size=size) for blocks in found)
+        else:
+            search = PathSearch.of(self._runs_on(spec), more, 1, budget)
+            paths = (
+                (margin, BlockPlan(self._blocks(path.runs), (), stage_size=size), path.seconds)
+                for margin, path in search.paths_of_all()
+            )
+            ways, complete = _cheapest(paths, [search], budget)
+            runs = len(search.options)
+        self.searched = f"{self.micro_batches} micro-batches on {on}, with {runs} runs in blocks"
+        return tuple(way for way in ways if way.blocks), complete
+
     def _blocks(self, runs: Sequence[Option]) -> Blocks:
         return Blocks(tuple(option.stretch(self.graph) for option in runs))
 
     def _alone(self, spec: DeviceSpec) -> Cluster:
-        """Make a cluster of one of its devices."""
         level = replace(self.cluster.levels[0], size=1)
         return replace(self.cluster, devices=(spec,), levels=(level,))
 
@@ -341,6 +416,31 @@ class BlockSearch:
         self.searched = f"{on}, with {runs} runs of nodes in blocks"
         stages = ((0, 0),) if shared is None else ()
         return tuple(BlockPlan(blocks, stages, shared=shared) for blocks in trained), complete
+
+
+def find_staged_blocks(
+    graph: Graph,
+    cluster: Cluster,
+    request: Request,
+    budget: Budget,
+    micro_batches: int,
+    sizes: tuple[int, ...] | None = None,
+) -> Outcome:
+    """The best plan of stages for a graph of one micro-batch, stretches of which run in blocks.
+
+    It is called as `find_pipeline`. Its bound is 0: ways in blocks have more plans than are cut.
+
+    Raises:
+        Infeasible: No plan of stages in blocks was found that fits.
+    """
+    sizes = sizes or request.stage_sizes(len(cluster))
+    search = BlockSearch(graph, cluster, request, micro_batches, sizes)
+    found = search.plan(budget)
+    if found is not None:
+        return found
+    short = (search.needed_bytes or 0) - cluster.devices[0].memory_bytes
+    why = f"within the limit given, none in blocks was found (searched: {search.searched})"
+    raise Infeasible(why, bytes_short=max(0, short), proven=False)
 
 
 def _cheapest(

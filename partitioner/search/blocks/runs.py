@@ -327,7 +327,6 @@ class Runs:
         )
 
     def _made_bytes(self, node: Node) -> int:
-        """Bytes that a node makes as it is; a view and a stored value are none."""
         row = row_of(node)
         if row.view or row.stored:
             return 0

@@ -35,7 +35,7 @@ MOST_PARTS = 6
 PARTS, SQUARE_PARTS = (2, 3, 4, 6, 8, 12, 16, 32), (2, 3, 4, 6)
 #: Shares of the memory that a path may fill by the bytes of its parts. These count whole tensors to
 #: their last use anywhere, so that they may be too many; the referee decides.
-MARGINS = (1.3, 1.15, 1.0, 0.9, 0.8)
+MARGINS = (1.3, 1.15, 1.0, 0.9, 0.8, 0.7, 0.6)
 #: Pricing parts may take one of so many equal shares of the seconds: two thirds. The rest is for
 #: evaluating paths over them.
 PRICING_SHARES = 1.5
@@ -58,12 +58,18 @@ class _Part:
 
 
 def training_blocks(
-    graph: Graph, cluster: Cluster, budget: Budget, shared: Shared | None = None
+    graph: Graph,
+    cluster: Cluster,
+    budget: Budget,
+    shared: Shared | None = None,
+    flying: float = 1.0,
 ) -> tuple[tuple[Blocks, ...], int, bool]:
     """Look for parts in blocks that bring a training graph within the memory of one device.
 
     Args:
         shared: How such devices share the graph; None if the one runs it alone.
+        flying: How often the device holds what a part keeps for its backward pass: other devices
+            may hold some of it.
 
     Returns:
         Those that the cost model expects to fit, the cheapest first, and last those that hold
@@ -80,11 +86,11 @@ def training_blocks(
     plain = [parts.as_it_is(*of) for of in itertools.pairwise(borders)]
     steps: dict[int, list[Step[_Part]]] = {}
     for part in (*plain, *priced):
-        step = Step(part.stop, part.seconds, part.held_bytes, part.kept_bytes, part)
+        kept = int(flying * part.kept_bytes)
+        step = Step(part.stop, part.seconds, part.held_bytes, kept, part)
         steps.setdefault(part.start, []).append(step)
 
     def path(room: float) -> Path[_Part] | None:
-        """The cheapest path that holds no more than so many bytes; None if none does."""
         return cheapest(steps, borders[0], borders[-1:], room).get(borders[-1])
 
     fitting = filter(None, (path(margin * parts.room) for margin in MARGINS))
@@ -103,7 +109,6 @@ def training_blocks(
 
 
 def _most_bytes(path: Path[_Part]) -> int:
-    """Most bytes that are held in one of the parts of a path."""
     kept = itertools.accumulate((part.kept_bytes for part in path.runs), initial=0)
     held = (part.held_bytes for part in path.runs)
     return max(map(sum, zip(kept, held, strict=False)), default=0)

@@ -444,7 +444,6 @@ class MeshPlan:
         return options
 
     def _taken(self, node: Node, taken: Taken) -> PlacedNode:
-        """A node with these cuts and this alternative."""
         placed = self.placed(node, taken[0])
         assert placed is not None
         return tuple(alternatives(self.graph, node, (placed,)))[taken[1]]

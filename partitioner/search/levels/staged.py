@@ -289,12 +289,10 @@ def _check_devices(
 
 
 def _most_short_bytes(plan: StagedPlan) -> int:
-    """Bytes that the fullest device of a plan is short of."""
     return max(plan.evaluation.short_bytes.values())
 
 
 def _fullest_bytes(plan: StagedPlan) -> int:
-    """Bytes that the fullest device needs."""
     return max(plan.evaluation.needed_bytes.values())
 
 

@@ -266,7 +266,7 @@ class StageSearch:
                 sharded = self._sharded(layout, stages, work, limited=limited)
                 self.sharded.append(layout)
                 if not self._is_beaten(sharded, stages):
-                    pair = stage_options(sharded, self.ends, stages, layout.pool, str(layout))
+                    pair = stage_options(sharded, self.ends, stages, layout.pool)
                     self.options.append(Option(layout, sharded, *pair))
                     if len(self.pools) == 1:
                         self._cut(self.options[-1:])

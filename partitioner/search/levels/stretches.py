@@ -39,7 +39,7 @@ def block_ends(graph: Graph) -> tuple[int, ...]:
 
 
 def stage_options(
-    sharded: Sharded, ends: Sequence[int], stages: int, pool: int, label: str
+    sharded: Sharded, ends: Sequence[int], stages: int, pool: int
 ) -> tuple[StageOption, StageOption]:
     """All stretches of blocks as stages on the mesh, with the least and the most that they hold.
 
@@ -63,7 +63,7 @@ def stage_options(
     load, resident, more_bytes = between
     passing = np.zeros_like(load) + sharded.passing_bytes
     size = sharded.even.mesh.size()
-    least = StageOption(label, size, load[None], resident[None], passing[None], pool=pool)
+    least = StageOption(size, load[None], resident[None], passing[None], pool=pool)
     return least, replace(least, flying_bytes=(passing + more_bytes)[None])
 
 
@@ -134,7 +134,6 @@ class _Stretches:
 
     @cached_property
     def beside(self) -> frozenset[str]:
-        """Values whose communications pass beside compute."""
         return beside_compute(self.graph)
 
     def charges(self, positions: Iterable[int]) -> Charges:

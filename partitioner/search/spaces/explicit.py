@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
@@ -170,17 +170,18 @@ class JointSearch:
     def _options(
         self, family: Family, fused: int, check: Callable[[], None]
     ) -> dict[str, tuple[PlacedNode, ...]]:
-        """The options with halos of up to so many windows fused."""
+        """The options with halos of up to so many windows fused.
+
+        Strategies are derived where a node is left to choose alone.
+        """
         constraints = self.request.constraints
         parts = _parts(family, constraints)
-        derived = partial(
-            strategies, self.graph, self.rules, shares=self.shares, fused=fused, check=check
-        )
-        by_group = [derived(mesh) for mesh in family.groups]
-        by_part = {
-            mesh: derived(mesh)
-            for mesh in dict.fromkeys(mesh for some in parts.values() for mesh in some)
-        }
+
+        @cache
+        def derived(mesh: DeviceMesh) -> Mapping[str, tuple[PlacedNode, ...]]:
+            shares = self.shares
+            return strategies(self.graph, self.rules, mesh, shares, fused=fused, check=check)
+
         options: dict[str, tuple[PlacedNode, ...]] = {}
         for position, node in enumerate(self.graph.nodes):
             check()
@@ -188,8 +189,8 @@ class JointSearch:
             if pinned is not None:
                 options[node.name] = (pinned,)
                 continue
-            groups = [by_part[mesh] for mesh in parts.get(node.name, ())] or by_group
-            offered = tuple(placed for of_group in groups for placed in of_group[node.name])
+            meshes = parts.get(node.name) or family.groups
+            offered = tuple(placed for mesh in meshes for placed in derived(mesh)[node.name])
             if not offered:
                 of_part = tuple(DeviceMesh.single(m.devices[0]) for m in parts.get(node.name, ()))
                 homes = of_part or family.homes

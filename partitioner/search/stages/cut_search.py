@@ -330,7 +330,6 @@ class PipelineSearch:
     def _is_better(
         self, candidate: Candidate | None, best: Candidate | None
     ) -> TypeGuard[Candidate]:
-        """Tell whether a plan can run, and has a lower figure than the best one so far."""
         if candidate is None or best is None:
             return candidate is not None
         return figure(candidate, self._objective) < figure(best, self._objective)

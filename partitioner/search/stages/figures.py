@@ -263,7 +263,6 @@ class StageFigures:
     def _observe(
         self, name: str, units: Mapping[str, int] | None = None
     ) -> tuple[Schedule, Mapping[int, int]]:
-        """See `evaluate.observed_schedule`."""
         resharder, pipeline = self._resharder, Pipeline(name, self.micro_batches)
         graph, nodes, first = self.sharding.graph, self._placed, self._representatives
         return observed_schedule(

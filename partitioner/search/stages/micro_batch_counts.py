@@ -32,6 +32,8 @@ from partitioner.strategies.constraints import ConstraintError
 #: Gives the graphs of a micro-batch for a number of them, the second to be planned if no plan of
 #: the first fits; raises `Infeasible` if there are no such micro-batches.
 Graphs = Callable[[int], Iterable[Graph]]
+#: Finds the best plan of stages for the graph of one micro-batch, as `find_pipeline`.
+Find = Callable[[Graph, Cluster, Request, Budget, int, "tuple[int, ...] | None"], Outcome]
 #: Micro-batches for each stage with which a pipeline is full most of the time.
 FULL = 4
 #: Beside the best plan, so many times its cost is far more.
@@ -137,6 +139,7 @@ class CountSearch:
     held: Callable[[], BatchBytes] = lambda: BatchBytes(0, 0)
     traces: Traces = field(default_factory=Traces)  #: What graphs of micro-batches take.
     is_short: bool = False  #: Whether bytes are, which values that are computed again save.
+    find: Find = find_pipeline  #: Plans each graph.
     #: The best plan of each number that has one.
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     #: The refusal of each other number.
@@ -381,7 +384,7 @@ class CountSearch:
                 if graph.optional:
                     self.budget.say("allowing values to be computed again")
                 share = self.budget.share(parts, clock).with_steps(self.budget.work.steps / COUNTS)
-                self.outcomes[count] = find_pipeline(
+                self.outcomes[count] = self.find(
                     graph, self.cluster, self.request, replace(share, best_s=known_s), count, sizes
                 )
             except StopIteration:
@@ -432,23 +435,20 @@ class LeastStep:
         The devices share the kernels of all micro-batches, evenly at best; and a micro-batch takes
         its longest path, of kernels that the devices of a stage share.
         """
-        if any(spec.profile is not None for spec in self.cluster.first_of_spec):
+        specs, devices, load_s = self.cluster.first_of_spec, len(self.cluster), 0.0
+        if any(spec.profile is not None for spec in specs):
             return 0.0
-        devices, load_s = len(self.cluster), 0.0
+        launch_s = min(spec.launch_s for spec in specs)
         done: dict[str, float] = {}
         for node in self.graph.nodes:
             begin = max((done.get(value, 0.0) for value in node.reads), default=0.0)
             times = count if node.name in self._repeated else 1
             whole_s = self._whole_s.get(node.name, 0.0)
-            floor_s = min(self._launch_s, whole_s)
+            floor_s = min(launch_s, whole_s)
             load_s += max(times * floor_s, whole_s) / devices
             end = begin + max(floor_s, whole_s / (times * self.most))
             done.update(dict.fromkeys(node.writes, end))
         return max(load_s, max(done.values(), default=0.0)) if self.waits else load_s
-
-    @property
-    def _launch_s(self) -> float:
-        return min(spec.launch_s for spec in self.cluster.first_of_spec)
 
     @cached_property
     def _whole_s(self) -> Mapping[str, float]:

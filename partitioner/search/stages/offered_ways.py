@@ -102,7 +102,6 @@ class _Part:
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
-        """The values that may be kept, each once."""
         taken = (node.inputs[0] for node in self.nodes if takes_either(node))
         return tuple(dict.fromkeys(taken))
 

@@ -29,9 +29,10 @@ from partitioner.ir.mesh import DeviceMesh, numbers
 from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.ir.pipeline.generate import SCHEDULES
 from partitioner.ir.plan import Plan
+from partitioner.problem.build import planned_on
 from partitioner.rewrites.graph_writer import chosen
 from partitioner.rewrites.staging import changing_nodes, layers
-from partitioner.search.find_plan import find_plan, goes_by_levels
+from partitioner.search.find_plan import find_plan, goes_by_levels, is_decided
 from partitioner.search.outcome import NoCheaper, Outcome, OutOfTime, SpaceResult, winner
 from partitioner.search.request import EXPLICIT, SOME_PLAN_S, Budget, Request
 from partitioner.search.stages.computed_again import Offering
@@ -247,7 +248,8 @@ def _of_kept(outcome: Outcome, kept: Plan | None) -> Outcome:
     """
     if kept is None:
         return outcome
-    found = outcome.plan
+    found = replace(outcome.plan, blocks=kept.blocks)
+    outcome = replace(outcome, plan=found)
     for name, decision in kept.nodes.items():
         wanted, own = kept.groups[decision.group], found.groups[found.nodes[name].group]
         if set(wanted.devices) != set(own.devices):
@@ -449,7 +451,8 @@ class _Spaces:
     def sharded_within(self, budget: Budget, size: int, limit: int) -> Sharding:
         """The best plan of the graph on one mesh of so many devices, of `limit` bytes each.
 
-        It takes half of what is left of the clock: its cuts take the rest, in training half of the
+        A plan that is kept and decides every node is that, whatever it holds: its cut tells. Else
+        it takes half of what is left of the clock: its cuts take the rest, in training half of the
         steps, too. One that is `known` is not searched again, and a new one becomes known.
         """
         graph, devices = self.graph, len(self.cluster)
@@ -462,12 +465,18 @@ class _Spaces:
         specs = zip(first.devices, limits, strict=True)
         first = replace(first, devices=tuple(replace(d, memory_bytes=max(1, n)) for d, n in specs))
         inside = self.request.inside_stages(size, self.micro_batches, devices // size)
+        inside = inside.over(size).on(graph)
+        kept = inside.constraints.plan
+        if kept is not None and is_decided(graph, inside):
+            inside.constraints.check(graph, size)
+            self.known[key] = Sharding(*planned_on(graph, first, kept.groups, kept.nodes))
+            return self.known[key]
         work = budget.work.share(2 if graph.backward else 1).of_the_clock(2)
         # the cost of a known step is none of one mesh: it says only that a plan is known
         best_s = SOME_PLAN_S if budget.best_s < math.inf else math.inf
         share = replace(budget, work=work, best_s=best_s)
         try:
-            outcome = find_plan(graph, first, inside.over(size).on(graph), share)
+            outcome = find_plan(graph, first, inside, share)
         finally:
             if work.stopped:
                 budget.work.cut_off()

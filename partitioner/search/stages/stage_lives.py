@@ -392,12 +392,10 @@ class _Reading:
 
     @cached_property
     def summed(self) -> frozenset[LocalKey]:
-        """The sums of gradients over micro-batches."""
         return summed_tensors(self.tasks, self._roots)
 
     @cached_property
     def outputs(self) -> frozenset[LocalKey]:
-        """The tensors of graph outputs."""
         return frozenset(self._roots.get(local, local) for local in self.tasks.outputs)
 
     def maker(self, life: Lifetime) -> int:
@@ -468,7 +466,6 @@ class _Reading:
             local = self._viewed[local]
 
     def uses(self) -> Iterator[tuple[Lifetime, _Use]]:
-        """Yield each use."""
         tasks, order, parts = self.tasks.tasks, self.tasks.order, self._parts
         for life in (life for life in self.tensors if life.last >= 0):
             maker, end = self.maker(life), tasks[life.last]

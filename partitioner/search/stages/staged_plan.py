@@ -10,7 +10,7 @@ from partitioner.cost_model.executors import executor_of
 from partitioner.ir.mesh import DeviceMesh, numbers
 from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.problem.memory_kinds import Holdings
-from partitioner.search.outcome import Candidate
+from partitioner.search.outcome import Candidate, of_results
 from partitioner.search.stages.figures import Sharding
 from partitioner.solver.joint.shortage import short_of_memory
 from partitioner.solver.outcome import Infeasible
@@ -63,13 +63,14 @@ def too_large(best: Candidate, cluster: Cluster) -> Infeasible:
     holdings = Holdings.of(best.graph, plan, cluster)
     parts = holdings.text(over, exact=True, headroom=not in_kernels)
     held = f"without them it holds {parts}" if in_kernels else f"there it holds {parts}"
+    results = of_results(best.graph, plan, cluster, evaluation, over)
     return short_of_memory(
         evaluation.needed_bytes[over],
         evaluation.limit_bytes[over],
         over,
         peak.at,
         inside=inside,
-        more=f"; {held}; this is {best.space}",
+        more=f"; {held}{results}; this is {best.space}",
     )
 
 

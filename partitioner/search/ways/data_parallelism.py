@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.foundations import units
@@ -13,32 +15,41 @@ from partitioner.rewrites.graph_writer import chosen
 from partitioner.search.find_plan import find_plan
 from partitioner.search.outcome import Outcome, OutOfTime, best_of
 from partitioner.search.request import Budget, Request, Say, silent
-from partitioner.search.stages.micro_batch_counts import BatchBytes
+from partitioner.search.stages.micro_batch_counts import BatchBytes, Trial
+from partitioner.search.ways.parts import Parts
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.kinds.parallel import DATA
 from partitioner.strategies.spaces import Family
 
 #: Share of the time limit that it has at least, behind a search that took it all.
 LEAST_SHARE = 0.1
+#: Numbers of micro-batches that are tried at most.
+MOST_COUNTS = 3
 #: About the seconds that it takes for each node of a graph.
 NODE_S = 1e-3
 
 
 def beside_data_parallelism(
-    outcome: Outcome, cluster: Cluster, request: Request, left_s: float, say: Say = silent
+    outcome: Outcome,
+    cluster: Cluster,
+    request: Request,
+    left_s: float,
+    parts: Parts,
+    say: Say = silent,
 ) -> Outcome:
     """Plan data parallelism of the whole batch, if no space that was searched is that.
 
-    Its plan is one more candidate. Where there is none, within memory or within the seconds that
-    are left of the time limit, it is among what failed. The outcome is the same in inference, on
-    one device, of data parallelism itself, and where devices have unequal parts of a batch or the
-    whole batch has no graph.
+    Where devices do not hold their parts of the batch at once, it is planned with as few
+    micro-batches as they hold. Its plan is one more candidate. Where there is none, within memory
+    or within the seconds that are left of the time limit, it is among what failed. The outcome is
+    the same in inference, on one device, of data parallelism itself, and where devices have unequal
+    parts of a batch or the whole batch has no graph.
     """
     devices, graph = len(cluster), _whole(outcome)
     is_known = any(plan.space.name == DATA for plan in outcome.candidates)
     if graph is None or not graph.backward or devices == 1 or is_known or request.parallel == DATA:
         return outcome
-    asked = Request(
+    usual = Request(
         objective=request.objective,
         parallel=DATA,
         time_limit_s=request.time_limit_s,
@@ -47,11 +58,11 @@ def beside_data_parallelism(
         seed=request.seed,
     )
     seconds = max(left_s, LEAST_SHARE * request.time_limit_s)
-    budget = Budget.of(asked, say).anew(seconds)
+    budget = Budget.of(usual, say).anew(seconds)
     late = OutOfTime(f"not planned within {request.time_limit_s:g} s")
     space = Family(DATA, (DeviceMesh.line(devices, DATA),), (), symmetric=False)
     try:
-        asked = asked.over(devices).on(graph)
+        asked = usual.over(devices).on(graph)
         asked.constraints.check(graph, devices)
         _check_room(graph, cluster)
         if NODE_S * len(graph.nodes) > seconds:
@@ -59,12 +70,39 @@ def beside_data_parallelism(
         found = find_plan(graph, cluster, asked, budget)
     except (Infeasible, OutOfTime) as error:
         is_late = isinstance(error, Infeasible) and budget.work.stopped and not error.proven
-        return replace(outcome, failed=(*outcome.failed, (space, late if is_late else error)))
+        in_parts = None if is_late or error is late else _in_parts(usual, cluster, budget, parts)
+        if in_parts is None:
+            return replace(outcome, failed=(*outcome.failed, (space, late if is_late else error)))
+        found = in_parts
     except PartitionerError:  # it has no such plan, whatever the memory is
         return outcome
     plan = best_of(found.candidates, request.objective, devices)
-    usual = replace(plan, space=space, bounds_space=False)
-    return replace(outcome, candidates=(*outcome.candidates, usual))
+    found_plan = replace(plan, space=space, bounds_space=False)
+    return replace(outcome, candidates=(*outcome.candidates, found_plan))
+
+
+def _in_parts(request: Request, cluster: Cluster, budget: Budget, parts: Parts) -> Outcome | None:
+    """The plan in as few micro-batches as devices hold, of `MOST_COUNTS` numbers; None if none is.
+
+    None, too, where a step in so many is not proven to compute what the whole batch does.
+    """
+    devices, limit = len(cluster), min(device.memory_bytes for device in cluster.devices)
+    try:
+        counts = parts.model.even_counts()[1:]
+    except PartitionerError:  # there is no batch
+        return None
+    kept, moving = parts.held()
+    enough = (count for count in counts if kept + moving / (devices * count) <= limit)
+    for count in islice(enough, MOST_COUNTS):
+        if parts.why_not(count) or budget.work.late:
+            break
+        asked = replace(request, micro_batches=count)
+        search = parts.search(
+            lambda n: iter((parts.model.in_micro_batches(n),)), cluster, asked, budget, (devices,)
+        )
+        with suppress(PartitionerError):
+            return search.all((Trial(count),))
+    return None
 
 
 def _whole(outcome: Outcome) -> Graph | None:

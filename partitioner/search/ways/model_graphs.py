@@ -55,6 +55,13 @@ class ModelGraphs(Protocol):
     def offered_in(self, count: int) -> Graph | None:
         """The same, which offers to compute values again; None if nothing is offered."""
 
+    def uncut_in(self, count: int) -> Graph:
+        """The graph of one of so many micro-batches, of which stretches may run in blocks.
+
+        Raises:
+            PartitionerError: The model has no such micro-batches.
+        """
+
     def is_there(self, count: int) -> bool:
         """Tell whether the graph of so many micro-batches takes no time.
 

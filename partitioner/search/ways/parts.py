@@ -16,6 +16,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.ir.plan import Plan
 from partitioner.rewrites.same_in_parts import Difference
+from partitioner.search.blocks.find_blocks import PARTS_IN_BLOCKS, find_staged_blocks
 from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
 from partitioner.search.request import Budget, Request, StageClock
 from partitioner.search.stages.micro_batch_counts import (
@@ -27,6 +28,7 @@ from partitioner.search.stages.micro_batch_counts import (
     Trial,
     usual_trials,
 )
+from partitioner.search.stages.pipelines import find_pipeline
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.way import Impossible, Nearly
 from partitioner.search.what_would_fit import Change
@@ -44,6 +46,7 @@ class Parts:
     asked: int | str | None
     held: Callable[[], BatchBytes]  #: Gives what one device would hold of the whole batch.
     trace_s: float  #: About the seconds of a trace.
+    in_blocks: bool = False  #: Whether stretches of each micro-batch run in blocks.
     _refused: dict[int, str] = field(default_factory=dict)
 
     def graphs(self, count: int) -> Iterator[Graph]:
@@ -70,6 +73,9 @@ class Parts:
         yield from self._graphs(count)
 
     def _graphs(self, count: int) -> Iterator[Graph]:
+        if self.in_blocks:
+            yield self.model.uncut_in(count)
+            return
         yield self.model.in_micro_batches(count)
         offered = self.model.offered_in(count)
         if offered is not None:
@@ -86,7 +92,10 @@ class Parts:
     ) -> CountSearch:
         """The search over numbers of micro-batches, through stages of these sizes."""
         traces = Traces(self.trace_s, self.model.is_there, self.model.is_guessed)
-        return CountSearch(graphs, cluster, request, budget, sizes, bound, self.held, traces)
+        find = find_staged_blocks if self.in_blocks else find_pipeline
+        return CountSearch(
+            graphs, cluster, request, budget, sizes, bound, self.held, traces, find=find
+        )
 
     def why_not(self, count: int) -> str:
         """Why a step in so many micro-batches is not taken without being asked for; "" if it is.
@@ -120,6 +129,8 @@ class Parts:
         count = plan.micro_batches
         assert count is not None
         left_out = (self.left_out,) if self.left_out else ()
+        if plan.blocks:
+            left_out = (f"no micro-batch fits as a whole: {PARTS_IN_BLOCKS}", *left_out)
         if count == 1:
             return left_out
         changes = self.model.changes(count)
@@ -141,9 +152,13 @@ def effect(changes: Difference) -> str:
 
 
 def through_stages(plan: Plan) -> str:
-    """The number of stages of a plan in micro-batches, as the end of a clause; "" of one."""
+    """The number of stages of a plan in micro-batches, and its blocks, as the end of a clause.
+
+    It is empty of one stage without blocks.
+    """
     stages = 1 + max(plan.stages)
-    return f" through {stages} stages" if stages > 1 else ""
+    through = f" through {stages} stages" if stages > 1 else ""
+    return f"{through}, {PARTS_IN_BLOCKS}" if plan.blocks else through
 
 
 def in_so_many(outcome: Outcome) -> str:

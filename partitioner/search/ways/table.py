@@ -14,9 +14,11 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.search.blocks.find_blocks import why_not_in_blocks
 from partitioner.search.levels.meshes import device_pools
+from partitioner.search.neighbourhood import improved
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import EXPLICIT, Budget, Request, StageClock
 from partitioner.search.stages.micro_batch_counts import BatchBytes, LeastStep
+from partitioner.search.stages.pipelines import least_memory
 from partitioner.search.ways.data_parallelism import beside_data_parallelism
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
@@ -24,12 +26,16 @@ from partitioner.search.ways.way import FIRST_SHARE, LEAST_SHARE, Way, Weighing,
 from partitioner.search.ways.whole import InBlocks, WholeBatch
 from partitioner.search.what_would_fit import Change, what_would_fit
 from partitioner.solver.outcome import Infeasible
-from partitioner.solver.work import now_s
+from partitioner.solver.work import Work, now_s
 from partitioner.strategies.constraints import possible
 from partitioner.strategies.kinds.parallel import depends_on_mesh, forms
 
 #: Share of a device's memory within which the whole model must fit one, so that nothing is short.
 AMPLE = 0.8
+#: Share of the time limit that is kept for changes of the best plan.
+LAST_SHARE = 0.1
+#: Nodes for whose tensors a stage has memory if a micro-batch likely fits without blocks.
+NODES = 3
 #: Numbers of micro-batches that are tried at most to find what one device holds of a batch.
 MOST_TRACES = 3
 
@@ -52,19 +58,28 @@ class Table:
         ways = tuple(self.ways())
         budget = Budget.of(self.request, self.clock.say, self.clock.begun_s)
         is_short, share = self._is_short, FIRST_SHARE
-        if is_short:  # less, the less memory there is for what one device holds
+        # less, the less memory there is for what one device holds
+        if is_short and not self.request.is_pipelined:
             room = sum(device.memory_bytes for device in self.cluster.devices) / sum(self._held)
             share = max(LEAST_SHARE, FIRST_SHARE * min(1.0, room / 2))
+        of_ways = budget.of_clock(1 / (1 - LAST_SHARE))
         return Weighing(
             ways,
             self.request,
-            budget,
+            of_ways,
             is_short=is_short,
             first_share=share,
             memory_bytes=max(device.memory_bytes for device in self.cluster.devices),
-            least=lambda: self._least(len(self.cluster))(1),
+            least=self._least_of_all,
+            improved=lambda found: self._improved(found, budget),
             confirms=self.model.confirms,
         ).best()
+
+    def _improved(self, found: Outcome, budget: Budget) -> Outcome:
+        """The outcome with the changes that make it cheaper, found in what is left of the clock."""
+        seconds = max(budget.work.left_s, LAST_SHARE * self.request.time_limit_s)
+        with self.clock("searching"):
+            return improved(found, self.cluster, self.request, Work.within(seconds))
 
     def beside_others(self, outcome: Outcome) -> Outcome:
         """The outcome beside data parallelism, see `beside_data_parallelism`, and parts of a batch.
@@ -74,7 +89,7 @@ class Table:
         with self.clock("planning what one would do instead"):
             left_s = self.request.time_limit_s - (now_s() - self.clock.begun_s)
             outcome = beside_data_parallelism(
-                outcome, self.cluster, self.request, left_s, self.clock.say
+                outcome, self.cluster, self.request, left_s, self._parts, self.clock.say
             )
             return replace(outcome, alone=self._fewest_alone(outcome))
 
@@ -104,9 +119,10 @@ class Table:
     def ways(self) -> Iterator[Way]:
         """The ways that the request leaves open, and those that it closes, with the reason."""
         if self.request.is_pipelined:
-            stages = InStages(self._parts, self.cluster, self.request, self.clock)
+            stages = self._staged
             yield Way("micro-batches", stages.search, would_fit=stages.would_fit)
-            yield self._in_blocks()
+            in_blocks = replace(stages, parts=replace(self._parts, in_blocks=True))
+            yield self._staged_blocks("blocks", in_blocks.search, rung=2)
             return
         for graph, spaces in self._forms:
             yield self._whole(graph, spaces)
@@ -115,6 +131,7 @@ class Table:
         if self._forms[0][0] is self._first:
             yield from self._fewest_parts(weighs_stages=bool(rivals))
             yield self._in_blocks()
+            yield from self._fewest_in_blocks()
 
     @cached_property
     def _spaces(self) -> Request:
@@ -124,6 +141,11 @@ class Table:
     @cached_property
     def _parts(self) -> Parts:
         return Parts(self.model, self.request.micro_batches, lambda: self._held, self._trace_s)
+
+    @cached_property
+    def _staged(self) -> InStages:
+        """The micro-batches and stages that the request asks for."""
+        return InStages(self._parts, self.cluster, self.request, self.clock)
 
     @cached_property
     def _first(self) -> Graph:
@@ -160,17 +182,38 @@ class Table:
 
     @cached_property
     def _is_short(self) -> bool:
-        """Tell whether the whole model does not surely fit each device alone."""
+        """Tell whether the whole model does not surely fit each device alone.
+
+        Of micro-batches that are asked for: whether one likely fits in blocks alone.
+        """
         if self.request.is_pipelined:
-            return False
+            return self._wants_blocks
         least = min(device.memory_bytes for device in self.cluster.devices)
         return sum(self._held) > AMPLE * least
+
+    @property
+    def _wants_blocks(self) -> bool:
+        """Tell whether a stage has no memory for `NODES` of the largest one of a micro-batch.
+
+        False where there is no such micro-batch, which the search refuses.
+        """
+        devices, asked = len(self.cluster), self.request.micro_batch_count
+        try:
+            size = max(self.request.stage_sizes(devices))
+            graph = self.model.uncut_in(asked or 1)
+            count = asked or max(t.count for t in self._staged.trials)
+        except PartitionerError:
+            return False
+        types, least = graph.types, least_memory(self.cluster)
+        nodes = (sum(types[value].nbytes for value in {*n.reads, *n.writes}) for n in graph.nodes)
+        node_bytes = max(nodes, default=0) * (asked or 1) / count / size
+        return NODES * node_bytes > least - kept_bytes(graph) / devices
 
     @cached_property
     def _held(self) -> BatchBytes:
         """Bytes that one device needs for the whole model."""
-        graph = self.model.uncut if self.request.is_pipelined else self._first
-        return BatchBytes.of(graph, self.cluster)
+        graph = self.model.whole if self.request.is_pipelined else self._first
+        return BatchBytes.of(graph or self.model.uncut, self.cluster)
 
     def _whole(self, graph: Graph, spaces: Request) -> Way:
         is_first = graph is self._first
@@ -242,6 +285,13 @@ class Table:
             return lambda _count: 0.0  # of bytes nothing is known
         return LeastStep(self.model.uncut, self.cluster, most, waits=self._waits).seconds
 
+    def _least_of_all(self) -> float:
+        """A bound on the cost of all plans; 0 where the whole batch has no graph."""
+        try:
+            return self._least(len(self.cluster))(1)
+        except PartitionerError:
+            return 0.0
+
     @property
     def _leaves_stages_open(self) -> bool:
         """Tell whether the request names nothing that stages would contradict."""
@@ -296,15 +346,36 @@ class Table:
         return self.clock.seconds.get("tracing the module", 0.0)
 
     def _in_blocks(self) -> Way:
-        trains = not self.request.is_pipelined and self.training  # which is of the whole batch
-        why = why_not_in_blocks(self.cluster, self.request, trains=trains)
+        why = why_not_in_blocks(self.cluster, self.request, trains=self.training, staged=False)
         if why:
             closed = f"blocks are not searched with {why}"
             return Way("blocks", _not_searched, rung=2, closed=closed)
         blocks = InBlocks(self.model.uncut, self.cluster, self.request, self.clock)
         return Way("blocks", blocks.search, rung=2, would_fit=blocks.would_fit)
 
+    def _fewest_in_blocks(self) -> Iterator[Way]:
+        """Micro-batches of which stretches run in blocks, through stages or on all devices.
+
+        In inference blocks cut the batch, too.
+        """
+        may_run = self.training and self.request.may_run_in_parts
+        if not (may_run and self._has_batch and self._holds_weights):
+            return
+        mesh, *stages = self.request.sizes_in_parts(len(self.cluster))
+        fewest = FewestParts(
+            replace(self._parts, in_blocks=True),
+            self.cluster,
+            self.request,
+            self.clock,
+            (*chain(*stages), *mesh),
+        )
+        yield self._staged_blocks("micro-batches in blocks", fewest.search, rung=3)
+
+    def _staged_blocks(self, name: str, search: Callable[[Budget], Outcome], rung: int) -> Way:
+        why = why_not_in_blocks(self.cluster, self.request, trains=False, staged=True)
+        closed = f"blocks are not searched with {why}" if why else ""
+        return Way(name, search, rung=rung, closed=closed, begin_s=self._trace_s)
+
 
 def _not_searched(_budget: Budget) -> Outcome:
-    """Stand for the search of a way that is closed."""
     raise AssertionError("a closed way is not searched")

@@ -96,6 +96,8 @@ class Weighing:
     memory_bytes: float = math.inf  #: Of the device that has the most.
     #: Gives a bound on the cost of all plans, for ways that were refused without a proof.
     least: Callable[[], float] = lambda: math.inf
+    #: Makes the best plan cheaper by small changes, if there are any.
+    improved: Callable[[Outcome], Outcome] = lambda outcome: outcome
     #: Tells whether the micro-batches of a plan, by their number, are those of the model.
     confirms: Callable[[int], bool] = lambda _count: True
     _took_s: dict[int, float] = field(default_factory=dict)
@@ -142,7 +144,6 @@ class Weighing:
 
     @property
     def _known(self) -> float:
-        """The cost of the best plan; infinite if there is none."""
         return min(map(self._cost, self.found), default=math.inf)
 
     @property
@@ -253,6 +254,7 @@ class Weighing:
     def _certified(self) -> Outcome:
         """The best plan, with a certificate over all ways that were weighed."""
         number = min(self.found, key=self._cost)
+        self.found[number] = self.improved(self.found[number])
         best = replace(self.found[number].noted(*self._others(number)), more=None)
         best = self._above_nothing(best)
         unproven = (number for number, why in self.refused.items() if not why.proven)

@@ -11,7 +11,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import best_single
 from partitioner.foundations import units
 from partitioner.ir.graph import Graph
-from partitioner.search.blocks.find_blocks import BlockSearch
+from partitioner.search.blocks.find_blocks import PARTS_IN_BLOCKS, BlockSearch
 from partitioner.search.find_plan import find_plan
 from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
 from partitioner.search.request import Budget, Request, StageClock
@@ -149,7 +149,7 @@ class InBlocks:
             searched = self._blocks.searched
             why = f"within the limit given, none in blocks was found (searched: {searched})"
             raise Infeasible(why, proven=False)
-        note = "the model as a whole does not fit: parts of it run in blocks, one after the other"
+        note = f"the model as a whole does not fit: {PARTS_IN_BLOCKS}"
         if self.graph.backward and len(self.cluster) > 1:
             space = found.candidates[0].space.name
             note += f", of which each device has its part ({space})"

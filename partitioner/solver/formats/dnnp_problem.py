@@ -43,7 +43,7 @@ def to_problem(instance: Instance) -> Problem:
 
     def choice(node: int, device: int) -> Choice:
         by_node = instance.accelerator_s if device < accelerators else instance.cpu_s
-        return Choice(on(device, by_node[node]), device, str(device))
+        return Choice(on(device, by_node[node]), device)
 
     homes = [_homes(instance, seconds) for seconds in instance.accelerator_s]
     nodes = tuple(tuple(choice(node, d) for d in home) for node, home in enumerate(homes))

@@ -58,7 +58,6 @@ class _EdgeCosts:
         return by_class[np.ix_(self.edge.out_class, self.edge.in_class)]
 
     def among(self, wanted: npt.NDArray[np.bool_]) -> _EdgeCosts:
-        """Keep some of the items."""
         kept = wanted[self.items]
         return replace(self, cells=self.cells[kept], items=self.items[kept])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -208,10 +209,31 @@ def local_search(
     return _LocalSearch(state, goal, effort, work or Work(), move_steps, rng).run()
 
 
+def descend(
+    state: State,
+    goal: Goal,
+    accepts: Callable[[State], bool],
+    work: Work,
+    move_steps: float = MOVE_STEPS,
+) -> None:
+    """Take moves that lower the largest value of a goal, until none does, is allowed and accepted.
+
+    Args:
+        state: The plan, which changes. Bytes over the limits never grow.
+        goal: Gives the values.
+        accepts: Tells whether the plan after a move is wanted; called where it is better.
+        work: Pays `move_steps` for each move, and ends the search.
+        move_steps: The steps of a move.
+    """
+    rng = random.Random(0)  # noqa: S311 - no secret
+    search = _LocalSearch(
+        state, goal, sys.maxsize, work, move_steps, rng, exponent=math.inf, accepts=accepts
+    )
+    search.descend(range(len(state.chosen)))
+
+
 @dataclass
 class _LocalSearch:
-    """A search from the plan of a state."""
-
     state: State
     values: Goal
     effort: int  #: Moves that may still be tried.
@@ -219,13 +241,15 @@ class _LocalSearch:
     move_steps: float
     rng: random.Random
     exponent: float = SMOOTH[0]
+    #: Tells whether the plan after a move that lowers the score is wanted.
+    accepts: Callable[[State], bool] = lambda _state: True
     #: Choices of groups like others, by (node, choice, group).
     alike: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
     def run(self) -> tuple[int, ...]:
         """The best plan found; never a worse one than the first."""
         best, best_key = tuple(self.state.chosen), self._key()
-        self._descend(range(len(best)))
+        self.descend(range(len(best)))
         turn = 0
         while True:
             key = self._key()
@@ -240,7 +264,7 @@ class _LocalSearch:
             turn += 1
             self.effort -= 1  # a problem may have no moves at all
             self.exponent = SMOOTH[turn % len(SMOOTH)]
-            self._descend(self._kick())
+            self.descend(self._kick())
 
     def _spent(self) -> bool:
         return self.effort <= 0 or self.work.over
@@ -258,7 +282,7 @@ class _LocalSearch:
             goal = top * math.pow(power, 1 / self.exponent)
         return goal + TOTAL_WEIGHT * sum(self.state.load)
 
-    def _descend(self, nodes: Iterable[int]) -> None:
+    def descend(self, nodes: Iterable[int]) -> None:
         """Take improving moves of these nodes, then of their neighbours, until there is none."""
         score = self.state.excess_bytes(), self._smooth_goal()
         todo = list(dict.fromkeys(nodes))
@@ -325,7 +349,7 @@ class _LocalSearch:
         excess = self.state.excess_bytes()
         if excess <= score[0]:  # the goal takes longer to count
             new = excess, self._smooth_goal()
-            if _lower(new, score):
+            if _lower(new, score) and self.accepts(self.state):
                 return new
         self._apply(old)
         return None

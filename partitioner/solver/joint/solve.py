@@ -140,7 +140,6 @@ def _improve(search: Search, *, is_relaxed: bool = False) -> None:
 
 
 def _go_on(search: Search) -> None:
-    """Go on from a known plan and bound."""
     if search.objective == "throughput":
         _improve(search)
     elif search.objective == "memory" or len(search.problem.groups) == 1:

@@ -301,7 +301,6 @@ class _Builder:
             self.edges.append((node, auxiliary, table))
 
     def build(self) -> Pairwise:
-        """The problem so far."""
         spans = [(0, 0) if span is None else (span[0], span[1] + 1) for _, _, span in self.nodes]
         ends = [(u, v) for u, v, _ in self.edges]
         limit = min(self.problem.limit_bytes)

@@ -44,15 +44,12 @@ class _Locator(caching._CacheLocator):  # noqa: SLF001
         self._line = line
 
     def get_cache_path(self) -> str:
-        """The folder, for these sources."""
         return str(cache_folder() / "compiled" / _sources())
 
     def get_source_stamp(self) -> str:
-        """Return what makes kept code stale."""
         return _sources()
 
     def get_disambiguator(self) -> str:
-        """Tells functions of one name apart."""
         return str(self._line)
 
     @classmethod
@@ -88,12 +85,10 @@ class _Compiles(event.Listener):
     """Tells `COMPILATION` when a function of ours is compiled."""
 
     def on_start(self, event: Any) -> None:
-        """Note the begin."""
         if _is_ours(event):
             COMPILATION.begin()
 
     def on_end(self, event: Any) -> None:
-        """Note the end."""
         if _is_ours(event):
             COMPILATION.end()
 

@@ -215,7 +215,6 @@ class _Work:
         return tuple(w for w, _ in ends if self.free[w])
 
     def model(self) -> Model:
-        """The model of the remaining nodes."""
         if not self.steps:
             return self.before
         g, gone = self.before.graph, np.zeros(len(self.free), dtype=np.bool_)
@@ -250,10 +249,6 @@ class Relaxation:
         """A choice of the whole model from one of the small one, of the same cost."""
         middle = self.folded.lift(self.before.within(self.model.original(chosen)))
         return self.whole.within(self.before.original(middle))
-
-    def lower(self, chosen: Ints) -> Ints:
-        """A choice of the small model; -1 where it has not the strategy; (nodes,)."""
-        return self.model.within(self.whole.original(chosen))
 
     def price(self, price: Floats) -> Floats:
         """Prices of the small model's rows as prices of the whole model's; (whole rows,)."""

@@ -48,7 +48,6 @@ class StageOption:
     are not read.
     """
 
-    label: str
     devices: int  #: Number of devices that one stage takes.
     load_s: Floats  #: Seconds of a device; infinite where the stage cannot be.
     resident_bytes: Floats  #: Bytes of a device whatever is in flight.

@@ -194,8 +194,7 @@ class StageSeconds:
 def _option(
     data: int, tensor: int, load_s: Floats, resident: Floats, flying: Floats
 ) -> StageOption:
-    label = f"data {data} x tensor {tensor}"
-    return StageOption(label, data * tensor, load_s, resident, flying, degree=data)
+    return StageOption(data * tensor, load_s, resident, flying, degree=data)
 
 
 def _held(config: Config, many: int) -> float:

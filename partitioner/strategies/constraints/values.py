@@ -137,7 +137,6 @@ class Along:
     """A demand on operators: those with a loop that is a named dim are cut along it."""
 
     text: str  #: For errors.
-    name: str  #: The name of the dim.
     axes: tuple[str, ...]  #: The mesh axes; without any, the loop is not cut.
     factors: Mapping[str, frozenset[str]]  #: By node, the factors that stand for the dim.
     #: Operators, for people, that read values with the dim and cannot be cut along it.

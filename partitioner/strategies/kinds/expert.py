@@ -271,7 +271,6 @@ class _Members:
         return cls(graph, count, states, dict(_with_what_they_alone_read(graph, owner)))
 
     def nodes(self) -> tuple[frozenset[str], ...]:
-        """The nodes of each member."""
         of: list[set[str]] = [set() for _ in range(self.count)]
         for name, place in self.owner.items():
             of[place].add(name)

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +17,9 @@ import torch
 
 import partitioner
 from helpers.drawn import drawn_plans
+from partitioner import examples
 from partitioner.api.compiled.base import Compiled
+from partitioner.backends import launch, waiting
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.serving import Session
 
@@ -92,8 +96,64 @@ def test_wrong_inputs_leave_the_session_as_it_is() -> None:
         for wrong in (None, drawn(0)["x"], [drawn(0)]):
             with pytest.raises(BackendError, match=r"not a dict of arrays by name \('x'\)"):
                 session.run(wrong)  # type: ignore[arg-type]
+        foreign = {"x": drawn(0)["x"].astype(">f4")}
+        with pytest.raises(BackendError, match="elements in another machine's order of bytes"):
+            session.run(foreign)
         assert session.is_open
         assert same(session.run(drawn(0)), result.run(drawn(0)))
+
+
+def test_requests_may_come_from_a_generator() -> None:
+    with planned("cut") as result, result.session() as session:
+        found = session.run_all(drawn(seed) for seed in range(3))
+        assert all(map(same, found, [result.run(drawn(seed)) for seed in range(3)]))
+
+
+def test_a_signal_handler_closes_the_session_that_its_thread_runs() -> None:
+    with planned("cut") as result, result.session() as session:
+        pids = processes(session)
+        os.kill(pids[1], signal.SIGSTOP)  # so that the request waits
+        said: list[str] = []
+
+        def stop(*_: object) -> None:
+            try:
+                session.run(drawn(0))
+            except BackendError as error:
+                said.append(str(error))
+            session.close()
+
+        before = signal.signal(signal.SIGALRM, stop)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            with pytest.raises(BackendError, match="was closed while a request ran"):
+                session.run(drawn(0))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert said == ["a signal handler cannot run a request while its thread does"]
+        while any(waiting.process_of(pid)[0] for pid in pids.values()):
+            time.sleep(0.05)
+        with pytest.raises(BackendError, match="the session is closed"):
+            session.run(drawn(0))
+
+
+def test_a_stopped_rank_is_named_though_it_reads_no_large_inputs(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "LOOK_S", 0.1)
+    monkeypatch.setitem(waiting._NAMED_AFTER_S, "stopped", 0.2)
+    model = examples.build("mlp", layers=1, hidden=512, batch=2048)
+    x = np.ones((2048, 512), np.float32)
+    with partitioner.compile(model, devices=2, strategy="intra") as result:
+        (name,) = result.graph.inputs
+        with result.session() as session:
+            pid = processes(session)[0]
+            os.kill(pid, signal.SIGSTOP)
+            goes_on = threading.Timer(3.0, os.kill, (pid, signal.SIGCONT))
+            goes_on.start()
+            found = session.run({name: x})
+            goes_on.join()
+        assert same(found, result.run({name: x}))
+    assert f"its process {pid} is stopped" in capfd.readouterr().err
 
 
 def test_a_rank_that_is_killed_ends_the_session() -> None:

@@ -75,10 +75,7 @@ def spmd(
     outs, ins = [], []
     for _ in range(count):
         nodes.append(
-            tuple(
-                Choice((s, s), 0, f"c{p}")
-                for p, s in enumerate(make.seconds() for _ in range(choices))
-            )
+            tuple(Choice((s, s), 0) for p, s in enumerate(make.seconds() for _ in range(choices)))
         )
         outs.append(tuple(rng.randrange(classes) for _ in range(choices)))
         ins.append(tuple(rng.randrange(classes) for _ in range(choices)))
@@ -129,11 +126,7 @@ def placement(
     for _ in range(count):
         base = [make.seconds() for _ in range(per_group)]
         nodes.append(
-            tuple(
-                Choice(only_on(d, s), d, f"d{d}.{p}")
-                for d in range(devices)
-                for p, s in enumerate(base)
-            )
+            tuple(Choice(only_on(d, s), d) for d in range(devices) for p, s in enumerate(base))
         )
     arcs = make.arcs()
     last = _last_use(arcs, count)

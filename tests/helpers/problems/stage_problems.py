@@ -49,7 +49,7 @@ def draw_problem(seed: int, spec: Spec) -> StageProblem:
     work = rng.integers(1, 9, positions)
     size = rng.integers(1, 9, positions)
     options = []
-    for index in range(spec.options):
+    for _ in range(spec.options):
         devices, degree = pick.choice((1, 1, 2, 3, 4)), pick.choice(spec.degrees)
         shape = (ways, positions + 1, positions + 1)
         load, resident = np.zeros(shape), np.zeros(shape)
@@ -59,7 +59,6 @@ def draw_problem(seed: int, spec: Spec) -> StageProblem:
         load[rng.random(shape) < 0.15] = np.inf
         options.append(
             StageOption(
-                f"o{index}",
                 devices,
                 load,
                 resident,

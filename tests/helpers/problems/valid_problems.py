@@ -26,9 +26,9 @@ def _faults(problem: Problem) -> Iterator[str]:
     for name, choices in zip(problem.names, problem.nodes, strict=True):
         if not choices:
             yield f"node {name!r} has no choice"
-        for choice in choices:
+        for number, choice in enumerate(choices):
             if fault := _vector_fault(choice.load_s, problem.devices):
-                yield f"load of choice {choice.label!r} of node {name!r} {fault}"
+                yield f"load of choice {number} of node {name!r} {fault}"
     yield from _item_faults(problem)
     yield from _edge_faults(problem)
     yield from _hold_faults(problem)

@@ -652,10 +652,17 @@ def dies_in(last: str, rank: int) -> None:
         end()
         return ()
 
+    def comes() -> None:
+        COME[last].release()
+
     if rank == 3:
         passes._runs[0][PHASES[last]] = dies
     else:
-        passes._runs[0][PHASES[last]].register_forward_pre_hook(lambda *_: COME[last].release())
+        run = passes._runs[0][PHASES[last]]
+        first = next(node for node in run.graph.nodes if node.op == "call_function")
+        with run.graph.inserting_before(first):
+            run.graph.call_function(comes)
+        run.recompile()
     start = time.monotonic()
     message = (
         rf"^rank {rank}: [a-z-]+ of '.+' for '/.+'( and [0-9]+ more)? "

@@ -12,13 +12,14 @@ from helpers.pages import schema_check
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.ir.pieces.folding import Block, blocks
 from partitioner.ir.plan import NodePlan
-from partitioner.report.blocks import Block, blocks
 from partitioner.report.findings.alternatives import not_taken
 from partitioner.report.findings.bottleneck import bottleneck
 from partitioner.report.page import data as data_module
 from partitioner.report.page.data import report_data, space_rows
 from partitioner.report.schema import BlockMoveRow, NodeRow, Report
+from partitioner.search import neighbourhood
 
 MODELS = {
     "mlp": {"layers": 3, "hidden": 32},
@@ -311,5 +312,5 @@ def test_large_graphs_stop_at_the_work_that_is_allowed(
     half = len(chain.graph.nodes) // 2
     outer = [Block(0, half - 1), Block(half, len(chain.graph.nodes) - 1)]
     assert _moves(chain, outer)
-    monkeypatch.setattr(data_module, "MAX_MOVES", 1)
+    monkeypatch.setattr(neighbourhood, "MAX_MOVES", 1)
     assert _moves(chain, outer) == []

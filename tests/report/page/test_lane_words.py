@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from partitioner.report.blocks import Path, module_path
+from partitioner.ir.pieces.folding import Path, module_path
 from partitioner.report.page.lane_words import LaneWords
 
 #: Nodes of a model of four layers, by name; each takes a second.

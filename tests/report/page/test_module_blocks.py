@@ -5,7 +5,7 @@ import pytest
 import partitioner
 from helpers.modules import small_gpt
 from partitioner.api.compiled.base import Compiled
-from partitioner.report.blocks import paths
+from partitioner.ir.pieces.folding import paths
 from partitioner.report.page.module_blocks import ModuleBlocks
 from partitioner.report.schema import BlockRow
 

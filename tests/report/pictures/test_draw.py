@@ -15,8 +15,8 @@ from partitioner import examples
 from partitioner.api.compiled.base import Compiled
 from partitioner.cost_model.schedule.simulate import simulate
 from partitioner.foundations.files import FileError
+from partitioner.ir.pieces.folding import blocks
 from partitioner.ir.plan import PlacedNode
-from partitioner.report.blocks import blocks
 from partitioner.report.pictures.canvas import PictureError
 from partitioner.report.pictures.draw import draw_graph, draw_timeline
 from partitioner.report.pictures.fold import fold

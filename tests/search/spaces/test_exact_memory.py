@@ -15,7 +15,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.ir.types import TensorType
-from partitioner.report.findings.alternatives import Neighbourhood
+from partitioner.search.neighbourhood import Neighbourhood
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Request
 from partitioner.solver.outcome import Infeasible

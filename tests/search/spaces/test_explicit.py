@@ -341,7 +341,7 @@ def test_memory_binds_where_the_plan_that_fits_costs_more_than_the_first(
 def test_devices_of_as_much_memory_have_as_little_of_it_as_the_one_that_is_shortest() -> None:
     """What the referee counts more on one is counted on all; other devices keep their limit."""
     held = Item((0.0,) * 4, (90.0, 80.0, 10.0, 70.0), 0, 0)
-    choices = (Choice((1.0,) * 4, 0, ""),)
+    choices = (Choice((1.0,) * 4, 0),)
     problem = Problem(
         4, (100.0, 100.0, 100.0, 75.0), (choices,), ("n",), (), (Hold(0, ((0,),)),), (held,)
     )
@@ -391,9 +391,7 @@ def problem(
     held: Sequence[float] = (),
 ) -> Problem:
     """Nodes by the seconds of their choices on three devices; `held` has the bytes of each node."""
-    choices = tuple(
-        tuple(Choice(load, at, f"choice {at}") for at, load in enumerate(loads)) for loads in nodes
-    )
+    choices = tuple(tuple(Choice(load, at) for at, load in enumerate(loads)) for loads in nodes)
     items = tuple(
         Item((0.0,) * 3, tuple(nbytes * (load > 0) for load in loads), 0, len(nodes) - 1)
         for nbytes, of in zip(held, nodes, strict=False)

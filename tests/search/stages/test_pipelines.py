@@ -461,6 +461,21 @@ def test_a_refusal_says_that_the_clock_stopped_the_search() -> None:
     assert not any("more micro-batches" in text for text in said)  # it would take as long again
 
 
+def test_the_sharding_of_a_plan_that_is_kept_is_not_searched() -> None:
+    options = {"devices": 4, "mesh": {"pp": 2, "dp": 2}, "parallel": "pp+dp", "micro_batches": 3}
+    said: list[str] = []
+    first = planned(Chain(*WIDTHS), progress=said.append, **options)
+    assert any("searching intra (dp=2)" in text for text in said)
+    said.clear()
+    assert first.plan.pipeline is not None
+    kept = {"devices": 4, "micro_batches": 3, "schedule": first.plan.pipeline.schedule}
+    again = planned(Chain(*WIDTHS), progress=said.append, constraints=first.plan, **kept)
+    assert again.plan.digest == first.plan.digest
+    behind = said.index("planning what one would do instead")
+    assert "cutting stages of 2 devices" in said[:behind]
+    assert not any("searching intra" in text for text in said[:behind])
+
+
 @pytest.mark.slow
 def test_a_sharding_above_the_guessed_limit_may_still_be_cut() -> None:
     """The guess is of one mesh, and does not know that gradients stay with their stage."""

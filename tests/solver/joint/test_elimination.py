@@ -83,8 +83,8 @@ def test_an_item_of_more_nodes_without_a_choice_than_an_array_has_axes() -> None
     """One value read by many nodes that can run in one way only (numpy stops at 64 axes)."""
     count = 100
     item = Item(load_s=(5.0,), bytes=(1.0,), first=0, last=count)
-    fixed = (Choice(load_s=(1.0,), group=0, label=""),)
-    free = (*fixed, Choice(load_s=(2.0,), group=0, label=""))
+    fixed = (Choice(load_s=(1.0,), group=0),)
+    free = (*fixed, Choice(load_s=(2.0,), group=0))
     edges = tuple(Edge(0, v, (0, 1), (0,), {(0, 0): (0,)}) for v in range(1, count + 1))
     nodes = (free, *(fixed for _ in range(count)))
     names = tuple(f"n{i}" for i in range(count + 1))
@@ -112,7 +112,7 @@ def test_an_item_of_many_nodes_without_a_choice_is_eliminated() -> None:
 
 
 def test_of_plans_of_equal_load_the_one_that_holds_less_and_more_evenly_wins() -> None:
-    choices = tuple(Choice((1.0, 1.0), 0, label) for label in ("uneven", "heavy", "even"))
+    choices = (Choice((1.0, 1.0), 0),) * 3  # uneven, heavy, even bytes
     bytes_of = ((8.0, 0.0), (9.0, 9.0), (3.0, 3.0))
     problem = Problem(
         devices=2,

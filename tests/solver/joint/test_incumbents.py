@@ -17,8 +17,8 @@ from partitioner.solver.work import Work
 
 def chain(forbidden: frozenset[tuple[int, int]]) -> Problem:
     """Three nodes: the second choice of the first costs more, and the pairs (0, 1) cost 5."""
-    choices = (Choice((1.0,), 0, "a"), Choice((2.0,), 0, "b"))
-    last = (Choice((9.0,), 0, "a"), Choice((1.0,), 0, "b"))
+    choices = (Choice((1.0,), 0), Choice((2.0,), 0))
+    last = (Choice((9.0,), 0), Choice((1.0,), 0))
     edges = tuple(
         Edge(u, u + 1, (0, 1), (0, 1), {(0, 1): (0,), (1, 0): (0,)}, forbidden) for u in range(2)
     )

@@ -92,7 +92,7 @@ def test_unlike_devices_give_an_upper_estimate(seed: int) -> None:
 
 
 def test_an_item_of_one_edge_without_bytes_needs_no_auxiliary_node() -> None:
-    choices = tuple(Choice((s, s), 0, "") for s in (1.0, 2.0))
+    choices = tuple(Choice((s, s), 0) for s in (1.0, 2.0))
     edge = Edge(0, 1, (0, 1), (0, 1), {(0, 1): (0,), (1, 0): (0,)})
     item = Item((0.5, 0.5), (0.0, 0.0), 0, 1)
     problem = Problem(2, (math.inf,) * 2, (choices,) * 2, ("a", "b"), (edge,), (), (item,))
@@ -103,10 +103,10 @@ def test_an_item_of_one_edge_without_bytes_needs_no_auxiliary_node() -> None:
 
 
 def test_what_the_format_cannot_say_is_refused() -> None:
-    slow = (Choice((1000.0,), 0, ""),)
+    slow = (Choice((1000.0,), 0),)
     with pytest.raises(SolverError, match="'a' takes 1000 s: costs are picoseconds, and 1000 s"):
         convert(Problem(1, (math.inf,), (slow,), ("a",), (), (), ()))
-    choices = tuple(Choice((1.0,), 0, "") for _ in range(2))
+    choices = tuple(Choice((1.0,), 0) for _ in range(2))
     edges = tuple(Edge(u, u + 1, (0, 1), (0, 1), {(0, 1): (0,)}) for u in (0, 2))
     problem = Problem(
         1, (9.0,), (choices,) * 4, tuple("abcd"), edges, (), (Item((1.0,), (1.0,), 0, 3),)

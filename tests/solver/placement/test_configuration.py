@@ -128,7 +128,7 @@ def test_any_values_refute_no_more_than_is_true(seed: int) -> None:
 def test_a_slow_device_counts_for_what_it_can_do() -> None:
     """Ten unit nodes, a device that takes 1 s for each and one that takes 9 s: 9 s at best."""
     problem = replace(placement(0, 10, 2), edges=(), holds=(), items=(), interchangeable=())
-    unit = (Choice((1.0, 0.0), 0, "fast"), Choice((0.0, 9.0), 1, "slow"))
+    unit = (Choice((1.0, 0.0), 0), Choice((0.0, 9.0), 1))
     search = search_from(replace(problem, nodes=(unit,) * 10), (0,) * 10)
     relax(search)
     assert search.bound == pytest.approx(9.0)

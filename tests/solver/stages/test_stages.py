@@ -153,7 +153,7 @@ def test_a_smaller_degree_is_kept_for_the_stages_before() -> None:
     def only(start: int, devices: int, degree: int, flying: float) -> StageOption:
         load = np.full((1, 3, 3), np.inf)
         load[0, start, start + 1] = 1.0
-        return StageOption("", devices, load, 0 * _span(2), flying * _span(2), degree)
+        return StageOption(devices, load, 0 * _span(2), flying * _span(2), degree)
 
     options = only(1, 1, 4, 0.0), only(1, 2, 1, 1.0), only(0, 1, 1, 1.5)
     problem = StageProblem(options, (Pool(3, 3.0),))
@@ -188,7 +188,7 @@ def test_positions_may_be_downsets() -> None:
         load[0, i, j] = seconds
     load[0, 2, 3] = 5.0
     nothing = np.zeros((1, 4, 4))
-    problem = StageProblem((StageOption("", 1, load, nothing, nothing),), (Pool(2),))
+    problem = StageProblem((StageOption(1, load, nothing, nothing),), (Pool(2),))
     cut = cut_stages(problem)
     assert [(stage.start, stage.stop) for stage in cut.stages] == [(0, 1), (1, 3)]
 
@@ -200,7 +200,7 @@ def _span(positions: int) -> np.ndarray:
 
 def _option(positions: int, devices: int = 1, pool: int = 0, degree: int = 1) -> StageOption:
     load = _span(positions)
-    return StageOption("only", devices, load, load, 0 * load, degree, pool)
+    return StageOption(devices, load, load, 0 * load, degree, pool)
 
 
 def _gap_at(position: int) -> StageOption:

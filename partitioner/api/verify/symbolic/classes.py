@@ -174,7 +174,9 @@ def follow_together(
         ApartError, RefusedError, TypeError: The ranks are to be followed one by one.
     """
     program, end = programs[0], programs[0].ends[at]
-    stretch = _Stretch.of(model, ranks, [_nodes(one.steps[at:end]) for one in programs])
+    steps = (one.steps[at:end] for one in programs)
+    nodes = [[step for step in of if isinstance(step, LocalNode)] for of in steps]
+    stretch = _Stretch.of(model, ranks, nodes)
     place = 0
     while place < end - at:
         place += stretch.follow(place)
@@ -185,10 +187,6 @@ def follow_together(
     for rank in ranks:
         rank.is_ambiguous |= stretch.joint.is_ambiguous
     return end
-
-
-def _nodes(steps: Sequence[object]) -> list[LocalNode]:
-    return [step for step in steps if isinstance(step, LocalNode)]
 
 
 @dataclass(frozen=True)
@@ -226,7 +224,6 @@ class _Stretch:
 
     @property
     def made(self) -> Sequence[str]:
-        """The values that the nodes make."""
         return [name for node in self.nodes[0] for name in node.writes]
 
     def follow(self, place: int) -> int:

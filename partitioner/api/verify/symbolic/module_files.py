@@ -152,7 +152,6 @@ class _Reader:
     receives: dict[Hashable, int] = field(default_factory=dict)
 
     def program(self) -> Program:
-        """The program."""
         for file, path in self.files:
             _Phase(self, file, path).read()
         first, _ = self.files[0]
@@ -225,7 +224,6 @@ class _Reader:
         )
 
     def contents(self, name: str) -> np.ndarray | None:
-        """Elements of a constant; None of anything else, and without contents."""
         tensor = self.tensors.get(name)
         if tensor is None or tensor.device.type == "meta":
             return None
@@ -247,11 +245,9 @@ class _Phase:
 
     @property
     def number(self) -> int:
-        """The number of the phase."""
         return _number(self.reader.phases, self.file.which)
 
     def read(self) -> None:
-        """Add the steps of the phase."""
         program = read_program(self.path, SMALL_CONSTANT)
         specs = iter(program.graph_signature.input_specs)
         arguments = iter(self.file.arguments)

@@ -190,7 +190,6 @@ class WholeModel:
 
 
 def _reads_of_each(node: Node, values: Iterable[set[str]]) -> bool:
-    """Test whether a node reads one of each set of values that is not empty."""
     return all(not one or not one.isdisjoint(node.reads) for one in values)
 
 
@@ -303,7 +302,6 @@ class _Match:
 
     @cached_property
     def _values(self) -> tuple[str, ...]:
-        """The values that the node reads, "" where an operand is absent."""
         return *self.node.inputs, *self.node.captures
 
     def results(self) -> tuple[int, dict[str, list[Held]]]:

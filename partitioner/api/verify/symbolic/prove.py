@@ -221,7 +221,6 @@ class _Check:
         return found
 
     def _renamed(self, claim: Part | None) -> Part | None:
-        """The claim of a constant under the name of the one that stands for it."""
         if claim is None or claim.whole not in self.merged:
             return claim
         return replace(claim, whole=self.merged[claim.whole])
@@ -459,7 +458,6 @@ def _meeting(side: _Waiting) -> object:
 
 
 def _members(side: _Waiting) -> tuple[int, ...]:
-    """The ranks that meet in a communication."""
     if isinstance(side, Arrival):
         return ()
     return side.ranks if isinstance(side, Collective) else side.comm.ranks

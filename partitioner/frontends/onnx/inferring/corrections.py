@@ -241,7 +241,6 @@ def _take_parts(
 
 
 def _length(value: onnx_ir.Value | None) -> int | None:
-    """Elements of a vector; None if that is not known, or the value is no vector."""
     if value is None or value.shape is None or len(value.shape) != 1:
         return None
     size = value.shape[0]

@@ -24,7 +24,6 @@ def _ints(node: onnx_ir.Node, name: str, default: Sequence[int]) -> list[int]:
 
 
 def _auto(node: onnx_ir.Node) -> str:
-    """The kind of automatic padding; NOTSET for stated padding."""
     return node.attributes.get_string("auto_pad", "NOTSET")
 
 

@@ -73,7 +73,6 @@ def lift_weights(graph: onnx_ir.Graph) -> None:
 
 
 def _initializer(old: onnx_ir.Value, name: str) -> onnx_ir.Value:
-    """A constant of this name, which is read in place of a value."""
     new = onnx_ir.val(name, const_value=convenience.get_const_tensor(old))
     convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     return new
@@ -103,7 +102,6 @@ def _return_copy(body: onnx_ir.Graph, value: onnx_ir.Value, name: str) -> None:
 
 
 def _is_weight(tensor: onnx_ir.TensorProtocol | None) -> bool:
-    """Tell whether a constant of a body is large, or lies in a file."""
     if tensor is None or tensor.dtype == DataType.STRING:
         return False
     return isinstance(tensor, onnx_ir.ExternalTensor) or tensor.nbytes >= LEAST_LIFTED_BYTES

@@ -92,7 +92,6 @@ def _is_evaluated(node: onnx_ir.Node) -> bool:
 
 
 def _is_constant(node: onnx_ir.Node, made: set[onnx_ir.Value]) -> bool:
-    """Tell whether all operands are constant, or results of nodes that will be computed."""
     return all(
         value is None or value in made or _tensor(value) is not None for value in node.inputs
     )

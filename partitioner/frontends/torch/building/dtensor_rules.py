@@ -86,7 +86,6 @@ class _Call:
 
     @cached_property
     def tensors(self) -> list[Tensor]:
-        """Results, then operands."""
         leaves = pytree.tree_leaves((self.args, self.kwargs))
         return [*self.results, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
 

@@ -167,6 +167,7 @@ def module_graph(
     given = tuple(filter(None, results))
     outputs = (*given, *gradients.values(), *written.values())
     plain = _plain_graph(calls, name, outputs, (*given, *written.values()))
+    plain = replace(plain, delivered=frozenset(given))
     graph = _finished(backward_apart(plain, plain_access(plain)), loads)
     return ModuleGraph(
         graph,

@@ -299,7 +299,6 @@ class _Loss:
         return min(1, value(self.logits).dim() - 1)
 
     def classes(self) -> fx.Node:
-        """The target classes, 0 in the place of ignored ones."""
         return self.write.call(_aten.masked_fill.Scalar, self.args["target"], self.ignored, 0)
 
     def reduced(self, losses: fx.Node) -> fx.Node:

@@ -78,12 +78,14 @@ ROWS = torch.tensor([[2, 0, 1], [1, 1, 2]])
 CALLS: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     aten.add.Tensor: [((X, Y), {"alpha": 3}), ((X, 2), {}), ((ROWS, 0.5), {})],
     aten.addmm.default: [((X[0], X[:, :3], X), {}), ((Y, X[:, :3].T, X), {"beta": 2, "alpha": 3})],
+    aten.arange.default: [((3,), {}), ((5,), {"dtype": torch.float64, "device": X.device})],
     aten.bmm.default: [((X.reshape(1, 3, 5), X.T.unsqueeze(0)), {})],
     aten.cat.default: [(([X, X[:, :2]], 1), {}), (([Y, Y],), {})],
     aten.clone.default: [((X.T,), {}), ((X.T,), {"memory_format": torch.contiguous_format})],
     aten.div.Tensor: [((X, Y), {}), ((X, 3), {}), ((ROWS, 2), {})],
     aten.embedding.default: [((X, ROWS), {}), ((X, ROWS, 1, False, False), {})],
     aten.eq.Scalar: [((X, 0.5), {}), ((ROWS, 1), {})],
+    aten.expand.default: [((Y, [3, -1]), {}), ((X[:1], [4, 5]), {"implicit": True})],
     aten.gelu.default: [((X,), {}), ((X,), {"approximate": "tanh"})],
     aten.masked_fill.Scalar: [((X, X > 0.5, 0), {}), ((ROWS, ROWS > 1, -1), {})],
     aten.mean.dim: [((X, [0]), {}), ((X, [0, 1], True), {"dtype": torch.float64}), ((X, None), {})],
@@ -177,9 +179,10 @@ def test_an_all_reduce_of_all_ranks_carries_what_they_agree_on(
     module = gated(eager(fx.GraphModule(torch.nn.Module(), graph)), gate, "all")
     assert carrier_of(module) is carrier
     called: list[Any] = [node.target for node in module.graph.nodes if node.op == "call_function"]
-    assert (gate.enter in called, gate.reduce in called) == (carrier is None, carrier is not None)
+    assert (gate.enter in called, gate.reduced in called) == (carrier is None, carrier is not None)
     if carrier is None:
         return
+    assert called[-1] == gate.reduced  # the sum is there, and nothing is to be waited for
     given: list[Tensor] = []
 
     def doubled(part: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from partitioner.backends.torch.running.step_values import StepPlan, StepValues
 from partitioner.ir.phases import Part, RunOrder, whole_batch_order
 from partitioner.ir.pipeline.generate import pipeline_schedule
 from partitioner.ir.program import Output
+from partitioner.ir.types import TensorType
 
 WHOLE = whole_batch_order(1, trains=True)
 FORWARD, BACKWARD = 1, 2
@@ -20,9 +21,13 @@ Names = tuple[Sequence[str], Sequence[str]]
 
 
 def phases_of(
-    order: RunOrder, names: Mapping[int, Names], outputs: Sequence[str], summed: Sequence[str] = ()
+    order: RunOrder,
+    names: Mapping[int, Names],
+    outputs: Sequence[str],
+    summed: Sequence[str] = (),
+    shape: tuple[int, ...] = (),
 ) -> RankPhases:
-    """Phases with these names, and with graphs that nothing runs."""
+    """Phases with these names, outputs of one shape, and graphs that nothing runs."""
     empty = fx.Graph()
     empty.output(())
     module = fx.GraphModule(nn.Module(), empty)
@@ -31,7 +36,8 @@ def phases_of(
         for phase, (arguments, results) in names.items()
     }
     delivered = tuple(Output(name, name, None) for name in outputs)
-    return RankPhases(0, graphs, (), {}, delivered, {}, frozenset(summed), order)
+    types = {name: TensorType.of("float32", shape) for name in outputs}
+    return RankPhases(0, graphs, (), {}, delivered, types, frozenset(summed), order)
 
 
 def test_a_whole_batch_turns_before_its_backward_pass() -> None:
@@ -86,6 +92,24 @@ def test_micro_batches_add_gradients_and_read_what_the_one_before_wrote() -> Non
     values.store(stored, shown)
     assert stored["b"] == 11
     assert shown["loss"] == 0, "a view of a buffer is copied before the buffer is written over"
+
+
+def test_results_of_micro_batches_are_put_together_as_they_are_made() -> None:
+    order = RunOrder(pipeline_schedule("gpipe", (0,), 2), ((0,),))
+    phases = phases_of(order, {FORWARD: (["x"], ["y"])}, ["y"], shape=(3, 2))
+    plan = StepPlan([phases] * 2, [(FORWARD, 0), (FORWARD, 1)], {}, ["y"])
+    assert plan.joined == {"y": (slice(0, 3), slice(3, 6))}
+    values = StepValues(plan, [{"x": torch.zeros(1)} for _ in range(2)])
+    parts = [torch.full((2, 3), float(m + 1)).t() for m in range(2)]
+    for run, part in zip(plan.runs, parts, strict=True):
+        assert values.whole("y") is None
+        values.arguments(run)
+        values.finish(run, [part])
+    whole = values.whole("y")
+    assert whole is not None
+    assert torch.equal(whole, torch.cat(parts))
+    assert values.result("y", 1).data_ptr() == whole[3:].data_ptr()
+    assert values.result("y", 0).stride() == whole.stride()
 
 
 def test_a_sum_that_a_later_phase_reads_is_held_once() -> None:

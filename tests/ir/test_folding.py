@@ -8,9 +8,16 @@ import pytest
 from partitioner import examples
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node
+from partitioner.ir.pieces.folding import (
+    MAX_ENTRIES,
+    MAX_INSIDE,
+    Block,
+    blocks,
+    module_path,
+    repeats,
+)
 from partitioner.ir.pieces.repeats import Floats
 from partitioner.ir.types import TensorType
-from partitioner.report.blocks import MAX_ENTRIES, MAX_INSIDE, Block, blocks, module_path, repeats
 
 
 def _repeats(text: str, crossing: Floats | None = None) -> list[tuple[int, int, int]]:

@@ -38,8 +38,7 @@ from partitioner.backends.torch.graphs.notes import COMM, Task, note_tasks, note
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.ops.aten.state import ALIAS, EITHER, REST, STATE
-from partitioner.ir.phase_steps import UPDATES, PhaseSteps, Steps
-from partitioner.ir.program import Comm, CommKind, Compute, RankProgram
+from partitioner.ir.program import UPDATES, Comm, CommKind, Compute, PhaseSteps, RankProgram, Steps
 from partitioner.ir.types import numpy_dtype
 
 ALIASES = ALIAS, EITHER

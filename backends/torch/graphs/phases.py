@@ -22,10 +22,17 @@ from partitioner.backends.torch.graphs.emit import (
 )
 from partitioner.ir.graph import Graph
 from partitioner.ir.messages import Group, Link, ends_of_messages
-from partitioner.ir.phase_steps import added_up, made_by_phase, steps_by_phase
 from partitioner.ir.phases import Part as StepPart
 from partitioner.ir.phases import RunOrder
-from partitioner.ir.program import Comm, Output, Part, Programs
+from partitioner.ir.program import (
+    Comm,
+    Output,
+    Part,
+    Programs,
+    added_up,
+    made_by_phase,
+    steps_by_phase,
+)
 from partitioner.ir.types import TensorType
 
 MadeT = TypeVar("MadeT")

@@ -217,6 +217,7 @@ class _Stretch:
             lambda name: first.contents(name) if name in same else None,
             equal_facts=first.equal_facts,
         )
+        joint.others = first.others
         for name in names:
             joint.note(name, packed([rank.facts.get(name, ()) for rank in ranks]))
         return cls(model, ranks, nodes, joint)

@@ -18,9 +18,18 @@ from partitioner.api.verify.symbolic.prove import prove
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Attr, Graph, Node
 from partitioner.ir.ops import is_stored
-from partitioner.ir.phase_steps import added_up, made_by_phase, steps_by_phase
+from partitioner.ir.ops.aten.state import ALIAS
 from partitioner.ir.phases import Part as StepPart
-from partitioner.ir.program import Comm, Compute, Output, Programs, RankProgram
+from partitioner.ir.program import (
+    Comm,
+    Compute,
+    Output,
+    Programs,
+    RankProgram,
+    added_up,
+    made_by_phase,
+    steps_by_phase,
+)
 from partitioner.ir.types import TensorType
 
 
@@ -133,6 +142,7 @@ def _program(
             },
             **{name: id(array) for name, array in program.literals.items()},
         },
+        unnamed=frozenset({ALIAS} & {node.op for node in graph.nodes}),
         delivers_all=True,
         cuts_constants=True,
         runs=runs,

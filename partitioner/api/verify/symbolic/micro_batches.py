@@ -169,20 +169,29 @@ class Runs:
 
 
 def check_together(runs: Sequence[Runs]) -> tuple[int, str] | None:
-    """Find a rank that would wait for ever, in the orders of all ranks, and why."""
+    """Find a rank that would wait for ever, in the orders of all ranks, and why.
+
+    Ranks of one order are taken for one, which waits for all that any of them waits for.
+    """
+    first = dict[tuple[tuple[int, int], ...], int]()
+    lanes = [first.setdefault(of.order, rank) for rank, of in enumerate(runs)]
     sends = {
-        name: (rank, phase) for rank, of in enumerate(runs) for name, phase in of.sends.items()
+        name: (lanes[rank], phase)
+        for rank, of in enumerate(runs)
+        for name, phase in of.sends.items()
     }
-    links, is_once = set[Link](), runs[0].phases.is_once
+    links, groups, is_once = set[Link](), set[Group](), runs[0].phases.is_once
     for rank, of in enumerate(runs):
         for name, phase in of.receives.items():
-            source, sent = sends.get(name, (rank, phase))
+            source, sent = sends.get(name, (lanes[rank], phase))
             if is_once(sent) != is_once(phase):
                 return rank, f"{of.text(phase)} and {of.text(sent)} do not run as often"
             if name in sends:
-                links.add((sent, phase, source, rank))
-    groups = frozenset[Group]().union(*(of.groups for of in runs))
-    endless = endless_run({rank: of.order for rank, of in enumerate(runs)}, links, groups)
+                links.add((sent, phase, source, lanes[rank]))
+        groups |= {
+            (phase, tuple(sorted({lanes[one] for one in ranks}))) for phase, ranks in of.groups
+        }
+    endless = endless_run({lane: runs[lane].order for lane in {*lanes}}, links, groups)
     if endless is None:
         return None
     rank, (phase, index) = endless

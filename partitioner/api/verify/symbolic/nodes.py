@@ -87,7 +87,7 @@ class Rank:
         if self.others is not None:
             own = tuple(_with_others(own, self.others))
         self.facts[value] = self.equal_facts.setdefault(own, own)
-        self.is_ambiguous |= len({held.value for held in facts}) < len(self.facts[value])
+        self.is_ambiguous |= len({held.value for held in own}) < len(own)
 
     def flat(self, value: str) -> Flat:
         """The elements of a local value in the order of its memory."""

@@ -41,8 +41,6 @@ from partitioner.ir.types import item_bytes
 
 #: Operators that add their results to a sum by themselves.
 _ADDING = frozenset({"aten::mm", "aten::bmm", "aten::embedding_dense_backward"})
-#: The columns of lives, with the tensors.
-_COLUMNS = "device", "nbytes", "first", "last", "made", "read", "always", "tensors"
 #: Communications whose results are views of what arrives, or sums.
 _NOT_JOINED = CommKind.SLICE, CommKind.REDUCE_SCATTER, CommKind.ALL_REDUCE
 
@@ -150,32 +148,31 @@ class _Ranks:
         local_of = {local for place in at for local in tasks[place].reads}
         if count == 1 or not local_of:
             return lives
-        columns = {name: list(vars(lives)[name]) for name in _COLUMNS}
         roots = self.uses.roots
         returned = {roots.get(local, local) for local in local_of}
-        late = {roots[local] for local in local_of if local in roots}
-        for row, life in enumerate(lives.tensors):
-            if life.local not in returned or life.operand or not life.key[1].sharding.shape:
-                continue
-            is_late = life.local in late or lives.made[row] == deliver
-            columns["read"][row] = deliver if is_late else lives.made[row]
-            columns["always"][row] = False
-            made = {
-                "device": life.device,
-                "nbytes": life.nbytes * count,
-                "first": at[0],
-                "last": len(tasks) - 1 if is_late else -1,
-                "made": deliver if is_late else 0,
-                "read": deliver if is_late else 0,
-                "always": not is_late,
-                "tensors": life,
-            }
-            for name, value in made.items():
-                columns[name].append(value)
-        tensors = columns.pop("tensors")
-        flags = np.array(columns.pop("always"), np.bool_)
-        numbers = {name: np.array(column, np.int64) for name, column in columns.items()}
-        return replace(lives, **numbers, always=flags, tensors=tuple(tensors))
+        sent = {roots[local] for local in local_of if local in roots}
+        rows = [
+            row
+            for row, life in enumerate(lives.tensors)
+            if life.local in returned and not life.operand and life.key[1].sharding.shape
+        ]
+        of_rows, read, always = np.array(rows, np.int64), lives.read.copy(), lives.always.copy()
+        is_sent = np.array([lives.tensors[row].local in sent for row in rows], np.bool_)
+        is_late = is_sent | (lives.made[of_rows] == deliver)  # else its own phase ends with a copy
+        read[of_rows] = np.where(is_late, deliver, lives.made[of_rows])
+        always[of_rows] = False
+        phase = np.where(is_late, deliver, 0)
+        return replace(
+            lives,
+            device=np.append(lives.device, lives.device[of_rows]),
+            nbytes=np.append(lives.nbytes, lives.nbytes[of_rows] * count),
+            first=np.append(lives.first, np.full(len(rows), at[0], np.int64)),
+            last=np.append(lives.last, np.where(is_late, len(tasks) - 1, -1)),
+            made=np.append(lives.made, phase),
+            read=np.append(read, phase),
+            always=np.append(always, ~is_late),
+            tensors=(*lives.tensors, *(lives.tensors[row] for row in rows)),
+        )
 
     def freed(self, device: int, lives: StepLives) -> Curve:
         """Bytes of tensors of earlier phases that a phase has read for the last time."""
@@ -422,7 +419,7 @@ def _exchanges(comm: Comm) -> bool:
 
 def _passed_on(schedule: Schedule) -> Mapping[LocalKey, LocalKey]:
     """Results of which a device gets nothing but its own part, a view of the operand."""
-    passed = {}
+    passed = dict[LocalKey, LocalKey]()
     for task in schedule.tasks:
         if task.comm is not None and _exchanges(task.comm):
             got = defaultdict[int, list[int]](list)

@@ -60,7 +60,7 @@ def test_a_step_in_micro_batches_is_proven(staged: Any) -> None:
 
 
 def test_a_smaller_last_micro_batch_has_its_share() -> None:
-    compiled = planned(2, batch=8, parallel="pp", micro_batches=3)
+    compiled = planned(2, batch=8, parallel="pp", micro_batches=3, schedule="1f1b")
     assert compiled.model.module.micro.shares == (3 / 8, 3 / 8, 2 / 8)
     assert compiled.verify(symbolic=True)
 

@@ -328,7 +328,7 @@ class _Ranks:
 
     @cached_property
     def _parts(self) -> Sequence[tuple[InFlight, int]]:
-        """What devices get in parts that they join when they wait, with the bytes of these."""
+        """List what devices get in parts that they join when they wait, with their bytes."""
         parts = []
         for one in self._in_flight:
             comm = self.schedule.tasks[one.position].comm
@@ -347,7 +347,7 @@ class _Ranks:
 
     @cached_property
     def _sent(self) -> Sequence[tuple[int, LocalKey, int, int]]:
-        """What devices send to others as it is.
+        """List what devices send to others as it is.
 
         The position, the operand, the bytes of the copy that is sent, 0 if it is the operand, and
         the last position at which it lies there. A device that gets nothing waits at the end.

@@ -360,7 +360,7 @@ class Session:
         rows = []
         for name in models:
             program = self._compiled(name, next(iter(self.plans(name))), planned=True)
-            graph, delivered = program.graph, program.model.delivered
+            graph, delivered = program.graph, program.graph.delivered
             own, others = (
                 self._cluster(file).run_by(ONNX_RUNTIME if name in ONNX_MODELS else PYTORCH)
                 for file in (self._profile(name), self._without(name))

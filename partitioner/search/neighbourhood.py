@@ -376,23 +376,32 @@ class _Referee:
         return True
 
 
-def is_improved(graph: Graph, plan: Plan, cluster: Cluster) -> bool:
-    """Tell whether changes of a plan are tried: of as many nodes and devices as have columns."""
-    return not plan.blocks and len(graph.nodes) * len(cluster) <= EXPLICIT_NODES
+def why_not_improved(graph: Graph, plan: Plan, cluster: Cluster) -> str:
+    """Name the plans of which no changes are tried, if this is one; else "".
+
+    They are tried of requests in inference that run at once, of as many nodes and devices as have
+    columns: a training step is cut as its stored values are, which a change of one node leaves.
+    """
+    if plan.blocks:
+        return "in blocks"
+    if plan.micro_batches:
+        return "in micro-batches"
+    if graph.backward:
+        return "of training"
+    return "as large" if len(graph.nodes) * len(cluster) > EXPLICIT_NODES else ""
 
 
 def improved(outcome: Outcome, cluster: Cluster, request: Request, work: Work) -> Outcome:
     """The outcome with a plan that no change of a node or block makes cheaper, as far as they go.
 
-    Nothing is tried of plans that are proven to cost the least, of those in which parts run in
-    blocks, one like the other, and of those too large to price all changes in seconds, see
-    `is_improved`. Where the clock ends the descent, the certificate says so.
+    Nothing is tried of plans that are proven to cost the least, and of those that
+    `why_not_improved` names. Where the clock ends the descent, the certificate says so.
     """
     before = outcome.plan.certificate
     assert before is not None
-    if before.gap <= ROUNDING or not is_improved(outcome.graph, outcome.plan, cluster):
+    if before.gap <= ROUNDING or why_not_improved(outcome.graph, outcome.plan, cluster):
         return outcome
-    asked = _constraints(outcome, outcome.request or request)
+    asked = (outcome.request or request).constraints
     referee = _Referee(outcome.graph, cluster, request.objective, outcome.plan, outcome.evaluation)
     with suppress(OutOfTime):
         _descend(referee, asked, work)
@@ -433,15 +442,6 @@ def _descend(referee: _Referee, asked: Constraints, work: Work) -> None:
                 break
 
 
-def _constraints(outcome: Outcome, request: Request) -> Constraints:
-    """The constraints on the nodes of a plan, in stages with those of kinds of parallelism."""
-    count, sizes = outcome.plan.micro_batches, {mesh.size() for mesh in outcome.plan.groups}
-    if not count or request.parallel is None or max(sizes) == 1:
-        return request.constraints
-    inside = request.inside_stages(max(sizes), count).over(max(sizes)).on(outcome.graph)
-    return request.constraints.joined(replace(inside.constraints, pins=()))
-
-
 def _with_plan(outcome: Outcome, plan: Plan, figures: Evaluation, request: Request) -> Outcome:
     """The outcome with another plan in place of its own, also among its candidates."""
     before = outcome.plan.certificate
@@ -449,7 +449,7 @@ def _with_plan(outcome: Outcome, plan: Plan, figures: Evaluation, request: Reque
     cost = figures.cost(request.objective)
     bound = min(cost, before.bound)
     status = before.status
-    if status == "feasible" and cost - bound <= request.gap * cost:
+    if status == "feasible" and before.bound <= cost and cost - bound <= request.gap * cost:
         status = "optimal"
     certificate = replace(before, cost=cost, bound=bound, status=status, strategy=plan.kind)
     own = replace(outcome.plan, certificate=None)

@@ -15,7 +15,13 @@ from partitioner.cost_model.evaluate import evaluate
 from partitioner.ir.pieces.folding import blocks
 from partitioner.ir.plan import NodePlan
 from partitioner.report.page.data import block_moves, report_data
-from partitioner.search.neighbourhood import Neighbourhood, best_other, block_changes, improved
+from partitioner.search.neighbourhood import (
+    Neighbourhood,
+    best_other,
+    block_changes,
+    improved,
+    why_not_improved,
+)
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Request
 from partitioner.solver.work import Work
@@ -83,19 +89,12 @@ def test_the_runner_up_fits_if_any_does() -> None:
     assert over
 
 
-#: Model, devices and strategy; those with "trains" are training steps.
+#: Model, devices and strategy.
 OFFERED = [
     "mlp 2xh100 auto",
     "mlp 3xh100 inter",
     "mlp 5xh100 auto",
     "mlp 6xideal x=2,y=3",
-    "mlp trains 2xh100 auto",
-    "mlp trains 3xh100 inter",
-    "mlp trains 4xh100 inter",
-    "mlp trains 5xh100 inter",
-    "mlp trains 6xh100 x=2,y=3",
-    "mlp trains 2xh100 1f1b",
-    "gpt trains 3xh100 inter",
     "gpt 5xideal auto",
     "llama 5xh100 auto",
     "tiny 3xideal auto",
@@ -105,7 +104,7 @@ OFFERED = [
 @pytest.mark.slow
 @pytest.mark.parametrize("case", OFFERED)
 def test_no_plan_is_offered_a_better_move(case: str) -> None:
-    name, cluster, how = case.replace(" trains", "-trains").split()
+    name, cluster, how = case.split()
     result = _planned(name, cluster, how)
     certificate = result.plan.certificate
     assert certificate is not None
@@ -117,21 +116,14 @@ def test_no_plan_is_offered_a_better_move(case: str) -> None:
 
 def _planned(name: str, cluster: str, how: str) -> Compiled:
     options: dict[str, Any] = {"cluster": cluster, "time_limit_s": 5}
-    if how == "1f1b":
-        options |= {"schedule": how, "micro_batches": 4}
-    elif "=" in how:
+    if "=" in how:
         options["mesh"] = {"x": 2, "y": 3}
     else:
         options["strategy"] = how
-    name, _, trains = name.partition("-")
-    if not trains and name != "gpt":
+    if name != "gpt":
         return partitioner.compile(examples.build(name), **options)
     with torch.device("meta"):
-        module = perceptron(3, 512) if name == "mlp" else Gpt(1, 128, 256)
-    inputs = torch.zeros(96, 512) if name == "mlp" else ids(6, 32)
-    if not trains:
-        return partitioner.compile(module, inputs, **options)
-    return partitioner.compile(Loss(module), inputs, training=True, **options)
+        return partitioner.compile(Gpt(1, 128, 256), ids(6, 32), **options)
 
 
 def _offers(result: Compiled) -> list[str]:
@@ -211,6 +203,25 @@ def test_changes_of_large_plans_are_not_searched(
     assert improved(outcome, result.cluster, Request(), Work()) is outcome
     bad = replace(result, plan=outcome.plan, evaluation=outcome.evaluation)
     assert set(_offers(bad)) == {"changes of single operators are not searched of plans as large"}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"strategy": "inter"}, "of training"),
+        ({"schedule": "1f1b", "micro_batches": 4}, "in micro-batches"),
+    ],
+)
+def test_changes_of_training_and_of_micro_batches_are_not_searched(
+    options: dict[str, Any], kind: str
+) -> None:
+    chosen = {"cluster": "3xh100", "training": True, "time_limit_s": 5, **options}
+    with torch.device("meta"):
+        module = Loss(perceptron(3, 512))
+    result = partitioner.compile(module, torch.zeros(96, 512), **chosen)
+    why = why_not_improved(result.graph, result.plan, result.cluster)
+    assert why == kind
+    assert set(_offers(result)) <= {f"changes of single operators are not searched of plans {why}"}
 
 
 def test_no_change_makes_a_plan_that_does_not_fit(poor: tuple[Compiled, Outcome]) -> None:

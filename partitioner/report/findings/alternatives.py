@@ -8,7 +8,7 @@ from partitioner.foundations import units
 from partitioner.ir.graph import Node
 from partitioner.report.planned import Planned
 from partitioner.report.schema import contains
-from partitioner.search.neighbourhood import is_improved
+from partitioner.search.neighbourhood import why_not_improved
 
 
 def not_taken(result: Planned, nodes: Sequence[Node]) -> str:
@@ -21,8 +21,7 @@ def not_taken(result: Planned, nodes: Sequence[Node]) -> str:
         return f"constrained by {'; '.join(bound)}"
     if cert is None:
         return "the plan was not searched for"
-    if not is_improved(result.graph, result.plan, result.cluster):
-        kind = "in blocks" if result.plan.blocks else "as large"
+    if kind := why_not_improved(result.graph, result.plan, result.cluster):
         return f"changes of single operators are not searched of plans {kind}"
     gap = f"a gap of {units.share(cert.gap)}"
     if cert.status == "time_limit":

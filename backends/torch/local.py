@@ -164,7 +164,7 @@ class RankSteps:
                 for phase, graph in phases.graphs.items()
                 if phases is self.phases[0] or not phases.is_of_all(phase)
             }
-            types = {name: phases.types[name] for name in phases.delivered}
+            types = {n: type_ for n, type_ in phases.types.items() if n in phases.delivered}
             return replace(phases, graphs=graphs, types=types)
 
         return replace(self, phases=of_each(self.phases, without_graphs), start=start)

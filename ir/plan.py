@@ -21,7 +21,7 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import COPIES, DeviceMesh, copies_on
-from partitioner.ir.ops import rules_of
+from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.rule import Cut, Rule
 
@@ -393,7 +393,8 @@ def resolve(graph: Graph, plan: Plan) -> tuple[PlacedNode, ...]:
 
     Raises:
         PlanError: The plan is for another graph, misses or invents a node or factor, breaks the
-            data order, cuts a dim that cannot be cut, or leaves a device an empty part.
+            data order, cuts a dim that cannot be cut, leaves a device an empty part, or writes a
+            stored value where it does not lie.
     """
     check_graph(graph, plan)
     missing = [node.name for node in graph.nodes if node.name not in plan.nodes]
@@ -403,6 +404,7 @@ def resolve(graph: Graph, plan: Plan) -> tuple[PlacedNode, ...]:
     known = set(graph.inputs) | set(graph.constants)
     rules = rules_of(graph)
     placed: list[PlacedNode] = []
+    homes: dict[str, Placement] = {}
     for name in plan.nodes:
         node = graph.by_name[name]
         late = [value for value in node.reads if value not in known]
@@ -410,9 +412,25 @@ def resolve(graph: Graph, plan: Plan) -> tuple[PlacedNode, ...]:
             raise PlanError(f"plan runs {name!r} before {late[0]!r} is made")
         known.update(node.writes)
         placed.append(resolve_node(graph, plan, node, rules[name]))
+        homes.update(placed[-1].results())
+        _check_written(placed[-1], homes)
     if plan.kind == "copies":
         _check_copies(graph, plan, placed)
     return tuple(placed)
+
+
+def _check_written(placed: PlacedNode, homes: Mapping[str, Placement]) -> None:
+    """Refuse a node that writes a stored value elsewhere than where it lies: its rank lacks it."""
+    slot = row_of(placed.node).in_place
+    if slot is None:
+        return
+    written = placed.node.inputs[slot]
+    at, home = placed.ins[slot], homes[written]
+    if at != home:
+        raise PlanError(
+            f"{placed.node.name!r} writes {written!r} as {at}, which lies as {home}: give both "
+            "nodes one group and the same cuts"
+        )
 
 
 def _check_copies(graph: Graph, plan: Plan, placed: Sequence[PlacedNode]) -> None:

@@ -250,3 +250,28 @@ def test_whole_copies_are_a_kind_of_plan() -> None:
 def test_copies_that_are_not_whole_are_refused(made: Plan, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         resolve(GRAPH if "mm" in made.nodes else chain_graph(2), made)
+
+
+@pytest.mark.parametrize(
+    ("group", "cut", "message"),
+    [
+        (1, {}, r"'update' writes 'w' as .* on .*1.*, which lies as .*: give both nodes one group"),
+        (0, {"d0": Cut(("tp",))}, r"'update' writes 'w' as .*, which lies as .* the same cuts"),
+    ],
+)
+def test_a_stored_value_is_written_where_it_lies(
+    group: int, cut: Mapping[str, Cut], message: str
+) -> None:
+    type_ = TensorType.of("float32", (8, 4))
+    nodes = [
+        Node("w", "partitioner::state", (), ("w",)),
+        Node("relu", "aten::relu", ("x",), ("y",)),
+        Node("update", "partitioner::update", ("y", "w"), ("next",)),
+    ]
+    trained = graph(nodes, dict.fromkeys(("x", "w", "y", "next"), type_), ("x",), ("next",))
+    groups = PAIR, DeviceMesh.of({"tp": 2}, (2, 3))
+    whole = dict.fromkeys(("w", "relu", "update"), NodePlan(0))
+    made = Plan(trained.digest, {"name": "any"}, groups, whole)
+    assert len(resolve(trained, made)) == 3
+    with pytest.raises(PlanError, match=message):
+        resolve(trained, replace(made, nodes={**whole, "update": NodePlan(group, cut)}))

@@ -18,7 +18,7 @@ from functools import cached_property
 import networkx as nx
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import is_stored
+from partitioner.ir.ops import is_stored, row_of
 from partitioner.ir.ops.aten.state import ALIAS
 from partitioner.ir.pieces.blocks import Blocks, Chunk, Stretch
 from partitioner.rewrites.graph_writer import GraphWriter, reading
@@ -184,7 +184,7 @@ class _Copier:
             if any(value in wanted for value in node.writes):
                 self._copy(node, names, copies, is_later=is_later)
         names.update((value, names[inner]) for value, inner in read.items() if inner in wanted)
-        return [*copies, *(reading(node, names) for node in run)]
+        return [*copies, *(reading(node, names, _written(node)) for node in run)]
 
     def _aliased(self, value: str) -> str:
         """The inner value that a backward pass's alias stands for; others are themselves."""
@@ -217,6 +217,12 @@ class _Copier:
             names[node.outputs[0]] = names[node.inputs[0]]
         else:
             copies.append(self.writer.again(node, names))
+
+
+def _written(node: Node) -> tuple[str, ...]:
+    """The stored value that a node writes, which it reads under the name that it is stored by."""
+    slot = row_of(node).in_place
+    return () if slot is None else (node.inputs[slot],)
 
 
 def _connected(nodes: Sequence[Node], cut: Collection[str]) -> list[list[Node]]:

@@ -425,8 +425,8 @@ def _check_written(placed: PlacedNode, homes: Mapping[str, Placement]) -> None:
     if slot is None:
         return
     written = placed.node.inputs[slot]
-    at, home = placed.ins[slot], homes[written]
-    if at != home:
+    at, home = placed.ins[slot], homes.get(written)  # None of an input
+    if home is not None and at != home:
         raise PlanError(
             f"{placed.node.name!r} writes {written!r} as {at}, which lies as {home}: give both "
             "nodes one group and the same cuts"

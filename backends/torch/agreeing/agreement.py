@@ -162,15 +162,16 @@ class Agreement:
             row: The numbers of this rank's row.
             part: Its part of an all-reduce, which travels behind them.
         """
-        if self._rows is None or self._rows.numbers != len(row):
-            self._rows = Rows(self.ranks, len(row))
-        rows = self._rows
+        rows, self._rows = self._rows, None  # while a message is on its way, it alone has them
+        if rows is None or rows.numbers != len(row):
+            rows = Rows(self.ranks, len(row))
         rows.write(row, part)
         gathered = self._exchange(rows.sent, doing, rows.brought)
 
         def compared() -> ResultT:
             if (brought := gathered()) is not rows.brought:  # it came by an accelerator
                 rows.brought.copy_(brought)
+            self._rows = rows
             self.meetings += 1
             return compare(rows)
 
@@ -202,7 +203,7 @@ class Agreement:
             try:
                 result = wait()
             except Exception:
-                self._begun = self._rows = None  # its message may still be on its way
+                self._begun = None
                 raise
             self._begun = None
             return result

@@ -35,6 +35,7 @@ from partitioner.rewrites.graph_writer import GraphWriter
 from partitioner.rewrites.same_in_parts import Difference, difference
 from partitioner.search.outcome import Candidate, Outcome
 from partitioner.search.request import Request, StageClock
+from partitioner.solver.outcome import Infeasible
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,14 @@ class ModuleGraphs:
         return _first_graph(self._known_part(count), self.request).graph
 
     def uncut_in(self, count: int) -> Graph:
-        """See `ModelGraphs.uncut_in`."""
-        return self._known_part(count).traced.uncut
+        """See `ModelGraphs.uncut_in`: blocks of one micro-batch must be those of all."""
+        part = self._known_part(count)
+        if part.rest is not None:
+            why = (
+                f"micro-batches run in blocks if all have one size: the last of {count} is smaller"
+            )
+            raise Infeasible(why, proven=False)
+        return part.traced.uncut
 
     def offered_in(self, count: int) -> Graph | None:
         """See `ModelGraphs.offered_in`."""

@@ -11,6 +11,7 @@ from partitioner.api.compiled.module_graphs import ModuleGraphs
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.frontends.model import ModuleInput, open_model
 from partitioner.search.request import Request, StageClock
+from partitioner.solver.outcome import Infeasible
 
 
 class Branching(nn.Module):
@@ -78,3 +79,12 @@ def test_a_plan_is_of_the_traced_graph_whatever_was_guessed(batch: int) -> None:
     assert isinstance(program, partitioner.ModuleProgram)
     assert program.plan.graph_digest == program.graph.digest
     program.verify()
+
+
+def test_micro_batches_of_unlike_sizes_do_not_run_in_blocks() -> None:
+    """The blocks of a smaller last one would be others: no rank could run the plan."""
+    found = graphs(Branching(), 24, 16)
+    assert found.uncut_in(8).nodes
+    with pytest.raises(Infeasible, match=r"all have one size: the last of 5 is smaller") as refused:
+        found.uncut_in(5)
+    assert not refused.value.proven

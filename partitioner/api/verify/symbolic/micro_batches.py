@@ -64,6 +64,9 @@ class Rows:
                 if name in types and types[name].shape[:1] != (size,):  # else nothing reads it
                     why = f"micro-batch {index} has {size} rows of {name!r}, {types[name]} there"
                     raise RefusedError(why, is_wrong=True)
+        if not math.isclose(sum(self.shares), 1.0, rel_tol=1e-9):  # where none has rows, too
+            why = f"the gradient of the loss is multiplied by {sum(self.shares):g} in all"
+            raise RefusedError(why, is_wrong=True)
 
     def _check_rows(self, name: str) -> None:
         """Refuse rows that two micro-batches have, or none has."""

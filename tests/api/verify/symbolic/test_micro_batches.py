@@ -130,6 +130,10 @@ def of_none(rows: Rows) -> Rows:
     return replace(rows, count=0, rows={}, shares=())
 
 
+def not_split(rows: Rows) -> Rows:
+    return replace(rows, rows={}, shares=(1.0,) * 4)
+
+
 def overlapping(rows: Rows) -> Rows:
     return replace(rows, rows={n: (of[0], of[0], *of[2:]) for n, of in rows.rows.items()})
 
@@ -156,6 +160,7 @@ def scaled_wrongly(rows: Rows) -> Rows:
     [
         (of_fewer, "it runs more than 3"),
         (of_none, "it runs more than 0"),
+        (not_split, "the gradient of the loss is multiplied by 4 in all"),
         (overlapping, "two of them have row 0 of "),
         (with_a_gap, "none of them has row 6 of "),
         (of_other_sizes, "micro-batch 0 has 1 rows of "),

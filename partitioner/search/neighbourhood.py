@@ -449,8 +449,10 @@ def _with_plan(outcome: Outcome, plan: Plan, figures: Evaluation, request: Reque
     cost = figures.cost(request.objective)
     bound = min(cost, before.bound)
     status = before.status
-    if status == "feasible" and before.bound <= cost and cost - bound <= request.gap * cost:
+    if status == "feasible" and cost - bound <= request.gap * cost:
         status = "optimal"
+    if cost < before.bound and status == "optimal":  # the spaces that are proven lack this plan
+        status = "feasible"
     certificate = replace(before, cost=cost, bound=bound, status=status, strategy=plan.kind)
     own = replace(outcome.plan, certificate=None)
     candidates = tuple(

@@ -255,7 +255,11 @@ def test_copies_that_are_not_whole_are_refused(made: Plan, message: str) -> None
 @pytest.mark.parametrize(
     ("group", "cut", "message"),
     [
-        (1, {}, r"'update' writes 'w' as .* on 2,3, which lies as .* on 0,1: give both nodes one group"),
+        (
+            1,
+            {},
+            r"'update' writes 'w' as .* on 2,3, which lies as .* on 0,1: give both nodes one group",
+        ),
         (0, {"d0": Cut(("tp",))}, r"'update' writes 'w' as .*, which lies as .* the same cuts"),
     ],
 )

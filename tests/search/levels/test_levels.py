@@ -427,13 +427,13 @@ def test_pins_hold_on_many_devices_of_several_kinds() -> None:
 def test_a_refusal_names_the_memory_at_which_a_plan_fits() -> None:
     model = mlp(layers=32, hidden=1024, batch=32)
     with pytest.raises(Infeasible, match="it fits with --memory") as caught:
-        partitioner.compile(model, cluster="4x8xh100", memory="1MiB")
+        partitioner.compile(model, cluster="4x8xh100", memory="64KiB")
     way, *_ = caught.value.relaxations
     limit = int(way.split()[2])
     result = partitioner.compile(model, cluster="4x8xh100", memory=limit)
     assert max(result.evaluation.held_bytes.values()) <= limit
-    with pytest.raises(Infeasible):
-        partitioner.compile(model, cluster="4x8xh100", memory=limit * 3 // 4)
+    less = partitioner.compile(model, cluster="4x8xh100", memory=limit * 3 // 4)
+    assert less.plan.blocks.stretches  # which the refusal does not weigh
 
 
 def test_one_stage_of_several_kinds_is_refused_by_name() -> None:
@@ -452,7 +452,7 @@ def test_what_would_fit_is_a_memory_that_fits(
     monkeypatch.setattr("partitioner.search.what_would_fit.ONE_COUNT_S", 20.0)
     model = mlp(12, 64, 48)
     with pytest.raises(Infeasible, match=r"short .* it fits with --memory") as caught:
-        partitioner.compile(model, cluster=cluster.with_memory(8_000))
+        partitioner.compile(model, cluster=cluster.with_memory(3_000))
     way = caught.value.relaxations[0]
     enough = int(way.split()[2])
     assert partitioner.compile(model, cluster=cluster.with_memory(enough)).evaluation.fits_exactly

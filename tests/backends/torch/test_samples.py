@@ -30,7 +30,9 @@ from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.trace import TracedModule, trace_module
 from partitioner.ir.graph import Graph
+from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place
 from partitioner.ir.rule import Cut
 from partitioner.strategies.derive import Rules, strategies
@@ -137,19 +139,22 @@ def _fits(sample: Any) -> bool:
 
 
 def forced_plan(graph: Graph, devices: int) -> Plan:
-    """Every node cut if its rule allows: by a cut drawn from all that it has."""
+    """Every node cut if its rule allows, by a cut drawn from all that it has; updates as stored."""
     mesh = DeviceMesh.line(devices)
     offered = strategies(graph, Rules.of(graph), mesh)
     rng = random.Random(0)
     groups: dict[DeviceMesh, int] = {}
-    nodes = {}
+    nodes, homes = {}, dict[str, Placement]()
     for node in graph.nodes:
         options: Sequence[PlacedNode] = offered[node.name]
+        if (slot := row_of(node).in_place) is not None:
+            options = [one for one in options if one.ins[slot] == homes[node.inputs[slot]]]
         cut = [placed for placed in options if placed.layouts]
         home = DeviceMesh.single(0)
         placed = rng.choice(cut or options or (place(graph, node, home, {}, None),))
         cuts = {name: Cut.of(layout, placed.mesh) for name, layout in placed.layouts.items()}
         nodes[node.name] = NodePlan(groups.setdefault(placed.mesh, len(groups)), cuts)
+        homes.update(placed.results())
     return Plan(graph.digest, {}, tuple(groups), nodes)
 
 

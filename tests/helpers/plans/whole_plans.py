@@ -14,8 +14,9 @@ from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.schedule.task_list import Schedule, schedule
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.graph import Constant, Graph, Node
+from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import rule_of
+from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place, resolve
 from partitioner.ir.program import Programs
 from partitioner.ir.rule import Cut, Rule
@@ -103,15 +104,21 @@ def candidates(graph: Graph, groups: Sequence[DeviceMesh]) -> dict[str, tuple[Pl
 def random_plan(
     graph: Graph, offered: Mapping[str, Sequence[PlacedNode]], rng: np.random.Generator
 ) -> tuple[Plan, tuple[int, ...]]:
-    """A plan of one random strategy a node, and their indices."""
-    chosen = tuple(int(rng.integers(len(offered[node.name]))) for node in graph.nodes)
+    """A plan of one random strategy a node, which writes stored values in place; the indices."""
+    chosen, homes = list[int](), dict[str, Placement]()
+    for node in graph.nodes:
+        options, slot = offered[node.name], row_of(node).in_place
+        home = None if slot is None else homes.get(node.inputs[slot])
+        fit = [i for i, p in enumerate(options) if home is None or p.ins[slot or 0] == home]
+        chosen.append(fit[int(rng.integers(len(fit)))])
+        homes.update(options[chosen[-1]].results())
     groups: dict[DeviceMesh, int] = {}
     nodes = {}
     for node, pick in zip(graph.nodes, chosen, strict=True):
         placed = offered[node.name][pick]
         cuts = {name: Cut.of(layout, placed.mesh) for name, layout in placed.layouts.items()}
         nodes[node.name] = NodePlan(groups.setdefault(placed.mesh, len(groups)), cuts)
-    return Plan(graph.digest, {}, tuple(groups), nodes), chosen
+    return Plan(graph.digest, {}, tuple(groups), nodes), tuple(chosen)
 
 
 def rule(graph: Graph, name: str) -> Rule:

@@ -306,7 +306,7 @@ def block_changes(graph: Graph, plan: Plan, outer: Sequence[Block]) -> Iterator[
     A block moves to the groups, or stages, that it exchanges values with, or is not cut over an
     axis. Of equal blocks of a group one stands for all where an axis is left out.
     """
-    return islice(_block_changes(graph, plan, outer), MAX_MOVES // len(graph.nodes))
+    return islice(_block_changes(graph, plan, outer), MAX_MOVES // max(1, len(graph.nodes)))
 
 
 def _block_changes(graph: Graph, plan: Plan, outer: Sequence[Block]) -> Iterator[BlockChange]:

@@ -73,7 +73,7 @@ def training_blocks(
 
     Returns:
         Those that the cost model expects to fit, the cheapest first, and last those that hold
-        least; the number of parts in blocks that were priced, and whether all were in time.
+        least, or little where the clock has ended their search; the number of parts in blocks that were priced, and whether all were in time.
     """
     parts = Parts(graph, cluster, shared)
     pricing = budget.work.of_the_clock(PRICING_SHARES)
@@ -96,7 +96,7 @@ def training_blocks(
     fitting = filter(None, (path(margin * parts.room) for margin in MARGINS))
     found = sorted(fitting, key=lambda path: path.seconds)
     low, least = 0, path(math.inf)  # becomes the path that holds least
-    while least is not None and low < (most := _most_bytes(least)):
+    while least is not None and low < (most := _most_bytes(least)) and not budget.work.late:
         middle = (low + most) // 2
         low, least = (low, less) if (less := path(middle)) is not None else (middle + 1, least)
     found += [least] if least is not None else []

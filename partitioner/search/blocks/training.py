@@ -73,7 +73,8 @@ def training_blocks(
 
     Returns:
         Those that the cost model expects to fit, the cheapest first, and last those that hold
-        least, or little where the clock has ended their search; the number of parts in blocks that were priced, and whether all were in time.
+        least, or little where the clock has ended their search; the number of parts in blocks that
+        were priced, and whether all were in time.
     """
     parts = Parts(graph, cluster, shared)
     pricing = budget.work.of_the_clock(PRICING_SHARES)

@@ -158,13 +158,13 @@ class Neighbourhood:
         held = zip(problem.limit_bytes, self._state.peaks(), strict=True)
         within = replace(problem, limit_bytes=tuple(max(pair) for pair in held))
         state = State(tables(within), self._state.chosen, bytes_matter=True)
-        is_latency = objective == "latency" and not self.plan.micro_batches
+        is_latency = objective == "latency"
         goals: Mapping[bool, Goal] = {
             False: lambda state: (self.step_s(state),),
             True: lambda state: (latency_s(problem, state.chosen),),
         }
         goal = peaks if objective == "memory" else goals[is_latency]
-        steps = NODE_STEPS * len(problem.nodes) if is_latency or self._waits else MOVE_STEPS
+        steps = NODE_STEPS * len(problem.nodes) if is_latency else MOVE_STEPS
 
         def accepts(state: State) -> bool:
             self.check()

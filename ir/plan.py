@@ -17,9 +17,9 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any, Literal, get_args
 
+from partitioner.ir.checks import read, value_of
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.json_types import read, value_of
 from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import COPIES, DeviceMesh, copies_on
 from partitioner.ir.ops import row_of, rules_of

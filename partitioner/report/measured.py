@@ -25,7 +25,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.foundations import units
 from partitioner.foundations.files import ResultError
-from partitioner.ir.json_types import read
+from partitioner.ir.checks import read
 from partitioner.report.planned import Planned
 from partitioner.report.schema import MeasuredRankRow
 

@@ -21,9 +21,9 @@ from partitioner.backends.optimization import DEFAULT, Optimization
 from partitioner.foundations.files import DirectoryError, ResultError, read_text
 from partitioner.frontends.inputs import InputRange
 from partitioner.frontends.torch.options import AtRest
+from partitioner.ir.checks import fits
 from partitioner.ir.graph import Graph
 from partitioner.ir.graph_data import GraphDataError, graph_data, graph_of, type_data, type_of
-from partitioner.ir.json_types import fits
 from partitioner.ir.nodes.loads import Loads
 from partitioner.ir.plan import Objective, Plan, PlanError, Status, Trial
 from partitioner.report.delivery import Delivery

@@ -5,7 +5,7 @@ from typing import Any, Literal, TypedDict
 
 import pytest
 
-from partitioner.ir.json_types import fits, read
+from partitioner.ir.checks import fits, read
 
 
 class _More(TypedDict, total=False):

@@ -26,7 +26,7 @@ from partitioner.backends.onnx.files.steps import Cut, RankModel
 from partitioner.backends.onnx.running.executor import write_parts
 from partitioner.backends.onnx.running.turns import Turns
 from partitioner.backends.process_group import REDUCTIONS, Group, Groups
-from partitioner.backends.regions import box_view, read_region, region_shape, write_region
+from partitioner.backends.regions import box_view, packed, region_shape, view_within, write_region
 from partitioner.backends.tensors import REDUCIBLE, bytes_of, combine, torch_dtype
 from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.program import CommKind
@@ -127,7 +127,7 @@ class DistributedCommunicator:
         self._reap(now)
         for transfer in _moving(cut):
             if transfer.source == self._rank != transfer.target:
-                data = bytes_of(_packed(source, transfer.read))
+                data = bytes_of(packed(source, transfer.read))
                 group = self._groups.mail(self._rank, transfer.target)
                 work = dist.isend(data, transfer.target, group=group)
                 self._sent.append(_Sent(work, data, due))
@@ -160,7 +160,7 @@ class DistributedCommunicator:
         for transfer in _moving(cut):
             if transfer.source == transfer.target == self._rank:
                 assert source is not None
-                parts.append((transfer.write, _packed(source, transfer.read)))
+                parts.append((transfer.write, packed(source, transfer.read)))
             elif (buffer := arrived.get(transfer)) is not None:
                 parts.append((transfer.write, buffer))
         write_parts(cut, parts, target)
@@ -195,7 +195,7 @@ class DistributedCommunicator:
             key = cut.comm.seq, message.number
             if key not in self._filling:
                 self._filling[key] = self._empty(cut, cut.target.shape)
-            place = _together(self._filling[key], region)
+            place = view_within(self._filling[key], region)
         if place is None:
             place = apart = self._empty(cut, region_shape(region))
         group = self._groups.mail(source, self._rank)
@@ -251,7 +251,7 @@ def _broadcast(
 ) -> None:
     transfer = next(_moving(cut))
     if source is not None:
-        part = _packed(source, transfer.read)
+        part = packed(source, transfer.read)
     else:
         assert target is not None
         part = target.new_empty(region_shape(transfer.write))
@@ -264,7 +264,7 @@ def _broadcast(
 def _all_gather(cut: Cut, source: torch.Tensor, target: torch.Tensor, group: Group) -> None:
     """Equal parts: gathered in order of rank, straight into the target if they are its rows."""
     moving = list(_moving(cut))
-    part = _packed(source, next(t for t in moving if t.source == cut.rank).read)
+    part = packed(source, next(t for t in moving if t.source == cut.rank).read)
     arriving = sorted((t for t in moving if t.target == cut.rank), key=lambda t: t.source)
     if _are_rows(arriving, target):
         dist.all_gather_single(bytes_of(target), bytes_of(part), group=group)
@@ -284,18 +284,3 @@ def _are_rows(arriving: list[Transfer], target: torch.Tensor) -> bool:
             return False
         at += view.nbytes
     return at == target.data_ptr() + target.nbytes
-
-
-def _together(tensor: torch.Tensor, region: Region) -> torch.Tensor | None:
-    view = box_view(tensor, region)
-    return view if view is not None and view.is_contiguous() else None
-
-
-def _packed(tensor: torch.Tensor, region: Region) -> torch.Tensor:
-    """A region, dense: a view if it lies together in memory."""
-    view = box_view(tensor, region)
-    if view is not None:
-        return view.contiguous()
-    part = tensor.new_empty(region_shape(region))
-    read_region(tensor, region, part)
-    return part

@@ -77,7 +77,7 @@ class _Layer:
     places: Tensor | None = None
 
     @classmethod
-    def of(cls, operands: Sequence[Tensor], settings: Sequence[Any]) -> _Layer:
+    def of(cls, operands: Sequence[Any], settings: Sequence[Any]) -> _Layer:
         return cls(*operands[:5], *settings[:6], *operands[5:])
 
     @property
@@ -188,7 +188,7 @@ class _Layer:
         return torch.cat([of_gate, grad * acted], -1)
 
 
-def _split(call: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Any]]:
+def _split(call: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """Operands of a call, and its settings."""
     count = sum(isinstance(one, Tensor) for one in call)
     return call[:count], call[count:]

@@ -435,11 +435,7 @@ def _fineness(cut: ClassCut) -> int:
 
 
 def _with_overlaps(
-    graph: Graph,
-    rules: Mapping[str, Rule | str],
-    mesh: DeviceMesh,
-    cuts: _Cuts,
-    most: int,
+    graph: Graph, rules: Mapping[str, Rule | str], mesh: DeviceMesh, cuts: _Cuts, most: int
 ) -> _Cuts:
     """Cuts of each node, and those in parts that overlap, which its readers' windows give.
 

@@ -195,21 +195,12 @@ class Sharder:
         room = float(memory_bytes) * stages if limited else math.inf
         problem = replace(tied, limit_bytes=(room,))
         solution = solve(
-            problem,
-            work=work,
-            gap=gap,
-            seed=self.seed,
-            reason_s=0.0,
-            engine=self.engine,
+            problem, work=work, gap=gap, seed=self.seed, reason_s=0.0, engine=self.engine
         )
         return Sharded(self.folded, even, built, tied, solution)
 
     def kept(
-        self,
-        name: str,
-        options: Sequence[PlacedNode],
-        constraints: Constraints,
-        mesh: DeviceMesh,
+        self, name: str, options: Sequence[PlacedNode], constraints: Constraints, mesh: DeviceMesh
     ) -> tuple[PlacedNode, ...]:
         """The strategies of a node that honour constraints."""
         if not constraints.bound:

@@ -224,8 +224,7 @@ class StageSearch:
         sizes = {mesh.size() for mesh in self._best_meshes()}
         joint = [layout for layout in self.layouts if len(layout.mesh.axes) == JOINT_AXES]
         yield from sorted(
-            joint,
-            key=lambda layout: (layout.mesh.axes[0][1] not in sizes, layout.mesh.axes[1][1]),
+            joint, key=lambda layout: (layout.mesh.axes[0][1] not in sizes, layout.mesh.axes[1][1])
         )
         for layout in self.layouts:
             # it splits a mesh of several axes of the best cut, if there is a cut

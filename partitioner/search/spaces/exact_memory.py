@@ -60,12 +60,7 @@ def second_look(
         raise _verdict(first.space, first.error, "", certain=False, alone=len(nearest) == 1)
     try:
         solution = least_shortage(
-            first.built.problem,
-            first.goal,
-            first.error,
-            budget.work,
-            budget.seed,
-            budget.engine,
+            first.built.problem, first.goal, first.error, budget.work, budget.seed, budget.engine
         )
     except Infeasible as error:
         certain = complete and error.proven and all(s.error.proven for s in nearest[1:])

@@ -33,13 +33,7 @@ from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages.computed_again import ComputedAgain, Offering
 from partitioner.search.stages.figures import Sharding, StageFigures, least_of_nodes
-from partitioner.search.stages.staged_plan import (
-    Table,
-    figure,
-    staged_plan,
-    step_cost,
-    too_large,
-)
+from partitioner.search.stages.staged_plan import Table, figure, staged_plan, step_cost, too_large
 from partitioner.search.stages.step_estimate import StepEstimate
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.referee import Objective

@@ -263,11 +263,7 @@ Arcs = dict[int, list[tuple[int, int]]]  #: By item: (node in the interval, node
 
 
 def _item_rectangles(
-    charges: Charges,
-    problem: Problem,
-    pick: Sequence[int],
-    crossing: Arcs,
-    block: Sequence[int],
+    charges: Charges, problem: Problem, pick: Sequence[int], crossing: Arcs, block: Sequence[int]
 ) -> Iterator[tuple[int, Iterator[Rectangle]]]:
     """Each item with the intervals in which the group pays it: holds, edges inside, then others."""
     holders: dict[int, list[int]] = {}

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
@@ -198,19 +199,20 @@ class Outcome:
         plans = tuple(replace(one, notes=(*notes, *one.notes)) for one in self.candidates)
         return replace(self, notes=(*notes, *self.notes), candidates=plans)
 
+    @property
+    def certificate(self) -> Certificate:
+        """The certificate of the plan."""
+        assert self.plan.certificate is not None
+        return self.plan.certificate
+
+    def certified(self, **changes: Any) -> Outcome:
+        """The outcome with some fields of the certificate changed."""
+        certificate = replace(self.certificate, **changes)
+        return replace(self, plan=replace(self.plan, certificate=certificate))
+
     def stopped(self) -> Outcome:
         """The outcome with a certificate that says that the clock stopped the search."""
-        certificate = self.plan.certificate
-        assert certificate is not None
-        stopped = replace(certificate, status="time_limit")
-        return replace(self, plan=replace(self.plan, certificate=stopped))
-
-    def limited_to(self, plans: str) -> Outcome:
-        """The outcome with a certificate that says that only such plans were searched."""
-        certificate = self.plan.certificate
-        assert certificate is not None
-        limited = replace(certificate, space=f"{certificate.space}: {plans}")
-        return replace(self, plan=replace(self.plan, certificate=limited))
+        return self.certified(status="time_limit")
 
 
 def winner(

@@ -24,7 +24,7 @@ from partitioner.solver.joint.shortage import short_of_memory
 from partitioner.solver.joint.solve import solve
 from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.outcome import Infeasible, Solution, relative_gap
-from partitioner.solver.presolve.merge_equal import merge_equal
+from partitioner.solver.presolve.simplify import merge_equal
 from partitioner.solver.problem import Problem
 from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.work import Work

@@ -27,7 +27,7 @@ from partitioner.ir.plan import NodePlan, Pipeline, PlacedNode, Plan, resolve
 from partitioner.ir.program import CommKind
 from partitioner.rewrites.staging import changing_nodes, stages_of_all
 from partitioner.search.stages.stage_lives import Floats, LaneRuns, StageLives
-from partitioner.solver.stages.least_cuts import State, least_cuts
+from partitioner.solver.stages.cut import State, least_cuts
 
 Ints = npt.NDArray[np.int64]
 

@@ -269,14 +269,11 @@ class InStages:
             found = self._of_kinds(rest, (*others, *sizes), is_short=is_short) or found
         if found is None:
             return replace(self._named(before, known), more=None)
-        one, other = found.plan.certificate, before.plan.certificate
-        assert one is not None and other is not None  # noqa: PT018
+        one, other = found.certificate, before.certificate
         bound, status = min(one.bound, other.bound), one.status
         if status == "optimal" and one.cost - bound > self.request.gap * one.cost:
             status = "feasible"  # it was of fewer plans
-        certificate = replace(one, bound=bound, status=status, space=other.space)
-        found = replace(found, plan=replace(found.plan, certificate=certificate))
-        found = self._named(found, known)
+        found = self._named(found.certified(bound=bound, status=status, space=other.space), known)
         return (
             found if one.cost < (1 - self.request.gap) * other.cost else replace(found, more=None)
         )

@@ -242,14 +242,12 @@ class Weighing:
             is_left = number in self._stopped and self.bounds.get(number, math.inf) < self._enough
             return is_left and self._gains_s(number) > 0
         outcome, bound = self.found[number], self._bound(number)
-        certificate = outcome.plan.certificate
-        stopped = certificate is not None and certificate.status == "time_limit"
+        stopped = outcome.certificate.status == "time_limit"
         is_wide = bound < (1 - WIDE) * self._known and number not in self._went_on
         return outcome.more is not None and bound < self._enough and (stopped or is_wide)
 
     def _bound(self, number: int) -> float:
-        certificate = self.found[number].plan.certificate
-        return max(certificate.bound if certificate else 0.0, self.ways[number].bound)
+        return max(self.found[number].certificate.bound, self.ways[number].bound)
 
     def _certified(self) -> Outcome:
         """The best plan, with a certificate over all ways that were weighed."""
@@ -261,13 +259,9 @@ class Weighing:
         refused = [f"{self.ways[number].name} (no plan was found to fit)" for number in unproven]
         if len(self.found) == 1 and not self.bounds and not refused:
             return best
-        certificate = best.plan.certificate
-        assert certificate is not None
-        cost, spaces, bounds = certificate.cost, list[str](), [*self.bounds.values()]
+        cost, spaces, bounds = best.certificate.cost, list[str](), [*self.bounds.values()]
         for other, outcome in self.found.items():
-            known = outcome.plan.certificate
-            assert known is not None
-            spaces.append(known.space)
+            spaces.append(outcome.certificate.space)
             bounds.append(self._bound(other))
         if refused:
             bounds.append(self.least())
@@ -276,18 +270,15 @@ class Weighing:
             why = "not reached" if other in self.late else f"no plan below {shown}"
             spaces.append(f"{self.ways[other].name} ({why})")
         bound, spaces = min(cost, *bounds), [*spaces, *refused]
-        status, is_open = certificate.status, cost - bound > self.request.gap * cost
+        status, is_open = best.certificate.status, cost - bound > self.request.gap * cost
         if status == "optimal" and (is_open or refused):
             status = "feasible"
-        stopped = [one.plan.certificate for one in self.found.values()]
+        statuses = {one.certificate.status for one in self.found.values()}
         is_cut_off = bool(self.late) or not self._stopped.isdisjoint(self.bounds)
-        if is_open and (is_cut_off or any(one and one.status == "time_limit" for one in stopped)):
+        if is_open and (is_cut_off or "time_limit" in statuses):
             status = "time_limit"
-        certificate = replace(
-            certificate, bound=bound, status=status, space=", ".join(dict.fromkeys(spaces))
-        )
-        outcome = replace(best, plan=replace(best.plan, certificate=certificate))
-        outcome = self._above_nothing(outcome)
+        space = ", ".join(dict.fromkeys(spaces))
+        outcome = self._above_nothing(best.certified(bound=bound, status=status, space=space))
         others = [plan for one in self.found.values() for plan in one.candidates]
         failed = dict.fromkeys(one for each in self.found.values() for one in each.failed)
         ruled_out = [one for each in self.found.values() for one in each.ruled_out]
@@ -305,13 +296,10 @@ class Weighing:
 
     def _above_nothing(self, outcome: Outcome) -> Outcome:
         """The outcome with the bound of all plans where spaces that were not reached have none."""
-        certificate = outcome.plan.certificate
-        assert certificate is not None
-        least = 0.0 if certificate.bound else self.least()
+        least = 0.0 if outcome.certificate.bound else self.least()
         if not 0 < least < math.inf:
             return outcome
-        certificate = replace(certificate, bound=min(certificate.cost, least))
-        return replace(outcome, plan=replace(outcome.plan, certificate=certificate))
+        return outcome.certified(bound=min(outcome.certificate.cost, least))
 
     def _others(self, best: int) -> list[str]:
         """Why the batch is not run in other ways, for who asks for whatever is fastest."""

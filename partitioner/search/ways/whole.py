@@ -73,7 +73,7 @@ class WholeBatch:
                 return self._named(more(budget), request)
 
         if self.offers is not None and outcome.of is self.graph:
-            outcome = outcome.limited_to(KEEPS_ALL)
+            outcome = outcome.certified(space=f"{outcome.certificate.space}: {KEEPS_ALL}")
         return replace(
             outcome,
             whole=self.at_once or self.graph,

@@ -9,15 +9,16 @@ from functools import partial
 
 from partitioner.solver.joint.incumbents import (
     Search,
+    critical_path_s,
     lighten,
     offer_all,
+    propose,
     refute,
     relax,
     relax_memory,
     seek,
     starts,
 )
-from partitioner.solver.joint.latency import critical_path_s, propose
 from partitioner.solver.joint.programs import (
     EXACT_BINARIES,
     FIRST_SHARES,

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from partitioner.solver.problem import Problem, group_classes, group_devices
 from partitioner.solver.referee import evaluate_choices
-from partitioner.solver.stages.least_cuts import State, least_cuts
+from partitioner.solver.stages.cut import State, least_cuts
 
 Classes = tuple[tuple[int, ...], ...]  #: Interchangeable groups together, any other by itself.
 

@@ -35,7 +35,7 @@ import numpy as np
 from partitioner.solver.milp.engines import HIGHS, Engine, solve_milp
 from partitioner.solver.milp.program import Milp, MilpBuilder
 from partitioner.solver.outcome import Infeasible, Status, relative_gap
-from partitioner.solver.stages.cut import cut_stages, find_cut
+from partitioner.solver.stages.cut import find_cut
 from partitioner.solver.stages.cut_orders import first_orders, random_order
 from partitioner.solver.stages.graph import (
     Downset,
@@ -111,7 +111,8 @@ def plan_stages(
         best = best_cut(layout, work, gap, best)
         bound_s = best.bound_s
         if not best.stages:
-            raise _refused(layout, work)
+            why = "no plan was found in time" if work.stopped else "no cut into stages fits"
+            raise Infeasible(why, proven=not work.stopped)
     best = _bounded(graph, replace(best, bound_s=bound_s), work, gap, engine)
     met = relative_gap(best.load_s, best.bound_s) <= gap
     return replace(best, status="optimal" if met else "time_limit" if work.stopped else "feasible")
@@ -143,16 +144,6 @@ def _most_downsets(graph: StageGraph) -> int:
     """Downsets of whose stages the arrays are small enough."""
     ways = len(first_ranges(graph)) * len(graph.degrees)
     return max(LEAST_DOWNSETS, math.isqrt(MOST_ENTRIES // ways))
-
-
-def _refused(layout: Layout, work: Work) -> Infeasible:
-    """The verdict on a layout of all downsets without a cut."""
-    try:
-        cut_stages(StageSeconds(layout, first_ranges(layout.graph)).smallest())
-    except Infeasible as error:
-        return error
-    assert work.stopped, "all stages fit in their smallest ways"
-    return Infeasible("no plan was found in time", proven=False)
 
 
 def _better(

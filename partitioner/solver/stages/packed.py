@@ -13,14 +13,14 @@ first, the plan that of its last.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from partitioner.solver.stages.graph import Config, Downset, Layout, PlannedStage, StageGraph
+from partitioner.solver.stages.graph import Downset, Layout, PlannedStage, StageGraph
 from partitioner.solver.stages.knapsack import Packed, Ways, pack, relaxed, sorted_steps
 from partitioner.solver.stages.model import Cut, Floats, Pool, StageOption, StageProblem, flights
 from partitioner.solver.work import Work
@@ -76,7 +76,7 @@ class StageSeconds:
         Memory is in shares of a device: way k has room for the flights of ranges up to k.
         """
         rooms = 1 / (np.array(self.lasts) + 0.5)[:, None, None]
-        options = []
+        options, count = [], len(self.layout.downsets)
         for (data, tensor), moved_s in zip(self.graph.degrees, self.moved_s, strict=True):
             flying = self.lasts if side == "upper" else [1, *(last + 1 for last in self.lasts[:-1])]
             seconds = np.array([self._bounds(tensor, many)[side] for many in flying])
@@ -87,43 +87,12 @@ class StageSeconds:
             load[:-1][load[:-1] >= load[1:]] = np.inf  # a way that has more room is as fast
             used = np.asarray(np.isfinite(load).any(axis=1))
             used[-1] = True
-            load_s = self._between(load[used])
+            load_s = np.full((int(used.sum()), count, count), np.inf)  # [range, I, J]
+            load_s[:, *self.layout.pairs] = load[used]
             shares = np.broadcast_to(rooms[used], load_s.shape)
             nothing = np.broadcast_to(0.0, load_s.shape)
-            options.append(_option(data, tensor, load_s, nothing, shares))
-        return self._stated(options, 1.0)
-
-    def smallest(self) -> StageProblem:
-        """The problem with every node in its smallest way, in bytes: only its memory counts."""
-        options = []
-        for tensor in sorted({tensor for _, tensor in self.graph.degrees}):
-            sharded = [shards.get(tensor) for shards in self.graph.nodes.values()]
-            byte_sums: tuple[list[Floats], list[Floats]] = ([], [])
-            for many in self.lasts:
-                least = [
-                    min(of.configs, key=lambda c: _held(c, many)) if of else None for of in sharded
-                ]
-                for sums, name in zip(byte_sums, ("flying_bytes", "resident_bytes"), strict=True):
-                    sums.append(self.layout.sums([getattr(c, name) if c else 0.0 for c in least]))
-            flying, resident = (self._between(np.array(sums), 0.0) for sums in byte_sums)
-            there = np.where(self.layout.missing(tensor), np.inf, 1.0)
-            load_s = self._between(np.tile(there, (len(self.lasts), 1)))
-            options += [
-                _option(d, t, load_s, resident, flying)
-                for d, t in self.graph.degrees
-                if t == tensor
-            ]
-        return self._stated(options, self.graph.limit_bytes)
-
-    def _between(self, by_pair: Floats, elsewhere: float = math.inf) -> Floats:
-        """[range, I, J] of [range, pair]."""
-        count = len(self.layout.downsets)
-        table = np.full((len(by_pair), count, count), elsewhere)
-        table[:, *self.layout.pairs] = by_pair
-        return table
-
-    def _stated(self, options: Sequence[StageOption], limit: float) -> StageProblem:
-        pools = (Pool(self.graph.devices, limit),)
+            options.append(StageOption(data * tensor, load_s, nothing, shares, degree=data))
+        pools = (Pool(self.graph.devices, 1.0),)
         return StageProblem(tuple(options), pools, most_degrees=self.graph.microbatches)
 
     def _bounds(self, tensor: int, many: int) -> dict[Side, Floats]:
@@ -191,20 +160,13 @@ class StageSeconds:
             self.refine(tensor, pair, many)
 
 
-def _option(
-    data: int, tensor: int, load_s: Floats, resident: Floats, flying: Floats
-) -> StageOption:
-    return StageOption(data * tensor, load_s, resident, flying, degree=data)
-
-
-def _held(config: Config, many: int) -> float:
-    return config.flying_bytes * many + config.resident_bytes
-
-
 def node_ways(graph: StageGraph, nodes: Downset, tensor: int, many: int) -> Mapping[int, Ways]:
     """The ways of some nodes by id, in the order of their configs, with `many` in flight."""
     return {
-        v: tuple((c.time_s, _held(c, many)) for c in graph.nodes[v][tensor].configs)
+        v: tuple(
+            (c.time_s, c.flying_bytes * many + c.resident_bytes)
+            for c in graph.nodes[v][tensor].configs
+        )
         for v in sorted(nodes)
     }
 

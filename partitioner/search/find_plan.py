@@ -15,7 +15,6 @@ from typing import Protocol
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
-from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.prices.reshard import remembering
 from partitioner.foundations import units
 from partitioner.foundations.no_gc import no_collection
@@ -28,7 +27,7 @@ from partitioner.search.outcome import (
     Outcome,
     SpaceResult,
     best_of,
-    of_results,
+    too_large,
     winner,
 )
 from partitioner.search.request import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT, Budget, Request
@@ -42,7 +41,6 @@ from partitioner.search.spaces.one_device import (
     is_to_run,
     least_alone,
 )
-from partitioner.solver.joint.shortage import short_of_memory
 from partitioner.solver.outcome import Infeasible
 from partitioner.solver.work import now_s
 from partitioner.strategies.constraints import ConstraintError, possible
@@ -342,16 +340,10 @@ class _Search:
         fitting, stopped = [*map(_that_fit, self.results)], self.budget.work.stopped
         results = fitting if any(result.plans for result in fitting) else self.results
         outcome = winner(results, self.request, self.cluster, stopped=stopped)
-        evaluation = outcome.evaluation
-        if evaluation.fits_exactly:
+        if outcome.evaluation.fits_exactly:
             return outcome
-        device = max(evaluation.short_bytes, key=evaluation.short_bytes.__getitem__)
-        held, limit = evaluation.needed_bytes[device], evaluation.limit_bytes[device]
-        in_kernels = held > evaluation.held_bytes[device]
-        inside = f" in {executor_of(outcome.graph).holder}" if in_kernels else ""
-        at = evaluation.needed_peak(device).at
-        more = of_results(outcome.graph, outcome.plan, self.cluster, evaluation, device)
-        raise short_of_memory(held, limit, device, at, inside=inside, more=more)
+        of = (plan for plan in outcome.candidates if plan.evaluation is outcome.evaluation)
+        raise too_large(next(of), self.cluster)
 
     def decided(self, search: JointSearch, refusing: int) -> Outcome:
         """The best plan of the spaces, so many of which refuse what they cannot plan.

@@ -34,8 +34,7 @@ from partitioner.solver.progress import ROUNDING
 from partitioner.solver.referee import Objective, latency_s
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import Constraints
-from partitioner.strategies.derive import Rules, strategies
-from partitioner.strategies.shares import device_shares
+from partitioner.strategies.derive import Rules, device_shares, strategies
 
 MAX_GROUPS = 8  #: Of more device groups than these only the nearest ones of a node are tried.
 #: Nodes times devices above which changes of nodes are not priced.

@@ -10,12 +10,15 @@ from typing import Any
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.cost_model.executors import executor_of
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.mesh import DeviceMesh, numbers
 from partitioner.ir.plan import Certificate, Plan
 from partitioner.problem.build import Built
+from partitioner.problem.memory_kinds import Holdings
 from partitioner.search.request import Budget, Request
+from partitioner.solver.joint.shortage import short_of_memory
 from partitioner.solver.outcome import Infeasible, Solution, returns
 from partitioner.solver.progress import ROUNDING
 from partitioner.solver.referee import Objective
@@ -263,6 +266,38 @@ def winner(
         ),
         any(result.memory_binds for result in results),
     )
+
+
+def too_large(best: Candidate, cluster: Cluster) -> Infeasible:
+    """The refusal of the best plan that was found, which does not fit by the referee."""
+    evaluation, plan = best.evaluation, best.plan
+    over = max(evaluation.short_bytes, key=evaluation.short_bytes.__getitem__)
+    peak, inside = evaluation.needed_peak(over), ""
+    in_kernels = evaluation.needed_bytes[over] > evaluation.held_bytes[over]
+    if (stages := _stages_on(plan, over, peak.at)) and plan.kind == "pipeline":
+        inside = f" of stage{'s' if len(stages) > 1 else ''} {numbers(stages)}"
+    if in_kernels:
+        inside += f" in {executor_of(best.graph).holder}"
+    holdings = Holdings.of(best.graph, plan, cluster)
+    parts = holdings.text(over, exact=True, headroom=not in_kernels)
+    held = f"without them it holds {parts}" if in_kernels else f"there it holds {parts}"
+    results = of_results(best.graph, plan, cluster, evaluation, over)
+    return short_of_memory(
+        evaluation.needed_bytes[over],
+        evaluation.limit_bytes[over],
+        over,
+        peak.at,
+        inside=inside,
+        more=f"; {held}{results}; this is {best.space}",
+    )
+
+
+def _stages_on(plan: Plan, device: int, task: str) -> tuple[int, ...]:
+    """The stage of a node or, where the task is none, the stages on a device, ascending."""
+    if task in plan.nodes:
+        return (plan.stages[plan.nodes[task].group],)
+    groups = zip(plan.groups, plan.stages, strict=True)
+    return tuple(sorted({stage for mesh, stage in groups if device in mesh.devices}))
 
 
 def best_of(candidates: Sequence[Candidate], objective: str, devices: int) -> Candidate:

@@ -31,8 +31,7 @@ from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.problem import Problem
 from partitioner.solver.referee import Objective, evaluate_choices
 from partitioner.strategies.constraints import ConstraintError, Constraints
-from partitioner.strategies.derive import Rules, strategies
-from partitioner.strategies.shares import device_shares
+from partitioner.strategies.derive import Rules, device_shares, strategies
 from partitioner.strategies.spaces import Family, families
 
 #: Steps of building and presolving a problem, for each choice and each item.

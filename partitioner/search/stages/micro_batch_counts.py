@@ -23,9 +23,8 @@ from partitioner.ir.rule import Rule
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import EXPLICIT, Budget, Request
 from partitioner.search.spaces.one_device import shortage
-from partitioner.search.stages.cut_search import NOT_SEARCHED, to_beat
+from partitioner.search.stages.cut_search import NOT_SEARCHED, step_cost, to_beat
 from partitioner.search.stages.pipelines import find_pipeline
-from partitioner.search.stages.staged_plan import step_cost
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 

@@ -42,11 +42,12 @@ from partitioner.search.stages.cut_search import (
     TWICE,
     Pipelines,
     PipelineSearch,
+    Table,
+    step_cost,
     to_beat,
 )
 from partitioner.search.stages.figures import Sharding, StageFigures
 from partitioner.search.stages.stage_lives import Floats
-from partitioner.search.stages.staged_plan import Table, step_cost
 from partitioner.solver.joint.shortage import short_of_memory
 from partitioner.solver.outcome import Infeasible
 from partitioner.solver.stages.cut import State, least_cuts

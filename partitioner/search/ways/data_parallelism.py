@@ -16,6 +16,7 @@ from partitioner.search.find_plan import find_plan
 from partitioner.search.outcome import Outcome, OutOfTime, best_of
 from partitioner.search.request import Budget, Request, Say, silent
 from partitioner.search.stages.micro_batch_counts import BatchBytes, Trial
+from partitioner.search.stages.pipelines import least_memory
 from partitioner.search.ways.parts import Parts
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.kinds.parallel import DATA
@@ -70,7 +71,7 @@ def beside_data_parallelism(
         found = find_plan(graph, cluster, asked, budget)
     except (Infeasible, OutOfTime) as error:
         is_late = isinstance(error, Infeasible) and budget.work.stopped and not error.proven
-        in_parts = None if is_late or error is late else _in_parts(usual, cluster, budget, parts)
+        in_parts = None if is_late or error is late else _in_parts(usual, budget, parts)
         if in_parts is None:
             return replace(outcome, failed=(*outcome.failed, (space, late if is_late else error)))
         found = in_parts
@@ -81,12 +82,12 @@ def beside_data_parallelism(
     return replace(outcome, candidates=(*outcome.candidates, found_plan))
 
 
-def _in_parts(request: Request, cluster: Cluster, budget: Budget, parts: Parts) -> Outcome | None:
+def _in_parts(request: Request, budget: Budget, parts: Parts) -> Outcome | None:
     """The plan in as few micro-batches as devices hold, of `MOST_COUNTS` numbers; None if none is.
 
     None, too, where a step in so many is not proven to compute what the whole batch does.
     """
-    devices, limit = len(cluster), min(device.memory_bytes for device in cluster.devices)
+    devices, limit = len(parts.cluster), least_memory(parts.cluster)
     try:
         counts = parts.model.even_counts()[1:]
     except PartitionerError:  # there is no batch
@@ -97,8 +98,8 @@ def _in_parts(request: Request, cluster: Cluster, budget: Budget, parts: Parts) 
         if parts.why_not(count) or budget.work.late:
             break
         asked = replace(request, micro_batches=count)
-        search = parts.search(
-            lambda n: iter((parts.model.in_micro_batches(n),)), cluster, asked, budget, (devices,)
+        search = replace(parts, request=asked).search(
+            lambda n: iter((parts.model.in_micro_batches(n),)), budget, (devices,)
         )
         with suppress(PartitionerError):
             return search.all((Trial(count),))

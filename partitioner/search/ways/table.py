@@ -141,12 +141,12 @@ class Table:
 
     @cached_property
     def _parts(self) -> Parts:
-        return Parts(self.model, self.request.micro_batches, lambda: self._held, self._trace_s)
+        return Parts(self.model, self.cluster, self.request, self.clock, lambda: self._held)
 
     @cached_property
     def _staged(self) -> InStages:
         """The micro-batches and stages that the request asks for."""
-        return InStages(self._parts, self.cluster, self.request, self.clock)
+        return InStages(self._parts)
 
     @cached_property
     def _first(self) -> Graph:
@@ -262,18 +262,10 @@ class Table:
         most = devices  # of a stage; those of several sizes are of powers of two
         if sizes:
             most = max(*sizes, 2 ** ((devices - 1).bit_length() - 1))
-        bound = self._least(most)
-        stages = InStages(
-            self._parts,
-            self.cluster,
-            self.request,
-            self.clock,
-            sizes,
-            least=1 if self.training else 2,
-            bound=bound,
-        )
+        bound, least, begin_s = self._least(most), 1 if self.training else 2, self._parts.trace_s
+        stages = InStages(self._parts, sizes, least, bound)
         bound_s = min(bound(trial.count) for trial in stages.trials)
-        yield Way("stages", stages.search, bound_s, is_rival=True, begin_s=self._trace_s)
+        yield Way("stages", stages.search, bound_s, is_rival=True, begin_s=begin_s)
 
     @property
     def _waits(self) -> bool:
@@ -338,13 +330,8 @@ class Table:
             yield self._fewest("micro-batches on all devices", mesh)
 
     def _fewest(self, name: str, sizes: tuple[int, ...]) -> Way:
-        fewest = FewestParts(self._parts, self.cluster, self.request, self.clock, sizes)
-        return Way(name, fewest.search, rung=1, would_fit=fewest.would_fit, begin_s=self._trace_s)
-
-    @property
-    def _trace_s(self) -> float:
-        """Seconds of the trace of the whole batch: one of a micro-batch takes about as many."""
-        return self.clock.seconds.get("tracing the module", 0.0)
+        fewest, begin_s = FewestParts(self._parts, sizes), self._parts.trace_s
+        return Way(name, fewest.search, rung=1, would_fit=fewest.would_fit, begin_s=begin_s)
 
     def _in_blocks(self) -> Way:
         why = why_not_in_blocks(self.cluster, self.request, trains=self.training, staged=False)
@@ -363,19 +350,14 @@ class Table:
         if not (may_run and self._has_batch and self._holds_weights):
             return
         mesh, *stages = self.request.sizes_in_parts(len(self.cluster))
-        fewest = FewestParts(
-            replace(self._parts, in_blocks=True),
-            self.cluster,
-            self.request,
-            self.clock,
-            (*chain(*stages), *mesh),
-        )
+        in_blocks = replace(self._parts, in_blocks=True)
+        fewest = FewestParts(in_blocks, (*chain(*stages), *mesh))
         yield self._staged_blocks("micro-batches in blocks", fewest.search, rung=3)
 
     def _staged_blocks(self, name: str, search: Callable[[Budget], Outcome], rung: int) -> Way:
         why = why_not_in_blocks(self.cluster, self.request, trains=False, staged=True)
         closed = f"blocks are not searched with {why}" if why else ""
-        return Way(name, search, rung=rung, closed=closed, begin_s=self._trace_s)
+        return Way(name, search, rung=rung, closed=closed, begin_s=self._parts.trace_s)
 
 
 def _not_searched(_budget: Budget) -> Outcome:

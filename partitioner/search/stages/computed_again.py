@@ -208,29 +208,20 @@ class ComputedAgain:
         least, _ = relaxed(lost[order], saved[order], before, pairs, need.reshape(-1))
         return least.reshape(need.shape)
 
-    def _held(self, runs: LaneRuns, bounds: Sequence[tuple[int, int]], *, splits: bool) -> Floats:
+    def _held(self, runs: LaneRuns, bounds: Sequence[tuple[int, int]]) -> Floats:
         """Bytes of a lane that keeps all, with what passes make at most, whatever they compute."""
-        kept, whole = (
-            figures.lives(splits=splits).lane(runs, bounds)
-            for figures in (self.figures, self.whole)
-        )
+        lives = (of.lives(splits=runs.phases.splits) for of in (self.figures, self.whole))
+        kept, whole = (each.lane(runs, bounds) for each in lives)
         return kept.beside(whole).at(runs)
 
-    def load(
-        self,
-        ends: Sequence[int],
-        lanes: Sequence[LaneRuns],
-        limits: Sequence[float],
-        *,
-        splits: bool,
-    ) -> Load:
+    def load(self, ends: Sequence[int], lanes: Sequence[LaneRuns], limits: Sequence[float]) -> Load:
         """Give what a cut takes, at least: at the moment at which each lane needs most."""
-        extra, over = np.zeros(len(ends)), 0.0
-        bounds, counted = tuple(pairwise((0, *ends))), self._counted(splits=splits)
+        extra, over, bounds = np.zeros(len(ends)), 0.0, tuple(pairwise((0, *ends)))
+        counted = self._counted(splits=lanes[0].phases.splits)
         units = counted.units
         for rows, limit in zip(lanes, limits, strict=True):
             own = [bounds[stage] for stage in rows.stages]
-            need = self._held(rows, bounds, splits=splits) - limit
+            need = self._held(rows, bounds) - limit
             if need.max() <= 0:
                 continue
             spans = [np.searchsorted(units, bound) for bound in own]
@@ -246,19 +237,15 @@ class ComputedAgain:
     # One cut, exactly ------------------------------------------------------------------------
 
     def packed(
-        self,
-        ends: Sequence[int],
-        lanes: Sequence[LaneRuns],
-        limits: Sequence[float],
-        *,
-        splits: bool,
+        self, ends: Sequence[int], lanes: Sequence[LaneRuns], limits: Sequence[float]
     ) -> Taken:
         """The optional nodes that are computed in the stages of a cut; see `load`.
 
         They take the fewest seconds within the memory of each lane or, where nothing fits, the
         least memory.
         """
-        bounds, counted = tuple(pairwise((0, *ends))), self._counted(splits=splits)
+        bounds = tuple(pairwise((0, *ends)))
+        counted = self._counted(splits=lanes[0].phases.splits)
         at = np.array([region.unit for region in self.regions], np.int64)
         again: set[str] = set()
         used = []
@@ -272,7 +259,7 @@ class ComputedAgain:
             kept = np.zeros((len(own), len(Span)))
             for index, each in zip(of, nbytes, strict=True):
                 kept[index] += each[0]
-            fixed = self._held(rows, bounds, splits=splits) - rows.kept(kept)
+            fixed = self._held(rows, bounds) - rows.kept(kept)
             taken, most = ways_within(rows, fixed, limit, ways, nbytes, of)
             for number, way in zip(numbers, taken, strict=True):
                 again |= self.regions[number].again[way]

@@ -340,7 +340,7 @@ class PipelineSearch:
             fits = any(plan.evaluation.fits_exactly for plan in plans)
             if plans and ((len(plans) > 1 and fits) or (work.over if fits else work.late)):
                 break
-            taken = self.again.packed(cut.ends, estimate.runs, draft.limits, splits=estimate.splits)
+            taken = self.again.packed(cut.ends, estimate.runs, draft.limits)
             if taken.again in cut.seen:
                 break
             cut.seen.add(taken.again)
@@ -486,10 +486,9 @@ class PipelineSearch:
         """Bytes above the limits, then seconds: infinite ones where `best` is clearly less."""
         again = None
         if self.again is None:
-            splits = estimate.splits
-            over = self.figures.over_bytes(ends, estimate.runs, limits, splits=splits)
+            over = self.figures.over_bytes(ends, estimate.runs, limits)
         else:
-            load = self.again.load(ends, estimate.runs, limits, splits=estimate.splits)
+            load = self.again.load(ends, estimate.runs, limits)
             over, again = load.over_bytes, load.seconds
         if over >= best[0] and (over > best[0] or estimate.least_s(ends, again) >= best[1]):
             return over, math.inf

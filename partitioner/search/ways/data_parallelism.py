@@ -14,7 +14,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.rewrites.graph_writer import chosen
 from partitioner.search.find_plan import find_plan
 from partitioner.search.outcome import Outcome, OutOfTime, best_of
-from partitioner.search.request import Budget, Request, Say, silent
+from partitioner.search.request import Budget, Request
 from partitioner.search.stages.micro_batch_counts import BatchBytes, Trial
 from partitioner.search.stages.pipelines import least_memory
 from partitioner.search.ways.parts import Parts
@@ -30,14 +30,7 @@ MOST_COUNTS = 3
 NODE_S = 1e-3
 
 
-def beside_data_parallelism(
-    outcome: Outcome,
-    cluster: Cluster,
-    request: Request,
-    left_s: float,
-    parts: Parts,
-    say: Say = silent,
-) -> Outcome:
+def beside_data_parallelism(outcome: Outcome, parts: Parts, left_s: float) -> Outcome:
     """Plan data parallelism of the whole batch, if no space that was searched is that.
 
     Where devices do not hold their parts of the batch at once, it is planned with as few
@@ -46,6 +39,7 @@ def beside_data_parallelism(
     the same in inference, on one device, of data parallelism itself, and where devices have unequal
     parts of a batch or the whole batch has no graph.
     """
+    cluster, request = parts.cluster, parts.request
     devices, graph = len(cluster), _whole(outcome)
     is_known = any(plan.space.name == DATA for plan in outcome.candidates)
     if graph is None or not graph.backward or devices == 1 or is_known or request.parallel == DATA:
@@ -59,7 +53,7 @@ def beside_data_parallelism(
         seed=request.seed,
     )
     seconds = max(left_s, LEAST_SHARE * request.time_limit_s)
-    budget = Budget.of(usual, say).anew(seconds)
+    budget = Budget.of(usual, parts.clock.say).anew(seconds)
     late = OutOfTime(f"not planned within {request.time_limit_s:g} s")
     space = Family(DATA, (DeviceMesh.line(devices, DATA),), (), symmetric=False)
     try:

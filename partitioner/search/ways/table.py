@@ -89,9 +89,7 @@ class Table:
         """
         with self.clock("planning what one would do instead"):
             left_s = self.request.time_limit_s - (now_s() - self.clock.begun_s)
-            outcome = beside_data_parallelism(
-                outcome, self.cluster, self.request, left_s, self._parts, self.clock.say
-            )
+            outcome = beside_data_parallelism(outcome, self._parts, left_s)
             return replace(outcome, alone=self._fewest_alone(outcome))
 
     def _fewest_alone(self, outcome: Outcome) -> tuple[Graph, int] | None:

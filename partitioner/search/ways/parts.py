@@ -30,8 +30,7 @@ from partitioner.search.stages.micro_batch_counts import (
 )
 from partitioner.search.stages.pipelines import find_pipeline
 from partitioner.search.ways.model_graphs import ModelGraphs
-from partitioner.search.ways.way import Impossible, Nearly
-from partitioner.search.what_would_fit import Change
+from partitioner.search.ways.way import Change, Impossible, Nearly
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.kinds.parallel import PIPELINE

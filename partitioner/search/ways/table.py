@@ -22,9 +22,16 @@ from partitioner.search.stages.pipelines import least_memory
 from partitioner.search.ways.data_parallelism import beside_data_parallelism
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
-from partitioner.search.ways.way import FIRST_SHARE, LEAST_SHARE, Way, Weighing, nothing
+from partitioner.search.ways.way import (
+    FIRST_SHARE,
+    LEAST_SHARE,
+    Change,
+    Way,
+    Weighing,
+    nothing,
+    what_would_fit,
+)
 from partitioner.search.ways.whole import InBlocks, WholeBatch
-from partitioner.search.what_would_fit import Change, what_would_fit
 from partitioner.solver.outcome import Infeasible
 from partitioner.solver.work import Work, now_s
 from partitioner.strategies.constraints import possible

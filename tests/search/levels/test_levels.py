@@ -449,7 +449,7 @@ def test_one_stage_of_several_kinds_is_refused_by_name() -> None:
 def test_what_would_fit_is_a_memory_that_fits(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("partitioner.search.what_would_fit.ONE_COUNT_S", 20.0)
+    monkeypatch.setattr("partitioner.search.ways.way.ONE_COUNT_S", 20.0)
     model = mlp(12, 64, 48)
     with pytest.raises(Infeasible, match=r"short .* it fits with --memory") as caught:
         partitioner.compile(model, cluster=cluster.with_memory(3_000))

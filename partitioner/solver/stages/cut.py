@@ -23,12 +23,14 @@ import numpy as np
 
 from partitioner.foundations import units
 from partitioner.solver.outcome import Infeasible, relative_gap
-from partitioner.solver.stages.entries import join, lay_out, settle
 from partitioner.solver.stages.model import Cut, Floats, Ints, Pool, StageProblem, evaluate_cut
 from partitioner.solver.stages.paths import (
     ROUNDING,
     fit,
+    join,
+    lay_out,
     least_of,
+    settle,
     stages_of,
     tail_lengths,
 )

@@ -11,7 +11,6 @@ from helpers.problems.stage_problems import Spec, all_cuts, brute_force, draw_pr
 from partitioner.solver.outcome import Infeasible
 from partitioner.solver.stages import paths
 from partitioner.solver.stages.cut import cut_stages
-from partitioner.solver.stages.entries import lay_out, most_in_flight, settle
 from partitioner.solver.stages.model import (
     Pool,
     Stage,
@@ -20,7 +19,7 @@ from partitioner.solver.stages.model import (
     evaluate_cut,
     flights,
 )
-from partitioner.solver.stages.paths import frontier, least_tails
+from partitioner.solver.stages.paths import frontier, lay_out, least_tails, most_in_flight, settle
 
 SPECS = {
     "memory couples": Spec(),

@@ -18,8 +18,7 @@ from partitioner.ir.plan import Certificate, Plan
 from partitioner.problem.build import Built
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.search.request import Budget, Request
-from partitioner.solver.joint.shortage import short_of_memory
-from partitioner.solver.outcome import Infeasible, Solution, returns
+from partitioner.solver.outcome import Infeasible, Solution, returns, short_of_memory
 from partitioner.solver.progress import ROUNDING
 from partitioner.solver.referee import Objective
 from partitioner.solver.work import Work

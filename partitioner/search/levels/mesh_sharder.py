@@ -20,10 +20,9 @@ from partitioner.problem.folding import Folded, fold
 from partitioner.problem.memory_kinds import parts_text, planned_parts
 from partitioner.search.levels.meshes import device_pools
 from partitioner.search.request import Budget
-from partitioner.solver.joint.shortage import short_of_memory
 from partitioner.solver.joint.solve import solve
 from partitioner.solver.milp.engines import HIGHS, Engine
-from partitioner.solver.outcome import Infeasible, Solution, relative_gap
+from partitioner.solver.outcome import Infeasible, Solution, relative_gap, short_of_memory
 from partitioner.solver.presolve.simplify import merge_equal
 from partitioner.solver.problem import Problem
 from partitioner.solver.referee import evaluate_choices

@@ -11,8 +11,7 @@ from partitioner.foundations import units
 from partitioner.search.outcome import Candidate, Refused, in_executor
 from partitioner.search.request import Budget
 from partitioner.search.spaces.explicit import JointSearch
-from partitioner.solver.joint.shortage import least_shortage
-from partitioner.solver.joint.solve import solve
+from partitioner.solver.joint.solve import least_shortage, solve
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.problem import Problem, SolverError
 from partitioner.solver.referee import Objective, evaluate_choices

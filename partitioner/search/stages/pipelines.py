@@ -48,8 +48,7 @@ from partitioner.search.stages.cut_search import (
 )
 from partitioner.search.stages.figures import Sharding, StageFigures
 from partitioner.search.stages.stage_lives import Floats
-from partitioner.solver.joint.shortage import short_of_memory
-from partitioner.solver.outcome import Infeasible
+from partitioner.solver.outcome import Infeasible, short_of_memory
 from partitioner.solver.stages.cut import State, least_cuts
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.spaces import Family, SearchError

@@ -27,10 +27,9 @@ from partitioner.ir.plan import NodePlan, Plan
 from partitioner.rewrites.graph_writer import chosen
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.request import Budget, Request
-from partitioner.search.stages.computed_again import ComputedAgain, Offering
+from partitioner.search.stages.computed_again import ComputedAgain, Offering, offered_regions
 from partitioner.search.stages.cut_search import staged_plan
 from partitioner.search.stages.figures import Sharding, StageFigures
-from partitioner.search.stages.offered_ways import offered_regions
 from partitioner.search.stages.stage_lives import LaneRuns
 from partitioner.solver.milp.engines import HIGHS
 from partitioner.solver.work import Work

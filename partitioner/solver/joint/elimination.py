@@ -6,8 +6,8 @@ is a sum of tables: one a node, one an edge, one for the items that several edge
 the same nodes share. Eliminating node v adds the tables that mention v, takes the minimum over
 v's choices, and leaves a table over v's neighbours (bucket elimination: Dechter, Artificial
 Intelligence 113, 1999). The node whose elimination makes the smallest table goes next (the
-min-weight ordering); a heap finds it, so that a chain of n nodes takes n log n steps. Model graphs are narrow, so the tables stay small; when they do not,
-the caller is told to use the MILP instead.
+min-weight ordering); a heap finds it, so that a chain of n nodes takes n log n steps. Model graphs
+are narrow, so the tables stay small; when they do not, the caller is told to use the MILP instead.
 """
 
 from __future__ import annotations

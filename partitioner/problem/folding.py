@@ -28,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 
 from partitioner.ir.graph import Graph
-from partitioner.ir.ops import row_of
 from partitioner.ir.pieces.repeats import (
     MIN_BLOCKS,
     Ints,
@@ -38,7 +37,7 @@ from partitioner.ir.pieces.repeats import (
     signature,
 )
 from partitioner.ir.plan import PlacedNode
-from partitioner.problem.build import Built, last_uses
+from partitioner.problem.build import Built
 from partitioner.rewrites.graph_writer import GraphWriter, reading
 from partitioner.solver.problem import Edge, Item
 from partitioner.strategies.derive import Rules
@@ -336,29 +335,6 @@ class Folded:
     def times(self) -> int:
         """Blocks that the stand-in counts for, itself included."""
         return self.runs[0].count - kept(len(self.runs)) + 1
-
-    @cached_property
-    def outliving(self) -> frozenset[str]:
-        """Values that a block makes or is fed, and that are held beyond the run of the block.
-
-        A device that runs many blocks holds those of all of them; `graph` has those of a few. None
-        with a backward pass: all devices run all blocks then, and `tie` counts what they hold.
-        """
-        if not self.runs or self.whole.backward:
-            return frozenset()
-        last, fed, values = last_uses(self.whole), frozenset(self.whole.inputs), set[str]()
-        for run in self.runs:
-            stop = run.start + run.count * run.period
-            nodes = self.whole.nodes[run.start : stop]
-            of_blocks = {value for node in nodes for value in node.reads if value in fed}
-            of_blocks |= {
-                value
-                for node in nodes  # whose results take bytes of their own, and not throughout
-                if not ((row := row_of(node)).stored or (row.view and not row.either))
-                for value in node.writes
-            }
-            values |= {value for value in of_blocks if last[value] >= stop}
-        return frozenset(values)
 
     @cached_property
     def _middles(self) -> tuple[tuple[range, int], ...]:

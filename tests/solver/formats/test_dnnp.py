@@ -13,7 +13,7 @@ from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import Json, dnnp
 from partitioner.cli.main import main
 from partitioner.solver.formats.dnnp import Split, evaluate, parse, parse_split
-from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
+from partitioner.solver.formats.files import to_problem, to_solution
 from partitioner.solver.formats.json_files import FormatError, read
 from partitioner.solver.joint.solve import solve
 from partitioner.solver.problem import SolverError

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from types import FunctionType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+Kind = TypeVar("Kind")
+_hints = cache(get_type_hints)
 
 #: The largest figure: JSON's numbers have no limit, floats do.
 _MOST = math.nextafter(math.inf, 0.0)
@@ -22,7 +26,7 @@ def fits(value: Any, kind: Any) -> bool:
     if isinstance(kind, FunctionType):
         return bool(kind(value))
     if is_typeddict(kind) or is_dataclass(kind):
-        hints = get_type_hints(kind)
+        hints = _hints(kind)
         if not isinstance(value, dict):
             return False
         is_whole = _required(kind) <= value.keys() <= hints.keys()
@@ -49,3 +53,31 @@ def _required(kind: Any) -> frozenset[str]:
         return keys
     own = (one for one in fields(kind) if one.default is MISSING)
     return frozenset(one.name for one in own if one.default_factory is MISSING)
+
+
+def read(kind: type[Kind], data: Any) -> Kind:
+    """Make a dataclass of its fields in JSON.
+
+    KeyError, TypeError or ValueError names one that is missing, unknown or of no such value.
+    """
+    if not isinstance(data, dict):
+        raise TypeError(f"{data!r} has no fields")
+    hints, missing = _hints(kind), _required(kind) - data.keys()
+    if missing:
+        raise KeyError(min(missing))
+    return kind(**{name: value_of(name, one, hints.get(name)) for name, one in data.items()})
+
+
+def value_of(name: str, value: Any, kind: Any) -> Any:
+    """A field's value, in JSON, as one of its type: a list as a tuple, an object as a dataclass."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is tuple and isinstance(value, list):
+        return tuple(value_of(name, one, args[0]) for one in value)
+    if is_dataclass(kind):
+        return read(kind, value)  # type: ignore[arg-type]
+    if kind is None or fits(value, kind):  # None: an unknown field, of which the dataclass tells
+        return tuple(value) if isinstance(value, list) and origin is not list else value
+    if origin is Literal:
+        raise ValueError(f"{name} {value!r} is not one of {', '.join(args)}")
+    numbers = {int: "a whole number of at least 0", float: "a finite number of at least 0"}
+    raise ValueError(f"{name} {value!r} is not {numbers.get(kind, 'of its type')}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,8 +16,9 @@ from partitioner.api.verify.symbolic.parts import region_of
 from partitioner.api.verify.symbolic.program import Program, Step
 from partitioner.api.verify.symbolic.proof import Proof
 from partitioner.api.verify.symbolic.prove import prove
+from partitioner.api.verify.symbolic.sent_rows import Sending
 from partitioner.ir.errors import PartitionerError
-from partitioner.ir.graph import Attr, Graph, Node
+from partitioner.ir.graph import AMONG, Attr, Graph, Node
 from partitioner.ir.ops import is_stored
 from partitioner.ir.ops.aten.state import ALIAS
 from partitioner.ir.phases import Part as StepPart
@@ -103,10 +105,21 @@ def _runs(
         added_up(order, pieces, backward),
         {name: comm.phase for comm, name in messages if name[1] == rank},
         {name: comm.target_phase for comm, name in messages if name[2] == rank},
-        frozenset(
-            (comm.phase, comm.ranks) for comm in program.comms if comm.phase == comm.target_phase
-        ),
+        frozenset((step.phase, ranks) for step in program.steps if (ranks := _meeting(step))),
     )
+
+
+def _meeting(step: Compute | Comm) -> tuple[int, ...]:
+    """The ranks that wait for each other in a step; () if none do, or a message passes phases."""
+    if isinstance(step, Comm):
+        return step.ranks if step.phase == step.target_phase else ()
+    return _among(step)
+
+
+def _among(step: Compute) -> tuple[int, ...]:
+    """The ranks that send each other rows inside of a local node; () if none do."""
+    ranks = step.node.attrs.get(AMONG, ())
+    return ranks if isinstance(ranks, tuple) else ()
 
 
 def _program(
@@ -156,7 +169,7 @@ def _steps(
     runs: Runs | None,
 ) -> tuple[tuple[Step, ...], tuple[Output, ...]]:
     """The steps of a rank, sums over micro-batches among them, and what it delivers."""
-    steps, sums = list[Step](), dict[str, str]()
+    steps, sums, met = list[Step](), dict[str, str](), Counter[tuple[int, ...]]()
     summed = frozenset[str]() if runs is None else runs.summed
 
     def summing(name: str) -> str:
@@ -178,7 +191,10 @@ def _steps(
             inputs = tuple(own(name) if name else "" for name in step.node.inputs)
             captures = tuple(map(own, step.node.captures))
             of = stored.get(step.node.name, ())
-            steps.append(_local_node(step, inputs, captures, of, shared))
+            local = _local_node(step, inputs, captures, of, shared)
+            among = _among(step)
+            steps.append(Sending(local, among, met[among]) if among else local)
+            met[among] += 1
     outputs = tuple(replace(out, value=summing(out.value)) for out in program.outputs)
     return tuple(steps), outputs
 

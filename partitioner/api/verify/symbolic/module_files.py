@@ -37,6 +37,7 @@ from partitioner.api.verify.symbolic.parts import RefusedError
 from partitioner.api.verify.symbolic.program import Arrival, Departure, Program, Step
 from partitioner.api.verify.symbolic.proof import Proof
 from partitioner.api.verify.symbolic.prove import prove
+from partitioner.api.verify.symbolic.sent_rows import Sending
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import dtype_word, to_numpy
 from partitioner.backends.torch.files.archive import read_program
@@ -46,8 +47,9 @@ from partitioner.backends.torch.files.rank_files import (
     read_rank_file,
 )
 from partitioner.backends.torch.graphs.calls import RESHAPES, Call
+from partitioner.backends.torch.operators.registry import SENDING
 from partitioner.ir.exchange import Region
-from partitioner.ir.graph import SMALL_CONSTANT, Graph
+from partitioner.ir.graph import AMONG, SMALL_CONSTANT, Graph
 from partitioner.ir.messages import Group
 from partitioner.ir.ops.aten.state import ALIAS, EITHER, KEEP, REST, STATE, UPDATE
 from partitioner.ir.phases import Part as StepPart
@@ -309,6 +311,8 @@ class _Phase:
             self.named[node] = self.named[node.all_input_nodes[0]]
         elif call.op.startswith("_c10d_functional::"):
             self._collective(node, call.op.partition("::")[2])
+        elif call.target in SENDING:
+            self._send(node, call)
         elif not self._assembles(node, call):
             self.reader.steps.append(self._local(node, call))
             if call.op == "aten::copy_":  # its first operand has these elements from here on
@@ -371,6 +375,12 @@ class _Phase:
                 (splits[0], splits[1]) if splits else ((), ()),
             )
         )
+        self.reader.met[ranks] += 1
+        self.reader.groups.add((self.number, ranks))
+
+    def _send(self, node: fx.Node, call: Call) -> None:
+        ranks = call.named(AMONG)
+        self.reader.steps.append(Sending(self._local(node, call), ranks, self.reader.met[ranks]))
         self.reader.met[ranks] += 1
         self.reader.groups.add((self.number, ranks))
 

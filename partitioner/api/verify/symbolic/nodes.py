@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -211,7 +211,7 @@ def follow(model: WholeModel, rank: Rank, nodes: Sequence[LocalNode]) -> int:
     )
     matches = next(filter(None, tried), [])
     if not matches and not found:
-        raise _unfollowed(rank, node, refused)
+        raise unfollowed(rank, node, refused)
     model.found[node.name, node.op] = [candidate for candidate, _, _ in matches]
     several = [one for one in matches if one[1] > 1]
     for _, _, made in several or matches:
@@ -264,7 +264,7 @@ def _matches(
     """
     for candidate in candidates:
         try:
-            count, made = _Match(model, rank, nodes, candidate).results()
+            count, made = Match(model, rank, nodes, candidate).results()
         except RefusedError as error:
             refused.append(error)
             continue
@@ -273,7 +273,7 @@ def _matches(
             return
 
 
-def _unfollowed(rank: Rank, node: LocalNode, refused: Sequence[RefusedError]) -> RefusedError:
+def unfollowed(rank: Rank, node: LocalNode, refused: Sequence[RefusedError]) -> RefusedError:
     """The likeliest reason why a local node is no node of the model."""
     if refused:
         return max(refused, key=lambda error: error.closeness)
@@ -282,7 +282,7 @@ def _unfollowed(rank: Rank, node: LocalNode, refused: Sequence[RefusedError]) ->
 
 
 @dataclass(frozen=True)
-class _Match:
+class Match:
     """A local node, with those after it, held against a node of the model."""
 
     model: WholeModel
@@ -292,6 +292,7 @@ class _Match:
 
     @property
     def graph(self) -> Graph:
+        """The whole model."""
         return self.model.graph
 
     @cached_property
@@ -309,34 +310,36 @@ class _Match:
         rule = rule_of(self.graph, self.node)
         if self.node.op in (UPDATE, KEEP) and not isinstance(rule, str):  # it is its operand
             rule = replace(rule, linear=frozenset({0}))
-        reads = self._operands()
+        reads = self.operands()
         if isinstance(rule, str) or self.node.captures:
             return self._as_whole(reads)
         row, slots = row_of(self.node), range(len(self.node.outputs))
-        stated = [None if row.localize is None else self._stated(slot) for slot in slots]
+        stated = [None if row.localize is None else self.stated(slot) for slot in slots]
         loops = Loops(rule, reads, stated, row.where)
         count, found = 0, dict[str, list[Held]]()
         for parts in loops.parts():
             for local in self._forms(loops, parts):
-                made = self._made(loops, parts, self._expected(local, reads))
+                made = self.made(
+                    self.expected(local, reads), partial(loops.result, self.node, parts=parts)
+                )
                 if made:
                     count = len(local.nodes)
                     for name, held in made.items():
                         found.setdefault(name, []).append(held)
                     break
         if not count:
-            raise self._other_form()
+            raise self.other_form()
         return count, found
 
     def _as_whole(self, reads: Sequence[Held | None]) -> tuple[int, dict[str, list[Held]]]:
         for held in filter(None, reads):
             check_whole(held, self.graph.types[held.value].shape)
-        results = self._expected(LocalOp((self.node,)), reads)
+        results = self.expected(LocalOp((self.node,)), reads)
         if results is None:
-            raise self._other_form()
+            raise self.other_form()
         return 1, {name: [self._whole_of(value)] for value, name in results.items()}
 
-    def _operands(self) -> list[Held | None]:
+    def operands(self) -> list[Held | None]:
         """Find the value read as each operand; a constant may be replaced by a local one."""
         first, count = self.nodes[0], len(self.node.inputs)
         slots = [*first.inputs[:count], *[""] * (count - len(first.inputs)), *first.captures]
@@ -377,7 +380,7 @@ class _Match:
         why = f"it reads {read}, where {self.node.name!r} reads {value!r}"
         return RefusedError(why, is_wrong=bool(facts), closeness=1)
 
-    def _other_form(self) -> RefusedError:
+    def other_form(self) -> RefusedError:
         """The reason why the local nodes are not what runs in place of the node."""
         for slot, value in zip(self.nodes[0].inputs, self.node.inputs, strict=False):
             facts = self.rank.facts.get(slot, ()) if value else ()
@@ -386,14 +389,14 @@ class _Match:
         why = f"it is not what the op table gives for {self.node.name!r} on these parts"
         return RefusedError(why, closeness=3)
 
-    def _stated(self, slot: int) -> tuple[int, ...] | None:
+    def stated(self, slot: int) -> tuple[int, ...] | None:
         """The shape that the rank's program states for a result, if the node makes one."""
         names = [node.outputs[slot] for node in self._same if slot < len(node.outputs)]
         type_ = self.rank.types.get(names[-1]) if names and self.node.outputs[slot] else None
         if type_ is not None and len(type_.shape) != len(
             self.graph.types[self.node.outputs[slot]].shape
         ):
-            raise self._other_form()
+            raise self.other_form()
         return None if type_ is None else type_.shape
 
     def _forms(self, loops: Loops, parts: Parts) -> Iterator[LocalOp]:
@@ -426,23 +429,20 @@ class _Match:
             except (IRError, AssertionError, ArithmeticError, LookupError, ValueError):
                 continue  # these parts have no local form
 
-    def _made(
-        self, loops: Loops, parts: Parts, names: Mapping[str, str] | None
+    def made(
+        self, names: Mapping[str, str] | None, result: Callable[[int], Held]
     ) -> dict[str, Held] | None:
-        """Facts about the local results; None if the program states other types."""
+        """Facts about the local results of these names; None if the program states other types."""
         made = {}
         for value, name in (names or {}).items():
-            slot = self.node.outputs.index(value)
-            region = loops.result_region(slot, parts)
-            share, how = loops.share(self.node.name, slot, parts)
-            made[name] = Held(value, region, share, how)
+            made[name] = held = result(self.node.outputs.index(value))
             stated = self.rank.types.get(name)
-            shape = tuple(map(count_of, region))
+            shape = tuple(map(count_of, held.region))
             if stated is not None and stated != self.graph.types[value].with_shape(shape):
                 return None
         return made
 
-    def _expected(self, local: LocalOp, reads: Sequence[Held | None]) -> dict[str, str] | None:
+    def expected(self, local: LocalOp, reads: Sequence[Held | None]) -> dict[str, str] | None:
         """Local names of the results by value, if the rank runs these nodes; else None."""
         if len(local.nodes) > len(self.nodes):
             return None

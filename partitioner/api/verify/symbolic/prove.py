@@ -35,6 +35,7 @@ from partitioner.api.verify.symbolic.parts import (
 )
 from partitioner.api.verify.symbolic.program import Arrival, Departure, Program, Side
 from partitioner.api.verify.symbolic.proof import Proof, Refusal
+from partitioner.api.verify.symbolic.sent_rows import Sending, send
 from partitioner.api.verify.symbolic.shares import ALL, NOTHING
 from partitioner.backends.regions import cut
 from partitioner.ir.errors import PartitionerError
@@ -46,7 +47,7 @@ from partitioner.ir.program import Output, Part
 #: The parts of each output that are delivered, by whole copy and output.
 _Delivered = dict[tuple[int, str], list[Region]]
 _Class = tuple[int, ...]  #: Ranks that run the same steps.
-_Waiting = Arrival | Collective | Side  #: What a rank waits for others at.
+_Waiting = Arrival | Sending | Collective | Side  #: What a rank waits for others at.
 
 
 def prove(graph: Graph, programs: Sequence[Program]) -> Proof:
@@ -363,31 +364,44 @@ class _Check:
 
     def _meet(self, ranks: Sequence[Rank], sides: Mapping[int, _Waiting]) -> None:
         """Note what the ranks of a communication get."""
-        types, first = self.graph.types, min(sides)
-        flat = {rank: side for rank, side in sides.items() if isinstance(side, Collective)}
+        first = min(sides)
         try:
-            if flat:
-                given = {rank: ranks[rank].flat(side.reads) for rank, side in flat.items()}
-                for rank, got in collect(flat, given).items():
-                    ranks[rank].flats[flat[rank].writes] = got
-                    ranks[rank].note(flat[rank].writes, facts_of(types, got))
-                return
-            sided = {
-                rank: side
-                for rank, side in sides.items()
-                if not isinstance(side, Collective | Arrival)
-            }
-            sources = {
-                rank: ranks[rank].facts.get(side.reads[0], ())
-                for rank, side in sided.items()
-                if side.reads
-            }
-            made = communicate(types, sided, sources)
+            for rank, got in self._got(ranks, sides).items():
+                for name, facts in got.items():
+                    ranks[rank].note(name, facts)
         except RefusedError as error:
             raise self._refused(ranks, first, _text(sides[first]), error) from None
-        for rank, side in sided.items():
-            if side.writes:
-                ranks[rank].note(side.comm.target, made[rank])
+
+    def _got(
+        self, ranks: Sequence[Rank], sides: Mapping[int, _Waiting]
+    ) -> Mapping[int, Mapping[str, Sequence[Held]]]:
+        """Give what the ranks of a communication get, by local name."""
+        types, sided = self.graph.types, dict[int, Side]()
+        flat, sending = dict[int, Collective](), dict[int, Sending]()
+        for rank, side in sides.items():
+            if isinstance(side, Collective):
+                flat[rank] = side
+            elif isinstance(side, Sending):
+                sending[rank] = side
+            elif not isinstance(side, Arrival):
+                sided[rank] = side
+        if sending and flat:
+            why = f"rank {min(flat)} calls {flat[min(flat)]}"
+            raise RefusedError(why, is_wrong=True)
+        if sending:
+            return send(self.model, ranks, sending)
+        if flat:
+            given = {rank: ranks[rank].flat(side.reads) for rank, side in flat.items()}
+            collected = collect(flat, given)
+            for rank, got in collected.items():
+                ranks[rank].flats[flat[rank].writes] = got
+            return {
+                rank: {flat[rank].writes: facts_of(types, got)} for rank, got in collected.items()
+            }
+        reading = ((rank, side.reads[0]) for rank, side in sided.items() if side.reads)
+        sources = {rank: ranks[rank].facts.get(name, ()) for rank, name in reading}
+        made = communicate(types, sided, sources)
+        return {rank: {side.comm.target: made[rank]} for rank, side in sided.items() if side.writes}
 
     def _advance(
         self, ranks: Sequence[Rank], at: list[int], rank: int, sent: dict[str, Flat]
@@ -454,17 +468,19 @@ def _meeting(side: _Waiting) -> object:
     """Give what the sides of one communication have in common."""
     if isinstance(side, Arrival):
         return side.name
-    return (side.ranks, side.number) if isinstance(side, Collective) else side.comm.seq
+    if isinstance(side, Sending | Collective):
+        return side.ranks, side.number
+    return side.comm.seq
 
 
 def _members(side: _Waiting) -> tuple[int, ...]:
     if isinstance(side, Arrival):
         return ()
-    return side.ranks if isinstance(side, Collective) else side.comm.ranks
+    return side.ranks if isinstance(side, Sending | Collective) else side.comm.ranks
 
 
 def _text(side: _Waiting) -> str:
-    if isinstance(side, Collective | Arrival):
+    if isinstance(side, Sending | Collective | Arrival):
         return str(side)
     why = f" for {side.comm.why}" if side.comm.why else ""
     return f"{side.comm.kind.spelled} {side.comm.seq}{why}"

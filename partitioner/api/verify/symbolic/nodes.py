@@ -23,6 +23,7 @@ from partitioner.api.verify.symbolic.loops import Loops, Parts, check_whole
 from partitioner.api.verify.symbolic.parts import RefusedError, all_of, any_of, count_of, whole
 from partitioner.api.verify.symbolic.shares import ALL, NOTHING
 from partitioner.ir.errors import IRError
+from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.loops.factors import PENDING
 from partitioner.ir.ops import row_of, rule_of
@@ -32,6 +33,8 @@ from partitioner.ir.types import TensorType
 
 #: Most local nodes that stand for one node of the model.
 MOST_NODES = 256
+#: Gives what a body's results are, in terms of a body of the model, from what its operands are.
+Body = Callable[[Graph, Sequence[Held | None]], Sequence[Facts]]
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class LocalNode:
     #: it does neither.
     moved: Callable[[Types, Rank], Facts | Flat | None] = lambda *_: None
     drops_results: bool = False  #: Whether results that nothing reads have no name.
+    bodies: Mapping[str, Body] = field(default_factory=dict)  #: By attribute of a node.
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -311,6 +315,9 @@ class Match:
         if self.node.op in (UPDATE, KEEP) and not isinstance(rule, str):  # it is its operand
             rule = replace(rule, linear=frozenset({0}))
         reads = self.operands()
+        graphs = {name: of for name, of in self.node.attrs.items() if isinstance(of, Graph)}
+        if graphs or self.nodes[0].bodies:
+            return 1, self._of_bodies(graphs, reads)
         if isinstance(rule, str) or self.node.captures:
             return self._as_whole(reads)
         row, slots = row_of(self.node), range(len(self.node.outputs))
@@ -338,6 +345,40 @@ class Match:
         if results is None:
             raise self.other_form()
         return 1, {name: [self._whole_of(value)] for value, name in results.items()}
+
+    def _of_bodies(
+        self, graphs: Mapping[str, Graph], reads: Sequence[Held | None]
+    ) -> dict[str, list[Held]]:
+        """Give what the results are, if each body gives the same parts of those of the model's.
+
+        What no body takes, as the predicate that chooses one, is the same on all ranks.
+        """
+        bodies, names = self.nodes[0].bodies, self.expected(LocalOp((self.node,)), reads)
+        if not names or self.node.captures or bodies.keys() != graphs.keys():
+            raise self.other_form()
+        regions: list[set[Region]] = []
+        for key, graph in graphs.items():
+            count = len(reads) - len(graph.inputs)
+            for held in filter(None, reads[:count]):
+                check_whole(held, self.graph.types[held.value].shape)
+            try:
+                given = bodies[key](graph, reads[count:])
+            except RefusedError as error:
+                why = f"its body {key!r}: {error}"
+                raise RefusedError(why, is_wrong=error.is_wrong, closeness=4) from None
+            of_body = [{held.region for held in facts} for facts in given]
+            regions = [one & other for one, other in zip(regions or of_body, of_body, strict=True)]
+        if not all(regions[self.node.outputs.index(value)] for value in names):
+            why = "its bodies do not give the same part of a result"
+            raise RefusedError(why, is_wrong=True, closeness=4)
+        results = [
+            Held(v, min(of)) if of else None
+            for v, of in zip(self.node.outputs, regions, strict=True)
+        ]
+        made = self.made(names, results.__getitem__)
+        if made is None:
+            raise self.other_form()
+        return {name: [held] for name, held in made.items()}
 
     def operands(self) -> list[Held | None]:
         """Find the value read as each operand; a constant may be replaced by a local one."""

@@ -60,6 +60,39 @@ def prove(graph: Graph, programs: Sequence[Program]) -> Proof:
     return Proof(ranks, None, len(check.unread))
 
 
+def follow_body(program: Program, graph: Graph, operands: Sequence[Held | None]) -> Sequence[Facts]:
+    """Give what the results of a body are, in terms of the body of a node of the model.
+
+    Args:
+        program: The body.
+        graph: The body of the model's node.
+        operands: What the operands are that its inputs stand for.
+
+    Raises:
+        RefusedError: The body is not the model's on these parts.
+    """
+    count = len(program.inputs), len(program.outputs)
+    if count != (len(graph.inputs), len(graph.outputs)) or len(operands) != count[0]:
+        raise RefusedError("it has other inputs and results")
+    fed = dict[str, Part]()
+    for name, value, held in zip(program.inputs, graph.inputs, operands, strict=True):
+        if held is not None and held.share != ALL:
+            raise RefusedError(f"it reads {held}", is_wrong=True)
+        fed |= {} if held is None else {name: Part(value, held.region)}
+    own = replace(program, inputs=fed)
+    check = _Check(*merged(graph), [own])
+    try:
+        rank = check.alone()
+    except _StoppedError as stopped:
+        refusal = stopped.refusal
+        why = ": ".join(filter(None, (refusal.step, refusal.why)))
+        raise RefusedError(why, is_wrong=refusal.is_wrong) from None
+    return [
+        tuple(h for h in rank.facts.get(out.value, ()) if h.value == value and h.share == ALL)
+        for out, value in zip(program.outputs, graph.outputs, strict=True)
+    ]
+
+
 class _StoppedError(Exception):
     """The first step that is refused."""
 
@@ -111,6 +144,13 @@ class _Check:
                 if not covers(delivered.get((copy, value), []), self.graph.types[value].shape):
                     why = "the ranks do not deliver each element of it once"
                     raise _StoppedError(Refusal(0, f"output {value!r}", why, is_wrong=True))
+
+    def alone(self) -> Rank:
+        """Follow the only rank to its end; _StoppedError if a step of it is refused."""
+        (program,) = self.programs
+        rank = self._started(program, self._constants(program), 0)
+        self._follow([rank])
+        return rank
 
     def _check_runs(self) -> None:
         """Refuse orders in which a micro-batch lacks a phase, and parts that are not the batch."""

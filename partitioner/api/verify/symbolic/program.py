@@ -12,6 +12,7 @@ import numpy as np
 from partitioner.api.verify.symbolic.collectives import Collective
 from partitioner.api.verify.symbolic.micro_batches import Runs
 from partitioner.api.verify.symbolic.nodes import LocalNode
+from partitioner.api.verify.symbolic.sent_rows import Sending
 from partitioner.ir.mesh import Copies
 from partitioner.ir.program import BatchParts, Comm, Output, Part
 from partitioner.ir.types import TensorType
@@ -56,7 +57,7 @@ class Arrival:
         return self.name
 
 
-Step = LocalNode | Departure | Arrival | Collective | Side
+Step = LocalNode | Sending | Departure | Arrival | Collective | Side
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from partitioner.api.verify.symbolic.parts import (
 )
 from partitioner.api.verify.symbolic.program import Arrival, Departure, Program, Side
 from partitioner.api.verify.symbolic.proof import Proof, Refusal
+from partitioner.api.verify.symbolic.sent_rows import Sending, send
 from partitioner.api.verify.symbolic.shares import ALL, NOTHING
 from partitioner.backends.regions import cut
 from partitioner.ir.errors import PartitionerError
@@ -46,7 +47,7 @@ from partitioner.ir.program import Output, Part
 #: The parts of each output that are delivered, by whole copy and output.
 _Delivered = dict[tuple[int, str], list[Region]]
 _Class = tuple[int, ...]  #: Ranks that run the same steps.
-_Waiting = Arrival | Collective | Side  #: What a rank waits for others at.
+_Waiting = Arrival | Sending | Collective | Side  #: What a rank waits for others at.
 
 
 def prove(graph: Graph, programs: Sequence[Program]) -> Proof:
@@ -57,6 +58,39 @@ def prove(graph: Graph, programs: Sequence[Program]) -> Proof:
     except _StoppedError as stopped:
         return Proof(ranks, stopped.refusal)
     return Proof(ranks, None, len(check.unread))
+
+
+def follow_body(program: Program, graph: Graph, operands: Sequence[Held | None]) -> Sequence[Facts]:
+    """Give what the results of a body are, in terms of the body of a node of the model.
+
+    Args:
+        program: The body.
+        graph: The body of the model's node.
+        operands: What the operands are that its inputs stand for.
+
+    Raises:
+        RefusedError: The body is not the model's on these parts.
+    """
+    count = len(program.inputs), len(program.outputs)
+    if count != (len(graph.inputs), len(graph.outputs)) or len(operands) != count[0]:
+        raise RefusedError("it has other inputs and results")
+    fed = dict[str, Part]()
+    for name, value, held in zip(program.inputs, graph.inputs, operands, strict=True):
+        if held is not None and held.share != ALL:
+            raise RefusedError(f"it reads {held}", is_wrong=True)
+        fed |= {} if held is None else {name: Part(value, held.region)}
+    own = replace(program, inputs=fed)
+    check = _Check(*merged(graph), [own])
+    try:
+        rank = check.alone()
+    except _StoppedError as stopped:
+        refusal = stopped.refusal
+        why = ": ".join(filter(None, (refusal.step, refusal.why)))
+        raise RefusedError(why, is_wrong=refusal.is_wrong) from None
+    return [
+        tuple(h for h in rank.facts.get(out.value, ()) if h.value == value and h.share == ALL)
+        for out, value in zip(program.outputs, graph.outputs, strict=True)
+    ]
 
 
 class _StoppedError(Exception):
@@ -110,6 +144,13 @@ class _Check:
                 if not covers(delivered.get((copy, value), []), self.graph.types[value].shape):
                     why = "the ranks do not deliver each element of it once"
                     raise _StoppedError(Refusal(0, f"output {value!r}", why, is_wrong=True))
+
+    def alone(self) -> Rank:
+        """Follow the only rank to its end; _StoppedError if a step of it is refused."""
+        (program,) = self.programs
+        rank = self._started(program, self._constants(program), 0)
+        self._follow([rank])
+        return rank
 
     def _check_runs(self) -> None:
         """Refuse orders in which a micro-batch lacks a phase, and parts that are not the batch."""
@@ -363,31 +404,44 @@ class _Check:
 
     def _meet(self, ranks: Sequence[Rank], sides: Mapping[int, _Waiting]) -> None:
         """Note what the ranks of a communication get."""
-        types, first = self.graph.types, min(sides)
-        flat = {rank: side for rank, side in sides.items() if isinstance(side, Collective)}
+        first = min(sides)
         try:
-            if flat:
-                given = {rank: ranks[rank].flat(side.reads) for rank, side in flat.items()}
-                for rank, got in collect(flat, given).items():
-                    ranks[rank].flats[flat[rank].writes] = got
-                    ranks[rank].note(flat[rank].writes, facts_of(types, got))
-                return
-            sided = {
-                rank: side
-                for rank, side in sides.items()
-                if not isinstance(side, Collective | Arrival)
-            }
-            sources = {
-                rank: ranks[rank].facts.get(side.reads[0], ())
-                for rank, side in sided.items()
-                if side.reads
-            }
-            made = communicate(types, sided, sources)
+            for rank, got in self._got(ranks, sides).items():
+                for name, facts in got.items():
+                    ranks[rank].note(name, facts)
         except RefusedError as error:
             raise self._refused(ranks, first, _text(sides[first]), error) from None
-        for rank, side in sided.items():
-            if side.writes:
-                ranks[rank].note(side.comm.target, made[rank])
+
+    def _got(
+        self, ranks: Sequence[Rank], sides: Mapping[int, _Waiting]
+    ) -> Mapping[int, Mapping[str, Sequence[Held]]]:
+        """Give what the ranks of a communication get, by local name."""
+        types, sided = self.graph.types, dict[int, Side]()
+        flat, sending = dict[int, Collective](), dict[int, Sending]()
+        for rank, side in sides.items():
+            if isinstance(side, Collective):
+                flat[rank] = side
+            elif isinstance(side, Sending):
+                sending[rank] = side
+            elif not isinstance(side, Arrival):
+                sided[rank] = side
+        if sending and flat:
+            why = f"rank {min(flat)} calls {flat[min(flat)]}"
+            raise RefusedError(why, is_wrong=True)
+        if sending:
+            return send(self.model, ranks, sending)
+        if flat:
+            given = {rank: ranks[rank].flat(side.reads) for rank, side in flat.items()}
+            collected = collect(flat, given)
+            for rank, got in collected.items():
+                ranks[rank].flats[flat[rank].writes] = got
+            return {
+                rank: {flat[rank].writes: facts_of(types, got)} for rank, got in collected.items()
+            }
+        reading = ((rank, side.reads[0]) for rank, side in sided.items() if side.reads)
+        sources = {rank: ranks[rank].facts.get(name, ()) for rank, name in reading}
+        made = communicate(types, sided, sources)
+        return {rank: {side.comm.target: made[rank]} for rank, side in sided.items() if side.writes}
 
     def _advance(
         self, ranks: Sequence[Rank], at: list[int], rank: int, sent: dict[str, Flat]
@@ -454,17 +508,19 @@ def _meeting(side: _Waiting) -> object:
     """Give what the sides of one communication have in common."""
     if isinstance(side, Arrival):
         return side.name
-    return (side.ranks, side.number) if isinstance(side, Collective) else side.comm.seq
+    if isinstance(side, Sending | Collective):
+        return side.ranks, side.number
+    return side.comm.seq
 
 
 def _members(side: _Waiting) -> tuple[int, ...]:
     if isinstance(side, Arrival):
         return ()
-    return side.ranks if isinstance(side, Collective) else side.comm.ranks
+    return side.ranks if isinstance(side, Sending | Collective) else side.comm.ranks
 
 
 def _text(side: _Waiting) -> str:
-    if isinstance(side, Collective | Arrival):
+    if isinstance(side, Sending | Collective | Arrival):
         return str(side)
     why = f" for {side.comm.why}" if side.comm.why else ""
     return f"{side.comm.kind.spelled} {side.comm.seq}{why}"

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.program import (
     REDUCING,
@@ -16,6 +18,7 @@ from partitioner.ir.program import (
     Programs,
     RankProgram,
 )
+from partitioner.ir.types import numpy_dtype
 
 Step = Compute | Comm
 #: Most pairs of transfers of a communication of which places are exchanged.
@@ -26,8 +29,8 @@ MOST_PAIRS = 2
 class Mutant:
     """Programs that differ from others in one communication."""
 
-    kind: str  #: "dropped", "swapped", "group", "region" or "reduction".
-    what: str  #: The communication.
+    kind: str  #: What is wrong: "dropped", "swapped", "group", "region", "reduction", "rank", ...
+    what: str  #: The communication or the step.
     programs: Programs
 
 
@@ -47,6 +50,7 @@ def mutants(programs: Programs) -> Iterator[Mutant]:
             ("reduction", one.reduced()),
             ("group", one.grouped()),
             ("region", one.moved()),
+            ("rank", one.of_other_ranks()),
             ("swapped", one.swapped(others)),
         ):
             for mutated in found:
@@ -71,7 +75,7 @@ def _changed(programs: Programs, change: Callable[[RankProgram, Comm], Sequence[
     )
 
 
-def _reading(program: RankProgram, old: str, new: str) -> RankProgram:
+def reading(program: RankProgram, old: str, new: str) -> RankProgram:
     """The program that reads another value in the place of one."""
 
     def named(names: Sequence[str]) -> tuple[str, ...]:
@@ -88,6 +92,23 @@ def _reading(program: RankProgram, old: str, new: str) -> RankProgram:
             steps.append(replace(step, node=node))
     outputs = tuple(replace(out, value=named([out.value])[0]) for out in program.outputs)
     return replace(program, steps=tuple(steps), outputs=outputs)
+
+
+def _with_zeros(program: RankProgram, name: str) -> RankProgram:
+    """The program that has zeros under a name."""
+    type_ = program.types[name]
+    zeros = np.zeros(type_.shape, numpy_dtype(type_.dtype))
+    return replace(program, literals={**program.literals, name: zeros})
+
+
+def beside(region: Region, shape: Sequence[int]) -> Region | None:
+    """A region of the same size, one element further; None if there is none."""
+    for dim, (part, size) in enumerate(zip(region, shape, strict=True)):
+        if len(part) == 1 and 0 < part[0][1] < size:
+            start, length = part[0]
+            at = start + 1 if start + length < size else start - 1
+            return (*region[:dim], ((at, length),), *region[dim + 1 :])
+    return None
 
 
 def _sizes(region: Region) -> list[int]:
@@ -119,7 +140,7 @@ class _Mutations:
         ]
 
     def dropped(self) -> Iterator[Programs]:
-        """Ranks keep their own values, where these have the right shape."""
+        """Ranks keep their own values, where these have the right shape, or have zeros."""
         types = {program.rank: program.types for program in self.programs.ranks}
         if all(
             rank in comm.sources() and types[rank][comm.source] == types[rank][comm.target]
@@ -127,6 +148,14 @@ class _Mutations:
             if rank in comm.targets()
         ):
             yield self._left_by([*self.sides])
+        without = self._with(lambda _, __: [])
+        programs = (
+            _with_zeros(program, self.sides[program.rank].target)
+            if program.rank in self.sides and program.rank in self.comm.targets()
+            else program
+            for program in without.ranks
+        )
+        yield replace(without, ranks=tuple(programs))
 
     def _left_by(self, ranks: Sequence[int], rest: Comm | None = None) -> Programs:
         """These ranks read their own values; the others take part in `rest`."""
@@ -137,7 +166,7 @@ class _Mutations:
 
         changed = self._with(change)
         programs = (
-            _reading(program, comm.target, comm.source)
+            reading(program, comm.target, comm.source)
             if program.rank in ranks and (comm := self.sides[program.rank]).target
             else program
             for program in changed.ranks
@@ -151,8 +180,11 @@ class _Mutations:
             yield self._with(lambda _, comm: [replace(comm, reduce=other)])
 
     def grouped(self) -> Iterator[Programs]:
-        """An all-reduce without its last rank, and one in two groups."""
+        """A reduction without its last rank, and an all-reduce in two groups."""
         ranks = self.comm.ranks
+        if self.comm.kind is CommKind.REDUCE_SCATTER and self.comm.transfers:
+            kept = [t for t in self.comm.transfers if t.source != ranks[-1]]
+            yield self._transferred(kept)
         if self.comm.kind is not CommKind.ALL_REDUCE:
             return
         rest, half = ranks[:-1], len(ranks) // 2
@@ -166,6 +198,31 @@ class _Mutations:
         yield self._left_by(left, replace(self.comm, ranks=rest))
         if half > 1:
             yield self._with(in_two)
+
+    def of_other_ranks(self) -> Iterator[Programs]:
+        """Two pieces that come from each other's ranks, and two that go to each other's."""
+        transfers = self.comm.transfers
+        for end, other_end in (("source", "target"), ("target", "source")):
+            pairs = (
+                (i, j)
+                for (i, a), (j, b) in itertools.combinations(enumerate(transfers), 2)
+                if getattr(a, end) != getattr(b, end)
+                and (a.read, a.write) != (b.read, b.write)
+                and getattr(a, other_end) == getattr(b, other_end)
+                and self._type_of(end, a) == self._type_of(end, b)
+                and (_sizes(a.read), _sizes(a.write)) == (_sizes(b.read), _sizes(b.write))
+                and (self._is_read(a.target) or self._is_read(b.target))
+            )
+            for i, j in itertools.islice(pairs, MOST_PAIRS):
+                changed = list(transfers)
+                one, other = getattr(transfers[i], end), getattr(transfers[j], end)
+                changed[i] = replace(transfers[i], **{end: other})
+                changed[j] = replace(transfers[j], **{end: one})
+                yield self._transferred(changed)
+
+    def _type_of(self, end: str, transfer: Transfer) -> object:
+        rank = getattr(transfer, end)
+        return self.programs.ranks[rank].types[getattr(self.sides[rank], end)]
 
     def moved(self) -> Iterator[Programs]:
         """Places of two pieces exchanged, and a piece read beside its place."""
@@ -208,13 +265,7 @@ class _Mutations:
 
     def _beside(self, transfer: Transfer) -> Region | None:
         program = self.programs.ranks[transfer.source]
-        shape = program.types[self.sides[transfer.source].source].shape
-        for dim, (part, size) in enumerate(zip(transfer.read, shape, strict=True)):
-            if len(part) == 1 and 0 < part[0][1] < size:
-                start, length = part[0]
-                at = start + 1 if start + length < size else start - 1
-                return (*transfer.read[:dim], ((at, length),), *transfer.read[dim + 1 :])
-        return None
+        return beside(transfer.read, program.types[self.sides[transfer.source].source].shape)
 
     def swapped(self, others: Iterator[tuple[int, Mapping[int, Comm]]]) -> Iterator[Programs]:
         """Sources, and targets, exchanged with a later communication of the same form."""

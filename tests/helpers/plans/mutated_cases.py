@@ -136,8 +136,8 @@ ODD_BLOCK = module(Block, 5, 7, 16)
 IMAGE = module(Convolved, 4, 2, 9, 8)
 
 
-def _case(kind: str, devices: int, build: Build, **options: Any) -> Case:
-    return Case(kind, build, {"devices": devices, "cluster": f"{devices}xideal", **options})
+def _case(name: str, devices: int, build: Build, **options: Any) -> Case:
+    return Case(name, build, {"devices": devices, "cluster": f"{devices}xideal", **options})
 
 
 _train = functools.partial(_case, training=True)
@@ -185,7 +185,8 @@ CASES: tuple[Case, ...] = (
     _train("train tp 2", 2, BLOCK, parallel="tp"),
     _train("train tp 4", 4, BLOCK, parallel="tp"),
     _train("train dp+tp 4", 4, BLOCK, parallel="dp+tp"),
-    _train("train dp+tp 2x3", 6, module(Block, 4, 6, 16), parallel="dp+tp", mesh={"dp": 2, "tp": 3}),
+    _train("train dp+tp 2x3", 6, module(Block, 4, 6, 16), parallel="dp+tp",
+           mesh={"dp": 2, "tp": 3}),
     _train("train zero3+tp 4", 4, BLOCK, parallel="zero3+tp"),
     _train("train cp 2", 2, module(Attention, 2, 16, 16), parallel="cp"),
     _train("train ring 2", 2, module(Attention, 2, 16, 16), parallel="ring"),

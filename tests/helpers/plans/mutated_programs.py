@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -27,11 +28,16 @@ MOST_PAIRS = 2
 
 @dataclass(frozen=True)
 class Mutant:
-    """Programs that differ from others in one communication."""
+    """A fault of programs; they are made when they are asked for."""
 
     kind: str  #: What is wrong: "dropped", "swapped", "group", "region", "reduction", "rank", ...
     what: str  #: The communication or the step.
-    programs: Programs
+    make: Callable[[], Programs]
+
+    @property
+    def programs(self) -> Programs:
+        """Programs that differ from others in one thing."""
+        return self.make()
 
 
 def mutants(programs: Programs) -> Iterator[Mutant]:
@@ -139,7 +145,7 @@ class _Mutations:
             for rank, comm in sides.items()
         ]
 
-    def dropped(self) -> Iterator[Programs]:
+    def dropped(self) -> Iterator[Callable[[], Programs]]:
         """Ranks keep their own values, where these have the right shape, or have zeros."""
         types = {program.rank: program.types for program in self.programs.ranks}
         if all(
@@ -147,7 +153,11 @@ class _Mutations:
             for rank, comm in self.sides.items()
             if rank in comm.targets()
         ):
-            yield self._left_by([*self.sides])
+            yield partial(self._left_by, [*self.sides])
+        yield self._with_zeros
+
+    def _with_zeros(self) -> Programs:
+        """Targets have zeros."""
         without = self._with(lambda _, __: [])
         programs = (
             _with_zeros(program, self.sides[program.rank].target)
@@ -155,7 +165,7 @@ class _Mutations:
             else program
             for program in without.ranks
         )
-        yield replace(without, ranks=tuple(programs))
+        return replace(without, ranks=tuple(programs))
 
     def _left_by(self, ranks: Sequence[int], rest: Comm | None = None) -> Programs:
         """These ranks read their own values; the others take part in `rest`."""
@@ -173,18 +183,18 @@ class _Mutations:
         )
         return replace(changed, ranks=tuple(programs))
 
-    def reduced(self) -> Iterator[Programs]:
+    def reduced(self) -> Iterator[Callable[[], Programs]]:
         """Another reduction."""
         if self.comm.kind in REDUCING:
             other = "max" if self.comm.reduce == "sum" else "sum"
-            yield self._with(lambda _, comm: [replace(comm, reduce=other)])
+            yield partial(self._with, lambda _, comm: [replace(comm, reduce=other)])
 
-    def grouped(self) -> Iterator[Programs]:
+    def grouped(self) -> Iterator[Callable[[], Programs]]:
         """A reduction without its last rank, and an all-reduce in two groups."""
         ranks = self.comm.ranks
         if self.comm.kind is CommKind.REDUCE_SCATTER and self.comm.transfers:
             kept = [t for t in self.comm.transfers if t.source != ranks[-1]]
-            yield self._transferred(kept)
+            yield partial(self._transferred, kept)
         if self.comm.kind is not CommKind.ALL_REDUCE:
             return
         rest, half = ranks[:-1], len(ranks) // 2
@@ -195,11 +205,11 @@ class _Mutations:
             return [replace(comm, ranks=mine, seq=self.seq + (not first))]
 
         left = ranks if len(rest) == 1 else ranks[-1:]
-        yield self._left_by(left, replace(self.comm, ranks=rest))
+        yield partial(self._left_by, left, replace(self.comm, ranks=rest))
         if half > 1:
-            yield self._with(in_two)
+            yield partial(self._with, in_two)
 
-    def of_other_ranks(self) -> Iterator[Programs]:
+    def of_other_ranks(self) -> Iterator[Callable[[], Programs]]:
         """Two pieces that come from each other's ranks, and two that go to each other's."""
         transfers = self.comm.transfers
         for end, other_end in (("source", "target"), ("target", "source")):
@@ -218,13 +228,13 @@ class _Mutations:
                 one, other = getattr(transfers[i], end), getattr(transfers[j], end)
                 changed[i] = replace(transfers[i], **{end: other})
                 changed[j] = replace(transfers[j], **{end: one})
-                yield self._transferred(changed)
+                yield partial(self._transferred, changed)
 
     def _type_of(self, end: str, transfer: Transfer) -> object:
         rank = getattr(transfer, end)
         return self.programs.ranks[rank].types[getattr(self.sides[rank], end)]
 
-    def moved(self) -> Iterator[Programs]:
+    def moved(self) -> Iterator[Callable[[], Programs]]:
         """Places of two pieces exchanged, and a piece read beside its place."""
         transfers = self.comm.transfers
         pairs = (
@@ -239,7 +249,7 @@ class _Mutations:
             changed = list(transfers)
             changed[i] = replace(transfers[i], write=transfers[j].write)
             changed[j] = replace(transfers[j], write=transfers[i].write)
-            yield self._transferred(changed)
+            yield partial(self._transferred, changed)
         beside = (
             (i, at)
             for i, t in enumerate(transfers)
@@ -248,7 +258,7 @@ class _Mutations:
         for i, read in itertools.islice(beside, 1):
             changed = list(transfers)
             changed[i] = replace(transfers[i], read=read)
-            yield self._transferred(changed)
+            yield partial(self._transferred, changed)
 
     def _is_read(self, rank: int) -> bool:
         """Test whether a rank reads what it receives: one that adds zeros in its place does not."""
@@ -267,7 +277,9 @@ class _Mutations:
         program = self.programs.ranks[transfer.source]
         return beside(transfer.read, program.types[self.sides[transfer.source].source].shape)
 
-    def swapped(self, others: Iterator[tuple[int, Mapping[int, Comm]]]) -> Iterator[Programs]:
+    def swapped(
+        self, others: Iterator[tuple[int, Mapping[int, Comm]]]
+    ) -> Iterator[Callable[[], Programs]]:
         """Sources, and targets, exchanged with a later communication of the same form."""
         for other, theirs in others:
             that = next(iter(theirs.values()))
@@ -288,5 +300,5 @@ class _Mutations:
                     mutated.check()
                 except ProgramError:  # it would be read before it is made
                     continue
-                yield mutated
+                yield partial(replace, mutated)
             return

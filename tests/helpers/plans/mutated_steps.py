@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -47,7 +48,8 @@ def _of_parts(programs: Programs, program: RankProgram) -> Iterator[Mutant]:
         for name, part in parts.items():
             for other in _other_parts(programs, program, field, name, part):
                 changed = replace(program, **{field: {**parts, name: other}})
-                yield Mutant(kind, f"{name} on {program.rank}", _with_rank(programs, changed))
+                make = partial(_with_rank, programs, changed)
+                yield Mutant(kind, f"{name} on {program.rank}", make)
 
 
 def _other_parts(
@@ -87,10 +89,14 @@ def _of_outputs(programs: Programs, program: RankProgram) -> Iterator[Mutant]:
     """Outputs that are delivered to another place, or in the place of another; updates, too."""
     outputs = program.outputs
 
+    def mutant(what: str, changed: tuple[Output, ...]) -> Mutant:
+        make = partial(_with_rank, programs, replace(program, outputs=changed))
+        return Mutant("output", what, make)
+
     def delivering(index: int, out: Output) -> Mutant:
         changed = (*outputs[:index], out, *outputs[index + 1 :])
         what = f"{outputs[index].whole} on {program.rank}"
-        return Mutant("output", what, _with_rank(programs, replace(program, outputs=changed)))
+        return mutant(what, changed)
 
     for index, out in enumerate(outputs):
         shape = programs.outputs[out.whole].shape
@@ -114,11 +120,11 @@ def _of_outputs(programs: Programs, program: RankProgram) -> Iterator[Mutant]:
             yield delivering(index, replace(out, value=value))
         left = (*outputs[:index], *outputs[index + 1 :])
         what = f"{out.whole} on {program.rank} left out"
-        yield Mutant("output", what, _with_rank(programs, replace(program, outputs=left)))
+        yield mutant(what, left)
 
 
 def _of_node(programs: Programs, step: Compute) -> Iterator[Mutant]:
-    """A node that reads another value, reads two exchanged, has another attribute, or is dropped."""
+    """A node that reads another value or two exchanged, has another attribute, or is dropped."""
     node = step.node
     having = [of for of in programs.ranks if any(one is step for one in of.steps)]
     program = having[-1]
@@ -127,9 +133,8 @@ def _of_node(programs: Programs, step: Compute) -> Iterator[Mutant]:
         del ways["on one rank"]
 
     def changed(kind: str, where: str, new: Node | None) -> Mutant:
-        ranks = {of.rank: _with_step(of, step, new) for of in ways[where]}
-        all_ranks = tuple(ranks.get(of.rank, of) for of in programs.ranks)
-        return Mutant(kind, f"{node.name} {where}", replace(programs, ranks=all_ranks))
+        numbers = frozenset(of.rank for of in ways[where])
+        return Mutant(kind, f"{node.name} {where}", partial(_with, programs, numbers, step, new))
 
     for where in ways:
         for new in _reading_others(program, step):
@@ -143,6 +148,12 @@ def _of_node(programs: Programs, step: Compute) -> Iterator[Mutant]:
         if node.op == STATE:
             for new in _other_states(program, node):
                 yield changed("state", where, new)
+
+
+def _with(programs: Programs, ranks: frozenset[int], step: Compute, new: Node | None) -> Programs:
+    """The programs with another node in a step of some ranks; None drops it."""
+    changed = (_with_step(of, step, new) if of.rank in ranks else of for of in programs.ranks)
+    return replace(programs, ranks=tuple(changed))
 
 
 def _with_step(program: RankProgram, step: Compute, new: Node | None) -> RankProgram:
@@ -225,7 +236,8 @@ def _of_homes(programs: Programs) -> Iterator[Mutant]:
             continue
         turned = replace(mesh, devices=(*mesh.devices[1:], mesh.devices[0]))
         home = replace(home, placement=replace(placement, mesh=turned))
-        yield Mutant("stored", value, replace(programs, homes={**programs.homes, value: home}))
+        homes = {**programs.homes, value: home}
+        yield Mutant("stored", value, partial(replace, programs, homes=homes))
 
 
 def literal_mutants(programs: Programs) -> Iterator[Mutant]:
@@ -238,4 +250,5 @@ def literal_mutants(programs: Programs) -> Iterator[Mutant]:
             other = given.copy()
             other.reshape(-1)[-1] += 1
             changed = replace(program, literals={**program.literals, name: other})
-            yield Mutant("literal", f"{name} on {program.rank}", _with_rank(programs, changed))
+            make = partial(_with_rank, programs, changed)
+            yield Mutant("literal", f"{name} on {program.rank}", make)

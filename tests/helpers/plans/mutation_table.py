@@ -13,6 +13,7 @@ import torch
 
 import partitioner
 from helpers.plans.mutated_programs import Mutant, mutants
+from helpers.plans.mutated_runs import run_mutants, step_as_ordered
 from helpers.plans.mutated_steps import literal_mutants, local_mutants
 from partitioner.api.compiled.base import Compiled
 from partitioner.api.compiled.module import ModuleProgram
@@ -39,7 +40,7 @@ Arrays = Mapping[str, np.ndarray]
 class Case:
     """A plan whose rank programs are mutated."""
 
-    kind: str  #: The name of the row.
+    name: str
     build: Callable[[], tuple[Any, Any]]  #: A model, and its example inputs if it is a module.
     options: Mapping[str, Any]  #: Those of `compile`.
 
@@ -86,19 +87,20 @@ class _ModuleRunner:
         return module.signature.feed(args, kwargs, 3), module.stored_values()
 
     def run(self, programs: Programs) -> Arrays:
-        ranks = self.compiled.ranks
-        other = ranks.all_ranks.of(programs, self.compiled.graph, None)
+        other = self.compiled.ranks.all_ranks.of(programs, self.compiled.graph, None)
         outputs = {of.rank: {out.value for out in of.outputs} for of in programs.ranks}
         step = other.step(*self._given, outputs)
         kept = {f"{n} on {rank}": x for rank, of in step.kept.items() for n, x in of.items()}
         copies = {f"{n} of copy {i}": x for i, of in enumerate(step.copies) for n, x in of.items()}
-        tensors = {**step.results, **step.gradients, **copies, **kept}
+        ordered = step_as_ordered(other, *self._given)
+        tensors = {**step.results, **step.gradients, **copies, **kept, **ordered}
         return {name: tensor.detach().double().numpy() for name, tensor in tensors.items()}
 
 
 def all_mutants(programs: Programs) -> Iterator[Mutant]:
-    """Mutations of communications and of what ranks do by themselves."""
-    return itertools.chain(mutants(programs), local_mutants(programs), literal_mutants(programs))
+    """Mutations of communications, of what ranks do by themselves, and of the order of runs."""
+    kinds = mutants, local_mutants, literal_mutants, run_mutants
+    return itertools.chain.from_iterable(make(programs) for make in kinds)
 
 
 @dataclass
@@ -121,22 +123,14 @@ class Count:
         return f"{self.mutants} | {self.refused} | {self.equal} | {len(self.survived)}"
 
 
-@dataclass(frozen=True)
-class Tried:
-    """The mutants of a case by kind, or why its plan is not proven."""
-
-    counts: Mapping[str, Count]
-    why: str = ""
-
-
-def tried(case: Case, most: int | None = None, only: str = "") -> Tried:
-    """Mutate a case's programs; of each kind of mutation at most so many, evenly drawn."""
+def tried(case: Case, most: int | None = None, only: str = "") -> Mapping[str, Count]:
+    """Mutate a case's programs; count by kind, of each at most so many, evenly drawn."""
     compiled = case.compiled()
     runner: _Runner = (
         _ModuleRunner(compiled) if isinstance(compiled, ModuleProgram) else _OnnxRunner(compiled)
     )
-    if not (proof := runner.prove(compiled.programs)):
-        return Tried({}, str(proof))
+    proof = runner.prove(compiled.programs)
+    assert proof, f"{case.name}: {proof}"
     by_kind: dict[str, list[Mutant]] = {}
     for mutant in all_mutants(compiled.programs):
         by_kind.setdefault(mutant.kind, []).append(mutant)
@@ -149,20 +143,22 @@ def tried(case: Case, most: int | None = None, only: str = "") -> Tried:
         count = counts[kind] = Count()
         for mutant in of[::step]:
             count.mutants += 1
-            try:
-                proof = runner.prove(mutant.programs)
-            except PartitionerError:  # the programs contradict each other
-                count.refused += 1
-                continue
-            if not proof:
+            if not _is_accepted(runner, mutant.programs):
                 count.refused += 1
                 continue
             right = runner.run(compiled.programs) if right is None else right
             if _are_equal(runner, mutant.programs, right):
                 count.equal += 1
             else:
-                count.survived.append(f"{case.kind}: {mutant.kind}: {mutant.what}")
-    return Tried(counts)
+                count.survived.append(f"{case.name}: {mutant.kind}: {mutant.what}")
+    return counts
+
+
+def _is_accepted(runner: _Runner, programs: Programs) -> bool:
+    try:
+        return bool(runner.prove(programs))
+    except PartitionerError:  # the programs contradict each other
+        return False
 
 
 def _are_equal(runner: _Runner, programs: Programs, right: Arrays) -> bool:

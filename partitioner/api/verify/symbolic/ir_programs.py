@@ -157,7 +157,7 @@ def _program(
             **{name: id(array) for name, array in program.literals.items()},
         },
         unnamed=frozenset({ALIAS} & {node.op for node in graph.nodes}),
-        delivers_all=True,
+        delivers_all=programs.delivers_all,
         cuts_constants=True,
         runs=runs,
     )

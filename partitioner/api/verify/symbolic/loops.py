@@ -46,6 +46,8 @@ class Loops:
     #: where the search for parts begins: what is found is held against the local node.
     stated: Sequence[tuple[int, ...] | None]
     needs_place: bool  #: Whether the local node depends on where parts lie.
+    #: Parts of several intervals that the rank has of other values: where a part may lie, too.
+    cuts: Iterable[Intervals] = ()
     known: dict[str, Intervals] = field(default_factory=dict)
 
     def parts(self) -> Iterator[Parts]:
@@ -178,7 +180,8 @@ class Loops:
             count, size = count_of(parts[name]), self.rule.factors[name].size
             last = size - count
             starts = range(last + 1) if last < _MOST_PLACES else (*range(0, last, count), last)
-            choices.append([((start, count),) for start in starts])
+            apart = [part for part in self.cuts if count_of(part) == count and _ends(part) <= size]
+            choices.append([*(((start, count),) for start in starts), *apart])
         for chosen in itertools.islice(itertools.product(*choices), _MOST_PLACES):
             yield {**parts, **dict(zip(loose, chosen, strict=True))}
 
@@ -290,6 +293,10 @@ def check_whole(held: Held, shape: Sequence[int]) -> None:
     """Refuse what is not all of a value of this shape."""
     if held.share != ALL or held.region != tuple(map(whole, shape)):
         raise RefusedError(f"it reads {held}, and needs all of it", is_wrong=True, closeness=2)
+
+
+def _ends(part: Intervals) -> int:
+    return max(start + length for start, length in part)
 
 
 @lru_cache(maxsize=256)

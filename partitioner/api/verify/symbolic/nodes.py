@@ -23,7 +23,7 @@ from partitioner.api.verify.symbolic.loops import Loops, Parts, check_whole
 from partitioner.api.verify.symbolic.parts import RefusedError, all_of, any_of, count_of, whole
 from partitioner.api.verify.symbolic.shares import ALL, NOTHING
 from partitioner.ir.errors import IRError
-from partitioner.ir.exchange import Region
+from partitioner.ir.exchange import Intervals, Region
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.loops.factors import PENDING
 from partitioner.ir.ops import row_of, rule_of
@@ -81,6 +81,8 @@ class Rank:
     #: Gives the parts that are a part under other names; None if programs name each result.
     others: Callable[[Held], Iterable[Held]] | None = None
     equal_facts: dict[Facts, Facts] = field(default_factory=dict)  #: One object for equal ones.
+    #: Parts of several intervals that its values are of.
+    cuts: dict[Intervals, None] = field(default_factory=dict)
     #: Whether a value is several parts of one value that are alike: it is not sure then which of
     #: them later nodes mean.
     is_ambiguous: bool = False
@@ -92,6 +94,8 @@ class Rank:
             own = tuple(_with_others(own, self.others))
         self.facts[value] = self.equal_facts.setdefault(own, own)
         self.is_ambiguous |= len({held.value for held in own}) < len(own)
+        for held in own:
+            self.cuts.update(dict.fromkeys(part for part in held.region if len(part) > 1))
 
     def flat(self, value: str) -> Flat:
         """The elements of a local value in the order of its memory."""
@@ -322,7 +326,7 @@ class Match:
             return self._as_whole(reads)
         row, slots = row_of(self.node), range(len(self.node.outputs))
         stated = [None if row.localize is None else self.stated(slot) for slot in slots]
-        loops = Loops(rule, reads, stated, row.where)
+        loops = Loops(rule, reads, stated, row.where, self.rank.cuts)
         count, found = 0, dict[str, list[Held]]()
         for parts in loops.parts():
             for local in self._forms(loops, parts):

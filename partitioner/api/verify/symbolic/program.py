@@ -82,7 +82,8 @@ class Program:
     tokens: Mapping[str, Hashable] | None = None
     spelled: Mapping[str, str] = field(default_factory=dict)  #: As of `WholeModel`.
     unnamed: frozenset[str] = frozenset()  #: As of `WholeModel`.
-    #: Whether each rank delivers the parts that it holds, also those that others deliver.
+    #: Whether each rank delivers the parts that it holds, also those that others deliver: all of a
+    #: module's results.
     delivers_all: bool = False
     #: Whether its constants will be cut from the model's: there is nothing to compare.
     cuts_constants: bool = False

@@ -38,18 +38,20 @@ from partitioner.api.verify.symbolic.proof import Proof, Refusal
 from partitioner.api.verify.symbolic.sent_rows import Sending, send
 from partitioner.api.verify.symbolic.shares import ALL, NOTHING
 from partitioner.backends.regions import cut
+from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.exchange import Region, intersect, nested
 from partitioner.ir.graph import SMALL_CONSTANT, Graph
 from partitioner.ir.ops.aten.state import ALIAS, KEEP, REST, UPDATE
 from partitioner.ir.program import Output, Part
 
-#: The parts of each output that are delivered, by whole copy and output.
-_Delivered = dict[tuple[int, str], list[Region]]
-_Class = tuple[int, ...]  #: Ranks that run the same steps.
+_Class = tuple[int, ...]  #: Ranks that run the same steps, or deliver one result together.
+#: The parts of each output that are delivered, by output and the ranks that it must be whole on.
+_Delivered = dict[tuple[_Class, str], list[Region]]
 _Waiting = Arrival | Sending | Collective | Side  #: What a rank waits for others at.
 
 
+@no_collection()
 def prove(graph: Graph, programs: Sequence[Program]) -> Proof:
     """Follow the programs of all ranks, and compare what they deliver with the model's outputs."""
     check, ranks = _Check(*merged(graph), programs), len(programs)
@@ -138,12 +140,43 @@ class _Check:
             for rank in ranks:
                 self._deliver(rank, part, delivered)
                 self._check_updates(rank)
-        copies = self.programs[0].copies
-        for copy in range(1 if copies is None else len(copies.devices)):
-            for value in self.graph.outputs:
-                if not covers(delivered.get((copy, value), []), self.graph.types[value].shape):
-                    why = "the ranks do not deliver each element of it once"
-                    raise _StoppedError(Refusal(0, f"output {value!r}", why, is_wrong=True))
+        for value in self.graph.outputs:
+            for together in dict.fromkeys(self._together(value)):
+                if not covers(delivered.get((together, value), []), self.graph.types[value].shape):
+                    who = "the rank does" if len(together) == 1 else "the ranks do"
+                    why = f"{who} not deliver each element of it once"
+                    refusal = Refusal(together[0], f"output {value!r}", why, is_wrong=True)
+                    raise _StoppedError(refusal)
+
+    def _together(self, value: str) -> Sequence[_Class]:
+        """The ranks that an output must be whole on together with each rank."""
+        return self._alone if value in self._shown else self._copies
+
+    @cached_property
+    def _alone(self) -> Sequence[_Class]:
+        """Each rank, as each returns a module's results; else those that deliver together."""
+        if not self.programs[0].delivers_all:
+            return self._copies
+        return [(rank,) for rank in range(len(self.programs))]
+
+    @cached_property
+    def _copies(self) -> Sequence[_Class]:
+        """The ranks of the whole copy that each rank belongs to: all of them without copies."""
+        copies, every = self.programs[0].copies, tuple(range(len(self.programs)))
+        devices = () if copies is None else copies.devices
+        of = {rank: ranks for ranks in devices for rank in ranks}
+        return [of.get(rank, every) for rank in every]
+
+    @cached_property
+    def _shown(self) -> frozenset[str]:
+        """The outputs that a call returns: no gradients, and no contents of stored values."""
+        makers, backward = self.graph.producers, self.graph.backward
+        return frozenset(
+            value
+            for value in self.graph.outputs
+            if value not in makers
+            or (makers[value].name not in backward and makers[value].op not in (UPDATE, KEEP))
+        )
 
     def alone(self) -> Rank:
         """Follow the only rank to its end; _StoppedError if a step of it is refused."""
@@ -480,8 +513,6 @@ class _Check:
         """Note the parts of outputs that a rank delivers, each of which must be that part."""
         program, names = self.programs[rank.rank], self.graph.output_names
         values = {names.get(v, v): v for v in self.graph.outputs}
-        copies = () if program.copies is None else program.copies.devices
-        copy = next((i for i, devices in enumerate(copies) if rank.rank in devices), 0)
         for out in program.outputs:
             value, region = (
                 values[out.whole],
@@ -498,7 +529,7 @@ class _Check:
                 why = f"it delivers {what} as {value!r}{region_text(region)}"
                 error = RefusedError(why, is_wrong=bool(facts))
                 raise self._refused([rank], rank.rank, f"output {out.whole!r}", error)
-            regions = delivered.setdefault((copy, value), [])
+            regions = delivered.setdefault((self._together(value)[rank.rank], value), [])
             is_again = part > 0 and program.batch and out.whole not in program.batch.regions
             if not is_again and not (program.delivers_all and region in regions):
                 regions.append(region)

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -158,7 +158,6 @@ class _Run:
     """A task in one step."""
 
     start_s: float  #: Start of its longest event.
-    longest_s: float  #: Seconds of that event.
     seconds: float  #: Of all its events, without the waiting.
     waited_s: float  #: Of the waiting.
 
@@ -168,24 +167,23 @@ _Sent: TypeAlias = tuple[tuple[int, ...], int]
 
 
 def _runs(step: Step, zero: float, begun: Mapping[_Sent, float]) -> dict[Key, _Run]:
-    runs: dict[Key, _Run] = {}
+    events: dict[Key, list[tuple[float, float, float]]] = {}  # seconds, of waiting, begin
     for event in step.events:
-        key = (event.nodes, event.comms, event.label)
         waited_s = 0.0
         if event.role is Role.RECEIVE:
             sent = event.comms, event.micro_batch
             until = min(event.end_s, begun.get(sent, event.begin_s))
             waited_s = max(0.0, until - event.begin_s)
-        whole_s = event.end_s - event.begin_s
-        known = runs.get(key, _Run(event.begin_s - zero, whole_s, 0.0, 0.0))
-        first = known.longest_s >= whole_s
-        runs[key] = _Run(
-            known.start_s if first else event.begin_s - zero,
-            max(known.longest_s, whole_s),
-            known.seconds + whole_s - waited_s,
-            known.waited_s + waited_s,
+        of_task = events.setdefault((event.nodes, event.comms, event.label), [])
+        of_task.append((event.end_s - event.begin_s, waited_s, event.begin_s - zero))
+    return {
+        key: _Run(
+            max(of_task, key=itemgetter(0))[2],
+            sum(whole_s - waited_s for whole_s, waited_s, _ in of_task),
+            sum(waited_s for _, waited_s, _ in of_task),
         )
-    return runs
+        for key, of_task in events.items()
+    }
 
 
 def _task(key: Key, runs: Sequence[_Run]) -> MeasuredTask:

@@ -87,3 +87,20 @@ def cut(array: np.ndarray, region: Region | None) -> np.ndarray:
     part = np.empty(region_shape(region), array.dtype)
     read_region(array, region, part)
     return part
+
+
+def packed(tensor: ArrayT, region: Region) -> ArrayT:
+    """A region of a torch tensor, dense: a view if it lies together in memory."""
+    view = box_view(tensor, region)
+    if view is not None:
+        dense: ArrayT = view.contiguous()
+        return dense
+    part: ArrayT = tensor.new_empty(region_shape(region))
+    read_region(tensor, region, part)
+    return part
+
+
+def view_within(tensor: ArrayT, region: Region | None) -> ArrayT | None:
+    """A dense view of a region of a torch tensor; None if there is none."""
+    view = None if region is None else box_view(tensor, region)
+    return view if view is not None and view.is_contiguous() else None

@@ -49,8 +49,7 @@ def loaded(
             f"{directory} is of a PyTorch module: use `partition run`, or module() of the "
             "loaded program under torchrun"
         )
-    file = read_rank(directory, start.rank)
-    header = file[0]
+    header = read_rank(directory, start.rank)
     if header.ranks != start.ranks:
         raise BackendError(
             f"{directory} holds {header.ranks} ranks, torchrun started {start.ranks}"
@@ -72,9 +71,9 @@ def loaded(
     model = load_rank(directory / f"rank{start.rank}.onnx")
 
     def run() -> str:
-        files: list[Any] = [None] * start.ranks
-        dist.all_gather_object(files, file)
-        headers = check_ranks(files, str(directory))
+        gathered: list[Any] = [None] * start.ranks
+        dist.all_gather_object(gathered, header)
+        headers = check_ranks(gathered, str(directory))
         local_ranks = int(os.environ["LOCAL_WORLD_SIZE"])
         config = SessionConfig(threads=threads_per_rank(local_ranks))
         device = rank_device(int(os.environ["LOCAL_RANK"]), local_ranks)

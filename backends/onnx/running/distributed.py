@@ -4,11 +4,12 @@ Data that is not reduced travels as bytes, so that every element type does. Sums
 the library's all-reduce where it takes the type; else parts are exchanged and combined here, in
 ascending order of rank.
 
-Data for a later turn is posted without waiting. Ranks match point-to-point data by its order
+What is no collective is posted without waiting. Ranks match point-to-point data by its order
 alone: a sender posts in order of (turn, seq); with several requests or micro-batches in flight the
 receiver may want it in another order, so it posts its receives in the sender's order, which it can
-compute. On the CPU it posts those of a whole turn at once, a turn ahead: data arrives while it
-computes, at its place in the value that it is a part of, if it lies together there.
+compute. On the CPU it posts those for later turns of a whole turn at once, a turn ahead: data
+arrives while it computes, at its place in the value that it is a part of, if it lies together
+there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from partitioner.backends.onnx.files.steps import Cut, RankModel
 from partitioner.backends.onnx.running.executor import write_parts
 from partitioner.backends.onnx.running.turns import Turns
 from partitioner.backends.process_group import REDUCTIONS, Group, Groups
-from partitioner.backends.regions import box_view, read_region, region_shape, write_region
+from partitioner.backends.regions import box_view, packed, region_shape, view_within, write_region
 from partitioner.backends.tensors import REDUCIBLE, bytes_of, combine, torch_dtype
 from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.program import CommKind
@@ -42,7 +43,7 @@ class _Sent:
 
 @dataclass(frozen=True, eq=False)
 class _Message:
-    """A transfer of a pass to this rank for a later turn; each is an object of its own."""
+    """A transfer of a pass from another rank; each is an object of its own."""
 
     cut: Cut
     number: int
@@ -73,10 +74,10 @@ class DistributedCommunicator:
         messages = [
             _Message(cut, number, transfer)
             for cut in self._cuts
-            if cut.pipelined
+            if not _is_collective(cut)
             for number in range(turns.passes)
             for transfer in _moving(cut)
-            if transfer.target == self._rank
+            if transfer.target == self._rank != transfer.source
         ]
         self._turns = turns
         self._messages = defaultdict(list)
@@ -96,28 +97,21 @@ class DistributedCommunicator:
         self._expect(0)
 
     def send(self, cut: Cut, number: int, source: torch.Tensor) -> None:
-        """Post data for a later turn; else keep it for `receive`, or exchange it now."""
+        """Post data for other ranks; of a collective keep it for `receive`, or exchange it now."""
         receives = cut.target is not None and not cut.keeps_all
         if receives:
             self._sources[cut.comm.seq, number] = source
-        if cut.pipelined:
-            due = self._turns.taken(self._rank, cut.comm, number)
-            self._reap(self._turns.turn(self._rank, cut.comm.phase, number))
-            for transfer in _moving(cut):
-                if transfer.source == self._rank != transfer.target:
-                    data = bytes_of(_packed(source, transfer.read))
-                    group = self._groups.mail(self._rank, transfer.target)
-                    work = dist.isend(data, transfer.target, group=group)
-                    self._sent.append(_Sent(work, data, due))
+        if not _is_collective(cut):
+            self._post(cut, number, source)
         elif not receives:
-            self._exchange(cut, number, source, None)
+            self._exchange(cut, source, None)
 
     def receive(self, cut: Cut, number: int, target: torch.Tensor) -> torch.Tensor:
-        """The value: a tensor of its own for data of an earlier turn, else `target`."""
+        """The value: `target`, or a tensor of its own for data that was expected before."""
         source = self._sources.pop((cut.comm.seq, number), None)
-        if cut.pipelined:
+        if not _is_collective(cut):
             return self._collect(cut, number, source, target)
-        self._exchange(cut, number, source, target)
+        self._exchange(cut, source, target)
         return target
 
     def finish(self) -> None:
@@ -125,7 +119,18 @@ class DistributedCommunicator:
         while self._sent:
             self._sent.popleft().work.wait()
 
-    # Data of a later turn --------------------------------------------------------------------
+    # Data from rank to rank ------------------------------------------------------------------
+
+    def _post(self, cut: Cut, number: int, source: torch.Tensor) -> None:
+        now = self._turns.turn(self._rank, cut.comm.phase, number)
+        due = self._turns.taken(self._rank, cut.comm, number) if cut.pipelined else now
+        self._reap(now)
+        for transfer in _moving(cut):
+            if transfer.source == self._rank != transfer.target:
+                data = bytes_of(packed(source, transfer.read))
+                group = self._groups.mail(self._rank, transfer.target)
+                work = dist.isend(data, transfer.target, group=group)
+                self._sent.append(_Sent(work, data, due))
 
     def _reap(self, now: int) -> None:
         """Drop completed sends; wait for those that receivers have taken before turn `now`."""
@@ -140,26 +145,30 @@ class DistributedCommunicator:
     def _collect(
         self, cut: Cut, number: int, source: torch.Tensor | None, target: torch.Tensor
     ) -> torch.Tensor:
-        parts: list[tuple[Region, torch.Tensor]] = []
-        for message in self._messages[cut.comm.seq, number]:
-            transfer = message.transfer
-            if transfer.source == self._rank:
-                assert source is not None
-                parts.append((transfer.write, _packed(source, transfer.read)))
-                continue
+        key = cut.comm.seq, number
+        messages = self._messages[key]
+        target = self._filling.setdefault(key, target)
+        for message in messages:
             while message not in self._arriving:
-                self._get_ready(self._queues[transfer.source].popleft())
-            work, buffer = self._arriving.pop(message)
+                self._get_ready(self._queues[message.transfer.source].popleft())
+        del self._filling[key]
+        arrived = {}
+        for message in messages:
+            work, arrived[message.transfer] = self._arriving.pop(message)
             work.wait()
-            if buffer is not None:
+        parts: list[tuple[Region, torch.Tensor]] = []
+        for transfer in _moving(cut):
+            if transfer.source == transfer.target == self._rank:
+                assert source is not None
+                parts.append((transfer.write, packed(source, transfer.read)))
+            elif (buffer := arrived.get(transfer)) is not None:
                 parts.append((transfer.write, buffer))
-        target = self._filling.pop((cut.comm.seq, number), target)
         write_parts(cut, parts, target)
         self._expect(self._turns.turn(self._rank, cut.comm.target_phase, number))
         return target
 
     def _expect(self, now: int) -> None:
-        """Post the receives of turn `now`; not on GPUs, where such a kernel would wait there.
+        """Post the receives for later turns; not on GPUs, where such a kernel would wait there.
 
         Of a single pass one message a rank is expected at a time, so that buffers do not add up.
         """
@@ -167,8 +176,10 @@ class DistributedCommunicator:
             return
         coming = {message.transfer.source for message in self._arriving}
         for source, queue in self._queues.items():
-            while queue and self._turns.is_expected(
-                self._rank, queue[0].cut.comm, queue[0].number, now
+            while (
+                queue
+                and queue[0].cut.pipelined
+                and self._turns.is_expected(self._rank, queue[0].cut.comm, queue[0].number, now)
             ):
                 if self._turns.passes == 1 and source in coming:
                     break
@@ -184,7 +195,7 @@ class DistributedCommunicator:
             key = cut.comm.seq, message.number
             if key not in self._filling:
                 self._filling[key] = self._empty(cut, cut.target.shape)
-            place = _together(self._filling[key], region)
+            place = view_within(self._filling[key], region)
         if place is None:
             place = apart = self._empty(cut, region_shape(region))
         group = self._groups.mail(source, self._rank)
@@ -193,57 +204,30 @@ class DistributedCommunicator:
     def _empty(self, cut: Cut, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=torch_dtype(cut.comm.dtype), device=self._device)
 
-    # Data of this turn -----------------------------------------------------------------------
+    # Collectives -----------------------------------------------------------------------------
 
-    def _exchange(
-        self, cut: Cut, number: int, source: torch.Tensor | None, target: torch.Tensor | None
-    ) -> None:
+    def _exchange(self, cut: Cut, source: torch.Tensor | None, target: torch.Tensor | None) -> None:
         group = self._groups.of[cut.active]
-        if cut.comm.kind is CommKind.ALL_REDUCE:
-            assert source is not None
-            assert target is not None
-            _all_reduce(cut, source, target, group)
-        elif cut.uniform and cut.comm.kind is CommKind.BROADCAST:
+        if cut.comm.kind is CommKind.BROADCAST:
             _broadcast(cut, source, target, group)
-        elif cut.uniform and source is not None and target is not None:
-            _all_gather(cut, source, target, group)
+            return
+        assert source is not None
+        assert target is not None
+        if cut.comm.kind is CommKind.ALL_REDUCE:
+            _all_reduce(cut, source, target, group)
         else:
-            self._point_to_point(cut, number, source, target)
-
-    def _point_to_point(
-        self, cut: Cut, number: int, source: torch.Tensor | None, target: torch.Tensor | None
-    ) -> None:
-        group, rank = self._groups.of[cut.active], self._rank
-        now = self._turns.turn(rank, cut.comm.phase, number)
-        self._reap(now)
-        works: list[Any] = []
-        parts: list[tuple[Region, torch.Tensor]] = []
-        for transfer in _moving(cut):
-            if transfer.source != rank:
-                assert target is not None
-                place = None if cut.reduces else _together(target, transfer.write)
-                if place is None:
-                    place = target.new_empty(region_shape(transfer.write))
-                    parts.append((transfer.write, place))
-                works.append(dist.irecv(bytes_of(place), transfer.source, group=group))
-                continue
-            assert source is not None
-            part = _packed(source, transfer.read)
-            if transfer.target != rank:
-                work = dist.isend(bytes_of(part), transfer.target, group=group)
-                self._sent.append(_Sent(work, part, now))
-            elif target is not None:
-                parts.append((transfer.write, part))
-        for work in works:
-            work.wait()
-        if target is not None:
-            write_parts(cut, parts, target)
+            _all_gather(cut, source, target, group)
 
 
 def rank_sets(model: RankModel) -> list[tuple[int, ...]]:
-    """Ranks of the communications within a turn: each set needs a process group."""
+    """Ranks of the collectives: each set needs a process group."""
     cuts = (step for step in model.steps if isinstance(step, Cut))
-    return sorted({cut.active for cut in cuts if not cut.pipelined})
+    return sorted({cut.active for cut in cuts if _is_collective(cut)})
+
+
+def _is_collective(cut: Cut) -> bool:
+    is_one = cut.uniform or cut.comm.kind is CommKind.ALL_REDUCE
+    return is_one and not cut.pipelined
 
 
 def _moving(cut: Cut) -> Iterator[Transfer]:
@@ -267,7 +251,7 @@ def _broadcast(
 ) -> None:
     transfer = next(_moving(cut))
     if source is not None:
-        part = _packed(source, transfer.read)
+        part = packed(source, transfer.read)
     else:
         assert target is not None
         part = target.new_empty(region_shape(transfer.write))
@@ -280,7 +264,7 @@ def _broadcast(
 def _all_gather(cut: Cut, source: torch.Tensor, target: torch.Tensor, group: Group) -> None:
     """Equal parts: gathered in order of rank, straight into the target if they are its rows."""
     moving = list(_moving(cut))
-    part = _packed(source, next(t for t in moving if t.source == cut.rank).read)
+    part = packed(source, next(t for t in moving if t.source == cut.rank).read)
     arriving = sorted((t for t in moving if t.target == cut.rank), key=lambda t: t.source)
     if _are_rows(arriving, target):
         dist.all_gather_single(bytes_of(target), bytes_of(part), group=group)
@@ -300,18 +284,3 @@ def _are_rows(arriving: list[Transfer], target: torch.Tensor) -> bool:
             return False
         at += view.nbytes
     return at == target.data_ptr() + target.nbytes
-
-
-def _together(tensor: torch.Tensor, region: Region) -> torch.Tensor | None:
-    view = box_view(tensor, region)
-    return view if view is not None and view.is_contiguous() else None
-
-
-def _packed(tensor: torch.Tensor, region: Region) -> torch.Tensor:
-    """A region, dense: a view if it lies together in memory."""
-    view = box_view(tensor, region)
-    if view is not None:
-        return view.contiguous()
-    part = tensor.new_empty(region_shape(region))
-    read_region(tensor, region, part)
-    return part

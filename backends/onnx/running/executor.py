@@ -7,7 +7,7 @@ data, so that one process can run all ranks in turn.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,7 +19,6 @@ from partitioner.backends.errors import BackendError, failing, one_line
 from partitioner.backends.onnx.files.load import constants_outside
 from partitioner.backends.onnx.files.steps import Cut, RankModel, Segment
 from partitioner.backends.onnx.running.turns import Action, Role, Turns
-from partitioner.backends.onnx.sessions.joined import Sums
 from partitioner.backends.onnx.sessions.segments import SessionConfig, Sessions
 from partitioner.backends.regions import write_region
 from partitioner.backends.tensors import combine, from_numpy, torch_dtype
@@ -153,7 +152,7 @@ class Executor:
         for turn in turns.of_rank(self.model.rank, self.actions):
             for action, number in turn.actions:
                 values = self._values(flying, number, feeds)
-                yield from self._act(action, number, values, frees[action])
+                yield from self._act(action, number, values)
                 self._put(action, number, values, results)
                 if self.observe is not None:
                     self.observe(action, values)
@@ -202,13 +201,10 @@ class Executor:
                 made[name][micro_batch].copy_(value)
                 values[name] = made[name][micro_batch]
 
-    def _act(
-        self, action: Action, number: int, values: Values, freed: Collection[str]
-    ) -> Iterator[Waiting]:
-        """Run an action; `freed` are the values that nothing reads after it."""
+    def _act(self, action: Action, number: int, values: Values) -> Iterator[Waiting]:
         step = self.model.steps[action.index]
         if isinstance(step, Segment):
-            self._compute(action.index, step, values, freed)
+            self._compute(action.index, step, values)
         elif action.role is Role.SEND:
             with failing(f"rank {self.model.rank}:", step):
                 self.communicator.send(step, number, values[step.comm.source])
@@ -225,36 +221,19 @@ class Executor:
     def _empty(self, type_: TensorType) -> torch.Tensor:
         return torch.empty(type_.shape, dtype=torch_dtype(type_.dtype), device=self._device)
 
-    def _compute(
-        self, index: int, segment: Segment, values: Values, freed: Collection[str]
-    ) -> None:
-        places = [  # in the image that sums begin with, if it is freed
-            (one, values[one.source])
-            if one.source is not None and one.source in freed
-            else (one, self._empty(self.model.types[one.image]))
-            for one in self.sessions.sums.get(index, ())
-        ]
-        targets = {sums.target: place for sums, place in places}
+    def _compute(self, index: int, segment: Segment, values: Values) -> None:
         for name in segment.writes:
-            if name in self.model.bounded:
-                continue  # its size is not known
-            place = targets.get(name)
-            values[name] = self._empty(self.model.types[name]) if place is None else place
+            if name not in self.model.bounded:  # else its size is not known
+                values[name] = self._empty(self.model.types[name])
         with self.sessions.opened(index) as session:
             binding = self._bindings.get(index)
             if binding is None:
                 binding = _Binding(session, session.io_binding(), self._nowhere.data_ptr())
             if segment.block is None:
                 self._bindings[index] = binding
-            self._run(binding, segment, values, places)
+            self._run(binding, segment, values)
 
-    def _run(
-        self,
-        binding: _Binding,
-        segment: Segment,
-        values: Values,
-        places: Iterable[tuple[Sums, torch.Tensor]],
-    ) -> None:
+    def _run(self, binding: _Binding, segment: Segment, values: Values) -> None:
         types, device, io = self.model.types, self._device, binding.io
         for name in segment.reads:
             binding.place(io.bind_input, name, types[name], values[name])
@@ -263,9 +242,6 @@ class Executor:
                 io.bind_output(name, device.type, device.index or 0)
             else:
                 binding.place(io.bind_output, name, types[name], values[name])
-        for sums, place in places:
-            for name in sums.inner:
-                binding.place(io.bind_output, name, types[sums.image], place)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         try:

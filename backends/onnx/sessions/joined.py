@@ -50,8 +50,6 @@ _MAY_BE_BLOCKED = _BLOCKED | {
 _COPY = f"{DOMAIN}.blocked"
 #: Channels are in blocks of so many, which the processor decides.
 _BLOCKS = (8, 16)
-#: Position of the operand of a blocked convolution that it adds to its result.
-_SUMMAND = 3
 
 
 @dataclass(frozen=True)
@@ -81,15 +79,6 @@ class Group:
             constants |= dict.fromkeys(segment.constants)
         graph.initializer.extend(self.model.constants[name] for name in constants)
         return self.model.around(graph)
-
-    def is_last_reader(self, index: int, image: str) -> bool:
-        """Test whether a segment reads an image, and no other does so later, in whatever order."""
-        here = self.segments[index]
-        return image in here.reads and all(
-            other <= index and segment.phase <= here.phase
-            for other, segment in self.segments.items()
-            if image in segment.reads
-        )
 
     def own_inputs(self, index: int) -> Mapping[str, str]:
         """Names in the joined graph of a segment's inputs that are no images."""
@@ -148,38 +137,6 @@ def _may_be_blocked(segment: Segment, value: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Values of a piece that may lie in one place: each adds a convolution to the one before.
-
-    ONNX Runtime adds in place within a session. It copies the value before where that is an input
-    of the session, or where the sum is an output, unless both are told to lie in one place.
-    """
-
-    #: The image that the piece reads and the first sum adds to, if no other segment reads it later;
-    #: None if the first value is made in the piece.
-    source: str | None
-    #: Values that no other segment knows, in order. They are outputs of the session too.
-    inner: tuple[str, ...]
-    #: The image that the piece makes as the last sum; None if the last sum is inner.
-    target: str | None
-
-    @property
-    def image(self) -> str:
-        """The image, or one of both; all values have its type."""
-        image = self.target or self.source
-        assert image is not None
-        return image
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The part of a segment in an optimized graph."""
-
-    proto: ModelProto  #: The model.
-    sums: tuple[Sums, ...]  #: Those that begin or end with an image.
-
-
-@dataclass(frozen=True)
 class Optimized:
     """The joined graph of a group as ONNX Runtime runs it."""
 
@@ -204,12 +161,12 @@ class Optimized:
             plain |= {name for name in images if self._blocked.get(name) not in reached}
         return plain
 
-    def pieces(self) -> Mapping[int, Piece]:
+    def pieces(self) -> Mapping[int, ModelProto]:
         """A piece for each segment, if no image is plain."""
         assert not self.plain
         return {index: self._piece(index) for index in self.group.segments}
 
-    def _piece(self, index: int) -> Piece:
+    def _piece(self, index: int) -> ModelProto:
         segment, types = self.group.segments[index], self.group.model.types
         own = self.group.own_inputs(index)
         images = [n for n in (*segment.reads, *segment.writes) if n in self.group.images]
@@ -223,12 +180,8 @@ class Optimized:
         graph.input.extend(value_info(name, types[name]) for name in segment.reads)
         graph.output.extend(map(self.group.model.output_info, segment.writes))
         graph.initializer.extend(self._constants[name] for name in sorted(reached - ends))
-        last = frozenset(name for name in images if self.group.is_last_reader(index, name))
-        sums = tuple(_sums(graph, self.group.images, last))
-        for one in sums:
-            graph.output.extend(value_info(name, types[one.image]) for name in one.inner)
         version, opsets = self.proto.ir_version, self.proto.opset_import
-        return Piece(ModelProto(ir_version=version, graph=graph, opset_import=opsets), sums)
+        return ModelProto(ir_version=version, graph=graph, opset_import=opsets)
 
     @cached_property
     def _makers(self) -> Mapping[str, int]:
@@ -266,43 +219,6 @@ class Optimized:
                 found.add(at)
                 waiting += [name for name in self.proto.graph.node[at].input if name]
         return [self.proto.graph.node[at] for at in sorted(found)], frozenset(reached)
-
-
-def _sums(graph: GraphProto, images: frozenset[str], last: frozenset[str]) -> Iterator[Sums]:
-    """The sums of a piece, see `Sums`; `last` are the images that no other segment reads later."""
-    before = dict(_summands(graph))
-    made = {name for node in graph.node for name in node.output}
-    outputs = {value.name for value in graph.output}
-    for end in sorted(before.keys() - set(before.values())):
-        values = [end]
-        while values[0] in before:
-            values.insert(0, before[values[0]])
-        source = values[0] if values[0] in last else None
-        target = end if end in images else None
-        inner = tuple(name for name in values if name in made - outputs)
-        if source is not None or (target is not None and inner):
-            yield Sums(source, inner, target)
-
-
-def _summands(graph: GraphProto) -> Iterator[tuple[str, str]]:
-    """The sums of blocked convolutions, and what each adds to, if nothing reads that later."""
-    outputs = {value.name for value in graph.output}
-    behind: dict[str, frozenset[str]] = {}  # what is computed on the way to a value, with it
-    for node in graph.node:
-        before = (behind.get(name, frozenset[str]()) for name in node.input)
-        behind |= dict.fromkeys(node.output, frozenset(node.output).union(*before))
-    for node in graph.node:
-        if node.op_type != "Conv" or len(node.input) <= _SUMMAND:
-            continue
-        *operands, summand = node.input
-        done = frozenset[str]().union(*(behind.get(name, ()) for name in operands))
-        others = [one for one in graph.node if summand in one.input and one != node]
-        if (
-            summand not in outputs
-            and summand not in operands
-            and all(done.issuperset(one.output) for one in others)
-        ):
-            yield node.output[0], summand
 
 
 def _renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Iterator[NodeProto]:

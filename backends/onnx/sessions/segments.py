@@ -22,7 +22,6 @@ from partitioner.backends.onnx.files.steps import RankModel, Segment
 from partitioner.backends.onnx.sessions.joined import (
     Group,
     Optimized,
-    Sums,
     groups_of,
     with_blocked_inputs,
 )
@@ -70,8 +69,6 @@ class Sessions:
     config: SessionConfig  #: How segments run.
     resident: Mapping[int, ort.InferenceSession]  #: Sessions that stay open.
     then: Mapping[int, int]  #: The block's step that runs after each block's.
-    #: Values of segments that may lie in one place; see `joined.Piece`.
-    sums: Mapping[int, tuple[Sums, ...]]
     #: Files with the profiles of closed sessions, one of each run.
     profiles: dict[int, list[Path]] = field(default_factory=dict)
     #: The graphs of sessions as they run, where they are written.
@@ -92,13 +89,12 @@ class Sessions:
             (stay if model.segment(index).block is None else in_turn).append(index)
         joined = open_joined(model, stay, config)
         resident = {
-            index: joined[index][0]
+            index: joined[index]
             if index in joined
             else open_session(model, model.segment(index), config)
             for index in stay
         }
-        sums = {index: of_piece for index, (_, of_piece) in joined.items() if of_piece}
-        return cls(model, config, resident, dict(pairwise(in_turn)), sums)
+        return cls(model, config, resident, dict(pairwise(in_turn)))
 
     @contextmanager
     def opened(self, index: int) -> Iterator[ort.InferenceSession]:
@@ -144,16 +140,12 @@ class Sessions:
         return Path(self.resident[index].get_session_options().optimized_model_filepath)
 
 
-#: A session of a segment that was optimized together with others, and its sums (`joined.Piece`).
-JoinedSession = tuple[ort.InferenceSession, tuple[Sums, ...]]
-
-
 def open_joined(
     model: RankModel,
     steps: Sequence[int],
     config: SessionConfig,
     plain: frozenset[str] = frozenset(),
-) -> dict[int, JoinedSession]:
+) -> dict[int, ort.InferenceSession]:
     """Sessions of the segments that hand images to each other, by the index of their step.
 
     They are optimized together (see `joined`), where ONNX Runtime has blocked layouts: on the CPU,
@@ -162,7 +154,7 @@ def open_joined(
     Raises:
         BackendError: ONNX Runtime does not take a segment.
     """
-    sessions: dict[int, JoinedSession] = {}
+    sessions: dict[int, ort.InferenceSession] = {}
     for group in groups_of(model, steps, plain) if _has_blocked_layouts(config) else ():
         sessions |= _open_group(group, config, plain)
     return sessions
@@ -170,7 +162,7 @@ def open_joined(
 
 def _open_group(
     group: Group, config: SessionConfig, plain: frozenset[str]
-) -> dict[int, JoinedSession]:
+) -> dict[int, ort.InferenceSession]:
     """Sessions of a group, or of smaller ones without the images that turn out to be plain.
 
     There are none, with a warning, if the optimized graph cannot be made, as where the temporary
@@ -200,8 +192,7 @@ def _open_group(
             sessions = {}
             for index, piece in optimized.pieces().items():
                 options = session_options(as_it_is, Path(name))
-                session = _opened(group.model, piece.proto, options, as_it_is)
-                sessions[index] = session, piece.sums
+                sessions[index] = _opened(group.model, piece, options, as_it_is)
             return sessions
     return open_joined(group.model, tuple(group.segments), config, plain | optimized.plain)
 

@@ -25,9 +25,9 @@ first products are (tokens of all ranks, chosen, columns).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,9 +77,8 @@ class _Layer:
     places: Tensor | None = None
 
     @classmethod
-    def of(cls, call: Sequence[Any], *, biased: bool) -> _Layer:
-        operands, settings = call[: 7 if biased else 5], call[7 if biased else 5 :]
-        return cls(*operands[:5], *settings, *operands[5:])
+    def of(cls, operands: Sequence[Any], settings: Sequence[Any]) -> _Layer:
+        return cls(*operands[:5], *settings[:6], *operands[5:])
 
     @property
     def has_gate(self) -> bool:
@@ -189,29 +188,34 @@ class _Layer:
         return torch.cat([of_gate, grad * acted], -1)
 
 
-def _empty_results(biased: bool, *call: Any) -> tuple[Tensor, Tensor]:
-    layer = _Layer.of(call, biased=biased)
+def _split(call: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Operands of a call, and its settings."""
+    count = sum(isinstance(one, Tensor) for one in call)
+    return call[:count], call[count:]
+
+
+def _empty_results(*call: Any) -> tuple[Tensor, Tensor]:
+    layer = _Layer.of(*_split(call))
     columns = layer.up.shape[1] if layer.keep else 0
     sizes = layer.x.shape[0], layer.down.shape[1]
     out = layer.x.new_empty(sizes, dtype=layer.result_type)
     return out, layer.x.new_empty((*layer.ids.shape, columns))
 
 
-def _empty_gradients(biased: bool, _grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
-    x, _, *others = call[: 7 if biased else 5]
+def _empty_gradients(_grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
+    (x, _, *others, _), _ = _split(call)
     return tuple(tensor.new_empty(tensor.shape) for tensor in (x, *others))
 
 
-def _experts(biased: bool, *call: Any) -> tuple[Tensor, Tensor]:
+def _experts(*call: Any) -> tuple[Tensor, Tensor]:
     """((tokens, channels), first products of each choice: without columns unless they are kept)."""
-    kept = _empty_results(biased, *call)[1].zero_()
-    return _Layer.of(call, biased=biased).results(kept), kept
+    kept = _empty_results(*call)[1].zero_()
+    return _Layer.of(*_split(call)).results(kept), kept
 
 
-def _experts_backward(biased: bool, grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
-    count = 7 if biased else 5
-    layer = _Layer.of((*call[:count], *call[count + 1 :]), biased=biased)
-    return layer.gradients(grad, call[count])
+def _experts_backward(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
+    (*operands, kept), settings = _split(call)
+    return _Layer.of(operands, settings).gradients(grad, kept)
 
 
 # Tokens that are sent to their experts -----------------------------------------------------------
@@ -312,29 +316,28 @@ class _Group:
         return sums
 
 
-def _empty_sent(biased: bool, *call: Any) -> tuple[Tensor, ...]:
-    layer, rows = _Layer.of(call[:-6], biased=biased), call[-1]
+def _empty_sent(*call: Any) -> tuple[Tensor, ...]:
+    layer, rows = _Layer.of(*_split(call)), call[-1]
     columns = layer.up.shape[1] if layer.keep else 0
     out = torch.empty_like(layer.x, dtype=layer.result_type)
     return out, layer.x.new_empty((rows, layer.ids.shape[1], columns))
 
 
-def _experts_sent(biased: bool, *call: Any) -> Steps:
+def _experts_sent(*call: Any) -> Steps:
     """`experts` of this rank's tokens; the first products are those of its experts."""
-    layer, group = _Layer.of(call[:-6], biased=biased), _Group(*call[-6:-1])
-    kept = _empty_sent(biased, *call)[1].zero_()
+    layer, group = _Layer.of(*_split(call)), _Group(*call[-6:-1])
+    kept = _empty_sent(*call)[1].zero_()
     here, _, leaving, arriving = yield from group.sent(layer, [])
     (out,) = yield from group.returned([here.results(kept)], leaving, arriving, layer.x.shape[0])
     return out, kept
 
 
-def _experts_backward_sent(biased: bool, grad: Tensor, *call: Any) -> Steps:
+def _experts_backward_sent(grad: Tensor, *call: Any) -> Steps:
     """`experts_backward` of this rank's tokens, and of its experts for the tokens of all ranks."""
-    count = 7 if biased else 5
-    layer = _Layer.of((*call[:count], *call[count + 1 : -6]), biased=biased)
-    group = _Group(*call[-6:-1])
+    (*operands, kept), settings = _split(call)
+    layer, group = _Layer.of(operands, settings), _Group(*call[-6:-1])
     here, (of_results,), leaving, arriving = yield from group.sent(layer, [grad])
-    of_x, of_weights, *others = here.gradients(of_results, call[count])
+    of_x, of_weights, *others = here.gradients(of_results, kept)
     of_x, of_weights = yield from group.returned(
         [of_x, of_weights], leaving, arriving, layer.x.shape[0]
     )
@@ -352,16 +355,6 @@ def _gradient(name: str, ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | No
     return (of_x, None, *others, *(None,) * len(ctx.settings))
 
 
-def _of_form(kernel: Callable[..., Any], biased: bool) -> Callable[..., Any]:
-    """The kernel of one form: a function with a name, which generated code calls."""
-
-    @wraps(kernel)
-    def call(*operands: Any) -> Any:
-        return kernel(biased, *operands)
-
-    return call
-
-
 def _register(name: str, *, biased: bool) -> None:
     operands = _OPERANDS + (_BIASES if biased else "")
     gradients = ", ".join(["Tensor"] * (6 if biased else 4))
@@ -376,7 +369,7 @@ def _register(name: str, *, biased: bool) -> None:
     for form, arguments, returned, empty, kernel in forms:
         schema = f"{name}{form}({arguments}) -> ({returned})"
         register: Any = sending if form.endswith("_sent") else operator
-        register(partial(empty, biased), schema)(_of_form(kernel, biased))
+        register(empty, schema)(kernel)
     save = saving(7 if biased else 5, results=(1,), constants=(1,))
     gradient(name, save)(partial(_gradient, name))
 

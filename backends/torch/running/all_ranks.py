@@ -320,43 +320,25 @@ def _ready(waiting: Mapping[int, Call]) -> list[tuple[int, ...]]:
 def _interpret(
     rank: int, module: fx.GraphModule, arguments: Sequence[Tensor | None], observe: Observe
 ) -> Passing:
-    values: dict[fx.Node, Any] = {}
-    left = iter(arguments)
-    last_reads = _last_reads(module.graph)
+    run = fx.Interpreter(module)
+    run.args_iter = iter(arguments)
     for node in module.graph.nodes:
-        args = fx.map_arg(node.args, values.__getitem__)
-        kwargs = fx.map_arg(node.kwargs, values.__getitem__)
-        if node.op == "placeholder":
-            values[node] = next(left)
-        elif node.op == "get_attr":
-            values[node] = getattr(module, node.target)
-        elif node.op == "output":
+        args, kwargs = run.fetch_args_kwargs_from_env(node)
+        if node.op == "output":
             results: Sequence[Tensor] = args[0]
             return results
-        elif node.op == "call_method":
-            values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
-        elif node.target in _COLLECTIVES:
-            values[node] = yield (node.target, args, args[-1])
+        if node.target in _COLLECTIVES:
+            run.env[node] = yield (node.target, args, args[-1])
         elif node.target in SENDING:
-            values[node] = yield from SENDING[node.target](*args, **kwargs)
+            run.env[node] = yield from SENDING[node.target](*args, **kwargs)
         elif node.target is c10d.wait_tensor.default:
-            values[node] = args[0]
+            run.env[node] = args[0]
         else:
-            values[node] = node.target(*args, **kwargs)
-        observe(rank, node, values[node])
-        for dead in last_reads.get(node, ()):
-            values.pop(dead, None)
+            run.env[node] = run.run_node(node)
+        observe(rank, node, run.env[node])
+        for dead in run.user_to_last_uses.get(node, ()):
+            del run.env[dead]
     raise AssertionError("a graph without outputs")
-
-
-def _last_reads(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """The nodes whose results each node is the last to read."""
-    order = {node: index for index, node in enumerate(graph.nodes)}
-    last_reads: dict[fx.Node, list[fx.Node]] = {}
-    for node in graph.nodes:
-        if node.users:
-            last_reads.setdefault(max(node.users, key=order.__getitem__), []).append(node)
-    return last_reads
 
 
 def _all_reduce(calls: Sequence[tuple[Any, ...]]) -> list[Tensor]:

@@ -19,7 +19,7 @@ from partitioner.backends.torch.graphs.signature import Signature
 from partitioner.backends.torch.running.held_state import HeldState, versions
 from partitioner.backends.torch.running.rank_passes import RankPasses, Values
 from partitioner.backends.torch.state.buffers import apart
-from partitioner.backends.torch.state.shards import part_of, region_within, view_within
+from partitioner.backends.torch.state.shards import part_of, region_within
 
 
 @dataclass(frozen=True)
@@ -201,5 +201,4 @@ def _part_here(gradient: Tensor, name: str, passes: RankPasses, held: HeldState)
             f"rank {held.rank}: the optimizer's state of {name} is of no part of the "
             "gradient that it holds: compile with parallel='zero2'"
         )
-    view = view_within(gradient, region)
-    return part_of(gradient, region) if view is None else view
+    return part_of(gradient, region)

@@ -10,22 +10,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.regions import box_view, region_shape, write_region
+from partitioner.backends.regions import packed, region_shape, view_within, write_region
 from partitioner.ir.exchange import Region
 from partitioner.ir.layout import Placement
 
 
 def part_of(whole: Tensor, region: Region | None) -> Tensor:
     """The region of a tensor, dense; the tensor itself for None."""
-    if region is None:
-        return whole
-    part = whole
-    for dim, intervals in enumerate(region):
-        if intervals == ((0, whole.shape[dim]),):
-            continue
-        pieces = [part.narrow(dim, start, length) for start, length in intervals or ((0, 0),)]
-        part = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
-    return part.contiguous()
+    return whole if region is None else packed(whole, region)
 
 
 def region_within(inner: Placement, outer: Placement, rank: int) -> Region | None:
@@ -44,12 +36,6 @@ def region_within(inner: Placement, outer: Placement, rank: int) -> Region | Non
 def region_on(placement: Placement, rank: int) -> Region:
     """The region of a value that a rank of its placement holds."""
     return dict(placement.parts())[rank]
-
-
-def view_within(tensor: Tensor, region: Region | None) -> Tensor | None:
-    """A dense view of a region of a tensor; None if there is none."""
-    view = None if region is None else box_view(tensor, region)
-    return view if view is not None and view.is_contiguous() else None
 
 
 def part_and_rest(

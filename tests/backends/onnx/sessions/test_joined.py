@@ -25,7 +25,7 @@ from partitioner.backends.onnx.measuring.timing import kernel_runs, nodes_of_ker
 from partitioner.backends.onnx.running.executor import Executor
 from partitioner.backends.onnx.running.simulator import Simulator
 from partitioner.backends.onnx.sessions import joined, segments
-from partitioner.backends.onnx.sessions.joined import Group, Optimized, Sums, groups_of
+from partitioner.backends.onnx.sessions.joined import Group, Optimized, groups_of
 from partitioner.backends.onnx.sessions.segments import SessionConfig
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
@@ -159,31 +159,6 @@ def test_every_cut_computes_the_same() -> None:
             np.testing.assert_allclose(cut.outputs[name], expected, rtol=1e-5, atol=1e-5)
 
 
-def sums_of(graph: Graph, starts: Iterable[int]) -> list[tuple[Sums, ...]]:
-    """Of each segment, in order; the results of two requests in flight are checked."""
-    models = emit_models(in_phases(uncut_programs(graph), list(starts)), graph)
-    simulator = Simulator(models, optimization="all")
-    fed = [feeds(graph), {name: -array for name, array in feeds(graph).items()}]
-    for cut, exact in zip(simulator.run(fed), Simulator(models).run(fed), strict=True):
-        for name, expected in exact.outputs.items():
-            np.testing.assert_allclose(cut.outputs[name], expected, rtol=1e-5, atol=1e-5)
-    (executor,) = simulator.executors
-    return [executor.sessions.sums.get(index, ()) for index in sorted(executor.sessions.resident)]
-
-
-@needs_blocked_layouts
-def test_a_sum_takes_the_memory_of_the_image_that_it_is_added_to() -> None:
-    graph = residual_blocks(3)
-    borders = [graph.nodes[at - 1].outputs[0] for at in (2, 7, 12)]
-    first, second, third, ((source, inner, target),) = (
-        [(sums.source, sums.inner, sums.target) for sums in of] for of in sums_of(graph, [2, 7, 12])
-    )
-    assert first == []
-    assert second == [(borders[0], (), borders[1])]
-    assert third == [(borders[1], (), borders[2])]
-    assert (source, len(inner), target) == (borders[2], 1, None)
-
-
 def test_segments_of_blocks_plain_ones_and_those_with_bodies_stay_apart() -> None:
     body = helper.make_graph([helper.make_node("Neg", ["image"], ["y"])], "body", [], [])
     node = helper.make_node("Relu", ["image"], ["y"])
@@ -194,88 +169,11 @@ def test_segments_of_blocks_plain_ones_and_those_with_bodies_stay_apart() -> Non
     assert not joined._may_join(Segment(0, (node, branches)))
 
 
-@pytest.mark.parametrize(
-    ("inner", "expected"),
-    [
-        ([("Relu", "made", "before")], {"sum": "image"}),
-        ([("Relu", "made", "before"), ("Neg", "image", "late")], {}),  # on no way to the sum
-        ([("Add", "made image", "before")], {"sum": "image"}),
-        ([("Identity", "image", "before")], {}),  # nor is the first convolution
-    ],
-)
-def test_an_image_is_added_to_once_all_that_read_it_lies_behind(
-    inner: Sequence[tuple[str, str, str]], expected: Mapping[str, str]
-) -> None:
-    """What reads it on the way to the sum is done by then, however far back it is."""
-    nodes = [
-        helper.make_node("Conv", ["image", "w", "b"], ["first"]),
-        helper.make_node("Relu", ["first"], ["made"]),
-        *(helper.make_node(op, reads.split(), [result]) for op, reads, result in inner),
-        helper.make_node("Conv", ["before", "w", "b", "image"], ["sum"]),
-    ]
-    ends = [helper.make_tensor_value_info("sum", 1, (1, 8, 4, 4))]
-    assert dict(joined._summands(helper.make_graph(nodes, "residual", [], ends))) == expected
-    ends.append(helper.make_tensor_value_info("image", 1, (1, 8, 4, 4)))
-    assert not dict(joined._summands(helper.make_graph(nodes, "residual", [], ends)))
-
-
 @needs_blocked_layouts
-def test_all_sums_between_two_borders_lie_in_one_place() -> None:
-    """From the image that a segment reads, by sums within it, to the image that it makes."""
-    graph = residual_blocks(5)
-    borders = [graph.nodes[at - 1].outputs[0] for at in (7, 17)]
-    ends = [
-        [(sums.source, len(sums.inner), sums.target) for sums in of]
-        for of in sums_of(graph, [7, 17])
-    ]
-    assert ends == [
-        [(None, 1, borders[0])],
-        [(*borders[:1], 1, borders[1])],
-        [(borders[1], 2, None)],
-    ]
-
-
-@needs_blocked_layouts
-def test_a_sum_leaves_an_image_that_is_still_read() -> None:
-    """By its own convolution, or by one that need not have run."""
-    net = Net()
-    value = net.add("Relu", net.conv("x", 16, 16))
-    once = net.add("Add", net.conv(value, 16, 16), value)
-    graph = net.graph((1, 16, 7, 9), net.conv(once, 16, 16), (1, 16, 7, 9))
-    assert sums_of(graph, [2, 4]) == [(), (), ()]
-    net = Net()
-    value = net.add("Relu", net.conv("x", 16, 16))
-    total = net.add("Add", net.conv(net.add("Relu", net.conv(value, 16, 16)), 16, 16), value)
-    other = net.conv(value, 16, 16)
-    result = net.add("Add", net.conv(total, 16, 16), net.conv(other, 16, 16))
-    graph = net.graph((1, 16, 7, 9), result, (1, 16, 7, 9))
-    assert sums_of(graph, [2, 7]) == [(), (), ()]
-
-
-@needs_blocked_layouts
-def test_a_sum_leaves_an_image_that_a_later_segment_reads() -> None:
-    """The sums behind it lie in what the segment makes, or are ONNX Runtime's own matter."""
-    net = Net()
-    image = net.add("Relu", net.conv("x", 16, 16))
-    value = image
-    for _ in range(2):
-        inner = net.add("Relu", net.conv(value, 16, 16))
-        value = net.add("Relu", net.add("Add", net.conv(inner, 16, 16), value))
-    last = net.add("Add", net.conv(value, 16, 16), image)
-    graph = net.graph((1, 16, 7, 9), last, (1, 16, 7, 9))
-    first, ((source, inner_names, target),), third = (
-        [(sums.source, sums.inner, sums.target) for sums in of] for of in sums_of(graph, [2, 12])
-    )
-    assert first == []
-    assert (source, len(inner_names), target) == (None, 1, value)
-    assert [source for source, _, _ in third] == [image]
-
-
-@needs_blocked_layouts
-def test_a_sum_leaves_an_image_that_later_micro_batches_read(
+def test_a_segment_leaves_an_image_that_later_micro_batches_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What all micro-batches have in common is not freed, so no sum may take its memory."""
+    """What all micro-batches have in common is not freed, and no segment writes to it."""
     graph = residual_blocks(3)
     border = graph.nodes[6].outputs[0]
     simulator = Simulator(
@@ -292,23 +190,6 @@ def test_a_sum_leaves_an_image_that_later_micro_batches_read(
     simulator.run([feeds(graph)])
     assert len(seen) == 3
     np.testing.assert_array_equal(seen[0], seen[-1])
-
-
-@needs_blocked_layouts
-def test_sums_that_leave_a_segment_lie_apart() -> None:
-    """A sum that leaves the segment is kept from the next sum, whose memory is another image's."""
-    net = Net()
-    value = net.add("Relu", net.conv("x", 16, 16))
-    images = []
-    for _ in range(2):
-        inner = net.add("Relu", net.conv(value, 16, 16))
-        value = net.add("Relu", net.add("Add", net.conv(inner, 16, 16), value))
-        images.append(value)
-    total = net.add("Concat", *images, axis=1)
-    graph = net.graph((1, 16, 7, 9), net.conv(total, 32, 16), (1, 16, 7, 9))
-    first, second = sums_of(graph, [12])
-    assert [(one.source, len(one.inner), one.target) for one in first] == [(None, 1, images[0])]
-    assert second == ()
 
 
 def groups(graph: Graph, starts: Iterable[int], keep: Sequence[str] = ()) -> list[Group]:
@@ -381,8 +262,6 @@ def test_without_a_temporary_folder_segments_are_not_joined(
             simulator = Simulator(models, optimization="all")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    (executor,) = simulator.executors
-    assert executor.sessions.sums == {}
     (exact,), (alone,) = (s.run([feeds(graph)]) for s in (Simulator(models), simulator))
     for name, expected in exact.outputs.items():
         np.testing.assert_allclose(alone.outputs[name], expected, rtol=1e-5, atol=1e-5)

@@ -25,6 +25,7 @@ _NONE_IF_EMPTY = frozenset({"aten::all.dims", "aten::any.dims", "aten::count_non
 WHOLE: Mapping[str, float] = {
     **dict.fromkeys(("all", "all.dim", "all.dims", "any", "any.dim", "any.dims"), 1.0),
     **dict.fromkeys(("argmax", "argmin", "max.dim", "min.dim"), 1.0),
+    **dict.fromkeys(("kthvalue", "median.dim", "mode", "nanmedian.dim"), 3.0),
     "aminmax": 2.0,
     **dict.fromkeys(("linalg_vector_norm", "norm.Scalar", "norm.ScalarOpt_dim"), 2.0),
     **dict.fromkeys(("std.correction", "std_mean.correction"), 4.0),

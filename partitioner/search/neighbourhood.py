@@ -40,8 +40,8 @@ MAX_GROUPS = 8  #: Of more device groups than these only the nearest ones of a n
 #: Nodes times devices above which changes of nodes are not priced.
 MAX_PRICED = 320_000
 #: Pairs of strategies of one node, of all nodes, above which they are not priced: 65,000 take a
-#: second.
-MAX_PAIRS = 400_000
+#: second on 8 devices; on more, of which each takes part in a reshard, fewer are.
+MAX_PAIRS, PAIR_DEVICES = 400_000, 8
 #: Plans times nodes above which they are not priced where each is timed: 200,000 take a second.
 MAX_TIMED = 1_000_000
 #: Nodes of the graph times plans with a changed block: of more, the first are priced, for each
@@ -145,8 +145,9 @@ class Neighbourhood:
     @cached_property
     def is_priced_soon(self) -> bool:
         """Tell whether there are so few plans that all of them are priced in seconds."""
-        nodes = len(self.graph.nodes)
-        if nodes * len(self.cluster) > MAX_PRICED or self.pairs > MAX_PAIRS:
+        nodes, devices = len(self.graph.nodes), len(self.cluster)
+        pairs = self.pairs * max(1.0, devices / PAIR_DEVICES)
+        if nodes * devices > MAX_PRICED or pairs > MAX_PAIRS:
             return False
         plans = sum(map(len, self._candidates.values()))
         return not self._waits or plans * nodes <= MAX_TIMED

@@ -31,6 +31,8 @@ DIGEST_CONSTANT = 64
 #: Attribute with the share of the choices that each expert of a layer gets (`ir.nodes.loads`):
 #: plans are priced by it, nothing computes with it, and it is no part of the digest.
 LOADS = "loads"
+#: Attribute of a local node with the ranks that send each other rows inside of it.
+AMONG = "ranks"
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, Literal, get_args
 
+from partitioner.ir.checks import read, value_of
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Placement, Sharding
@@ -27,8 +28,9 @@ from partitioner.ir.rule import Cut, Rule
 
 PLAN_VERSION = 1
 _NO_BLOCKS = Blocks()
-OBJECTIVES = ("throughput", "latency", "memory")
-STATUSES = ("optimal", "feasible", "time_limit")
+Objective = Literal["throughput", "latency", "memory"]
+Status = Literal["optimal", "feasible", "time_limit"]
+OBJECTIVES: tuple[str, ...] = get_args(Objective)
 
 
 class PlanError(IRError):
@@ -206,17 +208,20 @@ class Plan:
             groups = tuple(map(_mesh_of, data["groups"]))
             nodes = {
                 name: NodePlan(
-                    _typed(node, "group", int),
+                    value_of("group", node["group"], int),
                     {factor: Cut.parse(cut) for factor, cut in node.get("cuts", {}).items()},
                 )
                 for name, node in data["nodes"].items()
             }
             cert = data.get("certificate")
             certificate = _certificate_of(cert) if cert is not None else None
-            digest, cluster = _typed(data, "graph_digest", str), _typed(data, "cluster", dict)
+            digest = value_of("graph_digest", data["graph_digest"], str)
+            cluster = value_of("cluster", data["cluster"], dict)
             blocks = Blocks.from_data(data["blocks"]) if "blocks" in data else _NO_BLOCKS
-            pipeline = _pipeline_of(data)
-            stages = tuple(_typed(g, "stage", int) for g in data["groups"]) if pipeline else ()
+            pipeline, stages = None, tuple[int, ...]()
+            if data.get("pipeline") is not None:
+                pipeline = read(Pipeline, data["pipeline"])
+                stages = tuple(value_of("stage", group["stage"], int) for group in data["groups"])
             return cls(digest, cluster, groups, nodes, certificate, pipeline, blocks, stages)
         except KeyError as error:
             raise PlanError(f"plan is malformed: it has no {error}") from None
@@ -224,62 +229,20 @@ class Plan:
             raise PlanError(f"plan is malformed: {type(error).__name__} {error}") from None
 
 
-def _pipeline_of(data: Mapping[str, Any]) -> Pipeline | None:
-    if data.get("pipeline") is None:
-        return None
-    pipeline = _typed(data, "pipeline", dict)
-    schedule = _typed(pipeline, "schedule", str, list)
-    if isinstance(schedule, list) and not all(isinstance(row, str) for row in schedule):
-        raise TypeError(f"schedule {schedule!r}")
-    rows = schedule if isinstance(schedule, str) else tuple(schedule)
-    return Pipeline(rows, _typed(pipeline, "micro_batches", int))
-
-
 def _mesh_of(group: Mapping[str, Any]) -> DeviceMesh:
-    axes, devices = _typed(group, "axes", dict), _typed(group, "devices", list)
-    if not all(type(size) is int for size in axes.values()):
-        raise TypeError(f"axes {axes}")
-    if not all(type(device) is int and device >= 0 for device in devices):
-        raise TypeError(f"devices {devices}")
-    return DeviceMesh(tuple(axes.items()), tuple(devices))
-
-
-def trial_of(data: Mapping[str, Any]) -> Trial:
-    """A trial from JSON data; KeyError, TypeError or ValueError if a field is malformed."""
-    _check_numbers(data, "predicted_s", "measured_s", "spread")
-    plan, kept = _typed(data, "plan", str), _typed(data, "kept", bool)
-    return Trial(plan, data["predicted_s"], data["measured_s"], data["spread"], kept)
+    axes = value_of("axes", group["axes"], dict[str, int])
+    return DeviceMesh(tuple(axes.items()), value_of("devices", group["devices"], tuple[int, ...]))
 
 
 def _certificate_of(data: Mapping[str, Any]) -> Certificate:
-    _check_numbers(data, "cost", "bound", "gap")
-    for key, known in (("objective", OBJECTIVES), ("status", STATUSES)):
-        if _typed(data, key, str) not in known:
-            raise ValueError(f"{key} {data[key]!r} is not one of {', '.join(known)}")
-    for key in ("strategy", "solver", "space", "folded"):
-        _typed({"space": "", "folded": "", **data}, key, str)
-    if _typed({"seed": 0, **data}, "seed", int) < 0:
-        raise ValueError(f"seed {data['seed']!r} is not a whole number of at least 0")
-    trials = tuple(map(trial_of, _typed({"trials": [], **data}, "trials", list)))
-    values = {key: value for key, value in data.items() if key != "gap"}
-    cert = Certificate(**{**values, "trials": trials})
+    for name, kind in (("objective", Objective), ("status", Status), ("gap", float)):
+        value_of(name, data[name], kind)
+    cert = read(Certificate, {key: value for key, value in data.items() if key != "gap"})
     if cert.bound > cert.cost:
         raise ValueError(f"bound {cert.bound!r} is above cost {cert.cost!r}")
     if not math.isclose(cert.gap, data["gap"], rel_tol=1e-9, abs_tol=1e-12):
         raise ValueError(f"gap {data['gap']!r} is not (cost - bound) / cost, which is {cert.gap!r}")
     return cert
-
-
-def _check_numbers(data: Mapping[str, Any], *keys: str) -> None:
-    for key in keys:
-        if not 0 <= _typed(data, key, int, float) < math.inf:
-            raise ValueError(f"{key} {data[key]!r} is not a finite number of at least 0")
-
-
-def _typed(data: Mapping[str, Any], key: str, *kinds: type) -> Any:
-    if type(data[key]) not in kinds:
-        raise TypeError(f"{key} {data[key]!r}")
-    return data[key]
 
 
 @dataclass(frozen=True)

@@ -234,6 +234,9 @@ class Programs:
     #: The model's outputs whose sizes depend on data: those of their types are bounds.
     bounded: frozenset[str] = frozenset()
     copies: Copies | None = None  #: Whole copies, of which each request has one.
+    #: Whether each rank delivers the parts that it holds, also those that others deliver: all of a
+    #: module's results.
+    delivers_all: bool = False
 
     def check(self) -> None:
         """Prove that no rank waits for ever and that every value is computed before it is read.

@@ -8,18 +8,15 @@ from weakref import WeakKeyDictionary
 
 from partitioner.ir.graph import Graph, Node, once_a_graph
 from partitioner.ir.ops import aten, onnx
-from partitioner.ir.ops.aten.branches import COND, DERIVED, RULE, cond_row
+from partitioner.ir.ops.aten.branches import COND, cond_row
 from partitioner.ir.ops.signature import OpaqueError
 from partitioner.ir.ops.table import OpRow, OpView, merged
 from partitioner.ir.rule import Rule
 
 
 def row_of(node: Node) -> OpRow:
-    """The node's row; that of its own rule if it brings one along, and `UNKNOWN` for no row."""
-    row = ROWS.get(node.op)
-    if row is not None:
-        return row
-    return DERIVED if node.op.startswith("aten::") and RULE in node.attrs else UNKNOWN
+    """The node's row; `UNKNOWN` if it has none."""
+    return ROWS.get(node.op, UNKNOWN)
 
 
 def is_stored(node: Node) -> bool:

@@ -8,9 +8,10 @@ ADR 28.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from partitioner.ir.checks import value_of
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,6 @@ class Blocks:
         ]
 
     @classmethod
-    def from_data(cls, data: Sequence[Mapping[str, Any]]) -> Blocks:
+    def from_data(cls, data: Any) -> Blocks:
         """Inverse of `to_data`; KeyError, TypeError or ValueError if a field is malformed."""
-        stretches = []
-        for stretch in data:
-            chunks = tuple(Chunk(**chunk) for chunk in stretch["chunks"])
-            numbers = [number for chunk in chunks for number in (chunk.dim, chunk.parts)]
-            names = [stretch["first"], stretch["last"], *(chunk.value for chunk in chunks)]
-            if any(type(number) is not int or number < 0 for number in numbers):
-                raise ValueError(f"chunks {stretch['chunks']!r}")
-            if not all(type(name) is str for name in names):
-                raise TypeError(f"stretch {stretch!r}")
-            stretches.append(Stretch(stretch["first"], stretch["last"], chunks))
-        return cls(tuple(stretches))
+        return cls(value_of("blocks", data, tuple[Stretch, ...]))

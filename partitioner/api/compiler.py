@@ -28,6 +28,7 @@ from partitioner.search.outcome import Candidate, Outcome
 from partitioner.search.request import MOST_EXPLICIT, Request, StageClock, silent
 from partitioner.search.spaces.explicit import first_problem
 from partitioner.search.ways.table import Table
+from partitioner.solver.milp.pulp_program import program_format
 from partitioner.strategies.spaces import SearchError, check_space, families
 
 if TYPE_CHECKING:
@@ -183,7 +184,8 @@ def dump_problem(
     Args:
         model: As of `compile`.
         path: File to write, gzipped if its name ends in `.gz`; an existing one is replaced. A name
-            in `.lp` or `.mps` asks for the integer program in that format.
+            in `.lp` or `.mps` asks for the integer program in that format, as the strategy "inter"
+            needs.
         devices: Number of devices (default: the cluster's, or 1).
         **options: As the fields of `DumpOptions` are described.
 
@@ -197,6 +199,11 @@ def dump_problem(
     say = options.get("progress") or silent
     target = Path(path)
     check_file(target)
+    if strategy == "inter" and program_format(target) is None:
+        raise SearchError(
+            f"{target}: the problem of strategy 'inter' is written as an integer program: give a "
+            "name that ends in .lp or .mps"
+        )
     cluster = target_cluster(options, devices)
     request = request_of(options)
     families(strategy, len(cluster), request.mesh)  # refuses before anything is read
@@ -215,7 +222,7 @@ def dump_problem(
     cluster = cluster.run_by(opened.executor, training=opened.training)
     family, built = first_problem(graph, cluster, spaces.on(graph))
     say(f"writing {target}")
-    dumped = write_problem(built.problem, target, str(family), placement=strategy == "inter")
+    dumped = write_problem(built.problem, target, str(family))
     if strategy == "inter" or spaces.mesh is not None or len(cluster) == 1:
         return dumped
     one_axis = "no mesh was given: this is the one of a single axis"

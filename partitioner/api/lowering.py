@@ -82,6 +82,7 @@ def lower(
         plain,
         frozenset(graph.output_names.get(value, value) for value in graph.bounded),
         copies,
+        deliver_all,
     )
     programs.check()
     return programs

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from partitioner.solver.formats.json_files import write_json
 from partitioner.solver.milp.formulation import MOST_ENTRIES, formulate
 from partitioner.solver.milp.pulp_program import program_format, write_program
 from partitioner.solver.problem import Problem, SolverError
@@ -18,9 +16,8 @@ class Dump:
     """A written problem file."""
 
     path: Path  #: The file.
-    #: "iopddl" (google/iopddl), "dnnp" (msr-fiddle/dnn-partitioning), or that of an integer
-    #: program, "lp" or "mps".
-    format: Literal["iopddl", "dnnp", "lp", "mps"]
+    #: "iopddl" (google/iopddl), or that of an integer program, "lp" or "mps".
+    format: Literal["iopddl", "lp", "mps"]
     #: Lines on what it holds, and on what the format cannot express of the problem.
     notes: tuple[str, ...]
 
@@ -28,20 +25,19 @@ class Dump:
         return "\n".join(self.notes)
 
 
-def write_problem(problem: Problem, path: Path, space: str, *, placement: bool) -> Dump:
+def write_problem(problem: Problem, path: Path, space: str) -> Dump:
     """Write a problem for other solvers.
 
     Args:
         path: File to write; gzipped if its name ends in `.gz`. An existing one is replaced. A name
             in `.lp` or `.mps` asks for the integer program.
-        placement: Whether it is a placement problem; else a sharding problem.
 
     Raises:
         PartitionerError: The file cannot be written, or the integer program is too large.
     """
     if (program := program_format(path)) is not None:
         return _write_program(problem, path, space, program)
-    return (_write_dnnp if placement else _write_iopddl)(problem, path, space)
+    return _write_iopddl(problem, path, space)
 
 
 def _write_program(problem: Problem, path: Path, space: str, program: Literal["lp", "mps"]) -> Dump:
@@ -79,34 +75,10 @@ def _write_iopddl(problem: Problem, path: Path, space: str) -> Dump:
         f"nodes, {auxiliary} auxiliary ones, {len(pairwise.edges)} edges; costs in "
         "picoseconds, usages in bytes"
     )
-    return Dump(path, "iopddl", (contents, *_estimate(converted.uneven, converted.figures)))
-
-
-def _write_dnnp(problem: Problem, path: Path, space: str) -> Dump:
-    from partitioner.solver.formats.dnnp_problem import to_file
-
-    converted = to_file(problem)
-    write_json(converted.data, path)
-    contents = (
-        f"{path}: the problem of {space} in the format of msr-fiddle/dnn-partitioning: "
-        f"{len(converted.data['nodes'])} nodes, {len(converted.data['edges'])} edges; costs in "
-        "seconds, sizes in bytes"
+    if not converted.uneven:
+        return Dump(path, "iopddl", (contents,))
+    estimate = (
+        f"an upper estimate: {converted.uneven} of {converted.figures} costs and sizes differ by "
+        "device, the largest counts"
     )
-    lost = (
-        "not in the format: a sender pays for a value once, not once a receiver; a node's size is "
-        "all that it holds by itself, as if nothing were freed"
-    )
-    pins = (
-        f"pinned nodes: {converted.pinned}; those of one device share a colour class, but not "
-        "which device it is"
-    )
-    notes = (contents, lost, *_estimate(converted.uneven, converted.figures))
-    return Dump(path, "dnnp", (*notes, pins) if converted.pinned else notes)
-
-
-def _estimate(uneven: int, figures: int) -> Iterable[str]:
-    if uneven:
-        yield (
-            f"an upper estimate: {uneven} of {figures} costs and sizes differ by device, the "
-            "largest counts"
-        )
+    return Dump(path, "iopddl", (contents, estimate))

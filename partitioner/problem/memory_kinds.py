@@ -131,10 +131,7 @@ class Kinds:
         bits = DTYPE_BITS[self.graph.types[value].dtype]
         apart = node is not None and bool(node.attrs.get("apart"))  # columns count as state here
         itself = 0 if apart else nbytes * bits // (bits + 8 * extra)
-        return {
-            _PARAMETERS if self.graph.backward else _WEIGHTS: itself,
-            _STATE: nbytes - itself,
-        }
+        return {_PARAMETERS if self.graph.backward else _WEIGHTS: itself, _STATE: nbytes - itself}
 
     def passing(self, value: str, *, buffer: bool) -> str:
         """The kind of bytes that are held for a time."""

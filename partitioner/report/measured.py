@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar
 
 from partitioner.backends.observed import (
     MeasuredRank,
@@ -25,14 +25,13 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.schedule.simulate import Timeline, simulate
 from partitioner.foundations import units
 from partitioner.foundations.files import ResultError
-from partitioner.foundations.json_types import fits
+from partitioner.ir.checks import read
 from partitioner.report.planned import Planned
 from partitioner.report.schema import MeasuredRankRow
 
 #: Name of the record in a plan's folder.
 FILE = "measured.json"
 _VERSION = 1
-_TASK = get_type_hints(MeasuredTask)
 _NAMED = ("nodes", "comms", "label")  #: Fields of a task that are left out if empty.
 
 PlannedT_co = TypeVar("PlannedT_co", bound=Planned, covariant=True)
@@ -107,35 +106,18 @@ class Measured:
         """Read what `to_json` wrote; a ResultError if it is no record, or of another version."""
         try:
             data = json.loads(text)
-            version = data["version"]
-            measured = cls._of_data(data) if version == _VERSION else None
+            version = data.pop("version")
+            measured = None
+            if version == _VERSION:
+                for task in (task for rank in data["ranks"] for task in rank["tasks"]):
+                    task.update({"nodes": [], "comms": [], **task})
+                measured = read(cls, data)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             why = f"{type(error).__name__}: {error}"
             raise ResultError(f"it is no record of a run ({why[:80]})") from None
         if measured is None:
             raise ResultError(f"it has version {version!r}, not {_VERSION}")
         return measured
-
-    @classmethod
-    def _of_data(cls, data: Mapping[str, Any]) -> Measured:
-        kinds = get_type_hints(cls)
-        names = [each.name for each in fields(cls) if each.name != "ranks"]
-
-        def task(given: Mapping[str, Any]) -> MeasuredTask:
-            given = {"nodes": [], "comms": [], "waited_s": 0.0, "spread": 0.0, **given}
-            return MeasuredTask(**{name: _checked(given[name], of) for name, of in _TASK.items()})
-
-        ranks = tuple(
-            MeasuredRank(_checked(rank["peak_bytes"], int | None), tuple(map(task, rank["tasks"])))
-            for rank in data["ranks"]
-        )
-        return cls(**{name: _checked(data[name], kinds[name]) for name in names}, ranks=ranks)
-
-
-def _checked(value: Any, kind: Any) -> Any:
-    if not fits(value, kind):
-        raise TypeError(f"{value!r} is no {getattr(kind, '__name__', kind)}")
-    return tuple(value) if isinstance(value, list) else float(value) if kind is float else value
 
 
 def _rounded(seconds: float) -> float:

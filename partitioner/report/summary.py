@@ -12,7 +12,7 @@ from partitioner.foundations import units
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import is_stored, is_view
 from partitioner.ir.ops.estimate import estimated_flops
-from partitioner.ir.plan import Certificate, Plan, Trial, trial_of
+from partitioner.ir.plan import Certificate, Plan, Trial
 from partitioner.ir.rule import Rule
 from partitioner.report.delivery import Delivery
 from partitioner.report.one_device import OneDevice
@@ -76,7 +76,7 @@ def lines(summary: Mapping[str, Any], verdict: Verdict, search_s: float | None =
         else:
             does = "do" if count > 1 else "does"
             made.append(f"  note: {few} {does} as well by {objective}: the others are left idle")
-    trials = [trial_of(trial) for trial in summary.get("trials", ())]
+    trials = [Trial(**trial) for trial in summary.get("trials", ())]
     made += [f"  {line}" for line in trial_lines(trials)]
     by_reason: dict[str, list[str]] = {}
     for space, why in summary["not_searched"].items():

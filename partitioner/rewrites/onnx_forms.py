@@ -115,97 +115,37 @@ def _softmax(writer: PartWriter, *, logarithm: bool = False) -> None:
         writer.add("Div", [powers, total], made=writer.result)
 
 
-def _lp_normalization(writer: PartWriter) -> None:
-    """Elements over their norm; zeros where it is 0."""
-    view = writer.view
-    x, dims = writer.operand, sorted(_axis(-1, view))
-    if view.int_attr("p", 2) == 1:
-        norm = writer.reduced("ReduceL1", x, dims)
-    else:
-        norm = writer.add("Sqrt", [writer.reduced("ReduceSumSquare", x, dims)])
-    is_zero = writer.add("Equal", [norm, writer.number("zero", 0, x)], dtype="bool")
-    norm = writer.add("Where", [is_zero, writer.number("all", math.inf, x), norm])
-    writer.add("Div", [x, norm], made=writer.result)
-
-
 def _place(writer: PartWriter) -> None:
-    view = writer.view
-    dims = sorted(_axis(0, view))
-    write = _last_place if view.int_attr("select_last_index", 0) else _first_place
-    place = write(writer, dims, least=writer.node.op == "ArgMin")
-    shape = writer.type(writer.result).shape
-    keep = writer.type(place).shape == shape
-    made = writer.result if keep else ""
-    index = writer.add("Cast", [place], made=made, dtype="int64", attrs={"to": _INT64})
-    if not keep:
-        writer.reshaped(index, shape, made=writer.result)
-
-
-#: `onnx.TensorProto.INT64` and `FLOAT`, the attribute of Cast.
-_INT64, _FLOAT = 7, 1
-
-
-def _first_place(writer: PartWriter, dims: list[int], *, least: bool) -> str:
-    """The first place of the largest element, or of the least.
+    """Write the first place of the largest element, or of the least.
 
     ONNX Runtime compares each element with the first one and those after it, so that NaN counts
     nowhere but at the first place, where it counts as the largest: here as an infinity.
     """
-    x = writer.operand
-    data, places = writer.type(x), _places(writer, dims)
+    x, dims, least = writer.operand, sorted(_axis(0, writer.view)), writer.node.op == "ArgMin"
+    data = writer.type(x)
+    count = math.prod(data.shape[dim] for dim in dims)
+    along = [size if dim in dims else 1 for dim, size in enumerate(data.shape)]
+    places = writer.constant("places", np.arange(count, dtype=np.int32).reshape(along))
     if "float" in data.dtype:
         other_end = math.inf if least else -math.inf
-        fill = np.full(writer.type(places).shape, other_end, numpy_dtype(data.dtype))
+        fill = np.full(along, other_end, numpy_dtype(data.dtype))
         fill.reshape(-1)[0] = -other_end
         absent = writer.add("IsNaN", [x], dtype="bool")
         x = writer.add("Where", [absent, writer.constant("fill", fill), x])
     extreme = writer.reduced("ReduceMin" if least else "ReduceMax", x, dims)
     equal = writer.add("Equal", [x, extreme], dtype="bool")
-    behind = writer.number("behind", _count(data.shape, dims), places)
-    return writer.reduced("ReduceMin", writer.add("Where", [equal, places, behind]), dims)
+    behind = writer.number("behind", count, places)
+    place = writer.reduced("ReduceMin", writer.add("Where", [equal, places, behind]), dims)
+    shape = writer.type(writer.result).shape
+    keep = writer.type(place).shape == shape
+    made, attrs = writer.result if keep else "", {"to": _INT64}
+    index = writer.add("Cast", [place], made=made, dtype="int64", attrs=attrs)
+    if not keep:
+        writer.reshaped(index, shape, made=writer.result)
 
 
-def _last_place(writer: PartWriter, dims: list[int], *, least: bool) -> str:
-    """The last place of the largest element, or of the least; the first one if NaN stands there."""
-    x = writer.operand
-    data, places = writer.type(x), _places(writer, dims)
-    is_float, clean = "float" in data.dtype, x
-    if is_float:
-        absent = writer.add("IsNaN", [x], dtype="bool")
-        fill = writer.number("fill", math.inf if least else -math.inf, x)
-        clean = writer.add("Where", [absent, fill, x])
-    extreme = writer.reduced("ReduceMin" if least else "ReduceMax", clean, dims)
-    equal = writer.add("Equal", [x, extreme], dtype="bool")
-    before = writer.number("before", -1, places)
-    chosen = writer.add("Where", [equal, places, before])
-    if not is_float:
-        return writer.reduced("ReduceMax", chosen, dims)
-    count = writer.number("count", _count(data.shape, dims), places)
-    first = np.zeros(writer.type(places).shape, bool)
-    first.reshape(-1)[0] = True
-    absent = writer.add("And", [absent, writer.constant("first", first)], dtype="bool")
-    chosen = writer.add("Where", [absent, count, chosen])
-    return writer.add("Mod", [writer.reduced("ReduceMax", chosen, dims), count])
-
-
-def _hardmax(writer: PartWriter) -> None:
-    dims = sorted(_softmax_dims(writer.view))
-    place = _first_place(writer, dims, least=False)
-    places = _places(writer, dims)
-    equal = writer.add("Equal", [places, place], dtype="bool")
-    shape = writer.type(writer.operand).shape
-    writer.add("Cast", [equal], shape, made=writer.result, attrs={"to": _FLOAT})
-
-
-def _places(writer: PartWriter, dims: list[int]) -> str:
-    """The place of each element along these dims, as a constant."""
-    shape = writer.type(writer.operand).shape
-    kept = [size if dim in dims else 1 for dim, size in enumerate(shape)]
-    return writer.constant("places", np.arange(_count(shape, dims), dtype=np.int32).reshape(kept))
-
-
-def _count(shape: tuple[int, ...], dims: list[int]) -> int:
-    return math.prod(shape[dim] for dim in dims)
+#: `onnx.TensorProto.INT64`, the attribute of Cast.
+_INT64 = 7
 
 
 def _normalises(graph: Graph, node: Node) -> bool:
@@ -270,12 +210,14 @@ def _centred(writer: PartWriter, x: str, axes: Iterable[int]) -> tuple[str, str]
     return centred, writer.add("Mul", [squares, share])
 
 
-def _long(write: Callable[[PartWriter], object], of: Dims, *dtypes: str) -> Form:
-    """The form of an operator that compares elements along a long dim."""
-    return Form(partial(_is_long, of=of, opset=_COMPARES, dtypes=dtypes or _WIDE), write)
+def _finds_first(graph: Graph, node: Node) -> bool:
+    """Test whether a node gives the first place of an extreme along a long dim."""
+    dtypes = "float32", "float64", "int32", "int64"
+    is_last = bool(node.attrs.get("select_last_index", 0))
+    return not is_last and _is_long(graph, node, partial(_axis, 0), _COMPARES, dtypes)
 
 
-_ARG = _long(_place, partial(_axis, 0), "float32", "float64", "int32", "int64")
+_ARG = Form(_finds_first, _place)
 
 #: Operators without a kernel on a CPU, or whose parts are one more, as small as the result.
 WITHOUT_KERNELS: Mapping[str, Form] = {
@@ -288,11 +230,11 @@ WITHOUT_KERNELS: Mapping[str, Form] = {
 WITH_KERNELS: Mapping[str, Form] = {
     "ArgMax": _ARG,
     "ArgMin": _ARG,
-    "Hardmax": _long(_hardmax, _softmax_dims, "float32"),
     "InstanceNormalization": Form(_normalises, _scaled),
     "LogSoftmax": Form(_is_long_softmax, partial(_softmax, logarithm=True)),
-    "LpNormalization": _long(_lp_normalization, partial(_axis, -1)),
     "MeanVarianceNormalization": Form(_normalises, _mean_variance),
-    "ReduceLogSumExp": _long(_log_of_exponentials, reduced_dims),
+    "ReduceLogSumExp": Form(
+        partial(_is_long, of=reduced_dims, opset=_COMPARES), _log_of_exponentials
+    ),
     "Softmax": Form(_is_long_softmax, _softmax),
 }

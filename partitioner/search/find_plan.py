@@ -15,7 +15,6 @@ from typing import Protocol
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
-from partitioner.cost_model.executors import executor_of
 from partitioner.cost_model.prices.reshard import remembering
 from partitioner.foundations import units
 from partitioner.foundations.no_gc import no_collection
@@ -28,21 +27,14 @@ from partitioner.search.outcome import (
     Outcome,
     SpaceResult,
     best_of,
-    of_results,
+    too_large,
     winner,
 )
 from partitioner.search.request import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT, Budget, Request
 from partitioner.search.spaces.copies import CopiesSearch
 from partitioner.search.spaces.exact_memory import exact_plan, second_look
 from partitioner.search.spaces.explicit import JointSearch, JointSpace, KindSpace
-from partitioner.search.spaces.one_device import (
-    OneDeviceSpace,
-    alone_is_faster,
-    is_free,
-    is_to_run,
-    least_alone,
-)
-from partitioner.solver.joint.shortage import short_of_memory
+from partitioner.search.spaces.one_device import OneDeviceSpace
 from partitioner.solver.outcome import Infeasible
 from partitioner.solver.work import now_s
 from partitioner.strategies.constraints import ConstraintError, possible
@@ -194,10 +186,11 @@ def _explicit(
     if meshes:
         spaces.append(SplitAxesSpace(graph, rules, cluster, meshes))
     refusing = len(spaces)  # the others never refuse
-    if alone_is_faster(graph, cluster, request):
-        spaces.insert(0, OneDeviceSpace(graph, cluster, request))
-    elif is_to_run(graph, request) and len(cluster) > 1:
-        spaces.append(OneDeviceSpace(graph, cluster, request))
+    alone = OneDeviceSpace(graph, cluster, request)
+    if alone.is_faster:
+        spaces.insert(0, alone)
+    elif request.tune is not None and alone.is_free and len(cluster) > 1:
+        spaces.append(alone)  # it is run, too, to know if splitting pays
     if search.tries_kinds:
         kinds = TRAINING_KINDS if graph.backward else KINDS
         usual = DATA if graph.backward and budget.best_s == math.inf else None
@@ -323,9 +316,9 @@ class _Search:
         Its bound is that of the others, which have such plans among theirs.
         """
         devices, request = len(self.cluster), self.request
-        if devices == 1 or not self.plans or not is_free(graph, request):
-            return self
         space = OneDeviceSpace(graph, self.cluster, request)
+        if devices == 1 or not self.plans or not space.is_free:
+            return self
         found = space.search(Budget.of(request), ()).plans
         alone = [replace(one, bounds_space=False) for one in found if one.evaluation.fits_exactly]
         if not alone:
@@ -342,16 +335,10 @@ class _Search:
         fitting, stopped = [*map(_that_fit, self.results)], self.budget.work.stopped
         results = fitting if any(result.plans for result in fitting) else self.results
         outcome = winner(results, self.request, self.cluster, stopped=stopped)
-        evaluation = outcome.evaluation
-        if evaluation.fits_exactly:
+        if outcome.evaluation.fits_exactly:
             return outcome
-        device = max(evaluation.short_bytes, key=evaluation.short_bytes.__getitem__)
-        held, limit = evaluation.needed_bytes[device], evaluation.limit_bytes[device]
-        in_kernels = held > evaluation.held_bytes[device]
-        inside = f" in {executor_of(outcome.graph).holder}" if in_kernels else ""
-        at = evaluation.needed_peak(device).at
-        more = of_results(outcome.graph, outcome.plan, self.cluster, evaluation, device)
-        raise short_of_memory(held, limit, device, at, inside=inside, more=more)
+        of = (plan for plan in outcome.candidates if plan.evaluation is outcome.evaluation)
+        raise too_large(next(of), self.cluster)
 
     def decided(self, search: JointSearch, refusing: int) -> Outcome:
         """The best plan of the spaces, so many of which refuse what they cannot plan.
@@ -364,7 +351,7 @@ class _Search:
         results, budget = self.results, self.budget
         if self.plans:
             looked = self._looked_again(search)
-            least = least_alone(search.graph, self.cluster, self.request)
+            least = OneDeviceSpace(search.graph, self.cluster, self.request).least
             results = [*looked.results, SpaceResult(bound=least)]
             return replace(looked, results=results).with_one_device(search.graph).winner
         refused = [result.refused for result in results if result.refused is not None]
@@ -378,7 +365,7 @@ class _Search:
         whole = all(mesh.size() == 1 for space in refused for mesh in space.space.groups)
         every_cut = whole or not search.shares  # of unlike devices, some proportions are searched
         complete = every_cut and len(refused) == refusing
-        plan = second_look(refused, budget, search.candidate, search.holdings, complete=complete)
+        plan = second_look(refused, budget, search, complete=complete)
         return replace(self, results=[*results, SpaceResult((plan,))]).winner
 
     def _looked_again(self, search: JointSearch) -> _Search:
@@ -392,7 +379,7 @@ class _Search:
                 continue
             self.budget.say(f"looking again at {result.refused.space}")
             share = looked.share(len(self.results) - index)
-            plan = exact_plan(result.refused, share, search.candidate)
+            plan = exact_plan(result.refused, share, search)
             if plan is not None:
                 results = [*looked.results]
                 results[index] = SpaceResult((plan,), result.searched)

@@ -28,14 +28,13 @@ from partitioner.ir.rule import Cut
 from partitioner.problem.build import Built, build
 from partitioner.search.outcome import Outcome, OutOfTime, in_order_of_use
 from partitioner.search.request import EXPLICIT_NODES, Request
-from partitioner.solver.joint.latency import NODE_STEPS
+from partitioner.solver.joint.incumbents import NODE_STEPS
 from partitioner.solver.joint.local_search import MOVE_STEPS, Goal, State, descend, peaks, tables
 from partitioner.solver.progress import ROUNDING
 from partitioner.solver.referee import Objective, latency_s
 from partitioner.solver.work import Work
 from partitioner.strategies.constraints import Constraints
-from partitioner.strategies.derive import Rules, strategies
-from partitioner.strategies.shares import device_shares
+from partitioner.strategies.derive import Rules, device_shares, strategies
 
 MAX_GROUPS = 8  #: Of more device groups than these only the nearest ones of a node are tried.
 #: Nodes times devices above which changes of nodes are not priced.
@@ -397,9 +396,9 @@ def improved(outcome: Outcome, cluster: Cluster, request: Request, work: Work) -
     Nothing is tried of plans that are proven to cost the least, and of those that
     `why_not_improved` names. Where the clock ends the descent, the certificate says so.
     """
-    before = outcome.plan.certificate
-    assert before is not None
-    if before.gap <= ROUNDING or why_not_improved(outcome.graph, outcome.plan, cluster):
+    if outcome.certificate.gap <= ROUNDING or why_not_improved(
+        outcome.graph, outcome.plan, cluster
+    ):
         return outcome
     asked = (outcome.request or request).constraints
     referee = _Referee(outcome.graph, cluster, request.objective, outcome.plan, outcome.evaluation)
@@ -408,9 +407,8 @@ def improved(outcome: Outcome, cluster: Cluster, request: Request, work: Work) -
     if referee.figures is not outcome.evaluation:
         referee.takes(in_order_of_use(referee.plan, cluster, asked), least_gain=-ROUNDING)
         outcome = _with_plan(outcome, referee.plan, referee.figures, request)
-    cert = outcome.plan.certificate
-    assert cert is not None
-    return outcome.stopped() if work.stopped and cert.gap > request.gap else outcome
+    is_open = outcome.certificate.gap > request.gap
+    return outcome.stopped() if work.stopped and is_open else outcome
 
 
 def _descend(referee: _Referee, asked: Constraints, work: Work) -> None:
@@ -444,20 +442,17 @@ def _descend(referee: _Referee, asked: Constraints, work: Work) -> None:
 
 def _with_plan(outcome: Outcome, plan: Plan, figures: Evaluation, request: Request) -> Outcome:
     """The outcome with another plan in place of its own, also among its candidates."""
-    before = outcome.plan.certificate
-    assert before is not None
-    cost = figures.cost(request.objective)
-    bound = min(cost, before.bound)
-    status = before.status
+    before, cost = outcome.certificate, figures.cost(request.objective)
+    bound, status = min(cost, before.bound), before.status
     if status == "feasible" and cost - bound <= request.gap * cost:
         status = "optimal"
     if cost < before.bound and status == "optimal":  # the spaces that are proven lack this plan
         status = "feasible"
-    certificate = replace(before, cost=cost, bound=bound, status=status, strategy=plan.kind)
     own = replace(outcome.plan, certificate=None)
     candidates = tuple(
         replace(one, plan=plan, evaluation=figures) if one.plan == own else one
         for one in outcome.candidates
     )
-    plan = replace(plan, certificate=certificate)
-    return replace(outcome, plan=plan, evaluation=figures, candidates=candidates)
+    plan = replace(plan, certificate=before)
+    outcome = replace(outcome, plan=plan, evaluation=figures, candidates=candidates)
+    return outcome.certified(cost=cost, bound=bound, status=status, strategy=plan.kind)

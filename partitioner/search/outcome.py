@@ -6,16 +6,19 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.cost_model.executors import executor_of
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.mesh import DeviceMesh, numbers
 from partitioner.ir.plan import Certificate, Plan
 from partitioner.problem.build import Built
+from partitioner.problem.memory_kinds import Holdings
 from partitioner.search.request import Budget, Request
-from partitioner.solver.outcome import Infeasible, Solution, returns
+from partitioner.solver.outcome import Infeasible, Solution, returns, short_of_memory
 from partitioner.solver.progress import ROUNDING
 from partitioner.solver.referee import Objective
 from partitioner.solver.work import Work
@@ -198,19 +201,20 @@ class Outcome:
         plans = tuple(replace(one, notes=(*notes, *one.notes)) for one in self.candidates)
         return replace(self, notes=(*notes, *self.notes), candidates=plans)
 
+    @property
+    def certificate(self) -> Certificate:
+        """The certificate of the plan."""
+        assert self.plan.certificate is not None
+        return self.plan.certificate
+
+    def certified(self, **changes: Any) -> Outcome:
+        """The outcome with some fields of the certificate changed."""
+        certificate = replace(self.certificate, **changes)
+        return replace(self, plan=replace(self.plan, certificate=certificate))
+
     def stopped(self) -> Outcome:
         """The outcome with a certificate that says that the clock stopped the search."""
-        certificate = self.plan.certificate
-        assert certificate is not None
-        stopped = replace(certificate, status="time_limit")
-        return replace(self, plan=replace(self.plan, certificate=stopped))
-
-    def limited_to(self, plans: str) -> Outcome:
-        """The outcome with a certificate that says that only such plans were searched."""
-        certificate = self.plan.certificate
-        assert certificate is not None
-        limited = replace(certificate, space=f"{certificate.space}: {plans}")
-        return replace(self, plan=replace(self.plan, certificate=limited))
+        return self.certified(status="time_limit")
 
 
 def winner(
@@ -261,6 +265,38 @@ def winner(
         ),
         any(result.memory_binds for result in results),
     )
+
+
+def too_large(best: Candidate, cluster: Cluster) -> Infeasible:
+    """The refusal of the best plan that was found, which does not fit by the referee."""
+    evaluation, plan = best.evaluation, best.plan
+    over = max(evaluation.short_bytes, key=evaluation.short_bytes.__getitem__)
+    peak, inside = evaluation.needed_peak(over), ""
+    in_kernels = evaluation.needed_bytes[over] > evaluation.held_bytes[over]
+    if (stages := _stages_on(plan, over, peak.at)) and plan.kind == "pipeline":
+        inside = f" of stage{'s' if len(stages) > 1 else ''} {numbers(stages)}"
+    if in_kernels:
+        inside += f" in {executor_of(best.graph).holder}"
+    holdings = Holdings.of(best.graph, plan, cluster)
+    parts = holdings.text(over, exact=True, headroom=not in_kernels)
+    held = f"without them it holds {parts}" if in_kernels else f"there it holds {parts}"
+    results = of_results(best.graph, plan, cluster, evaluation, over)
+    return short_of_memory(
+        evaluation.needed_bytes[over],
+        evaluation.limit_bytes[over],
+        over,
+        peak.at,
+        inside=inside,
+        more=f"; {held}{results}; this is {best.space}",
+    )
+
+
+def _stages_on(plan: Plan, device: int, task: str) -> tuple[int, ...]:
+    """The stage of a node or, where the task is none, the stages on a device, ascending."""
+    if task in plan.nodes:
+        return (plan.stages[plan.nodes[task].group],)
+    groups = zip(plan.groups, plan.stages, strict=True)
+    return tuple(sorted({stage for mesh, stage in groups if device in mesh.devices}))
 
 
 def best_of(candidates: Sequence[Candidate], objective: str, devices: int) -> Candidate:

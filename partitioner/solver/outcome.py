@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from itertools import groupby
 from typing import Literal
 
+from partitioner.foundations import units
 from partitioner.ir.errors import PartitionerError
 
 Status = Literal["optimal", "feasible", "infeasible", "time_limit"]
@@ -54,6 +56,48 @@ class Infeasible(PartitionerError):  # noqa: N818 - a verdict, like the status
         other = copy(self)
         other.args, other.relaxations = (message,), relaxations or self.relaxations
         return other
+
+
+def short_of_memory(
+    held_bytes: float,
+    limit_bytes: float,
+    device: int,
+    name: str | None = None,
+    *,
+    where: str = "",
+    inside: str = "",
+    more: str = "",
+    proven: bool = False,
+    least: bool = False,
+) -> Infeasible:
+    """The refusal for lack of memory.
+
+    Args:
+        held_bytes: Bytes that the device holds at its peak, at the node `name`.
+        where: The device in words, by default its number.
+        inside: What holds them at the node, in words.
+        more: What follows in the message.
+        proven: Whether no plan fits.
+        least: Whether no plan is short of fewer bytes.
+    """
+    short, held = math.ceil(held_bytes - limit_bytes), math.ceil(held_bytes)
+    limit = int(limit_bytes)
+    verdict = "no plan fits" if proven else "no plan was found that fits"
+    of = "" if least else "in the nearest one found "
+    at = (where or f"on device {device}") + (f" at {name!r}" if name else "") + inside
+    return Infeasible(
+        f"{verdict}: {of}{_bytes(short)} {'is' if short == 1 else 'are'} short {at} "
+        f"({_bytes(held)} held, limit {limit}: {units.size(held, 5)} against "
+        f"{units.size(limit, 5)}){more}",
+        device=device,
+        name=name,
+        bytes_short=held_bytes - limit_bytes,
+        proven=proven,
+    )
+
+
+def _bytes(count: int) -> str:
+    return f"{count} byte" if count == 1 else f"{count} bytes"
 
 
 @dataclass

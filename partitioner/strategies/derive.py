@@ -1,7 +1,7 @@
 """Strategies of every node on a mesh, derived from the factor rules alone.
 
 A strategy cuts link classes of factors over mesh axes. Each class has cuts of its own: balanced,
-and in proportion to shares of the devices (`shares.py`). Layouts with segments (a Concat of
+and in proportion to shares of the devices (`device_shares`). Layouts with segments (a Concat of
 shards, heads inside a fused projection) come from the neighbours: the layout that a strategy gives
 to a value's dim is offered to every other node that touches the value, through its rule, until
 nothing new appears. Pointwise ops and data movement have no cuts of their own if a neighbour offers
@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from weakref import WeakKeyDictionary
 
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.prices.compute import node_seconds
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import (
     DimLayout,
@@ -435,11 +437,7 @@ def _fineness(cut: ClassCut) -> int:
 
 
 def _with_overlaps(
-    graph: Graph,
-    rules: Mapping[str, Rule | str],
-    mesh: DeviceMesh,
-    cuts: _Cuts,
-    most: int,
+    graph: Graph, rules: Mapping[str, Rule | str], mesh: DeviceMesh, cuts: _Cuts, most: int
 ) -> _Cuts:
     """Cuts of each node, and those in parts that overlap, which its readers' windows give.
 
@@ -525,3 +523,46 @@ def _overlaps(layout: DimLayout) -> bool:
     repeated = sum(sizes) - layout.size
     has_more = bool(layout.windows) and 0 < repeated <= MOST_REPEATED * layout.size
     return has_more and min(sizes) > 0 and layout.is_complete
+
+
+def device_shares(graph: Graph, rules: Rules, cluster: Cluster) -> tuple[Mapping[int, float], ...]:
+    """Shares of the devices of a cluster, each in a unit of its own; none if all are equal.
+
+    By memory, and half way between speed and memory, only where memory may bind: where a device
+    could not hold its part of all values of the graph at once.
+    """
+    if cluster.has_equal_devices:
+        return ()
+    speeds = device_speeds(graph, rules, cluster)
+    usual = _of_one(speeds or dict.fromkeys(range(len(cluster)), 1.0))
+    memory = {d: spec.memory_bytes for d, spec in enumerate(cluster.devices)}
+    held = sum(tensor.nbytes for tensor in graph.types.values())
+    if all(held * share <= memory[device] for device, share in usual.items()):
+        return () if speeds is None else (speeds,)
+    by_memory = _of_one(memory)
+    between = {device: (share + by_memory[device]) / 2 for device, share in usual.items()}
+    return (usual, between, by_memory)
+
+
+def _of_one(figures: Mapping[int, float]) -> Mapping[int, float]:
+    total = math.fsum(figures.values())
+    return {device: figure / total for device, figure in figures.items()}
+
+
+def device_speeds(graph: Graph, rules: Rules, cluster: Cluster) -> Mapping[int, float] | None:
+    """Speed of each device in whole graphs a second, each device alone.
+
+    None if all devices are equal, or if one takes no time at all: no finite shares are in
+    proportion to that.
+    """
+    if cluster.has_equal_devices:
+        return None
+    speeds = {}
+    for spec, device in cluster.first_of_spec.items():
+        mesh = DeviceMesh.single(device)
+        placed_nodes = (place(graph, node, mesh, {}, rules.rule(node)) for node in graph.nodes)
+        seconds = math.fsum(node_seconds(graph, placed, cluster)[device] for placed in placed_nodes)
+        if seconds <= 0:
+            return None
+        speeds[spec] = 1 / seconds
+    return {device: speeds[spec] for device, spec in enumerate(cluster.devices)}

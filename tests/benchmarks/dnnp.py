@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from partitioner.solver.formats.dnnp import parse
-from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
+from partitioner.solver.formats.files import to_problem, to_solution
 from partitioner.solver.formats.json_files import read, write_solution
 from partitioner.solver.joint.solve import THOROUGH, solve
 from partitioner.solver.referee import evaluate_choices

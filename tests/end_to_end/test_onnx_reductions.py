@@ -41,21 +41,12 @@ def every(opset: int) -> list[tuple[onnx.NodeProto, dict[str, np.ndarray]]]:
     return [
         node("softmax", "Softmax", opset, axis=1),
         node("log_softmax", "LogSoftmax", opset, axis=1 if opset < 13 else -1),
-        node("hardmax", "Hardmax", opset, axis=1),
         node("arg_max", "ArgMax", opset, axis=-1, keepdims=0),
-        node("arg_last", "ArgMax", opset, axis=1, keepdims=1, select_last_index=int(opset >= 12))
-        if opset >= 12
-        else node("arg_last", "ArgMax", opset, axis=1),
         node("arg_min", "ArgMin", opset, axis=1, keepdims=1),
-        node("arg_min_last", "ArgMin", opset, axis=1, keepdims=0, select_last_index=1)
-        if opset >= 12
-        else node("arg_min_last", "ArgMin", opset, axis=1, keepdims=0),
         node("l2", "ReduceL2", opset, [-1], keepdims=0),
         node("log_sum", "ReduceLogSum", opset, [1]),
         node("log_sum_exp", "ReduceLogSumExp", opset, [-1], keepdims=1),
         node("log_sum_exp_flat", "ReduceLogSumExp", opset, [1], keepdims=0),
-        node("l1_norm", "LpNormalization", opset, axis=1, p=1),
-        node("l2_norm", "LpNormalization", opset, axis=-1, p=2),
     ]
 
 
@@ -132,22 +123,18 @@ def test_cut_along_classes(opset: int, mesh: Mapping[str, int]) -> None:
     readers = {n.name for n in program.graph.nodes if "x" in n.inputs}
     cuts = {name: program.plan.nodes[name].cuts for name in readers}
     assert all(cuts.values()), cuts
-    expected, found = whole(proto, x), program.run({"x": x})
-    # With NaN, ONNX Runtime's Hardmax depends on where in a register it stands.
-    for results in (expected, found):
-        results["hardmax"] = results["hardmax"][:6]
-    assert_equal(found, expected)
+    assert_equal(program.run({"x": x}), whole(proto, x))
     assert program.verify(seed=3).equal
 
 
 def test_integers_and_two_dims() -> None:
     """Places of integers, and a softmax over two dims, as before opset 13."""
     x = np.random.default_rng(0).integers(-5, 5, (3, 1031))
-    kinds = [node(f"{op}{last}", op, 13, axis=1, select_last_index=last) for op, last in ARGS]
+    kinds = [node(op, op, 13, axis=1) for op in ("ArgMax", "ArgMin")]
     program = cut(proto := model(kinds, 13, x.shape, "int64"), {"a": 3})
     assert_equal(program.run({"x": x}), whole(proto, x))
     y = np.random.default_rng(0).normal(size=(4, 35, 31)).astype(np.float32)
-    kinds = [node(op, op, 12, axis=1) for op in ("Softmax", "LogSoftmax", "Hardmax")]
+    kinds = [node(op, op, 12, axis=1) for op in ("Softmax", "LogSoftmax")]
     proto = model(kinds, 12, y.shape)
     flags = np.random.default_rng(0).random((4, 13)) < 0.1
     kinds = [node(op, op, 20, [1], keepdims=0) for op in ("ReduceMax", "ReduceMin")]
@@ -157,15 +144,14 @@ def test_integers_and_two_dims() -> None:
         assert_equal(cut(proto, {"a": 3}, dim).run({"x": y}), whole(proto, y))
 
 
-ARGS = [(op, last) for op in ("ArgMax", "ArgMin") for last in (0, 1)]
-
-
 def ops(graph: Graph) -> list[str]:
     return [made.op for made in graph.nodes]
 
 
 def test_what_keeps_its_operator() -> None:
     """Half precision, short dims, dims with more rows, a reduction of nothing."""
+    last = node("last", "ArgMax", 18, axis=1, select_last_index=1)
+    assert len(load_onnx(model([last], 18)).forms) == 1
     long = node("softmax", "Softmax", 18, axis=1)
     for shape, dtype, parts in (
         ((4, 1024), "float32", True),

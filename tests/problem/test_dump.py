@@ -1,7 +1,6 @@
 """`--dump-problem` and `partitioner.dump_problem`: the files hold the problems of `compile`."""
 
 import gzip
-import json
 import re
 from pathlib import Path
 
@@ -15,16 +14,12 @@ from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.problem.dump import write_problem
 from partitioner.solver.formats import iopddl
-from partitioner.solver.formats.dnnp import parse
-from partitioner.solver.formats.dnnp_problem import to_problem
 from partitioner.solver.formats.json_files import read
-from partitioner.solver.joint.solve import solve
 from partitioner.solver.milp import formulation
 from partitioner.solver.milp.highs import new_highs
 from partitioner.solver.pairwise.solve import solve as solve_pairwise
 from partitioner.solver.problem import SolverError
 from partitioner.solver.referee import evaluate_choices
-from partitioner.solver.work import Work
 from partitioner.strategies.spaces import SearchError
 
 
@@ -58,18 +53,6 @@ def test_the_sharding_problem_has_the_cost_of_compile(
     Path("p.json.gz").unlink()
 
 
-@pytest.mark.slow
-def test_the_placement_problem_has_the_cost_of_compile(here: Path) -> None:
-    found = partitioner.dump_problem("m.onnx", here / "q.json", 2, strategy="inter")
-    assert found.format == "dnnp"
-    assert "a sender pays for a value once, not once a receiver" in str(found)
-    written = solve(to_problem(read(found.path, parse)), gap=0.0, work=Work.within(60), effort=2)
-    result = partitioner.compile("m.onnx", devices=2, strategy="inter", gap=0.0)
-    assert written.bound <= result.cost * (1 + 1e-9)
-    assert written.cost == pytest.approx(result.cost, rel=0.02)
-    found.path.unlink()
-
-
 def test_a_mesh_is_taken_and_uneven_devices_are_said(here: Path) -> None:
     found = partitioner.dump_problem(
         "m.onnx", here / "p.json", 4, strategy="intra", mesh={"x": 2, "y": 2}
@@ -81,9 +64,9 @@ def test_a_mesh_is_taken_and_uneven_devices_are_said(here: Path) -> None:
 
 
 def test_equal_requests_write_equal_files(here: Path) -> None:
-    for strategy in ("intra", "inter"):
+    for strategy, suffix in (("intra", "json"), ("inter", "lp")):
         texts = []
-        for name in ("a.json.gz", "b.json.gz"):
+        for name in (f"a.{suffix}.gz", f"b.{suffix}.gz"):
             path = partitioner.dump_problem("m.onnx", here / name, 2, strategy=strategy).path
             texts.append(path.read_bytes())
             path.unlink()
@@ -99,7 +82,7 @@ def test_the_integer_program_has_the_optimum_of_the_problem(
     problem = placement(seed, 5, 2, limit=16.0) if seed % 2 else spmd(seed, 5, 3, limit=24.0)
     best = brute_force(problem, "throughput")
     assert best is not None
-    dump = write_problem(problem, tmp_path / name, "the space", placement=False)
+    dump = write_problem(problem, tmp_path / name, "the space")
     assert dump.format == name.removesuffix(".gz").removeprefix("p.")
     unit = float(re.search(r"1 of the objective is (\S+) s", str(dump))[1])
     data = dump.path.read_bytes()
@@ -122,7 +105,7 @@ def test_the_integer_program_has_the_optimum_of_the_problem(
 
 def test_rows_of_a_program_have_the_names_of_their_constraints(tmp_path: Path) -> None:
     problem = placement(1, 5, 2, limit=16.0)
-    write_problem(problem, tmp_path / "p.lp", "the space", placement=True)
+    write_problem(problem, tmp_path / "p.lp", "the space")
     rows = re.findall(r"^([a-z]+)_\d[\d_]*:", (tmp_path / "p.lp").read_text(), re.MULTILINE)
     assert {"choose", "leave", "meet", "carry", "hold", "open"} <= {*rows}
     assert rows.count("choose") == len(problem.nodes)
@@ -143,20 +126,20 @@ def test_a_program_that_is_too_large_is_refused(
 ) -> None:
     monkeypatch.setattr(formulation, "MOST_ENTRIES", 20)
     with pytest.raises(SolverError, match=r"p.lp: the integer program of intra has more than .* "):
-        write_problem(placement(1, 5, 2), tmp_path / "p.lp", "intra", placement=True)
+        write_problem(placement(1, 5, 2), tmp_path / "p.lp", "intra")
     assert not list(tmp_path.iterdir())
 
 
 def test_pins_reach_the_placement_problem(here: Path) -> None:
     node = next(iter(partitioner.compile("m.onnx").graph.nodes)).name
     Path("pins.toml").write_text(f'[[pin]]\nnodes = ["{node}"]\ndevice = 1\n')
-    found = partitioner.dump_problem(
-        "m.onnx", here / "q.json", 2, strategy="inter", constraints="pins.toml"
+    free = partitioner.dump_problem("m.onnx", here / "q.lp", 2, strategy="inter")
+    assert " s_0_1 " in free.path.read_text()
+    pinned = partitioner.dump_problem(
+        "m.onnx", here / "q.lp", 2, strategy="inter", constraints="pins.toml"
     )
-    assert "pinned nodes: 1; " in str(found)
-    data = json.loads(found.path.read_text())
-    assert [entry["id"] for entry in data["nodes"] if entry["colorClass"] == 1] == [0]
-    found.path.unlink()
+    assert " s_0_1 " not in pinned.path.read_text()
+    pinned.path.unlink()
     Path("pins.toml").unlink()
 
 
@@ -164,7 +147,7 @@ def test_pins_reach_the_placement_problem(here: Path) -> None:
     ("options", "code", "message"),
     [
         ([], 2, "a problem file holds one problem: give strategy intra or inter"),
-        (["--strategy", "inter", "--mesh", "tp=2"], 2, "--mesh shapes intra plans"),
+        (["--strategy", "inter"], 2, "give a name that ends in .lp or .mps"),
         (["--strategy", "intra", "--mesh", "tp=3"], 2, "mesh tp(3) = 3 != 2 devices"),
     ],
 )

@@ -432,9 +432,9 @@ def test_what_was_not_planned_in_time_is_said_to_be_no_rival(
         raise Infeasible("no plan was found", proven=False)
 
     if is_begun:
-        monkeypatch.setattr("partitioner.search.ways.data_parallelism.find_plan", stopped)
+        monkeypatch.setattr("partitioner.search.ways.table.find_plan", stopped)
     else:
-        monkeypatch.setattr("partitioner.search.ways.data_parallelism.NODE_S", 1.0)
+        monkeypatch.setattr("partitioner.search.ways.table.NODE_S", 1.0)
     verdict = _trained(parallel="tp").verdict()
     said = "; not compared with data parallelism, which was not planned in time"
     assert verdict.sentence.endswith(said)

@@ -174,9 +174,7 @@ def test_what_is_said_of_an_outcome_is_in_its_certificate_and_notes() -> None:
     )
     assert outcome.noted("a").notes == ("a", "b")
     assert outcome.stopped().plan.certificate == replace(certificate, status="time_limit")
-    assert outcome.limited_to("stages").plan.certificate == replace(
-        certificate, space="all: stages"
-    )
+    assert outcome.certified(space="stages").certificate == replace(certificate, space="stages")
 
 
 def test_a_plan_is_numbered_by_use_if_the_referee_finds_it_no_dearer() -> None:

@@ -17,8 +17,7 @@ from partitioner.ir.plan import Plan, resolve
 from partitioner.search.neighbourhood import Neighbourhood
 from partitioner.search.request import Request
 from partitioner.solver.outcome import Infeasible
-from partitioner.strategies.derive import Rules
-from partitioner.strategies.shares import device_shares, device_speeds
+from partitioner.strategies.derive import Rules, device_shares, device_speeds
 
 KIB = 2**10
 IDEAL = resolve_cluster("4xideal")

@@ -12,7 +12,7 @@ from helpers.drawn.drawn_plans import mlp
 from helpers.modules.small_gpt import small_gpt
 from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.frontends.onnx.load import load_onnx
-from partitioner.search.what_would_fit import MOST_TIMES, _least_count
+from partitioner.search.ways.way import MOST_TIMES, _least_count
 from partitioner.solver.outcome import Infeasible
 
 

@@ -248,6 +248,11 @@ class Call:
         """An argument by its place."""
         return self.settings[index]
 
+    def named(self, name: str) -> Any:
+        """An argument by its name."""
+        given = (a.name for a in self.target._schema.arguments if a.name not in _PLACE)
+        return self.settings[[*given].index(name)]
+
     def is_like(self, node: Node) -> bool:
         """Test whether a node of the IR is emitted as this call, apart from its tensors."""
         target = overload(RESHAPES.get(node.op, node.op))

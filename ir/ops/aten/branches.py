@@ -1,7 +1,4 @@
-"""Rules that nodes bring along: those that the front end derived, and those of branches.
-
-Attribute `RULE` is a rule as text: ``"p0 w0, p0 1 -> p0 w1"``, dims of the operands and results
-that are there. Factors that start with p pass, with s are summed, with w are whole.
+"""The rule of branches.
 
 `torch.cond` is one node, its branches whole graphs, which every device of its group runs whole.
 ``higher_order::cond`` reads a predicate (one boolean), then the operands that its branches take, in
@@ -43,25 +40,3 @@ def cond_row(rule_of: Callable[[Graph, Node], Rule | str]) -> OpRow:
         )
 
     return OpRow(rule)
-
-
-#: Name of the attribute.
-RULE = "rule"
-PASSES, SUMMED, WHOLE = "p", "s", "w"
-
-
-def _derived(view: OpView) -> Rule:
-    """The rule that the node brings along; one FLOP an iteration."""
-    before, _, results = str(view.attr(RULE)).partition("->")
-    operands = iter(before.split(","))
-    factors = set(f"{before} {results}".replace(",", " ").split())
-    return view.rule(
-        [next(operands) if name else None for name in view.node.inputs],
-        results,
-        reduce=[name for name in factors if name.startswith(SUMMED)],
-        whole=[name for name in factors if name.startswith(WHOLE)],
-        flops=1.0,
-    )
-
-
-DERIVED = OpRow(_derived)

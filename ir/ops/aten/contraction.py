@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Matrix products, and decompositions of batches of matrices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from partitioner.ir.ops.rules.contraction import contraction, matmul
-from partitioner.ir.ops.signature import OpaqueError, broadcast, names
+from partitioner.ir.ops.signature import OpaqueError, broadcast, names, pattern
 from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
 
@@ -65,4 +65,8 @@ ROWS: Mapping[str, OpRow] = {
     "aten::addr": OpRow(partial(_added, left="m", right="n", result="m n")),
     "aten::baddbmm": OpRow(partial(_added, left="b m k", right="b k n", result="b m n")),
     "aten::linear": OpRow(_linear),
+    **{
+        f"aten::linalg_{op}": OpRow(pattern(f"b.. m n -> b.. m n, {rest}", whole="m n k"))
+        for op, rest in (("cholesky_ex", "b.."), ("inv_ex", "b.."), ("lu_factor_ex", "b.. k, b.."))
+    },
 }

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from partitioner.ir.exchange import intersect, localize
-from partitioner.ir.graph import LOADS, Attr
+from partitioner.ir.graph import AMONG, LOADS, Attr
 from partitioner.ir.loops.factors import Dispatch
 from partitioner.ir.ops.local import in_whole, same_node
 from partitioner.ir.ops.signature import Dims
@@ -46,7 +46,7 @@ def _local_experts(view: OpView, local: LocalView, up: int) -> LocalOp:
     member = local.held.index(local.regions)
     tokens = localize(inside, intersect(local.regions[up - 3][0], inside))
     sent: dict[str, Attr] = {
-        "ranks": local.group,
+        AMONG: local.group,
         "member": member,
         "owners": tuple(owners),
         "token_starts": tuple(start for start, _ in tokens),

@@ -17,7 +17,7 @@ from partitioner.ir.graph import Attr
 from partitioner.ir.ops.local import interval_attrs
 from partitioner.ir.ops.rules.indexing import gather_elements, moved_rows, scatter_elements
 from partitioner.ir.ops.rules.reduction import top_k
-from partitioner.ir.ops.signature import OpaqueError, broadcast, names, replaced
+from partitioner.ir.ops.signature import OpaqueError, broadcast, names, pattern, replaced
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
@@ -168,6 +168,7 @@ ROWS: Mapping[str, OpRow] = {
         for op in ("_unsafe_index_put", "index_put")
     },
     **{f"aten::{op}": OpRow(_sort) for op in ("sort", "sort.stable", "topk")},
+    "aten::bucketize.Tensor": OpRow(pattern("d.., n -> d..", whole="n", points="d..")),
     "aten::gather": OpRow(
         lambda view: gather_elements(view, view.dim("dim", 0), sums=[0]), moved=moved_rows
     ),

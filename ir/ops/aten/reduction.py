@@ -1,4 +1,4 @@
-"""Reductions over dims, and running sums and products."""
+"""Reductions over dims, running sums and products, and Fourier transforms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from partitioner.ir.graph import Attr
 from partitioner.ir.ops.local import mean_of_part, other_node
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
 from partitioner.ir.ops.rules.reduction import along, reduce
-from partitioner.ir.ops.signature import Shape
+from partitioner.ir.ops.signature import Shape, names
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import numpy_dtype
@@ -25,6 +25,7 @@ _NONE_IF_EMPTY = frozenset({"aten::all.dims", "aten::any.dims", "aten::count_non
 WHOLE: Mapping[str, float] = {
     **dict.fromkeys(("all", "all.dim", "all.dims", "any", "any.dim", "any.dims"), 1.0),
     **dict.fromkeys(("argmax", "argmin", "max.dim", "min.dim"), 1.0),
+    **dict.fromkeys(("kthvalue", "median.dim", "mode", "nanmedian.dim"), 3.0),
     "aminmax": 2.0,
     **dict.fromkeys(("linalg_vector_norm", "norm.Scalar", "norm.ScalarOpt_dim"), 2.0),
     **dict.fromkeys(("std.correction", "std_mean.correction"), 4.0),
@@ -94,6 +95,15 @@ def _histogram(view: OpView) -> Rule:
     return view.rule("d..", "v", reduce="d..", whole="v", points="d..", flops=1)
 
 
+def _fourier(view: OpView) -> Rule:
+    """``d0 d1 -> d0 f1``: transformed dims are whole; the last of them may change its size."""
+    dims, over = names("d", view.rank()), {i % view.rank() for i in view.ints("dim") or ()}
+    result = [f"f{i}" if i in over else name for i, name in enumerate(dims)]
+    count = math.prod(view.shape()[i] for i in over)
+    whole = [name for i in over for name in (dims[i], result[i])]
+    return view.rule([dims], [result], whole=whole, points=dims, flops=5 * math.log2(max(count, 2)))
+
+
 #: Sum or mean: pending sums of the operand pass.
 _total = partial(_reduce, how="sum", sums=(0,))
 
@@ -109,6 +119,7 @@ ROWS: Mapping[str, OpRow] = {
     **{f"aten::{op}": OpRow(_total) for op in ("sum", "sum.dim_IntList")},
     "aten::count_nonzero": OpRow(partial(_combine, how="sum")),
     "aten::count_nonzero.dim_IntList": OpRow(partial(_combine, how="sum")),
+    **{f"aten::_fft_{kind}": OpRow(_fourier) for kind in ("c2c", "c2r", "r2c")},
     "aten::histc": OpRow(_histogram),
     "aten::cumprod": OpRow(_cumulative),
     "aten::cumsum": OpRow(partial(_cumulative, sums=(0,))),

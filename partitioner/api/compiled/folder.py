@@ -19,13 +19,13 @@ import numpy as np
 from partitioner.backends.header import Header
 from partitioner.backends.optimization import DEFAULT, Optimization
 from partitioner.foundations.files import DirectoryError, ResultError, read_text
-from partitioner.foundations.json_types import fits
 from partitioner.frontends.inputs import InputRange
 from partitioner.frontends.torch.options import AtRest
+from partitioner.ir.checks import fits
 from partitioner.ir.graph import Graph
 from partitioner.ir.graph_data import GraphDataError, graph_data, graph_of, type_data, type_of
 from partitioner.ir.nodes.loads import Loads
-from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, PlanError, trial_of
+from partitioner.ir.plan import Objective, Plan, PlanError, Status, Trial
 from partitioner.report.delivery import Delivery
 from partitioner.report.one_device import OneDevice
 from partitioner.report.schema import Space
@@ -211,20 +211,12 @@ def load_summary(folder: Path) -> dict[str, Any]:
     """`summary.json`: what ``--json`` prints, and stages' seconds; a ResultError if it is wrong."""
     data = read_object(folder, "summary.json")
     _check_fields(folder, "summary.json", data, _SUMMARY)
-    if "trials" in data:
-        _check_fields(folder, "summary.json", data, {"trials": _are_trials})
     if isinstance(delivery := data.get("delivery"), dict):
         # folders of earlier versions have bytes there, too, which are now in the plan's figures
         names = {one.name for one in fields(Delivery)}
         data["delivery"] = {name: given for name, given in delivery.items() if name in names}
-    if "delivery" in data:
-        _check_fields(folder, "summary.json", data, {"delivery": Delivery})
-    if "spaces" in data:  # folders of earlier versions have none
-        _check_fields(folder, "summary.json", data, {"spaces": list[Space]})
-    if "ruled_out" in data:
-        _check_fields(folder, "summary.json", data, {"ruled_out": dict[str, float]})
-    if "alternatives" in data:
-        _check_fields(folder, "summary.json", data, {"alternatives": list[Rival]})
+    given = {key: kind for key, kind in _SUMMARY_MAY_HAVE.items() if key in data}
+    _check_fields(folder, "summary.json", data, given)
     return data
 
 
@@ -266,13 +258,6 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:80] + "..."
 
 
-def _are_trials(value: Any) -> bool:
-    try:
-        return isinstance(value, list) and all(map(trial_of, value))
-    except (KeyError, TypeError, ValueError):
-        return False
-
-
 def _are_loads(value: Any) -> bool:
     """Test for a pattern and a number for each expert, of which one is more than 0."""
     if not isinstance(value, list) or len(value) != 2:
@@ -294,8 +279,8 @@ _MODULE: Mapping[str, Any] = {
     "loads": lambda value: isinstance(value, list) and all(map(_are_loads, value)),
 }
 _SUMMARY: Mapping[str, Any] = {
-    "objective": lambda value: value in OBJECTIVES,
-    "status": lambda value: value in STATUSES,
+    "objective": Objective,
+    "status": Status,
     **dict.fromkeys(("strategy", "searched", "solver", "folded"), str),
     "seed": int,
     "seconds": dict[str, float],
@@ -319,6 +304,14 @@ _SUMMARY: Mapping[str, Any] = {
     "not_searched": dict[str, str],
     "notes": list[str],
     "fewer_devices": dict[str, float] | None,
+}
+#: Those that not every plan has, or that folders of earlier versions lack.
+_SUMMARY_MAY_HAVE: Mapping[str, Any] = {
+    "trials": list[Trial],
+    "delivery": Delivery,
+    "spaces": list[Space],
+    "ruled_out": dict[str, float],
+    "alternatives": list[Rival],
 }
 
 

@@ -6,8 +6,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
@@ -34,7 +33,7 @@ from partitioner.foundations.files import ResultError, read_text
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
-from partitioner.ir.errors import OptionError, PartitionerError, hints_keywords
+from partitioner.ir.errors import OptionError, hints_keywords, naming
 from partitioner.ir.plan import Plan
 from partitioner.report.measured import FILE, Measured
 from partitioner.rewrites.block_graph import block_graph
@@ -49,11 +48,6 @@ if TYPE_CHECKING:
 #: Largest relative difference of a plan's recomputed cost from the stored one: rounding.
 COST_TOLERANCE = 1e-9
 Kind = TypeVar("Kind", bound=Compiled)
-#: Errors of calculations with values that no model has.
-_NO_SENSE = (
-    *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
-    *(TypeError, ValueError),
-)
 #: How a module is named: ``package.module:function``.
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -184,14 +178,14 @@ def look(directory: str | Path) -> Compiled:
     """Read a saved compilation to look at its plan; neither model nor module is opened."""
     folder = Path(directory)
     model = _read_model(folder)
-    with _foreign_data(folder):
+    with naming(f"{folder}: {GRAPH_FILE} is of no model", ResultError):
         return _planned(Compiled, model, folder)
 
 
 def draw_inputs(folder: Path, seed: int) -> Mapping[str, np.ndarray]:
     """Random valid inputs of a saved compilation by name; a PartitionerError without its model."""
     model = _read_model(folder)
-    with _foreign_data(folder):
+    with naming(f"{folder}: {GRAPH_FILE} is of no model", ResultError):
         return model.random_inputs(seed)
 
 
@@ -208,19 +202,6 @@ def _read_model(folder: Path) -> Model:
             "or load it with its module (partitioner.load(..., module=...)) and save it"
         )
     return load(folder).model
-
-
-@contextmanager
-def _foreign_data(folder: Path) -> Iterator[None]:
-    """Refuse, in one line, files of whose values a calculation cannot make sense."""
-    try:
-        yield
-    except PartitionerError:
-        raise
-    except _NO_SENSE as error:
-        raise ResultError(
-            f"{folder}: {GRAPH_FILE} is of no model: {type(error).__name__} {error}"
-        ) from error
 
 
 def _load_onnx(folder: Path, request: OnnxRequest, named: str | Path | None = None) -> OnnxModel:

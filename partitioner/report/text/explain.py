@@ -1,22 +1,16 @@
 """`partition explain`: a plan's bottleneck, other schedules, and a node's other strategies.
 
 Of a plan in stages all stages, shardings and the order of nodes stay. Another schedule, and more
-micro-batches of the same size, are simulated exactly. Micro-batches of half the size are another
-graph, which is not traced here: their figures are an estimate at best.
+micro-batches of the same size, are simulated exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.memory.lives import peak_bytes
 from partitioner.cost_model.prices.compute import node_estimates, node_limit
 from partitioner.cost_model.profiles.forms import stores_parts
-from partitioner.cost_model.schedule.simulate import simulate
-from partitioner.cost_model.schedule.task_list import Schedule, schedule
-from partitioner.cost_model.schedule.tasks import LocalKey, Task
 from partitioner.foundations import units
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Node
@@ -43,8 +37,7 @@ MAX_STRATEGIES = 40  #: Strategies of one node that the referee evaluates.
 _INFERENCE = "forward"  #: The schedule without backward passes.
 _SCHEDULES_LEGEND = """\
 stages, shardings and the order of nodes are held; "for the batch": seconds for as many samples as
-a step of the plan has; "about": a micro-batch of half the size is another graph: it is taken to
-need half the seconds and activations of a whole one, which is the best that it can do"""
+a step of the plan has"""
 
 
 def explain(result: Planned) -> str:
@@ -118,12 +111,10 @@ def _schedules(result: Planned) -> list[str]:
         change = ""
         if own_s and choice is not choices[0]:
             change = f" ({units.relative(of_batch_s / own_s - 1)})"
-        about = "about " if choice.estimate else ""
         full = units.size(choice.peak_bytes) + ("" if choice.fits else ", does not fit")
-        step = f"{about}{units.seconds(choice.step_s)}"
-        batch = f"{units.digits(choice.batch)} x"
-        each = f"{about}{units.seconds(of_batch_s)}{change}"
-        rows.append((choice.name, str(choice.micro_batches), batch, step, each, about + full))
+        step, batch = units.seconds(choice.step_s), f"{units.digits(choice.batch)} x"
+        each = f"{units.seconds(of_batch_s)}{change}"
+        rows.append((choice.name, str(choice.micro_batches), batch, step, each, full))
     lines = [*table(rows), *_SCHEDULES_LEGEND.splitlines()]
     return [*lines, *(f"not {c.name}: {c.why_not}" for c in choices if c.why_not)]
 
@@ -253,7 +244,6 @@ class Variation:
     step_s: float | None = None
     peak_bytes: int = 0  #: Of the fullest device.
     fits: bool = True  #: Whether every device is within its memory.
-    estimate: bool = False
     why_not: str = ""  #: Why the schedule does not serve the stages; "" if it does.
 
 
@@ -276,52 +266,17 @@ def variations(result: Planned) -> tuple[Variation, ...]:
         *others,
         _variation(result, more, f"{name}, one micro-batch more", (count + 1) / count),
         _variation(result, twice, f"{name}, twice the micro-batches", 2.0),
-        _variation(result, twice, f"{name}, twice the micro-batches of half the size", halves=True),
     )
 
 
-def _variation(
-    result: Planned, pipeline: Pipeline, name: str, batch: float = 1.0, *, halves: bool = False
-) -> Variation:
-    """Simulate another schedule, or estimate micro-batches of half the size."""
+def _variation(result: Planned, pipeline: Pipeline, name: str, batch: float = 1.0) -> Variation:
+    """Simulate another schedule, or other numbers of micro-batches."""
     count = pipeline.micro_batches
+    changed = replace(result.plan, pipeline=pipeline, certificate=None)
     try:
-        if halves:
-            tasks = schedule(result.graph, result.placed, result.cluster, pipeline=pipeline)
-            tasks = halved(tasks)
-        else:
-            changed = replace(result.plan, pipeline=pipeline, certificate=None)
-            figures = evaluate(result.graph, changed, result.cluster)
+        figures = evaluate(result.graph, changed, result.cluster)
     except IRError as error:
         why = str(error).removeprefix(f"{pipeline.schedule}: ")
         return Variation(name, count, batch, why_not=why)
-    if not halves:
-        most = max(figures.needed_bytes.values())
-        return Variation(name, count, batch, figures.step_s, most, figures.fits_exactly)
-    peaks = {device: peak.bytes for device, peak in peak_bytes(tasks).items()}
-    limits = result.cluster.devices
-    fits = all(nbytes <= limits[device].memory_bytes for device, nbytes in peaks.items())
-    most, step_s = max(peaks.values(), default=0), simulate(tasks).makespan_s
-    return Variation(name, count, batch, step_s, most, fits, estimate=True)
-
-
-def halved(tasks: Schedule) -> Schedule:
-    """A schedule whose micro-batches take half the seconds and bytes.
-
-    What runs once a step keeps its seconds, and what it reads (sums of gradients) its bytes.
-    """
-    order = tasks.order
-    whole = {key for task in tasks.tasks if order.phases.is_once(task.phase) for key in task.reads}
-
-    def half(task: Task) -> Task:
-        if order.phases.is_once(task.phase):
-            return task
-        return replace(
-            task,
-            devices={device: seconds / 2 for device, seconds in task.devices.items()},
-            hidden={device: seconds / 2 for device, seconds in task.hidden.items()},
-            writes=tuple((d, k, n if (d, k) in whole else n // 2) for d, k, n in task.writes),
-        )
-
-    feeds: Mapping[LocalKey, int] = {key: nbytes // 2 for key, nbytes in tasks.feeds.items()}
-    return replace(tasks, tasks=tuple(map(half, tasks.tasks)), feeds=feeds)
+    most = max(figures.needed_bytes.values())
+    return Variation(name, count, batch, figures.step_s, most, figures.fits_exactly)

@@ -20,11 +20,10 @@ from partitioner.problem.folding import Folded, fold
 from partitioner.problem.memory_kinds import parts_text, planned_parts
 from partitioner.search.levels.meshes import device_pools
 from partitioner.search.request import Budget
-from partitioner.solver.joint.shortage import short_of_memory
 from partitioner.solver.joint.solve import solve
 from partitioner.solver.milp.engines import HIGHS, Engine
-from partitioner.solver.outcome import Infeasible, Solution, relative_gap
-from partitioner.solver.presolve.merge_equal import merge_equal
+from partitioner.solver.outcome import Infeasible, Solution, relative_gap, short_of_memory
+from partitioner.solver.presolve.simplify import merge_equal
 from partitioner.solver.problem import Problem
 from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.work import Work
@@ -195,21 +194,12 @@ class Sharder:
         room = float(memory_bytes) * stages if limited else math.inf
         problem = replace(tied, limit_bytes=(room,))
         solution = solve(
-            problem,
-            work=work,
-            gap=gap,
-            seed=self.seed,
-            reason_s=0.0,
-            engine=self.engine,
+            problem, work=work, gap=gap, seed=self.seed, reason_s=0.0, engine=self.engine
         )
         return Sharded(self.folded, even, built, tied, solution)
 
     def kept(
-        self,
-        name: str,
-        options: Sequence[PlacedNode],
-        constraints: Constraints,
-        mesh: DeviceMesh,
+        self, name: str, options: Sequence[PlacedNode], constraints: Constraints, mesh: DeviceMesh
     ) -> tuple[PlacedNode, ...]:
         """The strategies of a node that honour constraints."""
         if not constraints.bound:

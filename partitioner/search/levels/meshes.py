@@ -110,10 +110,7 @@ class Layout:
 
 
 def layouts(
-    cluster: Cluster,
-    strategy: str,
-    mesh: Mapping[str, int] | None,
-    kept: Sequence[DeviceMesh] = (),
+    cluster: Cluster, strategy: str, mesh: Mapping[str, int] | None, kept: Sequence[DeviceMesh] = ()
 ) -> tuple[Layout, ...]:
     """Layouts of a request: fewer axes first, larger stages first.
 

@@ -26,7 +26,6 @@ from partitioner.search.levels.stages import JOINT_AXES, Staged, StageSearch
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import EXPLICIT, Budget, Request
 from partitioner.solver.outcome import Infeasible, Solution
-from partitioner.solver.referee import Objective
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.kinds.parallel import check_even
@@ -88,11 +87,8 @@ class StagesSpace:
     rules: Rules
     cluster: Cluster
     layouts: tuple[Layout, ...]
-    micro_batches: int = 1  #: As of `DeviceColumns`, like the lanes.
-    lanes: int = 1
-    constraints: Constraints = field(default_factory=Constraints)
+    request: Request = field(default_factory=Request)
     one_stage: bool = False  #: Whether all devices share every operator, as in training.
-    objective: Objective = "throughput"
     weighs_kinds: bool = False  #: As of `MeshSearch`.
 
     @classmethod
@@ -126,10 +122,9 @@ class StagesSpace:
                 f"{option} on devices of several kinds is planned for up to "
                 f"{EXPLICIT} devices; --strategy auto gives each kind stages of its own"
             )
-        count = request.micro_batch_count or 1
-        is_one, lanes, goal = bool(graph.backward), request.lanes, request.objective
-        kinds = is_one and count == 1 and not constraints.bound
-        return cls(graph, rules, cluster, meshes, count, lanes, constraints, is_one, goal, kinds)
+        is_one, is_whole = bool(graph.backward), (request.micro_batch_count or 1) == 1
+        kinds = is_one and is_whole and not constraints.bound
+        return cls(graph, rules, cluster, meshes, request, is_one, kinds)
 
     def search(self, budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The cheapest plan.
@@ -167,8 +162,7 @@ class StagesSpace:
 
     def candidate(self, best: StagedPlan, family: Family, solver: str) -> Candidate:
         """A plan of the space, with its bound."""
-        evaluation, cost = best.evaluation, best.evaluation.cost(self.objective)
-        least = best.staged.bound_s
+        evaluation, cost, least = best.evaluation, self._cost(best), best.staged.bound_s
         if self._is_of_bytes:
             least, solver = self._least_bytes, BYTES_SOLVER
         solution = Solution((), cost, min(least, cost), "feasible", None, solver)
@@ -176,10 +170,10 @@ class StagesSpace:
 
     @property
     def _is_of_bytes(self) -> bool:
-        return self.objective == "memory"
+        return self.request.objective == "memory"
 
     def _cost(self, plan: StagedPlan) -> float:
-        return plan.evaluation.cost(self.objective)
+        return plan.evaluation.cost(self.request.objective)
 
     @property
     def _least_bytes(self) -> float:
@@ -224,25 +218,23 @@ class StagesSpace:
         """
         plans: list[StagedPlan] = []
         within, steps, resharder = self.cluster, budget.work.left, Resharder(self.cluster)
-        graph, rules, constraints = self.graph, self.rules, on_axes(self.constraints)
-        waits = self.objective == "latency"
+        graph, rules, asked = self.graph, self.rules, on_axes(self.request.constraints)
+        waits, count = self.request.objective == "latency", self.request.micro_batch_count or 1
+        of_step = (count, self.request.lanes) if self.one_stage else (1, 1)
         if self._is_of_bytes:
             budget = replace(budget, best_s=math.inf)
         for again in range(1 + _REPEATS):
             try:
+                sharder = Sharder.of(graph, rules, within, budget, *of_step, asked)
                 if self.one_stage:
-                    count, lanes = self.micro_batches, self.lanes
-                    sharder = Sharder.of(graph, rules, within, budget, count, lanes, constraints)
-                    of_mesh = MeshSearch(sharder, self.layouts, budget, self.weighs_kinds)
-                    rivals = of_mesh.run()
+                    rivals = MeshSearch(sharder, self.layouts, budget, self.weighs_kinds).run()
                 else:
-                    sharder = Sharder.of(graph, rules, within, budget, constraints=constraints)
                     rivals = StageSearch(sharder, self.layouts, budget, waits=waits).run()
             except Infeasible:
                 if not plans:
                     raise
                 break
-            if self.micro_batches > 1:  # counted anew, what runs once a step would count fully
+            if count > 1:  # counted anew, what runs once a step would count fully
                 rivals = rivals[:1]
             priced, best = self._priced(rivals, resharder)
             if best is not None:
@@ -266,7 +258,7 @@ class StagesSpace:
         for rival in sorted(rivals, key=attrgetter("seconds")):
             if best is not None and rival.seconds >= self._cost(best) and not self._is_of_bytes:
                 break
-            for plan in StagedPlan.some(rival, self.graph, self.constraints, resharder):
+            for plan in StagedPlan.some(rival, self.graph, self.request.constraints, resharder):
                 priced.append(plan)
                 if plan.evaluation.fits_exactly:
                     best = min(best or plan, plan, key=self._cost)

@@ -120,15 +120,14 @@ class CopiesSearch:
 
         `held` are the outcomes of all groups that hold a copy, by their first devices.
         """
-        of_group, starts = outcome.plan.certificate, list(held)
+        of_group, starts = outcome.certificate, list(held)
         short = self._evaluated(outcome.plan, outcome.graph, starts)[1].short_bytes
         starts = [start for start in starts if short.keys().isdisjoint(range(start, start + size))]
         if len(starts) < 2:
             return None
         plan, evaluation = self._evaluated(outcome.plan, outcome.graph, starts)
-        bounds = (cert.bound for start in starts if (cert := held[start].plan.certificate))
-        cost, least = evaluation.step_s, Copies((), tuple(bounds)).step_s
-        assert of_group is not None
+        bounds = tuple(held[start].certificate.bound for start in starts)
+        cost, least = evaluation.step_s, Copies((), bounds).step_s
         ended = "time_limit" if of_group.status == "time_limit" else "feasible"
         each = ", one on each device" if size == 1 else f" on {size} devices each: {of_group.space}"
         certificate = replace(

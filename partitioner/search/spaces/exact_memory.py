@@ -8,11 +8,10 @@ from dataclasses import replace
 
 from partitioner.cost_model.executors import executor_of
 from partitioner.foundations import units
-from partitioner.problem.build import Built
 from partitioner.search.outcome import Candidate, Refused, in_executor
 from partitioner.search.request import Budget
-from partitioner.solver.joint.shortage import least_shortage
-from partitioner.solver.joint.solve import solve
+from partitioner.search.spaces.explicit import JointSearch
+from partitioner.solver.joint.solve import least_shortage, solve
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.problem import Problem, SolverError
 from partitioner.solver.referee import Objective, evaluate_choices
@@ -24,22 +23,13 @@ SLACKS = (1.5, 1.2, 1.1)
 #: Each search of a second look has one of so many shares of the steps left.
 SHARES = 3
 
-#: Turns a solution of a space's problem into a plan with its evaluation.
-Evaluate = Callable[[Family, Built, Solution], Candidate]
-
 
 def second_look(
-    refused: Sequence[Refused],
-    budget: Budget,
-    evaluated: Evaluate,
-    holdings: Callable[[Candidate, int], str],
-    *,
-    complete: bool,
+    refused: Sequence[Refused], budget: Budget, search: JointSearch, *, complete: bool
 ) -> Candidate:
     """The best plan that fits by exact liveness, in the graph's order of nodes.
 
-    `holdings` says in words which bytes a device holds under a plan, and `complete` that all spaces
-    of the request were searched.
+    It is `complete` if all spaces of the request were searched.
 
     Raises:
         Infeasible: There is none; the error is that of the space nearest to fitting.
@@ -50,7 +40,7 @@ def second_look(
     best, best_s = None, math.inf
     for index, space in enumerate(nearest):
         share = replace(budget.share(len(nearest) - index + 1), best_s=best_s)
-        fitting = exact_plan(space, share, evaluated)
+        fitting = exact_plan(space, share, search)
         if fitting is not None:
             best, best_s = fitting, min(best_s, fitting.solution.cost)
     if best is not None:
@@ -60,26 +50,21 @@ def second_look(
         raise _verdict(first.space, first.error, "", certain=False, alone=len(nearest) == 1)
     try:
         solution = least_shortage(
-            first.built.problem,
-            first.goal,
-            first.error,
-            budget.work,
-            budget.seed,
-            budget.engine,
+            first.built.problem, first.goal, first.error, budget.work, budget.seed, budget.engine
         )
     except Infeasible as error:
         certain = complete and error.proven and all(s.error.proven for s in nearest[1:])
         parts = ""
         if error.closest is not None and error.device is not None:
             closest = Solution(error.closest, math.inf, 0.0, "feasible", None, "")
-            nearest_plan = evaluated(first.space, first.built, closest)
-            parts = f"; there it holds {holdings(nearest_plan, error.device)}"
+            nearest_plan = search.candidate(first.space, first.built, closest)
+            parts = f"; there it holds {search.holdings(nearest_plan, error.device)}"
             if (in_kernels := _in_kernels(nearest_plan, error)) is not None:
                 error, more = in_kernels
                 parts += more
         alone = len(nearest) == 1
         raise _verdict(first.space, error, parts, certain=certain, alone=alone) from None
-    return evaluated(first.space, first.built, solution)
+    return search.candidate(first.space, first.built, solution)
 
 
 def _in_kernels(nearest: Candidate, error: Infeasible) -> tuple[Infeasible, str] | None:
@@ -125,7 +110,7 @@ def _resident(problem: Problem) -> Problem:
     return replace(problem, items=tuple(items))
 
 
-def exact_plan(space: Refused, budget: Budget, evaluated: Evaluate) -> Candidate | None:
+def exact_plan(space: Refused, budget: Budget, search: JointSearch) -> Candidate | None:
     """A plan that fits by exact liveness: the cheapest within `SLACKS`, else the smallest.
 
     None if none was found that costs less than `budget.best_s`, or the budget is spent.
@@ -136,7 +121,7 @@ def exact_plan(space: Refused, budget: Budget, evaluated: Evaluate) -> Candidate
     def within(limit_bytes: float, objective: Objective) -> Candidate:
         limits = (limit_bytes,) * space.built.problem.devices
         limited = replace(space.built.problem, limit_bytes=limits)
-        return evaluated(space.space, space.built, _solved(limited, objective, budget))
+        return search.candidate(space.space, space.built, _solved(limited, objective, budget))
 
     best = within(math.inf, space.goal)
     bound = best.solution.bound

@@ -12,6 +12,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.prices.reshard import Resharder, most_joined
+from partitioner.cost_model.profiles.forms import chain
 from partitioner.foundations import units
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
@@ -24,15 +25,13 @@ from partitioner.problem.memory_kinds import Holdings
 from partitioner.rewrites.staging import layers
 from partitioner.search.outcome import Candidate, OutOfTime, Refused, SpaceResult
 from partitioner.search.request import SOME_PLAN_S, Budget, Request
-from partitioner.search.spaces.one_kernel import beside_producers
 from partitioner.solver.joint.local_search import State, tables
 from partitioner.solver.joint.solve import LEAST_GAP, solve
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.problem import Problem
 from partitioner.solver.referee import Objective, evaluate_choices
 from partitioner.strategies.constraints import ConstraintError, Constraints
-from partitioner.strategies.derive import Rules, strategies
-from partitioner.strategies.shares import device_shares
+from partitioner.strategies.derive import Rules, device_shares, strategies
 from partitioner.strategies.spaces import Family, families
 
 #: Steps of building and presolving a problem, for each choice and each item.
@@ -551,3 +550,43 @@ def _moves(problem: Problem, chosen: Sequence[int], device: int) -> Iterator[tup
             gained = sum(new > 0 and counts[d] == 0 for d, new in enumerate(choice.load_s))
             if choice.load_s[device] > 0 and gained > idle:
                 yield node, pick
+
+
+#: How much dearer all moves together may make a plan: less than a kernel that is torn apart costs,
+#: which is in no price.
+MOST_DEARER = 2e-3
+
+
+def beside_producers(
+    graph: Graph, built: Built, chosen: Sequence[int], cost: Callable[[Sequence[int]], float]
+) -> tuple[int, ...]:
+    """The choices, with nodes moved to the device of the node whose kernel computes them.
+
+    Such nodes cost next to nothing (see `cost_model.profiles.forms.chain`), so the solver is as
+    content with a cut before an activation as with one behind it, which tears no kernel apart.
+
+    Args:
+        graph: The graph of the problem.
+        built: The problem.
+        chosen: A choice for each node.
+        cost: The referee's cost of choices; no move is made that brings it above the first one by
+            more than `MOST_DEARER`, and none if that is infinite.
+    """
+    picks = list(chosen)
+    known: float | None = None
+    for index, node in enumerate(graph.nodes):
+        *_, producer = chain(graph, node.name) or (None,)
+        if producer is None:
+            continue
+        above = built.candidates[producer.name][picks[graph.order[producer.name]]]
+        own = built.candidates[node.name]
+        if above.mesh.size() > 1 or own[picks[index]].mesh == above.mesh:
+            continue
+        pick = next((i for i, placed in enumerate(own) if placed.mesh == above.mesh), None)
+        if pick is None:
+            continue
+        known = cost(picks) if known is None else known
+        moved = [*picks[:index], pick, *picks[index + 1 :]]
+        if math.isfinite(known) and cost(moved) <= known * (1 + MOST_DEARER):
+            picks = moved
+    return tuple(picks)

@@ -23,23 +23,6 @@ from partitioner.solver.outcome import Solution
 from partitioner.strategies.spaces import Family
 
 
-def alone_is_faster(graph: Graph, cluster: Cluster, request: Request) -> bool:
-    """Tell whether the space of one device is to be searched beside the joint ones."""
-    is_asked = request.objective == "latency" and is_free(graph, request)
-    return is_asked and _is_priced_apart(cluster)
-
-
-def least_alone(graph: Graph, cluster: Cluster, request: Request) -> float:
-    """No plan on one device costs less; infinite where the bounds of joint problems cover them."""
-    is_timed = request.objective != "memory"
-    if not is_timed or _is_on_a_mesh(request) or not _is_priced_apart(cluster):
-        return math.inf
-    _, evaluation = best_single(chosen(graph, frozenset()), cluster, request.objective)
-    # what optional nodes compute again need not be held
-    may_fit = evaluation.fits_exactly or graph.optional
-    return evaluation.cost(request.objective) if may_fit else math.inf
-
-
 def shortage(graph: Graph, cluster: Cluster) -> tuple[bool, bool]:
     """Tell whether one device, and all of them together, have too little memory for a graph.
 
@@ -52,29 +35,6 @@ def shortage(graph: Graph, cluster: Cluster) -> tuple[bool, bool]:
     return not alone.fits_exactly, held - len(cluster) > together
 
 
-def is_to_run(graph: Graph, request: Request) -> bool:
-    """Tell whether one device is to be run beside other plans.
-
-    Then it is known if splitting pays.
-    """
-    return request.tune is not None and is_free(graph, request)
-
-
-def is_free(graph: Graph, request: Request) -> bool:
-    """Tell whether the request and the graph allow a plan of one device as it is."""
-    return not (_is_on_a_mesh(request) or request.constraints.bound or graph.optional)
-
-
-def _is_on_a_mesh(request: Request) -> bool:
-    """Tell whether all plans of a request have every device in one mesh."""
-    return request.strategy == "intra" or request.mesh is not None or request.parallel is not None
-
-
-def _is_priced_apart(cluster: Cluster) -> bool:
-    """Tell whether a device that is busy alone has seconds of its own."""
-    return cluster.beside((0,)) != cluster
-
-
 @dataclass(frozen=True)
 class OneDeviceSpace:
     """The plans that run the whole graph on one device."""
@@ -82,6 +42,38 @@ class OneDeviceSpace:
     graph: Graph
     cluster: Cluster
     request: Request
+
+    @property
+    def is_faster(self) -> bool:
+        """Tell whether it is to be searched before the joint spaces."""
+        return self.request.objective == "latency" and self.is_free and self._is_priced_apart
+
+    @property
+    def least(self) -> float:
+        """No plan of it costs less; infinite where the bounds of joint problems cover them."""
+        goal = self.request.objective
+        if goal == "memory" or self._is_on_a_mesh or not self._is_priced_apart:
+            return math.inf
+        _, evaluation = best_single(chosen(self.graph, frozenset()), self.cluster, goal)
+        # what optional nodes compute again need not be held
+        may_fit = evaluation.fits_exactly or self.graph.optional
+        return evaluation.cost(goal) if may_fit else math.inf
+
+    @property
+    def is_free(self) -> bool:
+        """Tell whether the request and the graph allow a plan of one device as it is."""
+        return not (self._is_on_a_mesh or self.request.constraints.bound or self.graph.optional)
+
+    @property
+    def _is_on_a_mesh(self) -> bool:
+        """Tell whether all plans of the request have every device in one mesh."""
+        asked = self.request
+        return asked.strategy == "intra" or asked.mesh is not None or asked.parallel is not None
+
+    @property
+    def _is_priced_apart(self) -> bool:
+        """Tell whether a device that is busy alone has seconds of its own."""
+        return self.cluster.beside((0,)) != self.cluster
 
     def search(self, _budget: Budget, _others: Sequence[SpaceResult]) -> SpaceResult:
         """The plan on the best device; none if it does not fit there."""

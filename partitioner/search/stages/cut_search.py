@@ -17,7 +17,8 @@ from typing import TypeGuard
 
 import numpy as np
 
-from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.foundations import units
 from partitioner.ir.errors import PartitionerError
@@ -27,23 +28,61 @@ from partitioner.ir.phases import PhaseError
 from partitioner.ir.pipeline.actions import PipelineSchedule, PipelineScheduleError
 from partitioner.ir.pipeline.generate import pipeline_schedule, textbook_lanes
 from partitioner.ir.pipeline.text import from_csv
-from partitioner.ir.plan import Plan
+from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.rewrites.staging import stages_of_all
-from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
+from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult, too_large
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages.computed_again import ComputedAgain, Offering
 from partitioner.search.stages.figures import Sharding, StageFigures, least_of_nodes
-from partitioner.search.stages.staged_plan import (
-    Table,
-    figure,
-    staged_plan,
-    step_cost,
-    too_large,
-)
 from partitioner.search.stages.step_estimate import StepEstimate
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.referee import Objective
 from partitioner.strategies.spaces import Family
+
+#: A schedule by name, or the rows of its table.
+Table = str | tuple[str, ...]
+
+
+def staged_plan(
+    shardings: Sequence[Sharding],
+    cluster: Cluster,
+    stages: Mapping[str, int],
+    devices: Sequence[tuple[int, ...]],
+    name: Table,
+    micro_batches: int,
+) -> Plan:
+    """The plan of nodes in stages with shardings of their own, in the order of the first one."""
+    groups: dict[tuple[int, int], int] = {}
+    nodes: dict[str, NodePlan] = {}
+    meshes: list[DeviceMesh] = []
+    of_group: list[int] = []
+    for node in shardings[0].plan.nodes:
+        stage = stages[node]
+        sharding = shardings[stage]
+        decision = sharding.plan.nodes[node]
+        key = stage, decision.group
+        if key not in groups:
+            groups[key] = len(meshes)
+            mesh = sharding.plan.groups[decision.group]
+            own = tuple(devices[stage][device] for device in mesh.devices)
+            meshes.append(DeviceMesh(mesh.axes, own))
+            of_group.append(stage)
+        nodes[node] = NodePlan(groups[key], decision.cuts)
+    pipeline, of = Pipeline(name, micro_batches), tuple(of_group)
+    digest = shardings[0].graph.digest
+    return Plan(digest, cluster.to_data(), tuple(meshes), nodes, pipeline=pipeline, stages=of)
+
+
+def figure(candidate: Candidate, objective: Objective) -> tuple[int, float]:
+    """Bytes above the limits, then the cost of a step."""
+    evaluation = candidate.evaluation
+    return sum(evaluation.short_bytes.values()), step_cost(evaluation, objective)
+
+
+def step_cost(evaluation: Evaluation, objective: Objective) -> float:
+    """Cost of a step in micro-batches: bytes for the objective memory, else seconds."""
+    return evaluation.cost("memory") if objective == "memory" else evaluation.step_s
+
 
 #: Nodes by which an end of a stage is moved, the farthest first.
 MOVES = (64, 16, 4, 1)
@@ -301,7 +340,7 @@ class PipelineSearch:
             fits = any(plan.evaluation.fits_exactly for plan in plans)
             if plans and ((len(plans) > 1 and fits) or (work.over if fits else work.late)):
                 break
-            taken = self.again.packed(cut.ends, estimate.runs, draft.limits, splits=estimate.splits)
+            taken = self.again.packed(cut.ends, estimate.runs, draft.limits)
             if taken.again in cut.seen:
                 break
             cut.seen.add(taken.again)
@@ -447,10 +486,9 @@ class PipelineSearch:
         """Bytes above the limits, then seconds: infinite ones where `best` is clearly less."""
         again = None
         if self.again is None:
-            splits = estimate.splits
-            over = self.figures.over_bytes(ends, estimate.runs, limits, splits=splits)
+            over = self.figures.over_bytes(ends, estimate.runs, limits)
         else:
-            load = self.again.load(ends, estimate.runs, limits, splits=estimate.splits)
+            load = self.again.load(ends, estimate.runs, limits)
             over, again = load.over_bytes, load.seconds
         if over >= best[0] and (over > best[0] or estimate.least_s(ends, again) >= best[1]):
             return over, math.inf

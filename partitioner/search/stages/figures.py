@@ -27,7 +27,7 @@ from partitioner.ir.plan import NodePlan, Pipeline, PlacedNode, Plan, resolve
 from partitioner.ir.program import CommKind
 from partitioner.rewrites.staging import changing_nodes, stages_of_all
 from partitioner.search.stages.stage_lives import Floats, LaneRuns, StageLives
-from partitioner.solver.stages.least_cuts import State, least_cuts
+from partitioner.solver.stages.cut import State, least_cuts
 
 Ints = npt.NDArray[np.int64]
 
@@ -485,15 +485,10 @@ class StageFigures:
         return tuple(int(at[stop]) for _, stop, _ in cuts.stages((len(held),)))
 
     def over_bytes(
-        self,
-        ends: Sequence[int],
-        lanes: Sequence[LaneRuns],
-        limits: Sequence[float],
-        *,
-        splits: bool,
+        self, ends: Sequence[int], lanes: Sequence[LaneRuns], limits: Sequence[float]
     ) -> float:
         """Bytes by which lanes are above their limits, in all."""
-        bounds, lives = tuple(pairwise((0, *ends))), self.lives(splits=splits)
+        bounds, lives = tuple(pairwise((0, *ends))), self.lives(splits=lanes[0].phases.splits)
         most = (float(lives.lane(runs, bounds).at(runs).max()) for runs in lanes)
         return sum(max(0.0, held - limit) for held, limit in zip(most, limits, strict=True))
 

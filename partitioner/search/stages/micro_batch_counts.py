@@ -23,9 +23,8 @@ from partitioner.ir.rule import Rule
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import EXPLICIT, Budget, Request
 from partitioner.search.spaces.one_device import shortage
-from partitioner.search.stages.cut_search import NOT_SEARCHED, to_beat
+from partitioner.search.stages.cut_search import NOT_SEARCHED, step_cost, to_beat
 from partitioner.search.stages.pipelines import find_pipeline
-from partitioner.search.stages.staged_plan import step_cost
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 
@@ -302,18 +301,15 @@ class CountSearch:
     def best(self) -> Outcome:
         """The fastest plan, with a certificate over all numbers that were tried."""
         best, every = self.outcomes[self._best_count], tuple(self.outcomes.values())
-        certificate = best.plan.certificate
-        assert certificate is not None
-        known = [cert for one in every if (cert := one.plan.certificate) is not None]
-        bounds = (*(error.bound for error in self.slower.values()), math.inf)
-        bound = min(*(cert.bound for cert in known), *bounds)
-        cost, status = certificate.cost, certificate.status
+        known, cost = [one.certificate for one in every], best.certificate.cost
+        slower = (error.bound for error in self.slower.values())
+        bound, status = min(cost, *(one.bound for one in known), *slower), best.certificate.status
         if status == "optimal" and cost - bound > self.request.gap * cost:
             status = "feasible"
-        space = ", ".join(dict.fromkeys(cert.space for cert in known))
-        joined = replace(certificate, bound=min(cost, bound), status=status, space=space)
+        space = ", ".join(dict.fromkeys(one.space for one in known))
         candidates = tuple(plan for one in every for plan in one.candidates)
-        best = replace(best, plan=replace(best.plan, certificate=joined), candidates=candidates)
+        best = replace(best, candidates=candidates)
+        best = best.certified(bound=bound, status=status, space=space)
         return best.stopped() if self.budget.work.stopped else best
 
     def _sizes(self, count: int) -> tuple[int, ...] | None:

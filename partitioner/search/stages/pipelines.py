@@ -42,14 +42,14 @@ from partitioner.search.stages.cut_search import (
     TWICE,
     Pipelines,
     PipelineSearch,
+    Table,
+    step_cost,
     to_beat,
 )
 from partitioner.search.stages.figures import Sharding, StageFigures
 from partitioner.search.stages.stage_lives import Floats
-from partitioner.search.stages.staged_plan import Table, step_cost
-from partitioner.solver.joint.shortage import short_of_memory
-from partitioner.solver.outcome import Infeasible
-from partitioner.solver.stages.least_cuts import State, least_cuts
+from partitioner.solver.outcome import Infeasible, short_of_memory
+from partitioner.solver.stages.cut import State, least_cuts
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.spaces import Family, SearchError
 
@@ -258,11 +258,9 @@ def _of_kept(outcome: Outcome, kept: Plan | None) -> Outcome:
                 f"the nodes that it lists beside it bring it to {numbers(own.devices)}: list more "
                 "nodes of the forward pass, from which stages are made"
             )
-    certificate = found.certificate
-    if certificate is None or found.nodes.keys() != kept.nodes.keys():
+    if found.nodes.keys() != kept.nodes.keys():
         return outcome
-    certificate = replace(certificate, bound=certificate.cost, status="optimal")
-    return replace(outcome, plan=replace(found, certificate=certificate))
+    return outcome.certified(bound=outcome.certificate.cost, status="optimal")
 
 
 def _filled(groups: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:

@@ -55,11 +55,7 @@ class Span(IntEnum):
     BETWEEN = 2  #: From input gradients to weight gradients.
 
 
-_SPANS = (
-    (Part.FORWARD, Part.BACKWARD),
-    (Part.FORWARD, Part.WEIGHT),
-    (Part.BACKWARD, Part.WEIGHT),
-)
+_SPANS = ((Part.FORWARD, Part.BACKWARD), (Part.FORWARD, Part.WEIGHT), (Part.BACKWARD, Part.WEIGHT))
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
 from partitioner.ir.phases import RunOrder
 from partitioner.ir.pipeline.actions import Action, ActionKind, PipelineSchedule
-from partitioner.ir.pipeline.timeline import in_flight, start_times
+from partitioner.ir.pipeline.timeline import dataflow, in_flight, needs, start_times
 from partitioner.search.stages.figures import FORWARD, INPUT, ONCE, ROUNDING, WEIGHT, StageFigures
 from partitioner.search.stages.stage_lives import Floats, LaneRuns
 
@@ -63,18 +64,12 @@ class StepEstimate:
 
     def _awaited(self, action: Action, numbers: Mapping[Action, int]) -> tuple[int, int]:
         """The action that one waits for, and the end between their lanes; -1 for none."""
-        stage, micro_batch, lane_of = action.stage, action.micro_batch, self.table.lane_of
-        if action.kind is ActionKind.FORWARD:
-            other, boundary, kinds = stage - 1, stage - 1, [ActionKind.FORWARD]
-        elif action.kind is ActionKind.BACKWARD_WEIGHT:
-            return -1, -1
-        else:
-            kinds = [ActionKind.FULL_BACKWARD, ActionKind.BACKWARD_INPUT]
-            other, boundary = stage + 1, stage
-        found = (numbers.get(Action(other, kind, micro_batch)) for kind in kinds)
-        need = next((number for number in found if number is not None), -1)
-        apart = need >= 0 and lane_of[other] != lane_of[stage]
-        return need, boundary if apart else -1
+        stage, lane_of = action.stage, self.table.lane_of
+        for one in chain(*needs(action, dataflow(len(lane_of)))):
+            if one.stage != stage and one in numbers:
+                is_apart = lane_of[one.stage] != lane_of[stage]
+                return numbers[one], min(one.stage, stage) if is_apart else -1
+        return -1, -1
 
     def least_s(self, ends: Sequence[int], again: Floats | None = None) -> float:
         """No step takes less: the seconds that the busiest lane is busy; args as of `seconds`."""

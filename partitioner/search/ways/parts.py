@@ -30,8 +30,7 @@ from partitioner.search.stages.micro_batch_counts import (
 )
 from partitioner.search.stages.pipelines import find_pipeline
 from partitioner.search.ways.model_graphs import ModelGraphs
-from partitioner.search.ways.way import Impossible, Nearly
-from partitioner.search.what_would_fit import Change
+from partitioner.search.ways.way import Change, Impossible, Nearly
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.kinds.parallel import PIPELINE
@@ -42,12 +41,17 @@ class Parts:
     """The micro-batches of a model, by their number."""
 
     model: ModelGraphs
-    #: The number that the request names, "auto" for any, None for those that are proven.
-    asked: int | str | None
+    cluster: Cluster
+    request: Request  #: The request; called before `Request.over`.
+    clock: StageClock  #: Times the searches.
     held: Callable[[], BatchBytes]  #: Gives what one device would hold of the whole batch.
-    trace_s: float  #: About the seconds of a trace.
     in_blocks: bool = False  #: Whether stretches of each micro-batch run in blocks.
     _refused: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def trace_s(self) -> float:
+        """About the seconds of a trace."""
+        return self.clock.seconds.get("tracing the module", 0.0)
 
     def graphs(self, count: int) -> Iterator[Graph]:
         """The graph that is planned first, and that with offers where those are for later.
@@ -58,11 +62,12 @@ class Parts:
                 that is of no micro-batch.
             ConstraintError: A step in so many is not proven to compute what the whole batch does.
         """
-        if self.asked is None:
+        if self.request.micro_batches is None:
             why = self._refused.setdefault(count, self.why_not(count))
             if why:
                 raise ConstraintError(self.left_out)
-        yield from self.if_any(count) if self.asked == "auto" else self._graphs(count)
+        is_any = self.request.micro_batches == "auto"
+        yield from self.if_any(count) if is_any else self._graphs(count)
 
     def if_any(self, count: int) -> Iterator[Graph]:
         """The graphs, whatever they compute."""
@@ -84,8 +89,6 @@ class Parts:
     def search(
         self,
         graphs: Graphs,
-        cluster: Cluster,
-        request: Request,
         budget: Budget,
         sizes: tuple[int, ...] | None,
         bound: Callable[[int], float] | None = None,
@@ -93,8 +96,9 @@ class Parts:
         """The search over numbers of micro-batches, through stages of these sizes."""
         traces = Traces(self.trace_s, self.model.is_there, self.model.is_guessed)
         find = find_staged_blocks if self.in_blocks else find_pipeline
+        request, held = self.request, self.held
         return CountSearch(
-            graphs, cluster, request, budget, sizes, bound, self.held, traces, find=find
+            graphs, self.cluster, request, budget, sizes, bound, held, traces, find=find
         )
 
     def why_not(self, count: int) -> str:
@@ -183,14 +187,16 @@ class InStages:
     """The plans in micro-batches, through stages: the usual numbers of them, or that asked for."""
 
     parts: Parts  #: The micro-batches.
-    cluster: Cluster
-    request: Request  #: The request; called before `Request.over`.
-    clock: StageClock  #: Times the search.
     #: Numbers of devices of a stage; None for those of the request.
     sizes: tuple[int, ...] | None = None
     least: int = 1  #: The least number of micro-batches that is tried, if none is asked for.
     #: A bound on the seconds of a step by the number of its micro-batches.
     bound: Callable[[int], float] | None = None
+
+    @property
+    def request(self) -> Request:
+        """The request; called before `Request.over`."""
+        return self.parts.request
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
@@ -201,7 +207,7 @@ class InStages:
         """
         asked = self.request.micro_batch_count
         batch = self.parts.model.batch_size(asked or 1)
-        trials = usual_trials(batch, self.cluster, self.request)
+        trials = usual_trials(batch, self.parts.cluster, self.request)
         return tuple(t for t in trials if asked or t.count >= self.least) or (Trial(batch),)
 
     def search(self, budget: Budget) -> Outcome:
@@ -212,7 +218,7 @@ class InStages:
             NoCheaper: None was found that costs less than the known plan of the budget.
             PartitionerError: The batch cannot be cut so.
         """
-        with self.clock("searching"):
+        with self.parts.clock("searching"):
             outcome = self._named(self._best(budget), budget.best_s)
         work = budget.work  # a number that had steps left would find the same again
         is_cut_off = work.stopped or work.spent >= work.steps / COUNTS
@@ -256,7 +262,7 @@ class InStages:
         # the next fewer ones hold more, and may have been refused for want of time
         fewer = [n for n in self.parts.model.even_counts() if n < count][-1:] if is_short else []
         found: Outcome | None = None
-        with self.clock("searching"):
+        with self.parts.clock("searching"):
             for number in (*fewer, count):
                 with suppress(Infeasible, NoCheaper, ConstraintError, PipelineScheduleError):
                     search = self._counts(budget.of_clock(2))
@@ -269,14 +275,11 @@ class InStages:
             found = self._of_kinds(rest, (*others, *sizes), is_short=is_short) or found
         if found is None:
             return replace(self._named(before, known), more=None)
-        one, other = found.plan.certificate, before.plan.certificate
-        assert one is not None and other is not None  # noqa: PT018
+        one, other = found.certificate, before.certificate
         bound, status = min(one.bound, other.bound), one.status
         if status == "optimal" and one.cost - bound > self.request.gap * one.cost:
             status = "feasible"  # it was of fewer plans
-        certificate = replace(one, bound=bound, status=status, space=other.space)
-        found = replace(found, plan=replace(found.plan, certificate=certificate))
-        found = self._named(found, known)
+        found = self._named(found.certified(bound=bound, status=status, space=other.space), known)
         return (
             found if one.cost < (1 - self.request.gap) * other.cost else replace(found, more=None)
         )
@@ -287,7 +290,7 @@ class InStages:
         The space of all plans of a stage has theirs, but may hide them from a short search.
         """
         best: Outcome | None = None
-        request, devices = self.request, len(self.cluster)
+        request, devices = self.request, len(self.parts.cluster)
         if request.parallel is not None or request.mesh or request.constraints.bound:
             return best
         for size, kind, trial in product(sizes, ("tp", "dp"), self.trials):
@@ -336,22 +339,18 @@ class InStages:
         return self._counts(budget).fewest(more)
 
     def _counts(self, budget: Budget) -> CountSearch:
-        graphs, cluster, request = self.parts.graphs, self.cluster, self.request
-        sizes = self.sizes
+        sizes, devices = self.sizes, len(self.parts.cluster)
         if sizes and self.bound is not None and budget.best_s == math.inf:
             # where nothing fits, micro-batches on one mesh of all are a way of their own
-            sizes = tuple(size for size in sizes if size < len(cluster)) or sizes
-        return self.parts.search(graphs, cluster, request, budget, sizes, self.bound)
+            sizes = tuple(size for size in sizes if size < devices) or sizes
+        return self.parts.search(self.parts.graphs, budget, sizes, self.bound)
 
 
 @dataclass
 class FewestParts:
     """The plans in as few micro-batches as fit, where the whole batch does not."""
 
-    parts: Parts  #: As of `InStages`.
-    cluster: Cluster
-    request: Request
-    clock: StageClock
+    parts: Parts  #: The micro-batches.
     sizes: tuple[int, ...]  #: Numbers of devices of a stage.
     #: The number of micro-batches that is short of the fewest bytes, and these.
     nearest: tuple[int, float] | None = None
@@ -364,17 +363,19 @@ class FewestParts:
         """
         parts, model = self.parts, self.parts.model
         counts = model.even_counts()
-        if self.sizes == (len(self.cluster),):  # else each stage holds its weights alone: 1 may fit
+        if self.sizes == (
+            len(parts.cluster),
+        ):  # else each stage holds its weights alone: 1 may fit
             counts = counts[1:]
-        with self.clock("searching micro-batches"):
-            search = parts.search(parts.if_any, self.cluster, self.request, budget, self.sizes)
+        with parts.clock("searching micro-batches"):
+            search = parts.search(parts.if_any, budget, self.sizes)
             outcome = search.fewest(counts)
         if outcome is None:
             raise self._refusal(search, budget)
         count = outcome.plan.micro_batches
         assert count is not None
         reasons = model.changes(count).reasons if count > 1 else ()
-        if reasons and self.request.micro_batches != "auto":
+        if reasons and parts.request.micro_batches != "auto":
             text = f"{in_so_many(outcome)}, which changes the results: {reasons[0]}"
             raise Nearly((Change(text),))
         outcome = replace(outcome, whole=model.whole)
@@ -400,10 +401,10 @@ class FewestParts:
         """A larger limit of memory, within which micro-batches fit that are proven."""
         if self.nearest is None or budget.work.late or self.parts.why_not(self.nearest[0]):
             return ()
-        parts, (count, short) = self.parts, self.nearest
-        limit = min(device.memory_bytes for device in self.cluster.devices) + math.ceil(short)
-        larger = self.cluster.with_memory(limit)
-        search = parts.search(parts.if_any, larger, self.request, budget, self.sizes)
+        cluster, (count, short) = self.parts.cluster, self.nearest
+        limit = min(device.memory_bytes for device in cluster.devices) + math.ceil(short)
+        larger = replace(self.parts, cluster=cluster.with_memory(limit))
+        search = larger.search(larger.if_any, budget, self.sizes)
         if search.fewest([count]) is None:
             return ()
         return (Change(f"with --memory {limit} ({units.size(limit)})", memory_bytes=limit),)

@@ -1,34 +1,46 @@
-"""The ways that a request leaves open for a model."""
+"""The ways that a request leaves open for a model, and data parallelism to compare them with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.memory.lifetimes import kept_bytes
+from partitioner.foundations import units
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.rewrites.graph_writer import chosen
 from partitioner.search.blocks.find_blocks import why_not_in_blocks
+from partitioner.search.find_plan import find_plan
 from partitioner.search.levels.meshes import device_pools
 from partitioner.search.neighbourhood import improved
-from partitioner.search.outcome import Outcome
+from partitioner.search.outcome import Outcome, OutOfTime, best_of
 from partitioner.search.request import EXPLICIT, Budget, Request, StageClock
-from partitioner.search.stages.micro_batch_counts import BatchBytes, LeastStep
+from partitioner.search.stages.micro_batch_counts import BatchBytes, LeastStep, Trial
 from partitioner.search.stages.pipelines import least_memory
-from partitioner.search.ways.data_parallelism import beside_data_parallelism
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
-from partitioner.search.ways.way import FIRST_SHARE, LEAST_SHARE, Way, Weighing, nothing
+from partitioner.search.ways.way import (
+    FIRST_SHARE,
+    LEAST_SHARE,
+    Change,
+    Way,
+    Weighing,
+    nothing,
+    what_would_fit,
+)
 from partitioner.search.ways.whole import InBlocks, WholeBatch
-from partitioner.search.what_would_fit import Change, what_would_fit
 from partitioner.solver.outcome import Infeasible
 from partitioner.solver.work import Work, now_s
 from partitioner.strategies.constraints import possible
-from partitioner.strategies.kinds.parallel import depends_on_mesh, forms
+from partitioner.strategies.kinds.parallel import DATA, depends_on_mesh, forms
+from partitioner.strategies.spaces import Family
 
 #: Share of a device's memory within which the whole model must fit one, so that nothing is short.
 AMPLE = 0.8
@@ -89,9 +101,7 @@ class Table:
         """
         with self.clock("planning what one would do instead"):
             left_s = self.request.time_limit_s - (now_s() - self.clock.begun_s)
-            outcome = beside_data_parallelism(
-                outcome, self.cluster, self.request, left_s, self._parts, self.clock.say
-            )
+            outcome = beside_data_parallelism(outcome, self._parts, left_s)
             return replace(outcome, alone=self._fewest_alone(outcome))
 
     def _fewest_alone(self, outcome: Outcome) -> tuple[Graph, int] | None:
@@ -141,12 +151,12 @@ class Table:
 
     @cached_property
     def _parts(self) -> Parts:
-        return Parts(self.model, self.request.micro_batches, lambda: self._held, self._trace_s)
+        return Parts(self.model, self.cluster, self.request, self.clock, lambda: self._held)
 
     @cached_property
     def _staged(self) -> InStages:
         """The micro-batches and stages that the request asks for."""
-        return InStages(self._parts, self.cluster, self.request, self.clock)
+        return InStages(self._parts)
 
     @cached_property
     def _first(self) -> Graph:
@@ -262,18 +272,10 @@ class Table:
         most = devices  # of a stage; those of several sizes are of powers of two
         if sizes:
             most = max(*sizes, 2 ** ((devices - 1).bit_length() - 1))
-        bound = self._least(most)
-        stages = InStages(
-            self._parts,
-            self.cluster,
-            self.request,
-            self.clock,
-            sizes,
-            least=1 if self.training else 2,
-            bound=bound,
-        )
+        bound, least, begin_s = self._least(most), 1 if self.training else 2, self._parts.trace_s
+        stages = InStages(self._parts, sizes, least, bound)
         bound_s = min(bound(trial.count) for trial in stages.trials)
-        yield Way("stages", stages.search, bound_s, is_rival=True, begin_s=self._trace_s)
+        yield Way("stages", stages.search, bound_s, is_rival=True, begin_s=begin_s)
 
     @property
     def _waits(self) -> bool:
@@ -338,13 +340,8 @@ class Table:
             yield self._fewest("micro-batches on all devices", mesh)
 
     def _fewest(self, name: str, sizes: tuple[int, ...]) -> Way:
-        fewest = FewestParts(self._parts, self.cluster, self.request, self.clock, sizes)
-        return Way(name, fewest.search, rung=1, would_fit=fewest.would_fit, begin_s=self._trace_s)
-
-    @property
-    def _trace_s(self) -> float:
-        """Seconds of the trace of the whole batch: one of a micro-batch takes about as many."""
-        return self.clock.seconds.get("tracing the module", 0.0)
+        fewest, begin_s = FewestParts(self._parts, sizes), self._parts.trace_s
+        return Way(name, fewest.search, rung=1, would_fit=fewest.would_fit, begin_s=begin_s)
 
     def _in_blocks(self) -> Way:
         why = why_not_in_blocks(self.cluster, self.request, trains=self.training, staged=False)
@@ -363,20 +360,110 @@ class Table:
         if not (may_run and self._has_batch and self._holds_weights):
             return
         mesh, *stages = self.request.sizes_in_parts(len(self.cluster))
-        fewest = FewestParts(
-            replace(self._parts, in_blocks=True),
-            self.cluster,
-            self.request,
-            self.clock,
-            (*chain(*stages), *mesh),
-        )
+        in_blocks = replace(self._parts, in_blocks=True)
+        fewest = FewestParts(in_blocks, (*chain(*stages), *mesh))
         yield self._staged_blocks("micro-batches in blocks", fewest.search, rung=3)
 
     def _staged_blocks(self, name: str, search: Callable[[Budget], Outcome], rung: int) -> Way:
         why = why_not_in_blocks(self.cluster, self.request, trains=False, staged=True)
         closed = f"blocks are not searched with {why}" if why else ""
-        return Way(name, search, rung=rung, closed=closed, begin_s=self._trace_s)
+        return Way(name, search, rung=rung, closed=closed, begin_s=self._parts.trace_s)
 
 
 def _not_searched(_budget: Budget) -> Outcome:
     raise AssertionError("a closed way is not searched")
+
+
+#: Share of the time limit that data parallelism has at least, behind a search that took it all.
+USUAL_SHARE = 0.1
+#: Numbers of micro-batches that are tried at most.
+MOST_COUNTS = 3
+#: About the seconds that it takes for each node of a graph.
+NODE_S = 1e-3
+
+
+def beside_data_parallelism(outcome: Outcome, parts: Parts, left_s: float) -> Outcome:
+    """Plan data parallelism of the whole batch, if no space that was searched is that.
+
+    Where devices do not hold their parts of the batch at once, it is planned with as few
+    micro-batches as they hold. Its plan is one more candidate. Where there is none, within memory
+    or within the seconds that are left of the time limit, it is among what failed. The outcome is
+    the same in inference, on one device, of data parallelism itself, and where devices have unequal
+    parts of a batch or the whole batch has no graph.
+    """
+    cluster, request = parts.cluster, parts.request
+    devices, graph = len(cluster), _whole(outcome)
+    is_known = any(plan.space.name == DATA for plan in outcome.candidates)
+    if graph is None or not graph.backward or devices == 1 or is_known or request.parallel == DATA:
+        return outcome
+    usual = Request(
+        objective=request.objective,
+        parallel=DATA,
+        time_limit_s=request.time_limit_s,
+        gap=request.gap,
+        solver=request.solver,
+        seed=request.seed,
+    )
+    seconds = max(left_s, USUAL_SHARE * request.time_limit_s)
+    budget = Budget.of(usual, parts.clock.say).anew(seconds)
+    late = OutOfTime(f"not planned within {request.time_limit_s:g} s")
+    space = Family(DATA, (DeviceMesh.line(devices, DATA),), (), symmetric=False)
+    try:
+        asked = usual.over(devices).on(graph)
+        asked.constraints.check(graph, devices)
+        _check_room(graph, cluster)
+        if NODE_S * len(graph.nodes) > seconds:
+            raise late
+        found = find_plan(graph, cluster, asked, budget)
+    except (Infeasible, OutOfTime) as error:
+        is_late = isinstance(error, Infeasible) and budget.work.stopped and not error.proven
+        in_parts = None if is_late or error is late else _in_parts(usual, budget, parts)
+        if in_parts is None:
+            return replace(outcome, failed=(*outcome.failed, (space, late if is_late else error)))
+        found = in_parts
+    except PartitionerError:  # it has no such plan, whatever the memory is
+        return outcome
+    plan = best_of(found.candidates, request.objective, devices)
+    found_plan = replace(plan, space=space, bounds_space=False)
+    return replace(outcome, candidates=(*outcome.candidates, found_plan))
+
+
+def _in_parts(request: Request, budget: Budget, parts: Parts) -> Outcome | None:
+    """The plan in as few micro-batches as devices hold, of `MOST_COUNTS` numbers; None if none is.
+
+    None, too, where a step in so many is not proven to compute what the whole batch does.
+    """
+    devices, limit = len(parts.cluster), least_memory(parts.cluster)
+    try:
+        counts = parts.model.even_counts()[1:]
+    except PartitionerError:  # there is no batch
+        return None
+    kept, moving = parts.held()
+    enough = (count for count in counts if kept + moving / (devices * count) <= limit)
+    for count in islice(enough, MOST_COUNTS):
+        if parts.why_not(count) or budget.work.late:
+            break
+        asked = replace(request, micro_batches=count)
+        search = replace(parts, request=asked).search(
+            lambda n: iter((parts.model.in_micro_batches(n),)), budget, (devices,)
+        )
+        with suppress(PartitionerError):
+            return search.all((Trial(count),))
+    return None
+
+
+def _whole(outcome: Outcome) -> Graph | None:
+    """The graph of the whole batch, which computes nothing again; None if there is none."""
+    is_whole = outcome.plan.micro_batches is None and not outcome.plan.blocks
+    graph = outcome.whole or (outcome.of if is_whole else None)
+    return chosen(graph, frozenset()) if graph is not None and graph.optional else graph
+
+
+def _check_room(graph: Graph, cluster: Cluster) -> None:
+    """Refuse, by an Infeasible, what each device would hold at least: all weights, and its part."""
+    held = BatchBytes.of(graph, cluster)
+    least = held.kept + held.moving // len(cluster)
+    limit = min(device.memory_bytes for device in cluster.devices)
+    if least > limit:
+        each = f"each device would hold {units.size(least)} of {units.size(limit)}"
+        raise Infeasible(each, bytes_short=least - limit, proven=True)

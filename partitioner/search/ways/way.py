@@ -10,14 +10,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from partitioner.cost_model.cluster.topology import Cluster
+from partitioner.cost_model.executors import executor_of
+from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.foundations import units
+from partitioner.ir.graph import Graph
 from partitioner.ir.pipeline.actions import PipelineScheduleError
+from partitioner.search.find_plan import find_plan
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
-from partitioner.search.what_would_fit import Change
 from partitioner.solver.outcome import Infeasible
-from partitioner.solver.work import Work
+from partitioner.solver.work import Work, now_s
 from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.derive import Rules
+from partitioner.strategies.spaces import SearchError
 
 #: Why a way has no plans, whatever the memory is.
 Impossible = ConstraintError | PipelineScheduleError
@@ -242,14 +248,12 @@ class Weighing:
             is_left = number in self._stopped and self.bounds.get(number, math.inf) < self._enough
             return is_left and self._gains_s(number) > 0
         outcome, bound = self.found[number], self._bound(number)
-        certificate = outcome.plan.certificate
-        stopped = certificate is not None and certificate.status == "time_limit"
+        stopped = outcome.certificate.status == "time_limit"
         is_wide = bound < (1 - WIDE) * self._known and number not in self._went_on
         return outcome.more is not None and bound < self._enough and (stopped or is_wide)
 
     def _bound(self, number: int) -> float:
-        certificate = self.found[number].plan.certificate
-        return max(certificate.bound if certificate else 0.0, self.ways[number].bound)
+        return max(self.found[number].certificate.bound, self.ways[number].bound)
 
     def _certified(self) -> Outcome:
         """The best plan, with a certificate over all ways that were weighed."""
@@ -261,13 +265,9 @@ class Weighing:
         refused = [f"{self.ways[number].name} (no plan was found to fit)" for number in unproven]
         if len(self.found) == 1 and not self.bounds and not refused:
             return best
-        certificate = best.plan.certificate
-        assert certificate is not None
-        cost, spaces, bounds = certificate.cost, list[str](), [*self.bounds.values()]
+        cost, spaces, bounds = best.certificate.cost, list[str](), [*self.bounds.values()]
         for other, outcome in self.found.items():
-            known = outcome.plan.certificate
-            assert known is not None
-            spaces.append(known.space)
+            spaces.append(outcome.certificate.space)
             bounds.append(self._bound(other))
         if refused:
             bounds.append(self.least())
@@ -276,18 +276,15 @@ class Weighing:
             why = "not reached" if other in self.late else f"no plan below {shown}"
             spaces.append(f"{self.ways[other].name} ({why})")
         bound, spaces = min(cost, *bounds), [*spaces, *refused]
-        status, is_open = certificate.status, cost - bound > self.request.gap * cost
+        status, is_open = best.certificate.status, cost - bound > self.request.gap * cost
         if status == "optimal" and (is_open or refused):
             status = "feasible"
-        stopped = [one.plan.certificate for one in self.found.values()]
+        statuses = {one.certificate.status for one in self.found.values()}
         is_cut_off = bool(self.late) or not self._stopped.isdisjoint(self.bounds)
-        if is_open and (is_cut_off or any(one and one.status == "time_limit" for one in stopped)):
+        if is_open and (is_cut_off or "time_limit" in statuses):
             status = "time_limit"
-        certificate = replace(
-            certificate, bound=bound, status=status, space=", ".join(dict.fromkeys(spaces))
-        )
-        outcome = replace(best, plan=replace(best.plan, certificate=certificate))
-        outcome = self._above_nothing(outcome)
+        space = ", ".join(dict.fromkeys(spaces))
+        outcome = self._above_nothing(best.certified(bound=bound, status=status, space=space))
         others = [plan for one in self.found.values() for plan in one.candidates]
         failed = dict.fromkeys(one for each in self.found.values() for one in each.failed)
         ruled_out = [one for each in self.found.values() for one in each.ruled_out]
@@ -305,13 +302,10 @@ class Weighing:
 
     def _above_nothing(self, outcome: Outcome) -> Outcome:
         """The outcome with the bound of all plans where spaces that were not reached have none."""
-        certificate = outcome.plan.certificate
-        assert certificate is not None
-        least = 0.0 if certificate.bound else self.least()
+        least = 0.0 if outcome.certificate.bound else self.least()
         if not 0 < least < math.inf:
             return outcome
-        certificate = replace(certificate, bound=min(certificate.cost, least))
-        return replace(outcome, plan=replace(outcome.plan, certificate=certificate))
+        return outcome.certified(bound=min(outcome.certificate.cost, least))
 
     def _others(self, best: int) -> list[str]:
         """Why the batch is not run in other ways, for who asks for whatever is fastest."""
@@ -375,3 +369,101 @@ def joined(
     fits = f"; it fits {' or '.join(ways)}" if ways else ""
     text = "; ".join([f"{nearest}{fits}", *dict.fromkeys(clauses)])
     return nearest.saying(text, ways)
+
+
+#: Seconds to look for enough devices, in all and for one count; never more than the request's.
+BUDGET_S = 6.0
+ONE_COUNT_S = 2.0
+#: Most devices that are tried, as a multiple of those of the request.
+MOST_TIMES = 16
+#: Multiples of the missing bytes that are tried in turn where no plan is known to fit.
+TIMES_SHORT = (1, 2, 4)
+#: Gap of these searches: any plan that fits will do.
+ANY_GAP = 0.99
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a request under which a plan is known."""
+
+    text: str  #: In words, as of the command line.
+    #: The limit of memory that it gives each device; None for another change.
+    memory_bytes: int | None = None
+
+
+def what_would_fit(
+    refusal: Infeasible, graph: Graph, cluster: Cluster, request: Request, limit_s: float
+) -> tuple[Change, ...]:
+    """The changes of a refused request that make it feasible; a plan is known for each.
+
+    Memory: a limit that the plan nearest to fitting meets; the least one if the refusal is
+    proven to be short of the fewest bytes. Devices: the least count found within `BUDGET_S`
+    at the same limit, where all devices and links are equal. `limit_s` is for all of it.
+    """
+    rules, deadline, longest_s = Rules.of(graph), now_s() + limit_s, 0.0
+
+    def fits(target: Cluster) -> bool:
+        nonlocal longest_s
+        begin_s = now_s()
+        left_s = min(ONE_COUNT_S, request.time_limit_s, deadline - begin_s)
+        if left_s <= max(0.0, longest_s - ONE_COUNT_S):  # what a search takes behind its limit
+            return False
+        if left_s < ONE_COUNT_S and len(target) > len(cluster):
+            return False  # on many devices a first plan is found, however long that takes
+        quick = replace(request, time_limit_s=left_s, gap=ANY_GAP)
+        try:
+            find_plan(graph, target, quick, Budget.of(quick), rules)
+        except (Infeasible, SearchError, ConstraintError):  # no plan, too many devices, no mesh
+            return False
+        finally:
+            longest_s = max(longest_s, now_s() - begin_s)
+        return True
+
+    changes = []
+    if refusal.device is not None and refusal.bytes_short > 0:
+        memory = cluster.devices[refusal.device].memory_bytes
+        limits = [memory + math.ceil(times * refusal.bytes_short) for times in TIMES_SHORT]
+        # Of sessions, more bytes count than those of tensors.
+        known = refusal.closest is not None and not executor_of(graph).in_sessions
+        for limit in limits[:1] if known else limits:
+            if known or fits(cluster.with_memory(limit)):
+                text = f"with --memory {limit} ({units.size(limit)})"
+                changes.append(Change(text, memory_bytes=limit))
+                break
+    if cluster.is_uniform and not request.constraints.bound and request.mesh is None:
+        (level,), device = cluster.levels, cluster.devices[0]
+        count = _least_count(
+            len(cluster),
+            lambda count: fits(
+                replace(cluster, devices=(device,) * count, levels=(replace(level, size=count),))
+            ),
+            min(BUDGET_S, deadline - now_s()),
+            math.ceil(kept_bytes(graph) / device.memory_bytes),
+        )
+        if count is not None:
+            changes.append(Change(f"on {count} devices"))
+    return tuple(changes)
+
+
+def _least_count(
+    devices: int, fits: Callable[[int], bool], limit_s: float, least: int
+) -> int | None:
+    """The least count above `devices` found to fit, by bisection; None if none was in time.
+
+    None below `least` fits.
+    """
+    deadline = now_s() + limit_s
+    low, high = devices, 2 * devices
+    if least > MOST_TIMES * devices:
+        return None
+    while high < least or not fits(high):
+        low, high = high, 2 * high
+        if high > MOST_TIMES * devices or now_s() > deadline:
+            return None
+    while high - low > 1 and now_s() < deadline:
+        middle = (low + high) // 2
+        if middle >= least and fits(middle):
+            high = middle
+        else:
+            low = middle
+    return high

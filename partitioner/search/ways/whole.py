@@ -16,7 +16,7 @@ from partitioner.search.find_plan import find_plan
 from partitioner.search.outcome import NoCheaper, Outcome, stopped_refusal
 from partitioner.search.request import Budget, Request, StageClock
 from partitioner.search.spaces.one_device import shortage
-from partitioner.search.what_would_fit import Change
+from partitioner.search.ways.way import Change
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.derive import Rules
 
@@ -73,7 +73,7 @@ class WholeBatch:
                 return self._named(more(budget), request)
 
         if self.offers is not None and outcome.of is self.graph:
-            outcome = outcome.limited_to(KEEPS_ALL)
+            outcome = outcome.certified(space=f"{outcome.certificate.space}: {KEEPS_ALL}")
         return replace(
             outcome,
             whole=self.at_once or self.graph,

@@ -31,8 +31,8 @@ from partitioner.solver.formats.json_files import (
     as_object,
     by_id,
     count,
+    edges,
     number,
-    objects,
 )
 
 
@@ -141,13 +141,7 @@ def _edges(
     """Cost of each node's value, and the nodes that read it."""
     cost: dict[int, float] = {}
     readers: dict[int, set[int]] = defaultdict(set)
-    for edge in objects(top, "edges"):
-        u, v = edge.get("sourceId"), edge.get("destId")
-        for end in (u, v):
-            if not isinstance(end, int) or end not in nodes:
-                raise FormatError(f"the edge from {u!r} to {v!r} has no node at {end!r}")
-        assert isinstance(u, int)
-        assert isinstance(v, int)
+    for u, v, edge in edges(top, nodes):
         paid = number(edge, "cost", f"the edge from {u} to {v}")
         if cost.setdefault(u, paid) != paid:
             raise FormatError(

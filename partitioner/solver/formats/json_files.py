@@ -121,3 +121,15 @@ def by_id(top: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
     if not nodes:
         raise FormatError("there are no nodes")
     return nodes
+
+
+def edges(
+    top: Mapping[str, Any], nodes: Mapping[int, object]
+) -> Iterable[tuple[int, int, Mapping[str, Any]]]:
+    """The objects of the list "edges", behind their ends, which are nodes."""
+    for edge in objects(top, "edges"):
+        source, target = edge.get("sourceId"), edge.get("destId")
+        for end in (source, target):
+            if not isinstance(end, int) or end not in nodes:
+                raise FormatError(f"the edge from {source!r} to {target!r} has no node {end!r}")
+        yield int(edge["sourceId"]), int(edge["destId"]), edge

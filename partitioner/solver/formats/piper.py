@@ -31,6 +31,7 @@ from partitioner.solver.formats.json_files import (
     as_object,
     by_id,
     count,
+    edges,
     number,
     objects,
 )
@@ -45,20 +46,15 @@ def parse(data: Any) -> StageGraph:
     if not bandwidth:
         raise FormatError("'bandwidth' is 0")
     nodes = by_id(top)
-    edges: dict[tuple[int, int], float] = {}
-    for edge in objects(top, "edges"):
-        ends = edge.get("sourceId"), edge.get("destId")
-        for end in ends:
-            if not isinstance(end, int) or end not in nodes:
-                raise FormatError(f"the edge from {ends[0]!r} to {ends[1]!r} has no node {end!r}")
-        source, target = int(edge["sourceId"]), int(edge["destId"])
+    costs: dict[tuple[int, int], float] = {}
+    for source, target, edge in edges(top, nodes):
         where = f"the edge from {source} to {target}"
-        if (source, target) in edges:
+        if (source, target) in costs:
             raise FormatError(f"{where} appears twice")
-        edges[source, target] = number(edge, "communicationCost", where)
+        costs[source, target] = number(edge, "communicationCost", where)
     before: dict[int, list[int]] = {name: [] for name in nodes}
     after: dict[int, list[int]] = {name: [] for name in nodes}
-    for source, target in edges:
+    for source, target in costs:
         before[target].append(source)
         after[source].append(target)
     try:
@@ -72,7 +68,7 @@ def parse(data: Any) -> StageGraph:
         bandwidth_bytes_per_s=bandwidth,
         microbatches=count(top, "mbsInBatch"),
         nodes={v: _shards(v, nodes[v], before[v], after[v]) for v in order},
-        edges=edges,
+        edges=costs,
     )
 
 

@@ -13,7 +13,7 @@ from partitioner.solver.placement.fleet import Fleet, fleet
 from partitioner.solver.presolve.simplify import keep_choices
 from partitioner.solver.problem import Edge, Problem, symmetric_groups
 from partitioner.solver.progress import ROUNDING, Progress, device_most_over
-from partitioner.solver.referee import evaluate_choices
+from partitioner.solver.referee import evaluate_choices, latency_s
 from partitioner.solver.work import Work
 
 Plan = tuple[int, ...]  #: The choice of each node.
@@ -370,3 +370,31 @@ def along(problem: Problem, byte_price: float = 0.0) -> tuple[tuple[int, ...] | 
         paid.update(triggered(best))
         chosen.append(best)
     return tuple(chosen), steps
+
+
+#: So many node evaluations local search may spend on latency: that of a plan costs one a node.
+LATENCY_EFFORT = 400_000
+#: Steps of such a move, for each node.
+NODE_STEPS = 5.5
+
+
+def critical_path_s(problem: Problem) -> float:
+    """The longest path with the best choice of every node and nothing to pay on edges."""
+    done = [min(max(choice.load_s) for choice in choices) for choices in problem.nodes]
+    seconds = tuple(done)
+    for edge in sorted(problem.edges, key=lambda edge: edge.v):
+        done[edge.v] = max(done[edge.v], done[edge.u] + seconds[edge.v])
+    return max(done)
+
+
+def propose(search: Search) -> None:
+    """Offer plans of short latency: of the known ones and of the starts, improved by moves.
+
+    Devices run their nodes in the given order, so that such a plan is one choice a node, too.
+    """
+    problem = search.problem
+    known = [] if search.best is None else [search.best]
+    ranked = offer_all(search, [*starts(search), *known], "dynamic programming")
+    nodes, per_choice = len(problem.nodes), EFFORT_PER_CHOICE * sum(map(len, problem.nodes))
+    effort = min(LATENCY_EFFORT // nodes, per_choice)
+    improve(search, ranked, lambda s: (latency_s(problem, s.chosen),), effort, NODE_STEPS * nodes)

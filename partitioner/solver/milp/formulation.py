@@ -104,10 +104,7 @@ ROWS_AT_ONCE = 64
 
 
 def formulate(
-    problem: Problem,
-    goal: Goal,
-    known: float | None = None,
-    work: Work | None = None,
+    problem: Problem, goal: Goal, known: float | None = None, work: Work | None = None
 ) -> Formulation | None:
     """Write the MILP of a (presolved) problem; None if it had more than `MOST_ENTRIES`.
 
@@ -160,13 +157,7 @@ class _Program:
     bytes: int | None  #: M.
 
     @classmethod
-    def of(
-        cls,
-        build: MilpBuilder,
-        problem: Problem,
-        goal: Goal,
-        known: float | None,
-    ) -> _Program:
+    def of(cls, build: MilpBuilder, problem: Problem, goal: Goal, known: float | None) -> _Program:
         """Make the variables."""
         s = [
             [build.column(f"s_{v}_{p}", upper=1.0, integer=True) for p in range(len(choices))]

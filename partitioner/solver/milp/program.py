@@ -69,12 +69,7 @@ class MilpBuilder:
     rows: list[Row] = field(default_factory=list)
 
     def column(
-        self,
-        name: str = "",
-        *,
-        cost: float = 0.0,
-        upper: float = math.inf,
-        integer: bool = False,
+        self, name: str = "", *, cost: float = 0.0, upper: float = math.inf, integer: bool = False
     ) -> int:
         """Add a column that is at least 0; return its index."""
         self.names.append(name)

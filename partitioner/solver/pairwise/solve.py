@@ -221,12 +221,7 @@ def _shortage(problem: Pairwise) -> str:
 
 
 def _search(
-    progress: Progress,
-    model: Model,
-    seed: int,
-    rounds: float,
-    engine: Engine,
-    patience: float,
+    progress: Progress, model: Model, seed: int, rounds: float, engine: Engine, patience: float
 ) -> None:
     primal, first = Primal(model, seed, progress.chosen), Dual(model)
     limited = len(model.rows.capacity) > 0

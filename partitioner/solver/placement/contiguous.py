@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from partitioner.solver.problem import Problem, group_classes, group_devices
 from partitioner.solver.referee import evaluate_choices
-from partitioner.solver.stages.least_cuts import State, least_cuts
+from partitioner.solver.stages.cut import State, least_cuts
 
 Classes = tuple[tuple[int, ...], ...]  #: Interchangeable groups together, any other by itself.
 
@@ -263,11 +263,7 @@ Arcs = dict[int, list[tuple[int, int]]]  #: By item: (node in the interval, node
 
 
 def _item_rectangles(
-    charges: Charges,
-    problem: Problem,
-    pick: Sequence[int],
-    crossing: Arcs,
-    block: Sequence[int],
+    charges: Charges, problem: Problem, pick: Sequence[int], crossing: Arcs, block: Sequence[int]
 ) -> Iterator[tuple[int, Iterator[Rectangle]]]:
     """Each item with the intervals in which the group pays it: holds, edges inside, then others."""
     holders: dict[int, list[int]] = {}

@@ -3,26 +3,34 @@
 Only the loads of possible stages are ever candidates, so the search ends at one of them with
 the next lower one refuted. The first candidate comes from a bound: weighted by devices, loads sum
 along some path to no more than the largest load times all devices. Where no cut fits, the refusal
-names the resource that is short, and by how much.
+says how many bytes a device is short of.
+
+Where what earlier stages used takes few states, their number or devices of each kind, one table has
+the answer (`least_cuts`):
+
+    least[used, j] = min over steps (before, load) to `used`, and positions i, of
+                     max(least[before, i], load[i, j])
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from partitioner.foundations import units
 from partitioner.solver.outcome import Infeasible, relative_gap
-from partitioner.solver.stages.entries import join, lay_out, settle
-from partitioner.solver.stages.model import Cut, Pool, StageProblem, evaluate_cut
+from partitioner.solver.stages.model import Cut, Floats, Ints, Pool, StageProblem, evaluate_cut
 from partitioner.solver.stages.paths import (
     ROUNDING,
     fit,
-    head_lengths,
+    join,
+    lay_out,
     least_of,
+    settle,
     stages_of,
     tail_lengths,
 )
@@ -84,8 +92,6 @@ def find_cut(problem: StageProblem, *, gap: float = 0.0) -> Cut | None:
     return Cut(best, load, min(load, bound), "optimal")
 
 
-#: More than any cut takes of anything.
-PLENTY = 2**31
 #: Precision of the least memory that suffices: a share of the shortage, and bytes.
 CLOSE = 1e-3
 BYTE = 1.0
@@ -95,7 +101,7 @@ def refusal(problem: StageProblem) -> Infeasible:
     """The verdict on a problem that no cut solves, in one line."""
     free = _least_extra(problem, sys.float_info.max)
     if free is None:
-        return Infeasible(f"no cut into stages: {_without_memory(problem)}")
+        return Infeasible("no cut into stages is within the devices, whatever their memory")
     low, high = 0.0, free
     while high - low > max(BYTE, CLOSE * high):
         middle = (low + high) / 2
@@ -124,22 +130,56 @@ def _least_extra(problem: StageProblem, extra: float) -> float | None:
     return max(size - limit for size, limit in zip(held, limits, strict=True))
 
 
-def _without_memory(problem: StageProblem) -> str:
-    """The shortage of a problem that no cut solves even with unlimited memory."""
-    plenty = tuple(Pool(PLENTY, sys.float_info.max) for _ in problem.pools)
-    space, entries = lay_out(replace(problem, pools=plenty, most_degrees=None))
-    devices = least_of(space, entries, space.groups.devices[entries.group].astype(float))
-    reached = int(np.flatnonzero(np.isfinite(head_lengths(devices)))[-1])
-    if reached < space.positions:
-        return f"no chain of stages leads past position {reached}"
-    degree = least_of(space, entries, space.groups.degree[entries.group].astype(float))
-    degrees, there = int(tail_lengths(degree)[0][0]), problem.most_degrees
-    if there is not None and degrees > there:
-        return f"degrees sum to {degrees} at least, {there} are allowed"
-    least, most = int(tail_lengths(devices)[0][0]), sum(pool.devices for pool in problem.pools)
-    if least > most:
-        return f"it takes {least} devices at least, there are {most}"
-    names = " + ".join(str(pool.devices) for pool in problem.pools)
-    if there is None:
-        return f"none is within the {names} devices of the pools, though {least} are enough in all"
-    return f"none is within both {names} devices and a sum of degrees of {there}"
+State = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LeastCuts:
+    """The best cuts of the first positions by each state."""
+
+    #: Least largest load up to each position, infinite if there is none; (n + 1,).
+    load_s: Mapping[State, Floats]
+    #: Start and step of the last stage up to each position; (n + 1,) each.
+    last: Mapping[State, tuple[Ints, Ints]]
+    steps: Mapping[State, Sequence[tuple[State, int]]]
+
+    def stages(self, state: State) -> tuple[tuple[int, int, int], ...]:
+        """Start, stop and load of each stage of a cut of all positions."""
+        stages, stop = [], len(self.load_s[state]) - 1
+        while stop:
+            start, step = (int(of[stop]) for of in self.last[state])
+            state, load = self.steps[state][step]
+            stages.append((start, stop, load))
+            stop = start
+        return tuple(reversed(stages))
+
+
+def least_cuts(
+    loads: Sequence[Floats], steps: Mapping[State, Iterable[tuple[State, int]]]
+) -> LeastCuts:
+    """The best cuts for each state.
+
+    Args:
+        loads: [i, j]: seconds of the stage of positions i to j - 1, infinite where there is none.
+        steps: For each state, behind all that lead to it, (state before, index of the last stage's
+            load); the first state has none. Of equal loads the first step is taken.
+    """
+    size = len(loads[0])
+    none, known = np.full(size, -1), {state: tuple(into) for state, into in steps.items()}
+    load_s: dict[State, Floats] = {}
+    last: dict[State, tuple[Ints, Ints]] = {}
+    for state, into in known.items():
+        best, start, taken = np.full(size, np.inf), none.copy(), none.copy()
+        if not load_s:
+            best[0] = 0.0
+        for step, (before, load) in enumerate(into):
+            if before not in load_s:
+                continue
+            worst = np.maximum(load_s[before][:, None], loads[load])
+            first = worst.argmin(axis=0)
+            least = worst[first, np.arange(size)]
+            better = least < best
+            best = np.where(better, least, best)
+            start, taken = np.where(better, first, start), np.where(better, step, taken)
+        load_s[state], last[state] = best, (start, taken)
+    return LeastCuts(load_s, last, known)

@@ -251,11 +251,7 @@ def placements(placement: Mapping[str, int | Sequence[int]]) -> tuple[Pin, ...]:
                 f"placement: {path!r} is part of {min(outer)!r}, which is placed too"
             )
     return tuple(
-        Pin(
-            f"placement of {path!r}",
-            (f"/{escape(path.replace('.', '/'))}/*",),
-            devices=_group(at),
-        )
+        Pin(f"placement of {path!r}", (f"/{escape(path.replace('.', '/'))}/*",), devices=_group(at))
         for path, at in placement.items()
     )
 

@@ -36,11 +36,7 @@ from partitioner.rewrites.keys import has_few_queries
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.kinds.data import DataParallel
 from partitioner.strategies.kinds.expert import DATA as EXPERT_DATA
-from partitioner.strategies.kinds.expert import (
-    DISPATCH,
-    dispatch_constraints,
-    expert_constraints,
-)
+from partitioner.strategies.kinds.expert import DISPATCH, dispatch_constraints, expert_constraints
 from partitioner.strategies.kinds.kind import Asked, Kind, ModelKind
 from partitioner.strategies.kinds.sequence import (
     RING,

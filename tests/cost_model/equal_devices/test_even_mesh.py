@@ -19,7 +19,7 @@ from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import place
 from partitioner.ir.program import CommKind
-from partitioner.search.levels.stretches import away
+from partitioner.search.levels.stages import away
 from partitioner.strategies.derive import Rules, strategies
 
 _GPUS = resolve_cluster("4x4xh100")

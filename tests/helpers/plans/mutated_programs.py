@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
 
 from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.program import (
@@ -16,6 +19,7 @@ from partitioner.ir.program import (
     Programs,
     RankProgram,
 )
+from partitioner.ir.types import numpy_dtype
 
 Step = Compute | Comm
 #: Most pairs of transfers of a communication of which places are exchanged.
@@ -24,11 +28,16 @@ MOST_PAIRS = 2
 
 @dataclass(frozen=True)
 class Mutant:
-    """Programs that differ from others in one communication."""
+    """A fault of programs; they are made when they are asked for."""
 
-    kind: str  #: "dropped", "swapped", "group", "region" or "reduction".
-    what: str  #: The communication.
-    programs: Programs
+    kind: str  #: What is wrong: "dropped", "swapped", "group", "region", "reduction", "rank", ...
+    what: str  #: The communication or the step.
+    make: Callable[[], Programs]
+
+    @property
+    def programs(self) -> Programs:
+        """Programs that differ from others in one thing."""
+        return self.make()
 
 
 def mutants(programs: Programs) -> Iterator[Mutant]:
@@ -47,6 +56,7 @@ def mutants(programs: Programs) -> Iterator[Mutant]:
             ("reduction", one.reduced()),
             ("group", one.grouped()),
             ("region", one.moved()),
+            ("rank", one.of_other_ranks()),
             ("swapped", one.swapped(others)),
         ):
             for mutated in found:
@@ -71,7 +81,7 @@ def _changed(programs: Programs, change: Callable[[RankProgram, Comm], Sequence[
     )
 
 
-def _reading(program: RankProgram, old: str, new: str) -> RankProgram:
+def reading(program: RankProgram, old: str, new: str) -> RankProgram:
     """The program that reads another value in the place of one."""
 
     def named(names: Sequence[str]) -> tuple[str, ...]:
@@ -88,6 +98,23 @@ def _reading(program: RankProgram, old: str, new: str) -> RankProgram:
             steps.append(replace(step, node=node))
     outputs = tuple(replace(out, value=named([out.value])[0]) for out in program.outputs)
     return replace(program, steps=tuple(steps), outputs=outputs)
+
+
+def _with_zeros(program: RankProgram, name: str) -> RankProgram:
+    """The program that has zeros under a name."""
+    type_ = program.types[name]
+    zeros = np.zeros(type_.shape, numpy_dtype(type_.dtype))
+    return replace(program, literals={**program.literals, name: zeros})
+
+
+def beside(region: Region, shape: Sequence[int]) -> Region | None:
+    """A region of the same size, one element further; None if there is none."""
+    for dim, (part, size) in enumerate(zip(region, shape, strict=True)):
+        if len(part) == 1 and 0 < part[0][1] < size:
+            start, length = part[0]
+            at = start + 1 if start + length < size else start - 1
+            return (*region[:dim], ((at, length),), *region[dim + 1 :])
+    return None
 
 
 def _sizes(region: Region) -> list[int]:
@@ -118,15 +145,27 @@ class _Mutations:
             for rank, comm in sides.items()
         ]
 
-    def dropped(self) -> Iterator[Programs]:
-        """Ranks keep their own values, where these have the right shape."""
+    def dropped(self) -> Iterator[Callable[[], Programs]]:
+        """Ranks keep their own values, where these have the right shape, or have zeros."""
         types = {program.rank: program.types for program in self.programs.ranks}
         if all(
             rank in comm.sources() and types[rank][comm.source] == types[rank][comm.target]
             for rank, comm in self.sides.items()
             if rank in comm.targets()
         ):
-            yield self._left_by([*self.sides])
+            yield partial(self._left_by, [*self.sides])
+        yield self._with_zeros
+
+    def _with_zeros(self) -> Programs:
+        """Targets have zeros."""
+        without = self._with(lambda _, __: [])
+        programs = (
+            _with_zeros(program, self.sides[program.rank].target)
+            if program.rank in self.sides and program.rank in self.comm.targets()
+            else program
+            for program in without.ranks
+        )
+        return replace(without, ranks=tuple(programs))
 
     def _left_by(self, ranks: Sequence[int], rest: Comm | None = None) -> Programs:
         """These ranks read their own values; the others take part in `rest`."""
@@ -137,22 +176,25 @@ class _Mutations:
 
         changed = self._with(change)
         programs = (
-            _reading(program, comm.target, comm.source)
+            reading(program, comm.target, comm.source)
             if program.rank in ranks and (comm := self.sides[program.rank]).target
             else program
             for program in changed.ranks
         )
         return replace(changed, ranks=tuple(programs))
 
-    def reduced(self) -> Iterator[Programs]:
+    def reduced(self) -> Iterator[Callable[[], Programs]]:
         """Another reduction."""
         if self.comm.kind in REDUCING:
             other = "max" if self.comm.reduce == "sum" else "sum"
-            yield self._with(lambda _, comm: [replace(comm, reduce=other)])
+            yield partial(self._with, lambda _, comm: [replace(comm, reduce=other)])
 
-    def grouped(self) -> Iterator[Programs]:
-        """An all-reduce without its last rank, and one in two groups."""
+    def grouped(self) -> Iterator[Callable[[], Programs]]:
+        """A reduction without its last rank, and an all-reduce in two groups."""
         ranks = self.comm.ranks
+        if self.comm.kind is CommKind.REDUCE_SCATTER and self.comm.transfers:
+            kept = [t for t in self.comm.transfers if t.source != ranks[-1]]
+            yield partial(self._transferred, kept)
         if self.comm.kind is not CommKind.ALL_REDUCE:
             return
         rest, half = ranks[:-1], len(ranks) // 2
@@ -163,11 +205,36 @@ class _Mutations:
             return [replace(comm, ranks=mine, seq=self.seq + (not first))]
 
         left = ranks if len(rest) == 1 else ranks[-1:]
-        yield self._left_by(left, replace(self.comm, ranks=rest))
+        yield partial(self._left_by, left, replace(self.comm, ranks=rest))
         if half > 1:
-            yield self._with(in_two)
+            yield partial(self._with, in_two)
 
-    def moved(self) -> Iterator[Programs]:
+    def of_other_ranks(self) -> Iterator[Callable[[], Programs]]:
+        """Two pieces that come from each other's ranks, and two that go to each other's."""
+        transfers = self.comm.transfers
+        for end, other_end in (("source", "target"), ("target", "source")):
+            pairs = (
+                (i, j)
+                for (i, a), (j, b) in itertools.combinations(enumerate(transfers), 2)
+                if getattr(a, end) != getattr(b, end)
+                and (a.read, a.write) != (b.read, b.write)
+                and getattr(a, other_end) == getattr(b, other_end)
+                and self._type_of(end, a) == self._type_of(end, b)
+                and (_sizes(a.read), _sizes(a.write)) == (_sizes(b.read), _sizes(b.write))
+                and (self._is_read(a.target) or self._is_read(b.target))
+            )
+            for i, j in itertools.islice(pairs, MOST_PAIRS):
+                changed = list(transfers)
+                one, other = getattr(transfers[i], end), getattr(transfers[j], end)
+                changed[i] = replace(transfers[i], **{end: other})
+                changed[j] = replace(transfers[j], **{end: one})
+                yield partial(self._transferred, changed)
+
+    def _type_of(self, end: str, transfer: Transfer) -> object:
+        rank = getattr(transfer, end)
+        return self.programs.ranks[rank].types[getattr(self.sides[rank], end)]
+
+    def moved(self) -> Iterator[Callable[[], Programs]]:
         """Places of two pieces exchanged, and a piece read beside its place."""
         transfers = self.comm.transfers
         pairs = (
@@ -182,7 +249,7 @@ class _Mutations:
             changed = list(transfers)
             changed[i] = replace(transfers[i], write=transfers[j].write)
             changed[j] = replace(transfers[j], write=transfers[i].write)
-            yield self._transferred(changed)
+            yield partial(self._transferred, changed)
         beside = (
             (i, at)
             for i, t in enumerate(transfers)
@@ -191,7 +258,7 @@ class _Mutations:
         for i, read in itertools.islice(beside, 1):
             changed = list(transfers)
             changed[i] = replace(transfers[i], read=read)
-            yield self._transferred(changed)
+            yield partial(self._transferred, changed)
 
     def _is_read(self, rank: int) -> bool:
         """Test whether a rank reads what it receives: one that adds zeros in its place does not."""
@@ -208,15 +275,11 @@ class _Mutations:
 
     def _beside(self, transfer: Transfer) -> Region | None:
         program = self.programs.ranks[transfer.source]
-        shape = program.types[self.sides[transfer.source].source].shape
-        for dim, (part, size) in enumerate(zip(transfer.read, shape, strict=True)):
-            if len(part) == 1 and 0 < part[0][1] < size:
-                start, length = part[0]
-                at = start + 1 if start + length < size else start - 1
-                return (*transfer.read[:dim], ((at, length),), *transfer.read[dim + 1 :])
-        return None
+        return beside(transfer.read, program.types[self.sides[transfer.source].source].shape)
 
-    def swapped(self, others: Iterator[tuple[int, Mapping[int, Comm]]]) -> Iterator[Programs]:
+    def swapped(
+        self, others: Iterator[tuple[int, Mapping[int, Comm]]]
+    ) -> Iterator[Callable[[], Programs]]:
         """Sources, and targets, exchanged with a later communication of the same form."""
         for other, theirs in others:
             that = next(iter(theirs.values()))
@@ -237,5 +300,5 @@ class _Mutations:
                     mutated.check()
                 except ProgramError:  # it would be read before it is made
                     continue
-                yield mutated
+                yield partial(replace, mutated)
             return

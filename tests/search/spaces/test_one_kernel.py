@@ -13,8 +13,7 @@ from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.search.request import Request
-from partitioner.search.spaces.explicit import JointSearch
-from partitioner.search.spaces.one_kernel import beside_producers
+from partitioner.search.spaces.explicit import JointSearch, beside_producers
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import families
 

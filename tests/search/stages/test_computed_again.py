@@ -27,11 +27,10 @@ from partitioner.ir.plan import NodePlan, Plan
 from partitioner.rewrites.graph_writer import chosen
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.request import Budget, Request
-from partitioner.search.stages.computed_again import ComputedAgain, Offering
+from partitioner.search.stages.computed_again import ComputedAgain, Offering, offered_regions
+from partitioner.search.stages.cut_search import staged_plan
 from partitioner.search.stages.figures import Sharding, StageFigures
-from partitioner.search.stages.offered_ways import offered_regions
 from partitioner.search.stages.stage_lives import LaneRuns
-from partitioner.search.stages.staged_plan import staged_plan
 from partitioner.solver.milp.engines import HIGHS
 from partitioner.solver.work import Work
 
@@ -148,17 +147,17 @@ def test_the_relaxation_is_below_the_exact_choice(schedule: str) -> None:
     count = len(again.figures.units)
     ends = tuple(count * (stage + 1) // len(lane_of) for stage in range(len(lane_of)))
     free = [1e18, 1e18]
-    none = again.load(ends, lanes, free, splits=splits)
+    none = again.load(ends, lanes, free)
     assert none.over_bytes == 0
     assert not none.seconds.any()
-    most = again.packed(ends, lanes, free, splits=splits)
+    most = again.packed(ends, lanes, free)
     assert not most.again
-    least = again.packed(ends, lanes, [0.0, 0.0], splits=splits)
+    least = again.packed(ends, lanes, [0.0, 0.0])
     limits = [(a + b) / 2 for a, b in zip(most.bytes, least.bytes, strict=True)]
-    exact = again.packed(ends, lanes, limits, splits=splits)
+    exact = again.packed(ends, lanes, limits)
     assert all(n <= limit + 1e-6 for n, limit in zip(exact.bytes, limits, strict=True))
     assert most.again < exact.again <= least.again
-    lower = again.load(ends, lanes, limits, splits=splits)
+    lower = again.load(ends, lanes, limits)
     assert lower.over_bytes == 0
     lost = sum(
         seconds
@@ -167,7 +166,7 @@ def test_the_relaxation_is_below_the_exact_choice(schedule: str) -> None:
         if nodes and nodes == exact.again & frozenset().union(*region.again)
     )
     assert 0 < lower.seconds.sum() <= lost * (1 + 1e-9)
-    short = again.load(ends, lanes, [0.0, 0.0], splits=splits)
+    short = again.load(ends, lanes, [0.0, 0.0])
     assert short.over_bytes <= sum(least.bytes) * (1 + 1e-9)
     assert short.over_bytes >= (0.8 if splits else 1 - 1e-9) * sum(least.bytes)
 
@@ -262,9 +261,9 @@ def test_no_choice_of_a_cut_that_fits_is_much_faster(share: float) -> None:
     kept = next(e for taken, e in every if not taken)
     least = min(e.peak[0].bytes for _, e in every)
     limit = round(least + share * (kept.peak[0].bytes - least))
-    counted = again.packed(ends, lanes, [1e18, 1e18], splits=False)
+    counted = again.packed(ends, lanes, [1e18, 1e18])
     limits = [limit + counted.bytes[lane] - kept.peak[lane].bytes for lane in lane_of]
-    packed = evaluated(again.packed(ends, lanes, limits, splits=False).again)
+    packed = evaluated(again.packed(ends, lanes, limits).again)
     fitting = [e for _, e in every if max(e.peak[d].bytes for d in (0, 1)) <= limit]
     best = min(e.step_s for e in fitting)
     assert packed.peak[0].bytes <= limit
@@ -289,10 +288,10 @@ def test_lanes_hold_what_weight_gradients_wait_for(schedule: str) -> None:
     plan = staged_plan(shardings, cluster, stages, groups, schedule, 2 * COUNT)
     exact = evaluate(sharding.graph, plan, cluster).exact_bytes
     rows, free = rows_of(table), [1e18, 1e18]
-    counted = again.packed(ends, rows, free, splits=True).bytes
+    counted = again.packed(ends, rows, free).bytes
     assert exact[1] == pytest.approx(counted[1], rel=0.06)
     for lane in rows:
         number = lane.phases.number
         for stage in range(len(lane.stages)):
             lane.held[:, number(Part.BACKWARD, stage), number(Part.WEIGHT, stage)] = 0
-    assert again.packed(ends, rows, free, splits=True).bytes[1] < 0.93 * exact[1]
+    assert again.packed(ends, rows, free).bytes[1] < 0.93 * exact[1]

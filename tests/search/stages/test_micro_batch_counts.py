@@ -284,8 +284,9 @@ def _in_stages(bound: Callable[[int], float] | None) -> InStages:
     graphs = SimpleNamespace(
         is_there=lambda _count: True, is_guessed=lambda _count: False, even_counts=lambda: (1, 2, 4)
     )
-    parts = Parts(cast("ModelGraphs", graphs), None, lambda: BatchBytes(0, 0), 0.0)
-    return InStages(parts, cluster, request, silent, (1, 2, 4), bound=bound)
+    model = cast("ModelGraphs", graphs)
+    parts = Parts(model, cluster, request, silent, lambda: BatchBytes(0, 0))
+    return InStages(parts, (1, 2, 4), bound=bound)
 
 
 def test_micro_batches_on_one_mesh_are_searched_once() -> None:

@@ -31,10 +31,14 @@ from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request
 from partitioner.search.stages import cut_search, pipelines
-from partitioner.search.stages.cut_search import EVALUATION_STEPS, Pipelines, PipelineSearch
+from partitioner.search.stages.cut_search import (
+    EVALUATION_STEPS,
+    Pipelines,
+    PipelineSearch,
+    staged_plan,
+)
 from partitioner.search.stages.figures import Floats, Ints, Sharding, StageFigures
 from partitioner.search.stages.pipelines import GUESSES, first_sharding, uneven_cuts
-from partitioner.search.stages.staged_plan import staged_plan
 from partitioner.search.stages.step_estimate import StepEstimate
 from partitioner.solver.outcome import Infeasible
 from partitioner.solver.work import Work

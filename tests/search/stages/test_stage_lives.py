@@ -24,9 +24,9 @@ from partitioner.ir.pipeline.text import from_csv
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.stages.computed_again import ways_within
+from partitioner.search.stages.cut_search import staged_plan
 from partitioner.search.stages.figures import Sharding, StageFigures
 from partitioner.search.stages.stage_lives import LaneBytes, LaneRuns
-from partitioner.search.stages.staged_plan import staged_plan
 from partitioner.search.stages.step_estimate import StepEstimate
 
 COUNT = 4

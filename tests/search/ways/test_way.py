@@ -14,8 +14,7 @@ from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.ir.plan import Certificate, NodePlan, Pipeline, Plan
 from partitioner.search.outcome import NoCheaper, Outcome
 from partitioner.search.request import Budget, Request
-from partitioner.search.ways.way import Nearly, Way, Weighing
-from partitioner.search.what_would_fit import Change
+from partitioner.search.ways.way import Change, Nearly, Way, Weighing
 from partitioner.solver import work
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError

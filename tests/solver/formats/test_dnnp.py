@@ -13,7 +13,7 @@ from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import Json, dnnp
 from partitioner.cli.main import main
 from partitioner.solver.formats.dnnp import Split, evaluate, parse, parse_split
-from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
+from partitioner.solver.formats.files import to_problem, to_solution
 from partitioner.solver.formats.json_files import FormatError, read
 from partitioner.solver.joint.solve import solve
 from partitioner.solver.problem import SolverError
@@ -122,7 +122,7 @@ FAULTS: dict[str, Callable[[Json], None]] = {
     "'size' of node 10 is 'x'": _set("nodes", 0, "size")("x"),
     "'supportedOnFpga' of node 10 is 2, not 0 or 1": _set("nodes", 0, "supportedOnFpga")(2),
     r"'colorClass' of node 10 is \[\]": _set("nodes", 0, "colorClass")([]),
-    "the edge from 10 to 99 has no node at 99": _set("edges", 0)(
+    "the edge from 10 to 99 has no node 99": _set("edges", 0)(
         {"sourceId": 10, "destId": 99, "cost": 1.0}
     ),
     "'cost' of the edge from 10 to 11 is nan": _set("edges", 0)(

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import hops, placement, shared_holds, spmd, uneven
-from partitioner.solver.joint.latency import critical_path_s
+from partitioner.solver.joint.incumbents import critical_path_s
 from partitioner.solver.joint.local_search import State, local_search, tables
 from partitioner.solver.problem import Edge, Problem
 from partitioner.solver.referee import evaluate_choices, latency_s

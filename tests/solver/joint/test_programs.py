@@ -13,8 +13,7 @@ from partitioner.frontends.onnx.load import load_onnx
 from partitioner.search.request import Request
 from partitioner.search.spaces.explicit import first_problem
 from partitioner.solver.joint.incumbents import Search, relax, seek
-from partitioner.solver.joint.programs import round_relaxation, run_milp
-from partitioner.solver.joint.solve import solve
+from partitioner.solver.joint.solve import round_relaxation, run_milp, solve
 from partitioner.solver.milp.engines import HIGHS, node_steps_of
 from partitioner.solver.milp.formulation import formulate
 from partitioner.solver.presolve.simplify import presolve

@@ -11,7 +11,7 @@ import pytest
 from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import dnnp, hops, placement, shared_holds, spmd, uneven
 from partitioner.solver.formats.dnnp import parse
-from partitioner.solver.formats.dnnp_problem import to_problem
+from partitioner.solver.formats.files import to_problem
 from partitioner.solver.joint.solve import solve
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.presolve.simplify import Reduced
@@ -64,7 +64,7 @@ def agree(problem: Problem, objective: Objective, slack: float, seed: int) -> bo
 @pytest.fixture
 def little_luck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few moves of local search, so that bounds and the exact program decide (and fast)."""
-    monkeypatch.setattr("partitioner.solver.joint.programs.POLISH", 50)
+    monkeypatch.setattr("partitioner.solver.joint.solve.POLISH", 50)
     monkeypatch.setattr("partitioner.solver.joint.incumbents.EFFORT_PER_CHOICE", 5)
 
 

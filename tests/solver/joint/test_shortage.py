@@ -8,9 +8,9 @@ import pytest
 
 from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import spmd
-from partitioner.solver.joint.shortage import seek_least, short_of_memory
+from partitioner.solver.joint.solve import seek_least
 from partitioner.solver.milp.program import MilpResult
-from partitioner.solver.outcome import Infeasible
+from partitioner.solver.outcome import Infeasible, short_of_memory
 from partitioner.solver.problem import Problem
 from partitioner.solver.progress import Progress
 from partitioner.solver.work import Work
@@ -32,7 +32,7 @@ def progress_of(problem: Problem) -> Progress:
 
 def claim(monkeypatch: pytest.MonkeyPatch, result: MilpResult) -> None:
     """Let the MILP solver claim this."""
-    shortage = import_module("partitioner.solver.joint.shortage")
+    shortage = import_module("partitioner.solver.joint.solve")
     monkeypatch.setattr(shortage, "solve_milp", lambda *_, **__: result)
 
 

@@ -17,7 +17,7 @@ from helpers.problems.solver_instances import dnnp, knapsack, placement, spmd
 from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.solver.formats.dnnp import parse
-from partitioner.solver.formats.dnnp_problem import to_problem
+from partitioner.solver.formats.files import to_problem
 from partitioner.solver.joint.solve import solve
 from partitioner.solver.milp.engines import (
     HIGHS,

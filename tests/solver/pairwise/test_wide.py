@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from helpers.problems.pairwise_cases import FEASIBLE, choices, instance, make, optimum, presolved
-from partitioner.solver.pairwise import wide
+from partitioner.solver.pairwise import moves
 from partitioner.solver.pairwise.dual import Dual, dive
 from partitioner.solver.pairwise.jit import seeded
 from partitioner.solver.pairwise.model import Model, build
-from partitioner.solver.pairwise.moves import Mover
-from partitioner.solver.pairwise.wide import eliminated_order
+from partitioner.solver.pairwise.moves import Mover, eliminated_order
 
 
 @pytest.mark.one_in(4)
@@ -25,10 +24,10 @@ def test_the_best_given_a_cutset(seed: int, table: int, monkeypatch: pytest.Monk
 def check_cutset(model: Model, table: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     free = replace(model, rows=model.rows.only(np.zeros(len(model.rows.capacity), dtype=np.bool_)))
     graph = free.graph
-    monkeypatch.setattr(wide, "TABLE", table)
+    monkeypatch.setattr(moves, "TABLE", table)
     start = np.diff(graph.offsets) - 1
     order = eliminated_order(np.log2(table), 1e9, 1, seeded(seed), graph)
-    widened = wide.best_given_cutset(start, graph.unary, 1, seeded(seed), graph)
+    widened = moves.best_given_cutset(start, graph.unary, 1, seeded(seed), graph)
     fixed = order.place < 0
     assert np.array_equal(widened[fixed], start[fixed])
     mover, best = Mover(free, start, 0), np.inf

@@ -9,7 +9,7 @@ import pytest
 from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import dnnp, placement, spmd, uneven
 from partitioner.solver.formats.dnnp import parse
-from partitioner.solver.formats.dnnp_problem import to_problem
+from partitioner.solver.formats.files import to_problem
 from partitioner.solver.joint.incumbents import Search, relax
 from partitioner.solver.placement.configuration import configure, laid_out, refuted
 from partitioner.solver.placement.fleet import fleet

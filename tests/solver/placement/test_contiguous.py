@@ -10,7 +10,7 @@ import pytest
 
 from helpers.problems.solver_instances import dnnp, placement
 from partitioner.solver.formats.dnnp import parse
-from partitioner.solver.formats.dnnp_problem import to_problem
+from partitioner.solver.formats.files import to_problem
 from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.incumbents import alone
 from partitioner.solver.placement.contiguous import contiguous_plans

@@ -10,8 +10,7 @@ import pytest
 from helpers.problems.enumeration import brute_force
 from helpers.problems.solver_instances import spmd
 from helpers.problems.valid_problems import validate
-from partitioner.solver.presolve.merge_equal import merge_equal
-from partitioner.solver.presolve.simplify import presolve
+from partitioner.solver.presolve.simplify import merge_equal, presolve
 from partitioner.solver.problem import Edge, clique_positions
 from partitioner.solver.referee import evaluate_choices
 

@@ -23,9 +23,16 @@ from partitioner.solver.stages.graph import (
     between,
     enumerate_downsets,
 )
-from partitioner.solver.stages.graph_search import StagePlan, bound_plans, least_cut, plan_stages
+from partitioner.solver.stages.graph_search import (
+    StagePlan,
+    StageSeconds,
+    bound_plans,
+    first_ranges,
+    least_cut,
+    plan_stages,
+    relax,
+)
 from partitioner.solver.stages.knapsack import pack
-from partitioner.solver.stages.packed import StageSeconds, first_ranges, relax
 from partitioner.solver.work import Work
 
 STAGES = "partitioner.solver.stages"

@@ -229,8 +229,11 @@ class _Stretch:
     def follow(self, place: int) -> int:
         """Follow the node at a place, with those that belong to it; their number."""
         own = self.nodes[0]
-        if all(nodes[place] is own[place] for nodes in self.nodes):
-            return follow(self.model, self.joint, own[place : place + MOST_NODES])
+        if self._is_shared(place):
+            count = follow(self.model, self.joint, own[place : place + MOST_NODES])
+            if not all(map(self._is_shared, range(place + 1, place + count))):
+                raise ApartError  # they begin alike only
+            return count
         counts = {self._follow_alone(index, place) for index in range(len(self.ranks))}
         if len(counts) > 1:
             raise ApartError
@@ -239,6 +242,10 @@ class _Stretch:
             for name in node.writes:
                 self.joint.note(name, packed([rank.facts.get(name, ()) for rank in self.ranks]))
         return count
+
+    def _is_shared(self, place: int) -> bool:
+        """Test whether all ranks have the same node at a place."""
+        return all(nodes[place] is self.nodes[0][place] for nodes in self.nodes)
 
     def _follow_alone(self, index: int, place: int) -> int:
         """Follow a node of one rank, which others have with other attributes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,9 +15,10 @@ from partitioner.api.verify.symbolic.nodes import LocalNode
 from partitioner.api.verify.symbolic.parts import region_of
 from partitioner.api.verify.symbolic.program import Program, Step
 from partitioner.api.verify.symbolic.proof import Proof
-from partitioner.api.verify.symbolic.prove import prove
+from partitioner.api.verify.symbolic.prove import follow_body, prove
+from partitioner.api.verify.symbolic.sent_rows import Sending
 from partitioner.ir.errors import PartitionerError
-from partitioner.ir.graph import Attr, Graph, Node
+from partitioner.ir.graph import AMONG, Attr, Graph, Node
 from partitioner.ir.ops import is_stored
 from partitioner.ir.ops.aten.state import ALIAS
 from partitioner.ir.phases import Part as StepPart
@@ -24,6 +26,7 @@ from partitioner.ir.program import (
     Comm,
     Compute,
     Output,
+    Part,
     Programs,
     RankProgram,
     added_up,
@@ -103,10 +106,21 @@ def _runs(
         added_up(order, pieces, backward),
         {name: comm.phase for comm, name in messages if name[1] == rank},
         {name: comm.target_phase for comm, name in messages if name[2] == rank},
-        frozenset(
-            (comm.phase, comm.ranks) for comm in program.comms if comm.phase == comm.target_phase
-        ),
+        frozenset((step.phase, ranks) for step in program.steps if (ranks := _meeting(step))),
     )
+
+
+def _meeting(step: Compute | Comm) -> tuple[int, ...]:
+    """The ranks that wait for each other in a step; () if none do, or a message passes phases."""
+    if isinstance(step, Comm):
+        return step.ranks if step.phase == step.target_phase else ()
+    return _among(step)
+
+
+def _among(step: Compute) -> tuple[int, ...]:
+    """The ranks that send each other rows inside of a local node; () if none do."""
+    ranks = step.node.attrs.get(AMONG, ())
+    return ranks if isinstance(ranks, tuple) else ()
 
 
 def _program(
@@ -143,7 +157,7 @@ def _program(
             **{name: id(array) for name, array in program.literals.items()},
         },
         unnamed=frozenset({ALIAS} & {node.op for node in graph.nodes}),
-        delivers_all=True,
+        delivers_all=programs.delivers_all,
         cuts_constants=True,
         runs=runs,
     )
@@ -156,7 +170,7 @@ def _steps(
     runs: Runs | None,
 ) -> tuple[tuple[Step, ...], tuple[Output, ...]]:
     """The steps of a rank, sums over micro-batches among them, and what it delivers."""
-    steps, sums = list[Step](), dict[str, str]()
+    steps, sums, met = list[Step](), dict[str, str](), Counter[tuple[int, ...]]()
     summed = frozenset[str]() if runs is None else runs.summed
 
     def summing(name: str) -> str:
@@ -178,7 +192,10 @@ def _steps(
             inputs = tuple(own(name) if name else "" for name in step.node.inputs)
             captures = tuple(map(own, step.node.captures))
             of = stored.get(step.node.name, ())
-            steps.append(_local_node(step, inputs, captures, of, shared))
+            local = _local_node(step, inputs, captures, of, shared)
+            among = _among(step)
+            steps.append(Sending(local, among, met[among]) if among else local)
+            met[among] += 1
     outputs = tuple(replace(out, value=summing(out.value)) for out in program.outputs)
     return tuple(steps), outputs
 
@@ -230,8 +247,30 @@ def _local_node(
         step.origin,
         partial(_is_like, node.attrs),
         lambda *_: stored,
+        bodies={
+            name: partial(follow_body, _body(graph))
+            for name, graph in node.attrs.items()
+            if isinstance(graph, Graph)
+        },
     )
     return local if stored else shared.setdefault(key, local)
+
+
+def _body(graph: Graph) -> Program:
+    """A body as the program of one rank."""
+    steps, shared = [Compute(node, node.name) for node in graph.nodes], dict[object, LocalNode]()
+    return Program(
+        0,
+        tuple(_local_node(s, s.node.inputs, s.node.captures, (), shared) for s in steps),
+        graph.types,
+        {name: Part(name, None) for name in graph.inputs},
+        tuple(Output(value, value, None) for value in graph.outputs),
+        frozenset(graph.constants),
+        {name: Part(name, None) for name in graph.constants},
+        graph.constant,
+        graph.opsets,
+        unnamed=frozenset({ALIAS} & {node.op for node in graph.nodes}),
+    )
 
 
 def _is_like(attrs: Mapping[str, Attr], node: Node) -> bool:
@@ -244,5 +283,5 @@ def _equal(one: Attr, other: Attr) -> bool:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(np.asarray(one), np.asarray(other))
     if isinstance(one, Graph) and isinstance(other, Graph):
-        return one.digest == other.digest
+        return True  # bodies are followed
     return type(one) is type(other) and one == other

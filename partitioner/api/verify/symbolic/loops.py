@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -23,8 +23,9 @@ from partitioner.api.verify.symbolic.parts import (
 )
 from partitioner.api.verify.symbolic.shares import ALL, NOTHING, Share, joint, times
 from partitioner.ir.exchange import Intervals, Region
+from partitioner.ir.graph import Node
 from partitioner.ir.layout import LayoutError
-from partitioner.ir.loops.factors import PENDING, DimExpr, FactorKind, single
+from partitioner.ir.loops.factors import PENDING, DimExpr, FactorKind, names_of, single
 from partitioner.ir.loops.windows import Parts as ByPosition
 from partitioner.ir.loops.windows import Window
 from partitioner.ir.rule import Rule
@@ -45,6 +46,8 @@ class Loops:
     #: where the search for parts begins: what is found is held against the local node.
     stated: Sequence[tuple[int, ...] | None]
     needs_place: bool  #: Whether the local node depends on where parts lie.
+    #: Parts of several intervals that the rank has of other values: where a part may lie, too.
+    cuts: Iterable[Intervals] = ()
     known: dict[str, Intervals] = field(default_factory=dict)
 
     def parts(self) -> Iterator[Parts]:
@@ -177,7 +180,8 @@ class Loops:
             count, size = count_of(parts[name]), self.rule.factors[name].size
             last = size - count
             starts = range(last + 1) if last < _MOST_PLACES else (*range(0, last, count), last)
-            choices.append([((start, count),) for start in starts])
+            apart = [part for part in self.cuts if count_of(part) == count and _ends(part) <= size]
+            choices.append([*(((start, count),) for start in starts), *apart])
         for chosen in itertools.islice(itertools.product(*choices), _MOST_PLACES):
             yield {**parts, **dict(zip(loose, chosen, strict=True))}
 
@@ -230,7 +234,12 @@ class Loops:
         except RefusedError as error:
             raise RefusedError(f"its result: {error}", closeness=2) from None
 
-    def share(self, node: str, slot: int, parts: Parts) -> tuple[Share, str]:
+    def result(self, node: Node, slot: int, parts: Parts) -> Held:
+        """What a result of a node is."""
+        region = self.result_region(slot, parts)
+        return Held(node.outputs[slot], region, *self._share(node.name, slot, parts))
+
+    def _share(self, node: str, slot: int, parts: Parts) -> tuple[Share, str]:
         """The terms that a result has of a reduction, and which reduction is pending."""
         rule = self.rule
         names = {n for expr in rule.results[slot] or () for term in expr for n in term} | {PENDING}
@@ -242,7 +251,9 @@ class Loops:
         if any(is_anywhere(part) and rule.factors[n].reduce != "sum" for n, part in cut.items()):
             raise RefusedError("it reduces a part that may be anywhere", closeness=2)
         present = {i: held for i, held in enumerate(self.reads) if held is not None}
-        added = [i for i in sorted(rule.addends) if i in present]
+        added = [
+            i for i in sorted(rule.addends) if i in present and not self._has_terms(i, names, parts)
+        ]
         added = added if cut or any(present[i].share != ALL for i in added) else []
         linear = [i for i in sorted(rule.linear) if i in present and i not in added]
         hows = {rule.factors[name].reduce for name in cut}
@@ -252,18 +263,40 @@ class Loops:
             hows |= {held.how} if held.share not in (ALL, NOTHING) else set()
         if len(hows) > 1:
             raise RefusedError(f"it mixes {' and '.join(sorted(hows))}", is_wrong=True, closeness=2)
-        loops = [((node, name, rule.factors[name].size), part) for name, part in cut.items()]
+        loops = {name: ((node, name, rule.factors[name].size), part) for name, part in cut.items()}
         share = joint(node, [present[i].share for i in linear]) if linear else ALL
-        share = times(share, loops)
+        share = times(share, loops.values())
         if added:
-            share = joint(f"{node} +", [share, *(present[i].share for i in added)])
+            own = (names_of([rule.operands[i]]) for i in added)
+            shares = [
+                times(present[i].share, [loops[name] for name in of if name in loops])
+                for i, of in zip(added, own, strict=True)
+            ]
+            share = joint(f"{node} +", [share, *shares])
         return share, "" if share == ALL else next(iter(hows))
+
+    def _has_terms(self, addend: int, names: Collection[str], parts: Parts) -> bool:
+        """Test whether a result is of the part of a loop of which its addend may have terms alone.
+
+        An addend is a sum over the summed loops that it lacks. What is of some iterations of such a
+        loop depends on no terms of others.
+        """
+        factors, own = self.rule.factors, names_of([self.rule.operands[addend]])
+        return any(
+            factors[name].reduce and name not in own and parts[name] != whole(factors[name].size)
+            for name in names
+            if name in parts
+        )
 
 
 def check_whole(held: Held, shape: Sequence[int]) -> None:
     """Refuse what is not all of a value of this shape."""
     if held.share != ALL or held.region != tuple(map(whole, shape)):
         raise RefusedError(f"it reads {held}, and needs all of it", is_wrong=True, closeness=2)
+
+
+def _ends(part: Intervals) -> int:
+    return max(start + length for start, length in part)
 
 
 @lru_cache(maxsize=256)

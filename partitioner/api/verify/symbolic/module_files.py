@@ -36,7 +36,8 @@ from partitioner.api.verify.symbolic.nodes import LocalNode, Rank
 from partitioner.api.verify.symbolic.parts import RefusedError
 from partitioner.api.verify.symbolic.program import Arrival, Departure, Program, Step
 from partitioner.api.verify.symbolic.proof import Proof
-from partitioner.api.verify.symbolic.prove import prove
+from partitioner.api.verify.symbolic.prove import follow_body, prove
+from partitioner.api.verify.symbolic.sent_rows import Sending
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import dtype_word, to_numpy
 from partitioner.backends.torch.files.archive import read_program
@@ -46,9 +47,11 @@ from partitioner.backends.torch.files.rank_files import (
     read_rank_file,
 )
 from partitioner.backends.torch.graphs.calls import RESHAPES, Call
+from partitioner.backends.torch.operators.registry import SENDING
 from partitioner.ir.exchange import Region
-from partitioner.ir.graph import SMALL_CONSTANT, Graph
+from partitioner.ir.graph import AMONG, SMALL_CONSTANT, Graph
 from partitioner.ir.messages import Group
+from partitioner.ir.ops.aten.branches import BRANCHES, COND
 from partitioner.ir.ops.aten.state import ALIAS, EITHER, KEEP, REST, STATE, UPDATE
 from partitioner.ir.phases import Part as StepPart
 from partitioner.ir.phases import Phases
@@ -57,6 +60,8 @@ from partitioner.ir.types import TensorType, item_bytes
 
 aten = torch.ops.aten
 _COLLECTIVES = frozenset({ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL})
+#: Operators of graphs that files have no nodes for.
+_UNNAMED = frozenset({ALIAS, EITHER, KEEP, REST, STATE, UPDATE})
 _MESSAGE = re.compile(r"message of \d+ on \d+ for \d+ on \d+")
 _LAST = "last "  #: Begins the names of phases of a smaller last micro-batch.
 
@@ -180,7 +185,7 @@ class _Reader:
             tuple(first.parts or ()),
             None,
             RESHAPES,
-            frozenset({ALIAS, EITHER, KEEP, REST, STATE, UPDATE}),
+            _UNNAMED,
             delivers_all=True,
             runs=self._runs(),
         )
@@ -300,8 +305,11 @@ class _Phase:
                 self.reader.known[name] = self.named[node]
 
     def _call(self, node: fx.Node) -> None:
-        if node.target is getitem:
-            return  # named with what it is an item of
+        if node.target is getitem or node.op == "get_attr":
+            return  # named with what it is an item of; a body is read with its node
+        if node.target is torch.ops.higher_order.cond:
+            self.reader.steps.append(self._branched(node))
+            return
         call = Call.of(node)
         if call is None:
             raise BackendError(f"{self.path}: {node.target} is not followed")
@@ -309,6 +317,8 @@ class _Phase:
             self.named[node] = self.named[node.all_input_nodes[0]]
         elif call.op.startswith("_c10d_functional::"):
             self._collective(node, call.op.partition("::")[2])
+        elif call.target in SENDING:
+            self._send(node, call)
         elif not self._assembles(node, call):
             self.reader.steps.append(self._local(node, call))
             if call.op == "aten::copy_":  # its first operand has these elements from here on
@@ -374,18 +384,74 @@ class _Phase:
         self.reader.met[ranks] += 1
         self.reader.groups.add((self.number, ranks))
 
-    def _local(self, node: fx.Node, call: Call) -> LocalNode:
+    def _send(self, node: fx.Node, call: Call) -> None:
+        ranks = call.named(AMONG)
+        self.reader.steps.append(Sending(self._local(node, call), ranks, self.reader.met[ranks]))
+        self.reader.met[ranks] += 1
+        self.reader.groups.add((self.number, ranks))
+
+    def _branched(self, node: fx.Node) -> LocalNode:
+        predicate, *branches, operands = node.args
+        inputs = tuple(self.named[one] for one in (predicate, *operands))  # type: ignore[index, misc]
+        bodies = (self._body(branch) for branch in branches)  # type: ignore[arg-type]
+        return LocalNode(
+            self._name(node),
+            COND,
+            inputs,
+            self._results(node),
+            (),
+            self._name(node),
+            lambda _: True,  # all that it has are its bodies
+            drops_results=True,
+            bodies={
+                name: partial(follow_body, body)
+                for name, body in zip(BRANCHES, bodies, strict=True)
+            },
+        )
+
+    def _body(self, branch: fx.Node) -> Program:
+        """A branch as the program of one rank."""
+        module, inputs, outputs = branch.graph.owning_module, dict[str, Part](), list[Output]()
+        reader = replace(self.reader, steps=[], types={}, known={}, tensors={}, claims={})
+        phase = _Phase(reader, self.file, self.path)
+        for node in getattr(module, str(branch.target)).graph.nodes:
+            if node.op == "placeholder":
+                name = phase.named[node] = phase._typed(phase._name(node), node.meta["val"])
+                inputs[name] = Part(name, None)
+            elif node.op == "output":
+                outputs += [Output(name, name, None) for name in map(phase.named.get, node.args[0])]
+            else:
+                phase._call(node)
+        return Program(
+            0,
+            tuple(reader.steps),
+            reader.types,
+            inputs,
+            tuple(outputs),
+            frozenset(),
+            {},
+            reader.contents,
+            {},
+            spelled=RESHAPES,
+            unnamed=_UNNAMED,
+        )
+
+    def _results(self, node: fx.Node) -> tuple[str, ...]:
+        """Name the results of a call."""
         value, own = node.meta.get("val"), self._name(node)
         if isinstance(value, Tensor):
-            outputs: tuple[str, ...] = (self._typed(own, value),)
-            self.named[node] = own
-        else:
-            items = {user.args[1]: user for user in node.users if user.target is getitem}
-            outputs = tuple(
-                self._typed(f"{own}.{i}", item) if i in items else ""
-                for i, item in enumerate(value or ())
-            )
-            self.named.update({items[i]: outputs[i] for i in items})  # type: ignore[index]
+            self.named[node] = self._typed(own, value)
+            return (own,)
+        items = {user.args[1]: user for user in node.users if user.target is getitem}
+        outputs = tuple(
+            self._typed(f"{own}.{i}", item) if i in items else ""
+            for i, item in enumerate(value or ())
+        )
+        self.named.update({items[i]: outputs[i] for i in items})  # type: ignore[index]
+        return outputs
+
+    def _local(self, node: fx.Node, call: Call) -> LocalNode:
+        own, outputs = self._name(node), self._results(node)
         inputs = tuple(self.named[one] if one is not None else "" for one in call.operands)
         return LocalNode(
             own,

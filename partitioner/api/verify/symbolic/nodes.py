@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from partitioner.api.verify.symbolic.loops import Loops, Parts, check_whole
 from partitioner.api.verify.symbolic.parts import RefusedError, all_of, any_of, count_of, whole
 from partitioner.api.verify.symbolic.shares import ALL, NOTHING
 from partitioner.ir.errors import IRError
+from partitioner.ir.exchange import Intervals, Region
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.loops.factors import PENDING
 from partitioner.ir.ops import row_of, rule_of
@@ -32,6 +33,8 @@ from partitioner.ir.types import TensorType
 
 #: Most local nodes that stand for one node of the model.
 MOST_NODES = 256
+#: Gives what a body's results are, in terms of a body of the model, from what its operands are.
+Body = Callable[[Graph, Sequence[Held | None]], Sequence[Facts]]
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class LocalNode:
     #: it does neither.
     moved: Callable[[Types, Rank], Facts | Flat | None] = lambda *_: None
     drops_results: bool = False  #: Whether results that nothing reads have no name.
+    bodies: Mapping[str, Body] = field(default_factory=dict)  #: By attribute of a node.
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -77,6 +81,8 @@ class Rank:
     #: Gives the parts that are a part under other names; None if programs name each result.
     others: Callable[[Held], Iterable[Held]] | None = None
     equal_facts: dict[Facts, Facts] = field(default_factory=dict)  #: One object for equal ones.
+    #: Parts of several intervals that its values are of.
+    cuts: dict[Intervals, None] = field(default_factory=dict)
     #: Whether a value is several parts of one value that are alike: it is not sure then which of
     #: them later nodes mean.
     is_ambiguous: bool = False
@@ -88,6 +94,8 @@ class Rank:
             own = tuple(_with_others(own, self.others))
         self.facts[value] = self.equal_facts.setdefault(own, own)
         self.is_ambiguous |= len({held.value for held in own}) < len(own)
+        for held in own:
+            self.cuts.update(dict.fromkeys(part for part in held.region if len(part) > 1))
 
     def flat(self, value: str) -> Flat:
         """The elements of a local value in the order of its memory."""
@@ -211,7 +219,7 @@ def follow(model: WholeModel, rank: Rank, nodes: Sequence[LocalNode]) -> int:
     )
     matches = next(filter(None, tried), [])
     if not matches and not found:
-        raise _unfollowed(rank, node, refused)
+        raise unfollowed(rank, node, refused)
     model.found[node.name, node.op] = [candidate for candidate, _, _ in matches]
     several = [one for one in matches if one[1] > 1]
     for _, _, made in several or matches:
@@ -264,7 +272,7 @@ def _matches(
     """
     for candidate in candidates:
         try:
-            count, made = _Match(model, rank, nodes, candidate).results()
+            count, made = Match(model, rank, nodes, candidate).results()
         except RefusedError as error:
             refused.append(error)
             continue
@@ -273,7 +281,7 @@ def _matches(
             return
 
 
-def _unfollowed(rank: Rank, node: LocalNode, refused: Sequence[RefusedError]) -> RefusedError:
+def unfollowed(rank: Rank, node: LocalNode, refused: Sequence[RefusedError]) -> RefusedError:
     """The likeliest reason why a local node is no node of the model."""
     if refused:
         return max(refused, key=lambda error: error.closeness)
@@ -282,7 +290,7 @@ def _unfollowed(rank: Rank, node: LocalNode, refused: Sequence[RefusedError]) ->
 
 
 @dataclass(frozen=True)
-class _Match:
+class Match:
     """A local node, with those after it, held against a node of the model."""
 
     model: WholeModel
@@ -292,6 +300,7 @@ class _Match:
 
     @property
     def graph(self) -> Graph:
+        """The whole model."""
         return self.model.graph
 
     @cached_property
@@ -309,34 +318,73 @@ class _Match:
         rule = rule_of(self.graph, self.node)
         if self.node.op in (UPDATE, KEEP) and not isinstance(rule, str):  # it is its operand
             rule = replace(rule, linear=frozenset({0}))
-        reads = self._operands()
+        reads = self.operands()
+        graphs = {name: of for name, of in self.node.attrs.items() if isinstance(of, Graph)}
+        if graphs or self.nodes[0].bodies:
+            return 1, self._of_bodies(graphs, reads)
         if isinstance(rule, str) or self.node.captures:
             return self._as_whole(reads)
         row, slots = row_of(self.node), range(len(self.node.outputs))
-        stated = [None if row.localize is None else self._stated(slot) for slot in slots]
-        loops = Loops(rule, reads, stated, row.where)
+        stated = [None if row.localize is None else self.stated(slot) for slot in slots]
+        loops = Loops(rule, reads, stated, row.where, self.rank.cuts)
         count, found = 0, dict[str, list[Held]]()
         for parts in loops.parts():
             for local in self._forms(loops, parts):
-                made = self._made(loops, parts, self._expected(local, reads))
+                made = self.made(
+                    self.expected(local, reads), partial(loops.result, self.node, parts=parts)
+                )
                 if made:
                     count = len(local.nodes)
                     for name, held in made.items():
                         found.setdefault(name, []).append(held)
                     break
         if not count:
-            raise self._other_form()
+            raise self.other_form()
         return count, found
 
     def _as_whole(self, reads: Sequence[Held | None]) -> tuple[int, dict[str, list[Held]]]:
         for held in filter(None, reads):
             check_whole(held, self.graph.types[held.value].shape)
-        results = self._expected(LocalOp((self.node,)), reads)
+        results = self.expected(LocalOp((self.node,)), reads)
         if results is None:
-            raise self._other_form()
+            raise self.other_form()
         return 1, {name: [self._whole_of(value)] for value, name in results.items()}
 
-    def _operands(self) -> list[Held | None]:
+    def _of_bodies(
+        self, graphs: Mapping[str, Graph], reads: Sequence[Held | None]
+    ) -> dict[str, list[Held]]:
+        """Give what the results are, if each body gives the same parts of those of the model's.
+
+        What no body takes, as the predicate that chooses one, is the same on all ranks.
+        """
+        bodies, names = self.nodes[0].bodies, self.expected(LocalOp((self.node,)), reads)
+        if not names or self.node.captures or bodies.keys() != graphs.keys():
+            raise self.other_form()
+        regions: list[set[Region]] = []
+        for key, graph in graphs.items():
+            count = len(reads) - len(graph.inputs)
+            for held in filter(None, reads[:count]):
+                check_whole(held, self.graph.types[held.value].shape)
+            try:
+                given = bodies[key](graph, reads[count:])
+            except RefusedError as error:
+                why = f"its body {key!r}: {error}"
+                raise RefusedError(why, is_wrong=error.is_wrong, closeness=4) from None
+            of_body = [{held.region for held in facts} for facts in given]
+            regions = [one & other for one, other in zip(regions or of_body, of_body, strict=True)]
+        if not all(regions[self.node.outputs.index(value)] for value in names):
+            why = "its bodies do not give the same part of a result"
+            raise RefusedError(why, is_wrong=True, closeness=4)
+        results = [
+            Held(v, min(of)) if of else None
+            for v, of in zip(self.node.outputs, regions, strict=True)
+        ]
+        made = self.made(names, results.__getitem__)
+        if made is None:
+            raise self.other_form()
+        return {name: [held] for name, held in made.items()}
+
+    def operands(self) -> list[Held | None]:
         """Find the value read as each operand; a constant may be replaced by a local one."""
         first, count = self.nodes[0], len(self.node.inputs)
         slots = [*first.inputs[:count], *[""] * (count - len(first.inputs)), *first.captures]
@@ -377,7 +425,7 @@ class _Match:
         why = f"it reads {read}, where {self.node.name!r} reads {value!r}"
         return RefusedError(why, is_wrong=bool(facts), closeness=1)
 
-    def _other_form(self) -> RefusedError:
+    def other_form(self) -> RefusedError:
         """The reason why the local nodes are not what runs in place of the node."""
         for slot, value in zip(self.nodes[0].inputs, self.node.inputs, strict=False):
             facts = self.rank.facts.get(slot, ()) if value else ()
@@ -386,14 +434,14 @@ class _Match:
         why = f"it is not what the op table gives for {self.node.name!r} on these parts"
         return RefusedError(why, closeness=3)
 
-    def _stated(self, slot: int) -> tuple[int, ...] | None:
+    def stated(self, slot: int) -> tuple[int, ...] | None:
         """The shape that the rank's program states for a result, if the node makes one."""
         names = [node.outputs[slot] for node in self._same if slot < len(node.outputs)]
         type_ = self.rank.types.get(names[-1]) if names and self.node.outputs[slot] else None
         if type_ is not None and len(type_.shape) != len(
             self.graph.types[self.node.outputs[slot]].shape
         ):
-            raise self._other_form()
+            raise self.other_form()
         return None if type_ is None else type_.shape
 
     def _forms(self, loops: Loops, parts: Parts) -> Iterator[LocalOp]:
@@ -426,23 +474,20 @@ class _Match:
             except (IRError, AssertionError, ArithmeticError, LookupError, ValueError):
                 continue  # these parts have no local form
 
-    def _made(
-        self, loops: Loops, parts: Parts, names: Mapping[str, str] | None
+    def made(
+        self, names: Mapping[str, str] | None, result: Callable[[int], Held]
     ) -> dict[str, Held] | None:
-        """Facts about the local results; None if the program states other types."""
+        """Facts about the local results of these names; None if the program states other types."""
         made = {}
         for value, name in (names or {}).items():
-            slot = self.node.outputs.index(value)
-            region = loops.result_region(slot, parts)
-            share, how = loops.share(self.node.name, slot, parts)
-            made[name] = Held(value, region, share, how)
+            made[name] = held = result(self.node.outputs.index(value))
             stated = self.rank.types.get(name)
-            shape = tuple(map(count_of, region))
+            shape = tuple(map(count_of, held.region))
             if stated is not None and stated != self.graph.types[value].with_shape(shape):
                 return None
         return made
 
-    def _expected(self, local: LocalOp, reads: Sequence[Held | None]) -> dict[str, str] | None:
+    def expected(self, local: LocalOp, reads: Sequence[Held | None]) -> dict[str, str] | None:
         """Local names of the results by value, if the rank runs these nodes; else None."""
         if len(local.nodes) > len(self.nodes):
             return None

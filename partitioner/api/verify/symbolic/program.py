@@ -12,6 +12,7 @@ import numpy as np
 from partitioner.api.verify.symbolic.collectives import Collective
 from partitioner.api.verify.symbolic.micro_batches import Runs
 from partitioner.api.verify.symbolic.nodes import LocalNode
+from partitioner.api.verify.symbolic.sent_rows import Sending
 from partitioner.ir.mesh import Copies
 from partitioner.ir.program import BatchParts, Comm, Output, Part
 from partitioner.ir.types import TensorType
@@ -56,7 +57,7 @@ class Arrival:
         return self.name
 
 
-Step = LocalNode | Departure | Arrival | Collective | Side
+Step = LocalNode | Sending | Departure | Arrival | Collective | Side
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class Program:
     tokens: Mapping[str, Hashable] | None = None
     spelled: Mapping[str, str] = field(default_factory=dict)  #: As of `WholeModel`.
     unnamed: frozenset[str] = frozenset()  #: As of `WholeModel`.
-    #: Whether each rank delivers the parts that it holds, also those that others deliver.
+    #: Whether each rank delivers the parts that it holds, also those that others deliver: all of a
+    #: module's results.
     delivers_all: bool = False
     #: Whether its constants will be cut from the model's: there is nothing to compare.
     cuts_constants: bool = False

@@ -35,20 +35,23 @@ from partitioner.api.verify.symbolic.parts import (
 )
 from partitioner.api.verify.symbolic.program import Arrival, Departure, Program, Side
 from partitioner.api.verify.symbolic.proof import Proof, Refusal
+from partitioner.api.verify.symbolic.sent_rows import Sending, send
 from partitioner.api.verify.symbolic.shares import ALL, NOTHING
 from partitioner.backends.regions import cut
+from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.exchange import Region, intersect, nested
 from partitioner.ir.graph import SMALL_CONSTANT, Graph
 from partitioner.ir.ops.aten.state import ALIAS, KEEP, REST, UPDATE
 from partitioner.ir.program import Output, Part
 
-#: The parts of each output that are delivered, by whole copy and output.
-_Delivered = dict[tuple[int, str], list[Region]]
-_Class = tuple[int, ...]  #: Ranks that run the same steps.
-_Waiting = Arrival | Collective | Side  #: What a rank waits for others at.
+_Class = tuple[int, ...]  #: Ranks that run the same steps, or deliver one result together.
+#: The parts of each output that are delivered, by output and the ranks that it must be whole on.
+_Delivered = dict[tuple[_Class, str], list[Region]]
+_Waiting = Arrival | Sending | Collective | Side  #: What a rank waits for others at.
 
 
+@no_collection()
 def prove(graph: Graph, programs: Sequence[Program]) -> Proof:
     """Follow the programs of all ranks, and compare what they deliver with the model's outputs."""
     check, ranks = _Check(*merged(graph), programs), len(programs)
@@ -57,6 +60,39 @@ def prove(graph: Graph, programs: Sequence[Program]) -> Proof:
     except _StoppedError as stopped:
         return Proof(ranks, stopped.refusal)
     return Proof(ranks, None, len(check.unread))
+
+
+def follow_body(program: Program, graph: Graph, operands: Sequence[Held | None]) -> Sequence[Facts]:
+    """Give what the results of a body are, in terms of the body of a node of the model.
+
+    Args:
+        program: The body.
+        graph: The body of the model's node.
+        operands: What the operands are that its inputs stand for.
+
+    Raises:
+        RefusedError: The body is not the model's on these parts.
+    """
+    count = len(program.inputs), len(program.outputs)
+    if count != (len(graph.inputs), len(graph.outputs)) or len(operands) != count[0]:
+        raise RefusedError("it has other inputs and results")
+    fed = dict[str, Part]()
+    for name, value, held in zip(program.inputs, graph.inputs, operands, strict=True):
+        if held is not None and held.share != ALL:
+            raise RefusedError(f"it reads {held}", is_wrong=True)
+        fed |= {} if held is None else {name: Part(value, held.region)}
+    own = replace(program, inputs=fed)
+    check = _Check(*merged(graph), [own])
+    try:
+        rank = check.alone()
+    except _StoppedError as stopped:
+        refusal = stopped.refusal
+        why = ": ".join(filter(None, (refusal.step, refusal.why)))
+        raise RefusedError(why, is_wrong=refusal.is_wrong) from None
+    return [
+        tuple(h for h in rank.facts.get(out.value, ()) if h.value == value and h.share == ALL)
+        for out, value in zip(program.outputs, graph.outputs, strict=True)
+    ]
 
 
 class _StoppedError(Exception):
@@ -104,12 +140,50 @@ class _Check:
             for rank in ranks:
                 self._deliver(rank, part, delivered)
                 self._check_updates(rank)
-        copies = self.programs[0].copies
-        for copy in range(1 if copies is None else len(copies.devices)):
-            for value in self.graph.outputs:
-                if not covers(delivered.get((copy, value), []), self.graph.types[value].shape):
-                    why = "the ranks do not deliver each element of it once"
-                    raise _StoppedError(Refusal(0, f"output {value!r}", why, is_wrong=True))
+        for value in self.graph.outputs:
+            for together in dict.fromkeys(self._together(value)):
+                if not covers(delivered.get((together, value), []), self.graph.types[value].shape):
+                    who = "the rank does" if len(together) == 1 else "the ranks do"
+                    why = f"{who} not deliver each element of it once"
+                    refusal = Refusal(together[0], f"output {value!r}", why, is_wrong=True)
+                    raise _StoppedError(refusal)
+
+    def _together(self, value: str) -> Sequence[_Class]:
+        """The ranks that an output must be whole on together with each rank."""
+        return self._alone if value in self._shown else self._copies
+
+    @cached_property
+    def _alone(self) -> Sequence[_Class]:
+        """Each rank, as each returns a module's results; else those that deliver together."""
+        if not self.programs[0].delivers_all:
+            return self._copies
+        return [(rank,) for rank in range(len(self.programs))]
+
+    @cached_property
+    def _copies(self) -> Sequence[_Class]:
+        """The ranks of the whole copy that each rank belongs to: all of them without copies."""
+        copies, every = self.programs[0].copies, tuple(range(len(self.programs)))
+        devices = () if copies is None else copies.devices
+        of = {rank: ranks for ranks in devices for rank in ranks}
+        return [of.get(rank, every) for rank in every]
+
+    @cached_property
+    def _shown(self) -> frozenset[str]:
+        """The outputs that a call returns: no gradients, and no contents of stored values."""
+        makers, backward = self.graph.producers, self.graph.backward
+        return frozenset(
+            value
+            for value in self.graph.outputs
+            if value not in makers
+            or (makers[value].name not in backward and makers[value].op not in (UPDATE, KEEP))
+        )
+
+    def alone(self) -> Rank:
+        """Follow the only rank to its end; _StoppedError if a step of it is refused."""
+        (program,) = self.programs
+        rank = self._started(program, self._constants(program), 0)
+        self._follow([rank])
+        return rank
 
     def _check_runs(self) -> None:
         """Refuse orders in which a micro-batch lacks a phase, and parts that are not the batch."""
@@ -363,31 +437,44 @@ class _Check:
 
     def _meet(self, ranks: Sequence[Rank], sides: Mapping[int, _Waiting]) -> None:
         """Note what the ranks of a communication get."""
-        types, first = self.graph.types, min(sides)
-        flat = {rank: side for rank, side in sides.items() if isinstance(side, Collective)}
+        first = min(sides)
         try:
-            if flat:
-                given = {rank: ranks[rank].flat(side.reads) for rank, side in flat.items()}
-                for rank, got in collect(flat, given).items():
-                    ranks[rank].flats[flat[rank].writes] = got
-                    ranks[rank].note(flat[rank].writes, facts_of(types, got))
-                return
-            sided = {
-                rank: side
-                for rank, side in sides.items()
-                if not isinstance(side, Collective | Arrival)
-            }
-            sources = {
-                rank: ranks[rank].facts.get(side.reads[0], ())
-                for rank, side in sided.items()
-                if side.reads
-            }
-            made = communicate(types, sided, sources)
+            for rank, got in self._got(ranks, sides).items():
+                for name, facts in got.items():
+                    ranks[rank].note(name, facts)
         except RefusedError as error:
             raise self._refused(ranks, first, _text(sides[first]), error) from None
-        for rank, side in sided.items():
-            if side.writes:
-                ranks[rank].note(side.comm.target, made[rank])
+
+    def _got(
+        self, ranks: Sequence[Rank], sides: Mapping[int, _Waiting]
+    ) -> Mapping[int, Mapping[str, Sequence[Held]]]:
+        """Give what the ranks of a communication get, by local name."""
+        types, sided = self.graph.types, dict[int, Side]()
+        flat, sending = dict[int, Collective](), dict[int, Sending]()
+        for rank, side in sides.items():
+            if isinstance(side, Collective):
+                flat[rank] = side
+            elif isinstance(side, Sending):
+                sending[rank] = side
+            elif not isinstance(side, Arrival):
+                sided[rank] = side
+        if sending and flat:
+            why = f"rank {min(flat)} calls {flat[min(flat)]}"
+            raise RefusedError(why, is_wrong=True)
+        if sending:
+            return send(self.model, ranks, sending)
+        if flat:
+            given = {rank: ranks[rank].flat(side.reads) for rank, side in flat.items()}
+            collected = collect(flat, given)
+            for rank, got in collected.items():
+                ranks[rank].flats[flat[rank].writes] = got
+            return {
+                rank: {flat[rank].writes: facts_of(types, got)} for rank, got in collected.items()
+            }
+        reading = ((rank, side.reads[0]) for rank, side in sided.items() if side.reads)
+        sources = {rank: ranks[rank].facts.get(name, ()) for rank, name in reading}
+        made = communicate(types, sided, sources)
+        return {rank: {side.comm.target: made[rank]} for rank, side in sided.items() if side.writes}
 
     def _advance(
         self, ranks: Sequence[Rank], at: list[int], rank: int, sent: dict[str, Flat]
@@ -426,8 +513,6 @@ class _Check:
         """Note the parts of outputs that a rank delivers, each of which must be that part."""
         program, names = self.programs[rank.rank], self.graph.output_names
         values = {names.get(v, v): v for v in self.graph.outputs}
-        copies = () if program.copies is None else program.copies.devices
-        copy = next((i for i, devices in enumerate(copies) if rank.rank in devices), 0)
         for out in program.outputs:
             value, region = (
                 values[out.whole],
@@ -444,7 +529,7 @@ class _Check:
                 why = f"it delivers {what} as {value!r}{region_text(region)}"
                 error = RefusedError(why, is_wrong=bool(facts))
                 raise self._refused([rank], rank.rank, f"output {out.whole!r}", error)
-            regions = delivered.setdefault((copy, value), [])
+            regions = delivered.setdefault((self._together(value)[rank.rank], value), [])
             is_again = part > 0 and program.batch and out.whole not in program.batch.regions
             if not is_again and not (program.delivers_all and region in regions):
                 regions.append(region)
@@ -454,17 +539,19 @@ def _meeting(side: _Waiting) -> object:
     """Give what the sides of one communication have in common."""
     if isinstance(side, Arrival):
         return side.name
-    return (side.ranks, side.number) if isinstance(side, Collective) else side.comm.seq
+    if isinstance(side, Sending | Collective):
+        return side.ranks, side.number
+    return side.comm.seq
 
 
 def _members(side: _Waiting) -> tuple[int, ...]:
     if isinstance(side, Arrival):
         return ()
-    return side.ranks if isinstance(side, Collective) else side.comm.ranks
+    return side.ranks if isinstance(side, Sending | Collective) else side.comm.ranks
 
 
 def _text(side: _Waiting) -> str:
-    if isinstance(side, Collective | Arrival):
+    if isinstance(side, Sending | Collective | Arrival):
         return str(side)
     why = f" for {side.comm.why}" if side.comm.why else ""
     return f"{side.comm.kind.spelled} {side.comm.seq}{why}"

@@ -15,11 +15,9 @@ from torch import fx
 from partitioner.backends.tensors import to_numpy
 from partitioner.backends.torch.state.initialise import without_contents
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.torch.building.dtensor_rules import derived_rule
 from partitioner.frontends.torch.element_types import dtype_name
 from partitioner.ir.graph import Attr, Constant, Graph
-from partitioner.ir.ops import ROWS
-from partitioner.ir.ops.aten.branches import BRANCHES, COND, RULE
+from partitioner.ir.ops.aten.branches import BRANCHES, COND
 from partitioner.ir.ops.aten.state import ALIAS
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.graph_writer import GraphWriter
@@ -115,10 +113,6 @@ class Calls(GraphWriter):
             op, inputs, attrs = self.seeded(node, inputs, attrs)
         elif is_random and attrs.get("dropout_p") != 0.0:  # attention without dropout draws nothing
             raise FrontendError(f"{path or '/'}: random operator {op} is not supported")
-        if op not in ROWS:
-            call = fx.node.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
-            rule = derived_rule(node.target, *call, node.meta["val"])
-            attrs = {**attrs, RULE: rule} if rule else attrs
         outputs = tuple(self._add_results(node))
         if op in _NORMS and inputs[1]:
             dtype = self.types[inputs[1]].dtype

@@ -5,18 +5,28 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 import partitioner
 from helpers.plans.mutated_programs import mutants
+from helpers.plans.mutated_steps import local_mutants
 from partitioner import examples
 from partitioner.api.verify.symbolic.classes import ApartError, Starts, of_rank, packed, start_of
 from partitioner.api.verify.symbolic.held import Held
-from partitioner.api.verify.symbolic.ir_programs import programs_of
+from partitioner.api.verify.symbolic.ir_programs import programs_of, prove_programs
 from partitioner.api.verify.symbolic.prove import prove
 from partitioner.api.verify.symbolic.shares import Box, Joint
 
 #: Of all mutants, every so manyth is proven in both ways.
 STRIDE = 5
+
+
+class Square(nn.Module):
+    """The mean square of all elements."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.pow(2).mean()
 
 
 def planned(devices: int, **options: Any) -> Any:
@@ -37,6 +47,23 @@ def test_classes_have_the_verdicts_of_their_ranks(devices: int, options: dict[st
         together = programs_of(mutant.programs, graph)
         alone = [replace(program, tokens=None) for program in together]
         assert prove(graph, together).verdict == prove(graph, alone).verdict, mutant.what
+
+
+def test_nodes_that_stand_for_one_and_only_begin_alike_are_followed_apart() -> None:
+    """A part of a mean is two nodes: on one rank, the second one reads another value."""
+    module = nn.Sequential(nn.Linear(4, 4), Square())
+    example = (torch.randn(4, 4),)
+    options: dict[str, Any] = {"devices": 2, "cluster": "2xideal", "parallel": "dp"}
+    compiled = partitioner.compile(module, example, training=True, **options)
+    spoilt = [
+        mutant
+        for mutant in local_mutants(compiled.programs)
+        if (mutant.kind, mutant.what) == ("operand", "/1/mean on one rank")
+    ]
+    assert spoilt
+    assert prove_programs(compiled.graph, compiled.programs)
+    for mutant in spoilt:
+        assert not prove_programs(compiled.graph, mutant.programs)
 
 
 def test_starts_compute_for_every_rank() -> None:

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as fn
 
 import partitioner
+from helpers.modules.small_gpt import small_gpt
 from helpers.plans.mutated_programs import mutants
 from partitioner.api.verify.symbolic.ir_programs import programs_of
 from partitioner.api.verify.symbolic.prove import prove
+from partitioner.ir.program import Compute
 
 #: Of all mutants, every so manyth is proven.
 STRIDE = 3
@@ -54,6 +56,20 @@ def test_a_ring_is_proven_from_its_programs_and_from_its_files(
     assert compiled.verify(symbolic=True)
     compiled.save(tmp_path / "out")
     assert compiled.prove_written(tmp_path / "out")
+
+
+def test_positions_of_a_rank_of_a_ring_are_proven_though_they_are_apart() -> None:
+    """Causal rings give the first rank tokens from both ends, and numbers of their places."""
+    options: dict[str, Any] = {"devices": 2, "training": True, "parallel": "ring"}
+    compiled = partitioner.compile(*small_gpt(), time_limit_s=5, **options)
+    (positions,) = (
+        step.node.inputs
+        for step in compiled.programs.ranks[0].steps
+        if isinstance(step, Compute) and step.node.name == "/arange"
+    )
+    assert len(positions) == 2
+    proof = compiled.verify(symbolic=True)
+    assert proof, str(proof)
 
 
 def test_mutations_of_a_ring_are_refused() -> None:

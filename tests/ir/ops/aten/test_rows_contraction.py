@@ -40,6 +40,9 @@ CASES = [
     aten("linear", f32(4), f32(8, 4), None, options={"min_cuts": 2}),
     aten("matmul", f32(4, 6, 4), f32(4, 8), options={"min_cuts": 4}),
     aten("mm", f32(6, 4), f32(4, 8), options={"min_cuts": 3}),
+    aten("linalg_inv_ex", f32(4, 5, 3, 3), options={"min_cuts": 2, "tolerance": 1e-3}),
+    aten("linalg_lu_factor_ex", f32(5, 3, 4), options={"min_cuts": 1, "tolerance": 1e-3}),
+    aten("linalg_cholesky_ex", f32(5, 1, 1, low=0.5), options={"min_cuts": 1}),
     aten("mv", f32(6, 4), f32(4), options={"min_cuts": 2}),
 ]
 

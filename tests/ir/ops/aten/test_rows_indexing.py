@@ -88,6 +88,7 @@ CASES = [
     aten("scatter_reduce.two", f32(4, 6), 1, ints(4, 8, low=0, high=5), f32(4, 8), "amax"),
     aten("sort", f32(4, 6, 5), 1, options={"min_cuts": 2}),
     aten("sort.stable", f32(4, 6), stable=True, dim=0, descending=True),
+    aten("bucketize.Tensor", f32(4, 6), f32(3), right=True, options={"min_cuts": 2}),
     aten("topk", f32(4, 6, 5), 2, 1, options={"min_cuts": 2}),
     aten("topk", f32(4, 6), 3, options={"min_cuts": 1}, absent=(0,)),
 ]

@@ -24,11 +24,16 @@ ANYWHERE = (
     *("asinh", "atan", "leaky_relu", "mish", "nan_to_num", "relu", "round", "sgn", "sigmoid"),
     *("sign", "signbit", "silu", "sin", "sinh", "cosh", "softplus", "softshrink", "tan", "tanh"),
     *("logical_not", "log_sigmoid_forward", "trunc"),
+    *("angle", "deg2rad", "frexp.Tensor", "i0", "isposinf", "rad2deg", "sinc", "special_erfcx"),
+    *("special_i0e", "special_i1", "special_i1e", "special_log_ndtr"),
 )
-IN_UNIT = ("acos", "asin", "atanh", "logit")
-POSITIVE = ("log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "sqrt")
+IN_UNIT = ("acos", "asin", "atanh", "erfinv", "logit", "special_entr", "special_ndtri")
+POSITIVE = ("digamma", "lgamma", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "sqrt")
 COMPARED = ("eq", "ge", "gt", "le", "lt", "ne")
-JOINT = ("atan2", "fmax", "fmin", "hypot", "maximum", "minimum", "copysign.Tensor")
+JOINT = (
+    *("atan2", "fmax", "fmin", "heaviside", "hypot", "maximum", "minimum", "copysign.Tensor"),
+    *("logaddexp", "logaddexp2", "nextafter"),
+)
 BITS = ("bitwise_and", "bitwise_or", "bitwise_xor")
 SHIFTS = ("bitwise_left_shift", "bitwise_right_shift")
 #: Gradients of (gradient, operand), and what else they take.
@@ -64,6 +69,12 @@ CASES = [
     *(aten(f"{op}.Scalar_Tensor", 3, ints(4, 6, low=0), options=TWO) for op in SHIFTS),
     *(aten(f"logical_{op}", flags(4, 6), flags(6), options=TWO) for op in ("and", "or", "xor")),
     aten("acosh", f32(4, 6, low=1, high=4), options=TWO),
+    *(aten(op, ints(4, 6), ints(6), options=TWO) for op in ("gcd", "lcm")),
+    *(aten(op, positive, f32(6, low=0.1), options=TWO) for op in ("igamma", "igammac")),
+    aten("ldexp.Tensor", f32(4, 6), ints(6, low=-3, high=3), options=TWO),
+    aten("mvlgamma", f32(4, 6, low=2, high=4), 3, options=TWO),
+    aten("polygamma", 1, positive, options=TWO),
+    aten("special_xlog1py", f32(4, 6), positive, options=TWO),
     aten("bitwise_and.Tensor", flags(2, 1, 4, 4), flags(4, 4), options=LINEAR),
     aten("bitwise_not", flags(4, 6), options=TWO),
     aten("bitwise_not", ints(4, 6), options=TWO),

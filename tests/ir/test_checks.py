@@ -5,7 +5,7 @@ from typing import Any, Literal, TypedDict
 
 import pytest
 
-from partitioner.foundations.json_types import fits
+from partitioner.ir.checks import fits, read
 
 
 class _More(TypedDict, total=False):
@@ -75,3 +75,31 @@ def test_what_fits(value: object, kind: Any) -> None:
 )
 def test_what_does_not_fit(value: object, kind: Any) -> None:
     assert not fits(value, kind)
+
+
+@dataclass(frozen=True)
+class _Run:
+    name: Literal["one", "two"]
+    parts: tuple[_Figures, ...] = ()
+
+
+def test_a_dataclass_is_read_with_those_inside_it() -> None:
+    data = {"name": "one", "parts": [{"device": 1}, {"device": 2, "rate": 3}]}
+    assert read(_Run, data) == _Run("one", (_Figures(1), _Figures(2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "words"),
+    [
+        ([], TypeError, "has no fields"),
+        ({}, KeyError, "name"),
+        ({"name": "three"}, ValueError, "name 'three' is not one of one, two"),
+        ({"name": "one", "more": 1}, TypeError, "more"),
+        ({"name": "one", "parts": 7}, ValueError, "parts 7 is not of its type"),
+        ({"name": "one", "parts": [{"device": -1}]}, ValueError, "device -1 is not a whole number"),
+        ({"name": "one", "parts": [{"device": 1, "rate": "a"}]}, ValueError, "rate 'a'"),
+    ],
+)
+def test_what_is_no_such_dataclass(data: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        read(_Run, data)

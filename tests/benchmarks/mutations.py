@@ -1,0 +1,85 @@
+"""Table of mutations: rank programs with one fault each, and which of them a proof refuses.
+
+    OMP_NUM_THREADS=1 python tests/benchmarks/mutations.py [--only WORD] [--kind WORD] [--most 6]
+    OMP_NUM_THREADS=1 python tests/benchmarks/mutations.py --plans [--only WORD]
+
+Of each plan, every communication is dropped, exchanged with another, given another group, region,
+rank or reduction, and every local step reads another value, two exchanged, has another attribute or
+is left out; inputs, constants, outputs and stored values are taken from another place, and runs of
+micro-batches in another order. A mutant that is accepted runs on all ranks in this process, beside
+the programs as they are: its results are equal, or it has SURVIVED. A table by plan and a table by
+mutation are printed; the exit code is 1 if any has survived.
+
+With `--plans` nothing is mutated: the proof of each plan of the zoo, of transformers and of
+training is printed in a line, and the exit code is 1 if one is not proven.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from helpers.plans.all_plans import all_plans
+from helpers.plans.mutated_cases import CASES
+from helpers.plans.mutation_table import Count, tried
+from partitioner.ir.errors import PartitionerError
+
+HEAD = ("mutants", "refused", "equal and accepted", "SURVIVED")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", help="plans whose name has this word")
+    parser.add_argument("--kind", default="", help="the only kind of mutation")
+    parser.add_argument("--most", type=int, help="most mutants of a kind of a plan; default: all")
+    parser.add_argument("--plans", action="store_true", help="print the proofs of all plans")
+    args = parser.parse_args()
+    return proofs(args.only) if args.plans else table(args.only, args.kind, args.most)
+
+
+def table(only: str, kind: str, most: int | None) -> int:
+    """Print the table of mutations."""
+    print(f"| plan | {' | '.join(HEAD)} | seconds |\n|{'---|' * (len(HEAD) + 2)}", flush=True)
+    by_kind: dict[str, Count] = {}
+    for case in CASES:
+        if only not in case.name:
+            continue
+        start, total = time.perf_counter(), Count()
+        for of, count in tried(case, most, kind).items():
+            total.add(count)
+            by_kind.setdefault(of, Count()).add(count)
+        print(f"| {case.name} | {total} | {time.perf_counter() - start:.0f} |", flush=True)
+        for line in total.survived:
+            print(f"    {line}", flush=True)
+    print(f"\n| mutation | {' | '.join(HEAD)} |\n|{'---|' * (len(HEAD) + 1)}")
+    for of, count in by_kind.items():
+        print(f"| {of} | {count} |")
+    return any(count.survived for count in by_kind.values())
+
+
+def proofs(only: str) -> int:
+    """Print a line for each plan: proven, or why not."""
+    refused = 0
+    for case in all_plans():
+        if only not in case.name:
+            continue
+        start = time.perf_counter()
+        try:
+            compiled = case.compiled()
+        except PartitionerError as error:
+            print(f"{case.name}: no plan: {error}", flush=True)
+            continue
+        planned = time.perf_counter()
+        proof = compiled.verify(symbolic=True)
+        refused += not proof
+        seconds = f"{planned - start:.1f} s to plan, {time.perf_counter() - planned:.1f} s to prove"
+        print(f"{case.name}: {proof.line} ({seconds})", flush=True)
+    return refused > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

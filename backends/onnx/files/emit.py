@@ -154,11 +154,7 @@ def _constants(program: RankProgram, graph: Graph, store: Store) -> Iterator[Ten
             yield store(name, type_, None)
             continue
         array = cut(graph.constants[part.whole].load(), part.region)
-        if array.shape != type_.shape:
-            raise BackendError(
-                f"rank {program.rank}: {name!r} is {type_}, "
-                f"but its part of {part.whole!r} has shape {array.shape}"
-            )
+        assert array.shape == type_.shape, (name, type_, array.shape)
         yield store(name, type_, array)
 
 
@@ -344,16 +340,14 @@ def _slice_nodes(
 ) -> tuple[list[NodeProto], list[TensorProto]]:
     """Nodes and literals that make `comm.target` from `comm.source` on one rank."""
     local = [t for t in comm.transfers if program.rank in (t.source, t.target)]
-    what, target = f"slice {comm.seq} on rank {program.rank}", program.types[comm.target]
-    if len(local) != 1 or local[0].source != local[0].target:
-        raise BackendError(f"{what} must be one transfer to itself, not {len(local)} transfers")
-    if not is_whole(local[0].write, target.shape):
-        raise BackendError(f"{what} fills only a part of {comm.target!r}, which is {target}")
+    (own,), target = local, program.types[comm.target]
+    assert own.source == own.target, comm
+    assert is_whole(own.write, target.shape), comm
     build = _Builder(f"{DOMAIN}.slice{comm.seq}", opset)
     shape = program.types[comm.source].shape
     read = [
         tuple(interval for interval in intervals if interval[1]) or ((0, 0),)
-        for intervals in local[0].read
+        for intervals in own.read
     ]
     several = {dim: kept for dim, kept in enumerate(read) if len(kept) > 1}
     single = {

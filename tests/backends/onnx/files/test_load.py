@@ -226,13 +226,6 @@ def test_local_slices(rows: list[int], columns: list[int]) -> None:
     np.testing.assert_array_equal(outputs["y"], x[np.ix_(rows, columns)] if rows else x[:0, :1])
 
 
-def test_slices_that_are_none_are_refused() -> None:
-    with pytest.raises(
-        BackendError, match=r"slice 3 on rank 0 fills only a part of 'y', which is float32\[5,4\]"
-    ):
-        emit_models(slicing(hand.rows(0, 2, 4), (5, 4), hand.rows(0, 2, 4)), hand.graph())
-
-
 def test_programs_that_would_deadlock_are_not_written(tmp_path: Path) -> None:
     case = hand.pipeline()
     wrong = Programs(case.programs.ranks[:1], case.programs.inputs, case.programs.outputs)

@@ -20,7 +20,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from partitioner.ir.errors import IRError
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph, Node, once_a_graph
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import numbers
 from partitioner.ir.ops import row_of
@@ -311,6 +311,7 @@ def _edges(
     return tuple(sorted(edges))
 
 
+@once_a_graph
 def fixed_nodes(graph: Graph) -> frozenset[str]:
     """Names of nodes that read no graph input and no stored value that micro-batches write."""
     changing = set(graph.inputs) | {
@@ -368,8 +369,7 @@ def _parts(graph: Graph, placed: Sequence[PlacedNode]) -> dict[str, Part]:
     home: dict[str, tuple[Placement, Part, int]] = {}
     parts: dict[str, Part] = {}
     for p in placed:
-        readers = {stage_of[r.name] for value in p.node.writes for r in graph.consumers[value]}
-        part = parts[p.node.name] = _part(graph, p, fixed, home, readers)
+        part = parts[p.node.name] = _part(graph, p, fixed, home, stage_of)
         home.update((value, (at, part, p.stage)) for value, at in p.results())
     return parts
 
@@ -379,7 +379,7 @@ def _part(
     p: PlacedNode,
     fixed: frozenset[str],
     home: Mapping[str, tuple[Placement, Part, int]],
-    readers: set[int],
+    stage_of: Mapping[str, int],
 ) -> Part:
     """The part of a node.
 
@@ -409,6 +409,7 @@ def _part(
         return Part.SETUP
     if row.again and len(made) == 1:
         at, before, part, stage = made[0]
+        readers = {stage_of[r.name] for value in node.writes for r in graph.consumers[value]}
         if stage == p.stage and (at == before or readers - {stage}):
             return part
     return Part.BACKWARD if node.name in graph.backward else Part.FORWARD

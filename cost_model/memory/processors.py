@@ -56,8 +56,9 @@ def held_curves(graph: Graph, schedule: Schedule, gpus: Container[int]) -> Curve
     scratch = scratch_curves(graph, schedule, gpus, last)
     on_gpus = {device: curve for device, curve in exact.items() if device in gpus}
     curves = {device: curve + scratch.get(device, 0) for device, curve in on_gpus.items()}
-    others = exact.keys() - on_gpus.keys()
-    return {**curves, **_of_processors(graph, schedule, others, uses, scratch, last)}
+    if others := exact.keys() - on_gpus.keys():
+        curves |= _of_processors(graph, schedule, others, uses, scratch, last)
+    return curves
 
 
 def _of_processors(

@@ -39,7 +39,7 @@ from partitioner.ir.exchange import (
     intersect,
     region_numel,
 )
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph, Node, once_a_graph
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import is_view, row_of, writes_stored
@@ -495,6 +495,7 @@ def _classify(
     return Comm(-1, kind, group, "", "", dtype, transfers)
 
 
+@once_a_graph
 def beside_compute(graph: Graph) -> frozenset[str]:
     """Values whose communications pass beside compute, because no node waits for them at once.
 

@@ -18,6 +18,7 @@ from partitioner.api.verify.symbolic.ir_programs import prove_programs
 from partitioner.api.verify.symbolic.proof import IN_BLOCKS
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.foundations.files import check_file, refuse_to_replace
+from partitioner.foundations.no_gc import no_collection
 from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.ir.errors import OptionError
@@ -62,6 +63,7 @@ def compile(  # noqa: A001 - the public name
 
 
 @takes(CompileOptions)
+@no_collection()
 def compile(  # noqa: A001 - the public name
     model: str | Path | onnx.ModelProto | nn.Module,
     example_inputs: Any = None,

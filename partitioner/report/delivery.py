@@ -37,7 +37,8 @@ class Delivery:
         """
         if not graph.delivered or len(cluster) > MOST_RANKS:
             return None
-        whole = evaluate(graph, plan, cluster, graph.delivered)
+        # one device's own figures, of no plan, are without
+        whole = evaluation.delivered or evaluate(graph, plan, cluster, graph.delivered)
         sent = sum(whole.sent_bytes.values()) - sum(evaluation.sent_bytes.values())
         if not sent:
             return None

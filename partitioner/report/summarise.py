@@ -53,7 +53,9 @@ def summarise(
     cert, devices, request = plan.certificate, len(cluster), outcome.request or request
     assert cert is not None
     runs: list[tuple[Graph, int | None]] = []
-    if not plan.blocks:
+    # fewer micro-batches than those do not fit one device, and more save it nothing but memory
+    takes_fewest = outcome.alone is not None and request.objective != "memory"
+    if not (plan.blocks or takes_fewest):
         runs.append((graph, plan.micro_batches))
     if whole is not None and whole is not graph:  # one device need not cut it, nor compute it again
         runs.append((whole, None))

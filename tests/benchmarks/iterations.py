@@ -12,11 +12,11 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
 from distribution import WITHIN, within
-from megatron import Sizes, Split, step_s
+from megatron import STATE_BYTES, Sizes, Split, evaluated, step_s
 
 PRESET = "a100-80g"
 #: Iterations of Megatron-LM that compute each layer again: sizes, sequences of a micro-batch, plan,
@@ -25,6 +25,9 @@ MEGATRON = {
     "22B": (Sizes(6144, 64, 48, 2048), 4, Split(8, 1, 1, 1), 1.42),
     "175B": (Sizes(12288, 96, 96, 2048), 1, Split(8, 1, 8, 64, stages=3), 18.13),
 }
+#: GiB of the first GPU's layers: weights and optimizer, with float32 gradients; activations, all of
+#: them kept. Figure 1 of the same paper, as https://github.com/calculon-ai/calculon has it.
+MEGATRON_GIB = {"22B": (45.56, 59.25), "175B": (45.56, 66.84)}
 
 
 @dataclass(frozen=True, order=True)
@@ -64,6 +67,29 @@ def megatron() -> Iterator[str]:
         predicted_s = step_s(sizes, sequences, split, PRESET)
         gpus, error = split.tp * split.dp * split.pp, predicted_s / seconds - 1
         yield f"| {name} | {gpus} | {seconds:.2f} | {predicted_s:.2f} | {error:+.0%} |"
+
+
+def megatron_bytes() -> Iterator[str]:
+    """The table of the bytes of their first GPU: of layers, by plans of one and two each stage.
+
+    Our plan keeps float16 gradients, which are left out, and float32 ones of theirs are added.
+    """
+    yield "| model | bytes of layers | published GiB | predicted GiB | error |"
+    yield "|---|---|---|---|---|"
+    for name, (sizes, sequences, split, _) in MEGATRON.items():
+        depth = split.pp * split.stages
+        one, two = (
+            evaluated(replace(sizes, layers=n * depth), sequences, split, PRESET, keeps=True)
+            .exact_peak[0]
+            for n in (1, 2)
+        )  # fmt: skip
+        weights = two.resident_bytes - one.resident_bytes
+        parameters = weights / (2 + STATE_BYTES)
+        activations = two.activation_bytes - one.activation_bytes - 2 * parameters
+        parts = ("weights and optimizer", weights + 4 * parameters), ("activations", activations)
+        for (part, nbytes), gib in zip(parts, MEGATRON_GIB[name], strict=True):
+            predicted = nbytes * sizes.layers / depth / 2**30
+            yield f"| {name} | {part} | {gib:.2f} | {predicted:.2f} | {predicted / gib - 1:+.1%} |"
 
 
 def read(path: Path) -> dict[Row, float]:

@@ -101,8 +101,8 @@ AXES = {"batch": "dp", "heads": "tp", "inner": "tp", "words": "tp"}
 
 
 @lru_cache(maxsize=2)
-def traced(sizes: Sizes, sequences: int) -> Graph:
-    """The graph of a micro-batch of so many sequences, which offers to compute values again."""
+def traced(sizes: Sizes, sequences: int, *, keeps: bool = False) -> Graph:
+    """The graph of a micro-batch of so many sequences: computes layers again, or `keeps` all."""
     torch.set_default_dtype(torch.float16)
     with torch.device("meta"):
         module = Loss(sizes)
@@ -110,7 +110,8 @@ def traced(sizes: Sizes, sequences: int) -> Graph:
     ids = torch.zeros((2 * sequences, sizes.length), dtype=torch.int64)
     opened = open_with(module, {"ids": ids, "labels": ids}, {"training": True, "optimizer": "adam"})
     assert isinstance(opened, ModuleInput)
-    return with_layers_again(with_float32_state(opened.in_micro_batches(2).graph))
+    graph = with_float32_state(opened.in_micro_batches(2).graph)
+    return graph if keeps else with_layers_again(graph)
 
 
 def with_float32_state(graph: Graph) -> Graph:
@@ -167,13 +168,15 @@ def step_s(sizes: Sizes, sequences: int, split: Split, preset: str) -> float:
     return evaluated(sizes, sequences, split, preset).step_s
 
 
-def evaluated(sizes: Sizes, sequences: int, split: Split, preset: str) -> Evaluation:
-    """The cost of a step, see `step_s`: autograd submits the kernels."""
-    graph = traced(sizes, sequences * split.dp)
+def evaluated(
+    sizes: Sizes, sequences: int, split: Split, preset: str, *, keeps: bool = False
+) -> Evaluation:
+    """The cost of a step, see `step_s` and `traced`: autograd submits the kernels."""
+    graph = traced(sizes, sequences * split.dp, keeps=keeps)
     count = split.tp * split.dp * split.pp
     plain = preset_cluster(preset, max(1, count // 8), min(count, 8))
     cluster = plain.with_launches("autograd").run_by(executor_of(graph))
-    return evaluate(graph, forced_plan(graph, cluster, split), cluster)
+    return evaluate(graph, forced_plan(graph, cluster, split), cluster, delivers=False)
 
 
 def forced_plan(graph: Graph, cluster: Cluster, split: Split) -> Plan:

@@ -17,6 +17,7 @@ import argparse
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from distribution import WITHIN, within
@@ -365,7 +366,7 @@ def main() -> None:
     if options.what in ("vtrain", "megatron"):
         import iterations  # loads PyTorch
 
-        lines = iterations.megatron()
+        lines = chain(iterations.megatron(), [""], iterations.megatron_bytes())
         if options.what == "vtrain":
             lines = iterations.iterations(options.measured, options.sample, options.csv)
     else:

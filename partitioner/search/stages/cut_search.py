@@ -411,7 +411,10 @@ class PipelineSearch:
     def _candidate(self, name: Table, plan: Plan, graph: Graph) -> Candidate:
         evaluation = evaluate(graph, plan, self.figures.cluster, resharder=self._resharder)
         cost = step_cost(evaluation, self._objective)
-        solution = Solution((), cost, min(cost, self._bound_s), "feasible", None, SOLVER)
+        kept = self.ways.request.constraints.plan
+        is_only = kept is not None and kept.nodes.keys() == plan.nodes.keys()
+        bound = cost if is_only else min(cost, self._bound_s)
+        solution = Solution((), cost, bound, "feasible", None, SOLVER)
         return Candidate(self._family(name), graph, plan, evaluation, solution)
 
     @cached_property

@@ -117,16 +117,15 @@ class BlockPlan:
         return devices
 
 
-def why_not_in_blocks(cluster: Cluster, request: Request, *, trains: bool, staged: bool) -> str:
+def why_not_in_blocks(cluster: Cluster, request: Request, *, staged: bool) -> str:
     """The part of a request with which no blocks are searched; "" if they are.
 
     They are `staged` in micro-batches, through stages.
     """
-    several = len(cluster) > 1 and not staged
-    places = several and (request.strategy == "copies" or (trains and request.strategy == "inter"))
+    copies = len(cluster) > 1 and not staged and request.strategy == "copies"
     asked = {
         "the plan in constraints": request.constraints.plan is not None,
-        f"strategy {request.strategy!r}": places,
+        f"strategy {request.strategy!r}": copies,
         "recompute=False": request.recompute is False,
     }
     return " or ".join(what for what, is_asked in asked.items() if is_asked)

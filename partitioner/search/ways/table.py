@@ -347,7 +347,7 @@ class Table:
         return self.clock.seconds.get("tracing the module", 0.0)
 
     def _in_blocks(self) -> Way:
-        why = why_not_in_blocks(self.cluster, self.request, trains=self.training, staged=False)
+        why = why_not_in_blocks(self.cluster, self.request, staged=False)
         if why:
             closed = f"blocks are not searched with {why}"
             return Way("blocks", _not_searched, rung=2, closed=closed)
@@ -373,7 +373,7 @@ class Table:
         yield self._staged_blocks("micro-batches in blocks", fewest.search, rung=3)
 
     def _staged_blocks(self, name: str, search: Callable[[Budget], Outcome], rung: int) -> Way:
-        why = why_not_in_blocks(self.cluster, self.request, trains=False, staged=True)
+        why = why_not_in_blocks(self.cluster, self.request, staged=True)
         closed = f"blocks are not searched with {why}" if why else ""
         return Way(name, search, rung=rung, closed=closed, begin_s=self._trace_s)
 

@@ -66,14 +66,9 @@ NET = 4, 4, 8, 8
 STAGED: dict[str, Staged] = {
     "pp_2": (2, 4, NET, 0.45, {"parallel": "pp", "micro_batches": 4, "schedule": "1f1b"}),
     "zb1_2": (2, 4, NET, 0.4, {"parallel": "pp", "micro_batches": 2, "schedule": "zb1"}),
-    "gpipe_2": (2, 4, NET, 0.4, {"parallel": "pp", "micro_batches": 4, "schedule": "gpipe"}),
-    "gpipe_3": (3, 3, NET, 0.42, {"parallel": "pp", "micro_batches": 3, "schedule": "gpipe"}),
+    "gpipe_2": (2, 4, (8, 8), 0.3, {"parallel": "pp", "micro_batches": 4, "schedule": "gpipe"}),
     "interleaved_2": (
-        *(2, 4, NET, 0.45),
-        {"parallel": "pp", "micro_batches": 4, "schedule": "interleaved"},
-    ),
-    "interleaved_4": (
-        *(4, 4, NET, 0.5),
+        *(2, 4, (8, 8), 0.42),
         {"parallel": "pp", "micro_batches": 4, "schedule": "interleaved"},
     ),
     "pp_3": (3, 3, NET, 0.42, {"parallel": "pp", "micro_batches": 3, "schedule": "1f1b"}),

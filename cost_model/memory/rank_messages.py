@@ -61,9 +61,9 @@ class RankMessages:
             if link not in alone
         }
         own = {link: count for link, count in nbytes.items() if link not in pairs}
-        nbytes = {link: count for link, count in nbytes.items() if link in pairs}
-        views = [frozenset(arrived[link]) for link in nbytes if link not in alone]
-        return cls(schedule, nbytes, own, alone, packed, views)
+        between = {link: count for link, count in nbytes.items() if link in pairs}
+        views = [frozenset(arrived[link]) for link in between if link not in alone]
+        return cls(schedule, between, own, alone, packed, views)
 
     def held(self, lives: Sequence[Lifetime]) -> Iterator[Lifetime]:
         """Hold what is packed until it is, and what arrives together until all of it may go."""

@@ -3,8 +3,7 @@
 The operand of a reduce-scatter is added up as a whole, and a rank's part of it is copied where it
 is waited for (`backends.torch.graphs.eager`). The inputs of a step lie in the memory of its caller
 throughout. A pass adds gradients to the sums of those of earlier micro-batches as it makes them.
-Messages are received one phase ahead, and sent beside the next one (`ir.messages`). Behind the last
-pass the optimizer's step runs, beside all gradients.
+Behind the last pass the optimizer's step runs, beside all gradients.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from partitioner.cost_model.memory.lifetimes import (
     in_flight,
 )
 from partitioner.cost_model.memory.lives import Numbers, StepLives, Uses
+from partitioner.cost_model.memory.rank_messages import RankMessages
 from partitioner.cost_model.memory.torch_kernels import scratch_curves, step_bytes, updates_of
 from partitioner.cost_model.schedule.buckets import Bucket
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey, Task
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph
-from partitioner.ir.messages import Group, Link, ends_of_messages
 from partitioner.ir.ops import is_view
 from partitioner.ir.phases import Part
 from partitioner.ir.program import Comm, CommKind
@@ -69,7 +68,7 @@ def _of_processors(
     scratch: Curves,
     last: Collection[LocalKey],
 ) -> Curves:
-    messages = _Messages.of(schedule, uses.roots, last)
+    messages = RankMessages.of(schedule, uses.roots, last)
     ranks = _Ranks(schedule, devices, uses, messages)
     lives, curves = ranks.lives(), dict[int, Curve]()
     for device in np.unique(lives.device).tolist():
@@ -84,12 +83,15 @@ def _of_processors(
         curves[device] = lives.inside(len(schedule.tasks), rows) + scratch.get(device, 0) + always
         lacking = ranks.sums_begun_later(device, lives)
         most = _most_of_phases(schedule, phases, by_run, lacking)
+        joined = list(ranks.joined(device, scratch))
         made = scratch.get(device, 0) + _made(schedule, device)
+        for at, more in joined:
+            made[at] += more
         begins = _most_of_phases(schedule, phases, by_run + leaving, lacking) - made
         is_first = np.diff([-1, *(task.phase for task in schedule.tasks)]) != 0
         curves[device] += np.maximum(most, np.where(is_first, begins, 0))
         curves[device] -= ranks.freed(device, lives)
-        for at, more in itertools.chain(messages.copies(device), ranks.joined(device, scratch)):
+        for at, more in itertools.chain(messages.copies(device), joined):
             curves[device][at] += more
     after = ranks.gradients(lives.tensors)
     for device, (position, updates) in updates_of(schedule).items():
@@ -127,7 +129,7 @@ class _Ranks:
     schedule: Schedule
     devices: Collection[int]
     uses: Uses
-    messages: _Messages
+    messages: RankMessages
 
     def lives(self) -> StepLives:
         """Make the columns; of what is summed over micro-batches, the sum alone.
@@ -205,6 +207,11 @@ class _Ranks:
             more = nbytes - made_at(one.until)
             if one.operand[0] == device and more > 0:
                 yield one.until, more
+        for task, position in self._arrivals:
+            assert task.comm is not None
+            more = _joined_bytes(task.comm, device) - made_at(position)
+            if more > 0:
+                yield position, more
         for bucket in self.schedule.buckets:
             if bucket.kind is CommKind.ALL_GATHER:
                 most = self._taken_apart(bucket, device)
@@ -243,7 +250,31 @@ class _Ranks:
             if lives.device[row] == device:
                 begun = lives.last[row] + 1
                 left[:begun][phase_of[:begun] == lives.made[row]] += lives.nbytes[row]
+        count = self.schedule.order.table.micro_batches
+        for task, position in self._arrivals:  # results of all lie there behind the first of one
+            if tasks[position].returns and count > 1 and task.comm is not None:
+                came = sum(t.numel for t in task.comm.transfers if t.target == device)
+                whole = sum(size for to, _, size in task.writes if to == device) * count
+                is_joined = _joined_bytes(task.comm, device) > 0
+                nbytes = round(came * item_bytes(task.comm.dtype))
+                left[position] += min(whole, nbytes) if is_joined else 0
         return left
+
+    @cached_property
+    def _arrivals(self) -> Sequence[tuple[Task, int]]:
+        """List the tasks whose results arrive in another phase, with the position of a reader."""
+        tasks = self.schedule.tasks
+        sent = [task for task in tasks if task.comm and task.phase != task.target_phase]
+        readers: dict[tuple[int, LocalKey], int] = {}
+        for position, task in enumerate(tasks):
+            for local in task.reads:
+                readers.setdefault((task.phase, local), position)
+        return [
+            (task, readers[task.target_phase, (device, key)])
+            for task in sent
+            for device, key, _ in task.writes[:1]
+            if (task.target_phase, (device, key)) in readers
+        ]
 
     def _sums(self, lives: StepLives) -> Sequence[int]:
         """List the rows that are summed over micro-batches: made in each, and always held."""
@@ -466,97 +497,3 @@ def _in_place(bucket: Bucket, life: Lifetime) -> Lifetime:
     if bucket.kind is CommKind.REDUCE_SCATTER and not life.operand:
         return life._replace(first=min(life.last, max(life.first, bucket.arrives)))
     return life
-
-
-@dataclass(frozen=True)
-class _Messages:
-    """Messages between the phases of ranks."""
-
-    schedule: Schedule
-    nbytes: Mapping[Link, int]  #: Bytes of each message.
-    #: The tensors whose memory is a message, by link; other messages are copies of parts, which are
-    #: made when the phase ends.
-    alone: Mapping[Link, LocalKey]
-    packed: Mapping[LocalKey, int]  #: The tensors that these are of, with the end of the phase.
-    arrived: Sequence[frozenset[LocalKey]]  #: Tensors that are views of one message.
-
-    @classmethod
-    def of(
-        cls, schedule: Schedule, roots: Mapping[LocalKey, LocalKey], last: Collection[LocalKey]
-    ) -> _Messages:
-        """Read them from the tasks of a schedule; tensors in `last` are copied into their order."""
-        nbytes, tensors = defaultdict[Link, int](int), defaultdict[Link, list[LocalKey]](list)
-        arrived = defaultdict[Link, set[LocalKey]](set)
-        for task in schedule.tasks:
-            if task.comm is None or task.phase == task.target_phase:
-                continue
-            for transfer in task.comm.transfers:
-                link = task.phase, task.target_phase, transfer.source, transfer.target
-                nbytes[link] += round(transfer.numel * item_bytes(task.comm.dtype))
-                tensors[link] += [
-                    roots.get(read, read) for read in task.reads if read[0] == transfer.source
-                ]
-                arrived[link] |= {(to, key) for to, key, _ in task.writes if to == transfer.target}
-        pairs = {link: of for link, of in tensors.items() if link[2] != link[3]}
-        alone = {link: of[0] for link, of in pairs.items() if len(of) == 1 and of[0] not in last}
-        ends = {task.phase: position for position, task in enumerate(schedule.tasks)}
-        packed = {
-            local: ends[link[0]]
-            for link, of in sorted(pairs.items())
-            for local in of
-            if link not in alone
-        }
-        own = {link: count for link, count in nbytes.items() if link in pairs}
-        views = [frozenset(arrived[link]) for link in own if link not in alone]
-        return cls(schedule, own, alone, packed, views)
-
-    def held(self, lives: Sequence[Lifetime]) -> Iterator[Lifetime]:
-        """Hold what is packed until it is, and what arrives together until all of it may go."""
-        last = {life.local: life.last for life in lives if not life.operand}
-        until = {
-            local: max(last.get(one, -1) for one in views)
-            for views in self.arrived
-            for local in views
-        }
-        for life in lives:
-            end = max(self.packed.get(life.local, -1), until.get(life.local, -1))
-            yield life if life.operand else life._replace(last=max(life.last, end))
-
-    def copies(self, device: int) -> Iterator[tuple[int, int]]:
-        """Yield where a device copies parts into messages, and their bytes."""
-        for link, nbytes in self.nbytes.items():
-            if link[2] == device and link not in self.alone:
-                ends = (at for at, task in enumerate(self.schedule.tasks) if task.phase == link[0])
-                yield max(ends), nbytes
-
-    def by_run(self, device: int, lives: StepLives) -> tuple[Numbers, Numbers]:
-        """Count what a device sends and is ready to receive in each of its runs, beside tensors.
-
-        And what it has sent until it gets ready to receive for the next run, as each begins.
-        """
-        order, own = self.schedule.order, self._phases_of(device)
-        runs = order.runs(device)
-        held, leaving = np.zeros((2, len(runs)), np.int64)
-        acting = [place for place, (phase, _) in enumerate(runs) if phase in own]
-        for before, place in itertools.pairwise(acting):
-            arriving = (link for link in self.nbytes if link[1::2] == (runs[place][0], device))
-            held[before:place] += sum(map(self.nbytes.__getitem__, arriving))
-        kept_rows = np.flatnonzero(lives.kept | lives.always).tolist()
-        kept = {lives.tensors[row].local for row in kept_rows}
-        places = {run: place for place, run in enumerate(runs)}
-        ends = ends_of_messages(order, self.nbytes, device, self._groups)
-        for (link, micro_batch), end in ends.items():
-            if self.alone.get(link) not in kept:
-                held[places[link[0], micro_batch] + 1 : end] += self.nbytes[link]
-                leaving[next((place for place in acting if place >= end), 0)] += self.nbytes[link]
-        leaving[0] = 0  # those that leave behind the last run
-        return held, leaving
-
-    @cached_property
-    def _groups(self) -> frozenset[Group]:
-        comms = [(t.comm, t.phase, t.target_phase) for t in self.schedule.tasks if t.comm]
-        return frozenset((at, comm.ranks) for comm, at, target in comms if at == target)
-
-    def _phases_of(self, device: int) -> Collection[int]:
-        own = {task.phase for task in self.schedule.tasks if device in task.devices}
-        return own | {target for _, target, _, to in self.nbytes if to == device}

@@ -20,7 +20,7 @@ from partitioner.foundations import units
 from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.graph import Graph
 from partitioner.search.levels.meshes import device_pools
-from partitioner.search.levels.staged import SplitAxesSpace, StagesSpace, axes_meshes
+from partitioner.search.levels.staged import SplitAxesSpace, StagesSpace, axes_meshes, in_time
 from partitioner.search.outcome import (
     Candidate,
     NoCheaper,
@@ -186,6 +186,9 @@ def _explicit(
     if meshes:
         spaces.append(SplitAxesSpace(graph, rules, cluster, meshes))
     refusing = len(spaces)  # the others never refuse
+    if not meshes and len(spaces) == 1 and (named := in_time(counted, request)):
+        spaces = [replace(space, needed=False) for space in spaces if isinstance(space, JointSpace)]
+        spaces.append(SplitAxesSpace(graph, rules, cluster, named, request))
     alone = OneDeviceSpace(graph, cluster, request)
     if alone.is_faster:
         spaces.insert(0, alone)
@@ -356,9 +359,11 @@ class _Search:
             return replace(looked, results=results).with_one_device(search.graph).winner
         refused = [result.refused for result in results if result.refused is not None]
         if not refused:
-            pins = [e for r in results for _, e in r.failed if isinstance(e, ConstraintError)]
+            failed = [error for result in results for _, error in result.failed]
+            pins = [error for error in failed if isinstance(error, ConstraintError)]
+            short = [error for error in failed if isinstance(error, Infeasible)]
             if math.isinf(budget.best_s):
-                raise max(pins, key=lambda error: error.position)
+                raise short[0] if short else max(pins, key=lambda error: error.position)
             least = min(result.least for result in results)
             raise NoCheaper("no plan was found to cost less", min(least, budget.best_s))
         budget.say("looking again at what does not fit")

@@ -10,6 +10,7 @@ import torch
 
 import partitioner
 from helpers.modules.trained_images import Loss, vgg
+from helpers.plans.memory_rungs import OFF
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
 from partitioner.ir.plan import Plan
@@ -88,6 +89,21 @@ def one_image() -> int:
     ("devices", "samples", "share", "options"),
     [
         (1, 3, 0.55, {"micro_batches": 3}),
+        pytest.param(
+            *(2, 4, 0.8),
+            {"parallel": "pp", "micro_batches": 4, "schedule": "gpipe"},
+            marks=SLOW,
+        ),
+        pytest.param(
+            *(3, 3, 0.7),
+            {"parallel": "pp", "micro_batches": 3, "schedule": "interleaved"},
+            marks=SLOW,
+        ),
+        pytest.param(
+            *(4, 4, 0.6),
+            {"parallel": "pp", "micro_batches": 4, "schedule": "interleaved"},
+            marks=SLOW,
+        ),
         pytest.param(2, 6, 0.55, {"parallel": "dp", "micro_batches": 3}, marks=SLOW),
         pytest.param(
             *(4, 4, 0.6),
@@ -109,7 +125,7 @@ def test_micro_batches_are_trained_in_blocks_within_the_limit(
     one_image: int,
     tmp_path: Path,
 ) -> None:
-    """Measured bytes of each rank, too; the saved plan is loaded again."""
+    """Measured bytes of each rank, too, as foretold; the saved plan is loaded again."""
     torch.manual_seed(0)
     module, example = Loss(vgg(8, 8)), images(samples)
     limit = int(share * one_image)
@@ -119,7 +135,13 @@ def test_micro_batches_are_trained_in_blocks_within_the_limit(
     assert program.plan.micro_batches == options["micro_batches"]
     measured = program.profile(*example, steps=1).measured
     assert measured is not None
-    assert all(0 < (rank.peak_bytes or 0) <= limit for rank in measured.ranks)
+    peaks = [rank.peak_bytes or 0 for rank in measured.ranks]
+    assert 0 < max(peaks) <= limit
+    foretold = [program.evaluation.executor_peak[rank].bytes for rank in range(devices)]
+    assert peaks == pytest.approx(foretold, rel=OFF)
+    if "schedule" in options:
+        assert program.plan.pipeline is not None
+        assert program.plan.pipeline.schedule == options["schedule"]
     program.save(tmp_path / "out")
     again = partitioner.load(tmp_path / "out", module, example)
     assert again.plan == program.plan

@@ -310,15 +310,29 @@ def test_a_unet_is_trained_on_one_image_where_recomputation_does_not_fit(
 def test_what_blocks_in_training_are_not_searched_with_is_named() -> None:
     module = Loss(chain(nn.ReLU())())
     example = torch.randn(1, 3, 20, 18), torch.randint(3, (1, 20, 18))
-    cases: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"devices": 1, "recompute": False}, "recompute=False"),
-        ({"devices": 2, "strategy": "inter"}, "strategy 'inter'"),
-    )
-    for options, why in cases:
-        with pytest.raises(Infeasible, match=f"; blocks are not searched with {why}$"):
-            partitioner.compile(
-                module, example, training=True, memory=20_000, time_limit_s=1, **options
-            )
+    options: dict[str, Any] = {"training": True, "memory": 20_000, "time_limit_s": 1}
+    with pytest.raises(Infeasible, match=r"; blocks are not searched with recompute=False$"):
+        partitioner.compile(module, example, recompute=False, **options)
+
+
+@pytest.mark.slow
+def test_nodes_that_are_placed_whole_are_trained_in_blocks() -> None:
+    """They are in stages of one device, as of one micro-batch: the whole batch."""
+    torch.manual_seed(0)
+    module = Loss(vgg(8, 8))
+    example = torch.randn(1, 3, 121, 87), torch.tensor([3])
+    options: dict[str, Any] = {"cluster": "2xcpu", "training": True, "strategy": "inter"}
+    whole = partitioner.compile(module, example, 2, **options)
+    limit = int(0.6 * max(whole.summary["peak_bytes"]))
+    program = partitioner.compile(module, example, 2, memory=limit, time_limit_s=30, **options)
+    assert program.plan.blocks
+    assert program.plan.micro_batches == 1
+    assert {mesh.size() for mesh in program.plan.groups} == {1}
+    assert max(program.summary["peak_bytes"]) <= limit
+    assert program.verify(seed=1).equal
+    peaks = [rank.peak_bytes or 0 for rank in program.profile(*example, steps=1).measured.ranks]
+    assert max(peaks) <= limit
+    assert max(program.summary["peak_bytes"]) == pytest.approx(max(peaks), rel=0.05)
 
 
 def shared(

@@ -125,6 +125,16 @@ DELIVERED: dict[str, tuple[Sized, int, dict[str, Any]]] = {
     ),
     "several results": (SEVERAL, 3, {"parallel": "tp"}),
     "results of the last stage": (WIDE, 2, IN_FOUR),
+    "parts of results that stages send": (
+        WIDE,
+        4,
+        {"parallel": "pp+tp", "mesh": {"pp": 2, "tp": 2}, "micro_batches": 4},
+    ),
+    "parts of results of two micro-batches": (
+        WIDE,
+        4,
+        {"parallel": "pp+tp", "mesh": {"pp": 2, "tp": 2}, "micro_batches": 2},
+    ),
     "results of micro-batches": (WIDE, 2, {"parallel": "dp", "micro_batches": 4}),
     "results of steps in micro-batches": (SCORES, 2, of("dp", count=4)),
 }

@@ -34,8 +34,9 @@ from partitioner.search.blocks.training import training_blocks
 from partitioner.search.levels.asked_nodes import AskedNodes
 from partitioner.search.outcome import Candidate, NoCheaper, Outcome, SpaceResult, winner
 from partitioner.search.request import Budget, Request
-from partitioner.search.stages.cut_search import LEAN
+from partitioner.search.stages.cut_search import LEAN, flying_shares
 from partitioner.search.stages.pipelines import find_pipeline, least_memory
+from partitioner.search.stages.staged_plan import Table
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.referee import Objective
 from partitioner.strategies.constraints import ConstraintError, Constraints
@@ -116,16 +117,15 @@ class BlockPlan:
         return devices
 
 
-def why_not_in_blocks(cluster: Cluster, request: Request, *, trains: bool, staged: bool) -> str:
+def why_not_in_blocks(cluster: Cluster, request: Request, *, staged: bool) -> str:
     """The part of a request with which no blocks are searched; "" if they are.
 
     They are `staged` in micro-batches, through stages.
     """
-    several = len(cluster) > 1 and not staged
-    places = several and (request.strategy == "copies" or (trains and request.strategy == "inter"))
+    copies = len(cluster) > 1 and not staged and request.strategy == "copies"
     asked = {
         "the plan in constraints": request.constraints.plan is not None,
-        f"strategy {request.strategy!r}": places,
+        f"strategy {request.strategy!r}": copies,
         "recompute=False": request.recompute is False,
     }
     return " or ".join(what for what, is_asked in asked.items() if is_asked)
@@ -202,6 +202,11 @@ class BlockSearch:
         )
 
     @property
+    def _schedule(self) -> Table:
+        """The schedule of a training in stages: where it is left open, one that holds little."""
+        return self.request.schedule or LEAN
+
+    @property
     def _wanted(self) -> int:
         return self.request.tune or 1
 
@@ -261,15 +266,12 @@ class BlockSearch:
         return Candidate(family, cut.graph, plan, evaluation, solution)
 
     def _staged(self, way: BlockPlan, cut: BlockGraph, budget: Budget) -> Candidate | None:
-        """The best plan of stages of a graph of blocks; None if none is found to fit.
-
-        Where a schedule of training is left open it is the one that holds least.
-        """
+        """The best plan of stages of a graph of blocks; None if none is found to fit."""
         assert self.micro_batches is not None
         assert way.stage_size is not None
         asked, least = self.request, self.cluster.devices[0].memory_bytes
-        if self.graph.backward and asked.schedule is None:
-            asked = replace(asked, schedule=LEAN)
+        if self.graph.backward:
+            asked = replace(asked, schedule=self._schedule)
         asked = replace(asked, constraints=on_blocks(asked.constraints, self.graph, cut))
         sizes = (way.stage_size,)
         try:
@@ -345,9 +347,9 @@ class BlockSearch:
         """The ways of stages of so many devices, as of `_cheapest`.
 
         Paths are searched as on one device with the memory of a stage and room for what the others
-        store. Of what a micro-batch keeps for its backward pass, the first stage has its share of
-        as many micro-batches as there are stages, or of all if they are fewer. In inference a
-        device holds the inputs and outputs of all micro-batches.
+        store. Of what a micro-batch keeps for its backward pass, a device has the share of its
+        stages, as often as the schedule has micro-batches in flight there. In inference it holds
+        the inputs and outputs of all micro-batches.
         """
         graph, stages = self.graph, len(self.cluster) // size
         assert self.micro_batches is not None
@@ -359,7 +361,9 @@ class BlockSearch:
         more = replace(spec, memory_bytes=max(1, memory))
         on = f"stages of {size} device{'s' if size > 1 else ''}" if stages > 1 else "all devices"
         if graph.backward:
-            flying = min(self.micro_batches, stages) / stages
+            names = (self._schedule,)
+            shares = flying_shares(names, stages, size, self.micro_batches)
+            flying = next(shares, 1.0)  # the search of pipelines refuses what serves no lanes
             found, runs, complete = training_blocks(graph, self._alone(more), budget, flying=flying)
             ways = tuple(BlockPlan(blocks, (), stage_size=size) for blocks in found)
         else:

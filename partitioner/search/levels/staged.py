@@ -321,6 +321,16 @@ def axes_meshes(cluster: Cluster, request: Request) -> tuple[Layout, ...]:
     return several if any(len(layout.mesh.axes) > JOINT_AXES for layout in several) else ()
 
 
+def in_time(cluster: Cluster, request: Request) -> tuple[Layout, ...]:
+    """The mesh of several axes that a request names, and all that is planned; none if it has none.
+
+    A plan of it is found one axis at a time where the clock ends the making of its joint problem.
+    """
+    if request.mesh is None or len(request.mesh) < JOINT_AXES or request.constraints.plan:
+        return ()
+    return layouts(cluster, "intra", request.mesh)
+
+
 @dataclass(frozen=True)
 class SplitAxesSpace:
     """All plans on one of several meshes of up to 16 devices, each searched one axis at a time.
@@ -334,21 +344,29 @@ class SplitAxesSpace:
     rules: Rules
     cluster: Cluster
     meshes: tuple[Layout, ...]
+    #: The request, if a plan is wanted only where the clock left none; it may have constraints.
+    instead: Request | None = None
 
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The best plan; none if none is found to fit, or nothing is left to gain or no time."""
-        if budget.work.late or not may_gain(others):
+        graph, asked = self.graph, self.instead
+        if asked is not None and any(one.plans or one.refused or not one.more for one in others):
+            return SpaceResult()
+        if asked is None and (budget.work.late or not may_gain(others)):
             return SpaceResult()
         is_known = budget.best_s < math.inf or any(result.plans for result in others)
-        if is_known and budget.work.left_s < FIRST_S * len(self.graph.nodes):
+        if is_known and budget.work.left_s < FIRST_S * len(graph.nodes):
             budget.work.stop()
             return SpaceResult()
+        space = StagesSpace(graph, self.rules, self.cluster, self.meshes, one_stage=True)
+        if asked is not None:
+            space = replace(space, constraints=asked.constraints, objective=asked.objective)
         try:
-            space = StagesSpace(self.graph, self.rules, self.cluster, self.meshes, one_stage=True)
             best = space.cheapest(budget)
-        except Infeasible:
-            return SpaceResult()
-        if not best.evaluation.fits:
+        except (Infeasible, ConstraintError) as error:
+            family = Family("intra", (self.meshes[0].mesh,), (), symmetric=False)
+            return SpaceResult(failed=((family, error),) if asked is not None else ())
+        if asked is None and not best.evaluation.fits:
             return SpaceResult()
         family = Family("intra", (best.staged.options[0].layout.mesh,), (), symmetric=False)
         candidate = space.candidate(best, family, AXES_SOLVER)

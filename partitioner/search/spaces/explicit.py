@@ -234,7 +234,7 @@ class JointSpace:
         more than the least gain.
         """
         known = not self.needed or any(result.plans or result.refused for result in others)
-        limit_s = self.shared.request.time_limit_s
+        limit_s, least = self.shared.request.time_limit_s, 0.0
 
         def check() -> None:
             if known and budget.work.late:
@@ -258,7 +258,7 @@ class JointSpace:
             return SpaceResult(failed=((self.family, error),))
         except OutOfTime as error:
             again = partial(self.search, others=others)
-            return SpaceResult(bound=0.0, failed=((self.family, error),), more=again)
+            return SpaceResult(bound=least, failed=((self.family, error),), more=again)
         # where no plan fits, kinds of parallelism go before the integer program of all of a mesh
         effort = 0 if self.shared.tries_kinds and len(self.family.groups) == 1 else 1
         return self._solved(built, budget, least, effort)

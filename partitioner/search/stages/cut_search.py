@@ -28,6 +28,7 @@ from partitioner.ir.phases import PhaseError
 from partitioner.ir.pipeline.actions import PipelineSchedule, PipelineScheduleError
 from partitioner.ir.pipeline.generate import pipeline_schedule, textbook_lanes
 from partitioner.ir.pipeline.text import from_csv
+from partitioner.ir.pipeline.timeline import lane_in_flight
 from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.rewrites.staging import stages_of_all
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult, too_large
@@ -115,6 +116,38 @@ def to_beat(costs: Iterable[float], wanted: int) -> float:
     """Cost that a plan must beat to be among the best `wanted`; infinite if any is."""
     ranked = sorted(costs)
     return ranked[wanted - 1] if len(ranked) >= wanted else math.inf
+
+
+def table_of(name: Table, lanes: int, size: int, micro_batches: int) -> PipelineSchedule:
+    """The table of a schedule on so many lanes of `size` devices.
+
+    Raises:
+        PipelineScheduleError: It does not serve these lanes, or so many micro-batches.
+    """
+    if isinstance(name, str):
+        stages = lanes * (2 if name in TWICE and lanes > 1 else 1)
+        lane_of = (0,) if lanes == 1 else textbook_lanes(name, stages)
+        return pipeline_schedule(name, lane_of, micro_batches)
+    table = from_csv("\n".join(name) + "\n")
+    if len(table.lanes) != lanes or table.micro_batches != micro_batches:
+        raise PipelineScheduleError(
+            f"the schedule has {len(table.lanes)} lanes and {table.micro_batches} micro-batches; "
+            f"there are {lanes} of {size} devices and {micro_batches} micro-batches"
+        )
+    return table
+
+
+def flying_shares(
+    schedules: Iterable[Table], lanes: int, size: int, micro_batches: int
+) -> Iterator[float]:
+    """How often the fullest lane holds what the whole graph keeps of a micro-batch.
+
+    It is that of each schedule that serves the lanes; the arguments are as of `table_of`.
+    """
+    for name in schedules:
+        with suppress(PipelineScheduleError):
+            table = table_of(name, lanes, size, micro_batches)
+            yield max(lane_in_flight(table)) / table.stages
 
 
 @dataclass(frozen=True)
@@ -276,14 +309,14 @@ class PipelineSearch:
 
     def _draft(self, name: Table) -> _Draft:
         """Cuts for a schedule, by their estimates."""
-        lane_of = self._lane_of(name)
-        most = len(self.figures.positions) - 1
+        table = self._table(name)
+        lane_of, most = table.lane_of, len(self.figures.positions) - 1
         if len(lane_of) > most:
             raise PipelineScheduleError(
                 f"{len(lane_of)} stages were asked for, and the model has {most} at most: nodes "
                 "that read and write one buffer stay together"
             )
-        estimate = StepEstimate(self.figures, self._table(name, lane_of))
+        estimate = StepEstimate(self.figures, table)
         lost_s = None if self.again is None else self.again.lost_s
         starts = {
             cut
@@ -437,7 +470,7 @@ class PipelineSearch:
         tables = []
         for name in self.ways.schedules:
             with suppress(PipelineScheduleError):
-                tables.append(self._table(name, self._lane_of(name)))
+                tables.append(self._table(name))
         return min(map(self.figures.least_s, tables), default=0.0)
 
     def _family(self, name: Table) -> Family:
@@ -453,28 +486,10 @@ class PipelineSearch:
             meshes = tuple(DeviceMesh.line(size) for size in sizes[:1])
         return Family(text, meshes, meshes[:1], symmetric=False)
 
-    def _lane_of(self, name: Table) -> tuple[int, ...]:
-        lanes, size = self.figures.lanes, self.figures.sharding.size
-        if not isinstance(name, str):
-            table = from_csv("\n".join(name) + "\n")
-            if len(table.lanes) != lanes or table.micro_batches != self.ways.micro_batches:
-                raise PipelineScheduleError(
-                    f"the schedule has {len(table.lanes)} lanes and {table.micro_batches} "
-                    f"micro-batches; there are {lanes} of {size} devices and "
-                    f"{self.ways.micro_batches} micro-batches"
-                )
-            return table.lane_of
-        if lanes == 1:
-            return (0,)
-        return textbook_lanes(name, lanes * (2 if name in TWICE else 1))
-
-    def _table(self, name: Table, lane_of: tuple[int, ...]) -> PipelineSchedule:
+    def _table(self, name: Table) -> PipelineSchedule:
         if name not in self._tables:
-            self._tables[name] = (
-                pipeline_schedule(name, lane_of, self.ways.micro_batches)
-                if isinstance(name, str)
-                else from_csv("\n".join(name) + "\n")
-            )
+            lanes, size = self.figures.lanes, self.figures.sharding.size
+            self._tables[name] = table_of(name, lanes, size, self.ways.micro_batches)
         return self._tables[name]
 
     # Cuts ------------------------------------------------------------------------------------

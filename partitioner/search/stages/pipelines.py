@@ -37,12 +37,14 @@ from partitioner.search.outcome import NoCheaper, Outcome, OutOfTime, SpaceResul
 from partitioner.search.request import EXPLICIT, SOME_PLAN_S, Budget, Request
 from partitioner.search.stages.computed_again import Offering
 from partitioner.search.stages.cut_search import (
+    LEAN,
     NOT_SEARCHED,
     RIVALS,
     TWICE,
     Pipelines,
     PipelineSearch,
     Table,
+    flying_shares,
     step_cost,
     to_beat,
 )
@@ -314,18 +316,24 @@ def least_memory(cluster: Cluster) -> int:
     return min(device.memory_bytes for device in cluster.devices)
 
 
-def limit_bytes(graph: Graph, cluster: Cluster, size: int, micro_batches: int) -> int:
+def limit_bytes(
+    graph: Graph,
+    cluster: Cluster,
+    size: int,
+    micro_batches: int,
+    schedules: Sequence[Table] = (LEAN,),
+) -> int:
     """Bytes that the whole model may take on each device of one mesh.
 
-    A device holds what is kept of one stage alone. Of the activations of training, the first of
-    several stages holds its part of as many micro-batches as there are stages, or of all if they
-    are fewer. Those of a request are not kept: one stage may hold as many as the whole model does.
+    A device holds what is kept of one stage alone. Of the activations of training, it holds its
+    part of the micro-batches that are in flight, in that schedule in which these are fewest. Those
+    of a request are not kept: one stage may hold as many as the whole model does.
     """
     if size == 1 and not graph.optional:  # there is one plan
         return 4 * sum(type_.nbytes for type_ in graph.types.values())
     lanes, kept = len(cluster) // size, kept_bytes(graph) // size
-    held = min(micro_batches, lanes) if graph.backward else lanes
-    return kept + (least_memory(cluster) - kept // lanes) * lanes // held
+    shares = flying_shares(schedules, lanes, size, micro_batches) if graph.backward else ()
+    return kept + int((least_memory(cluster) - kept // lanes) / min(shares, default=1.0))
 
 
 @dataclass(frozen=True)
@@ -352,7 +360,8 @@ class _Spaces:
             PipelineScheduleError: No schedule serves the lanes.
         """
         graph, cluster, is_guess = self.graph, self.cluster, size < len(self.cluster)
-        memory, limit = least_memory(cluster), limit_bytes(graph, cluster, size, self.micro_batches)
+        memory = least_memory(cluster)
+        limit = limit_bytes(graph, cluster, size, self.micro_batches, ways.schedules)
         sharded = partial(self.sharded_within, budget, size)
 
         def most_held(sharding: Sharding) -> int:
@@ -490,7 +499,8 @@ class _Spaces:
         shardings: dict[int, Sharding] = {}
         spaces, memory = self, least_memory(self.cluster)
         for index, size in enumerate(sizes):
-            limit = limit_bytes(spaces.graph, self.cluster, size, self.micro_batches)
+            names = _schedules(self.request, len(self.cluster) // size, spaces.graph)
+            limit = limit_bytes(spaces.graph, self.cluster, size, self.micro_batches, names)
             sharded = partial(spaces.sharded_within, budget.share(len(sizes) - index), size)
             shardings[size] = first_sharding(sharded, limit, memory, is_guess=True)
             spaces = replace(spaces, graph=shardings[size].graph)

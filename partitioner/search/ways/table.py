@@ -344,7 +344,7 @@ class Table:
         return Way(name, fewest.search, rung=1, would_fit=fewest.would_fit, begin_s=begin_s)
 
     def _in_blocks(self) -> Way:
-        why = why_not_in_blocks(self.cluster, self.request, trains=self.training, staged=False)
+        why = why_not_in_blocks(self.cluster, self.request, staged=False)
         if why:
             closed = f"blocks are not searched with {why}"
             return Way("blocks", _not_searched, rung=2, closed=closed)
@@ -365,7 +365,7 @@ class Table:
         yield self._staged_blocks("micro-batches in blocks", fewest.search, rung=3)
 
     def _staged_blocks(self, name: str, search: Callable[[Budget], Outcome], rung: int) -> Way:
-        why = why_not_in_blocks(self.cluster, self.request, trains=False, staged=True)
+        why = why_not_in_blocks(self.cluster, self.request, staged=True)
         closed = f"blocks are not searched with {why}" if why else ""
         return Way(name, search, rung=rung, closed=closed, begin_s=self._parts.trace_s)
 

@@ -139,6 +139,10 @@ class InBlocks:
 
     @cached_property
     def _blocks(self) -> BlockSearch:
+        """The search; nodes of a training that are placed whole lie in stages of one device."""
+        placed = bool(self.graph.backward) and self.request.strategy == "inter"
+        if placed and len(self.cluster) > 1:
+            return BlockSearch(self.graph, self.cluster, self.request, 1, (1,))
         return BlockSearch(self.graph, self.cluster, self.request)
 
     def search(self, budget: Budget) -> Outcome:
@@ -150,7 +154,7 @@ class InBlocks:
             why = f"within the limit given, none in blocks was found (searched: {searched})"
             raise Infeasible(why, proven=False)
         note = f"the model as a whole does not fit: {PARTS_IN_BLOCKS}"
-        if self.graph.backward and len(self.cluster) > 1:
+        if self.graph.backward and len(self.cluster) > 1 and not found.plan.pipeline:
             space = found.candidates[0].space.name
             note += f", of which each device has its part ({space})"
         return replace(found, whole=self.graph).noted(note)

@@ -66,6 +66,11 @@ NET = 4, 4, 8, 8
 STAGED: dict[str, Staged] = {
     "pp_2": (2, 4, NET, 0.45, {"parallel": "pp", "micro_batches": 4, "schedule": "1f1b"}),
     "zb1_2": (2, 4, NET, 0.4, {"parallel": "pp", "micro_batches": 2, "schedule": "zb1"}),
+    "gpipe_2": (2, 4, (8, 8), 0.3, {"parallel": "pp", "micro_batches": 4, "schedule": "gpipe"}),
+    "interleaved_2": (
+        *(2, 4, (8, 8), 0.42),
+        {"parallel": "pp", "micro_batches": 4, "schedule": "interleaved"},
+    ),
     "pp_3": (3, 3, NET, 0.42, {"parallel": "pp", "micro_batches": 3, "schedule": "1f1b"}),
     "dp_in_three_2": (2, 6, (8, 8), 0.6, {"parallel": "dp", "micro_batches": 3}),
     "pp+dp_4": (

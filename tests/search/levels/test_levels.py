@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import cycle, islice, pairwise
+from itertools import count, cycle, islice, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan, resolve
 from partitioner.problem.folding import Folded, fold
+from partitioner.search.find_plan import find_plan
 from partitioner.search.levels import stages
 from partitioner.search.levels.axis_sharder import AxisSharder
 from partitioner.search.levels.mesh_sharder import Sharder
@@ -30,8 +32,9 @@ from partitioner.search.levels.meshes import DevicePool, device_pools, layouts, 
 from partitioner.search.levels.staged import SplitAxesSpace, StagesSpace, axes_meshes
 from partitioner.search.levels.stages import Staged, StageSearch
 from partitioner.search.request import Budget, Request
+from partitioner.solver import work
 from partitioner.solver.outcome import Infeasible
-from partitioner.solver.referee import evaluate_choices
+from partitioner.solver.referee import Objective, evaluate_choices
 from partitioner.solver.stages.model import Pool, StageProblem, evaluate_cut
 from partitioner.solver.work import Work
 from partitioner.strategies.derive import Rules
@@ -472,6 +475,37 @@ def test_three_axes_win_where_weights_must_be_cut_and_values_need_not_be_whole()
         costs.append(plan.evaluation.step_s)
     assert plan.space.groups[0].axes == (("x", 2), ("y", 2), ("z", 2))
     assert costs[1] < 0.97 * costs[0]
+
+
+@pytest.mark.parametrize("goal", ["throughput", "latency", "memory"])
+def test_the_clock_ends_the_making_of_the_one_problem_of_a_named_mesh(
+    goal: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds are questions for the time here: the problem asks more often than its limit has."""
+    asked = count()
+    clock = SimpleNamespace(monotonic=lambda: float(next(asked)))
+    monkeypatch.setattr(work, "time", clock)
+    graph, cluster = load_onnx(mlp(6, 96, 12)).graph, resolve_cluster("6xh100")
+    request = Request(mesh={"x": 2, "y": 3}, objective=goal, time_limit_s=60)
+    outcome = find_plan(graph, cluster, request.over(6), Budget.of(request))
+    certificate = outcome.plan.certificate
+    assert certificate is not None
+    assert certificate.status == "time_limit"
+    assert outcome.plan.groups == (DeviceMesh.of({"x": 2, "y": 3}),)
+    assert outcome.evaluation.fits_exactly
+    assert certificate.bound <= certificate.cost
+
+
+def test_a_named_mesh_on_which_nothing_is_known_to_fit_is_refused_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = count()
+    monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: float(next(asked))))
+    graph, cluster = load_onnx(mlp(6, 96, 12)).graph, resolve_cluster("6xh100").with_memory(1000)
+    request = Request(mesh={"x": 2, "y": 3}, time_limit_s=60)
+    with pytest.raises(Infeasible) as refusal:
+        find_plan(graph, cluster, request.over(6), Budget.of(request))
+    assert not refusal.value.proven
 
 
 def test_meshes_of_three_axes_are_searched_where_they_can_be() -> None:

@@ -807,7 +807,7 @@ def test_after_a_cut_that_is_short_the_nearest_sharding_is_cut(
         return SimpleNamespace(held_bytes={0: plan.held})
 
     monkeypatch.setattr(pipelines, "evaluate", evaluated)
-    ways = cast("Pipelines", SimpleNamespace(groups=(), micro_batches=4))
+    ways = cast("Pipelines", SimpleNamespace(groups=(), schedules=("1f1b",), micro_batches=4))
     budget = Budget.of(request := Request(time_limit_s=1))
     cluster = resolve_cluster("ideal", 4)
     held: object = pipelines._Spaces(graph, cluster, request, 4).of_size(budget, 2, ways)

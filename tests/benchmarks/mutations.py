@@ -1,6 +1,7 @@
 """Table of mutations: rank programs with one fault each, and which of them a proof refuses.
 
     OMP_NUM_THREADS=1 python tests/benchmarks/mutations.py [--only WORD] [--kind WORD] [--most 6]
+    OMP_NUM_THREADS=1 python tests/benchmarks/mutations.py --files [--only WORD] [--most 6]
     OMP_NUM_THREADS=1 python tests/benchmarks/mutations.py --plans [--only WORD]
 
 Of each plan, every communication is dropped, exchanged with another, given another group, region,
@@ -9,6 +10,9 @@ is left out; inputs, constants, outputs and stored values are taken from another
 micro-batches in another order. A mutant that is accepted runs on all ranks in this process, beside
 the programs as they are: its results are equal, or it has SURVIVED. A table by plan and a table by
 mutation are printed; the exit code is 1 if any has survived.
+
+With `--files` it is the graphs of PyTorch's ranks that are mutated, call by call: each mutant is
+written to rank files, which are proven.
 
 With `--plans` nothing is mutated: the proof of each plan of the zoo, of transformers and of
 training is printed in a line, and the exit code is 1 if one is not proven.
@@ -19,13 +23,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helpers.plans.all_plans import all_plans
 from helpers.plans.mutated_cases import CASES
-from helpers.plans.mutation_table import Count, tried
+from helpers.plans.mutation_table import Case, Count, tried, tried_graphs
 from partitioner.ir.errors import PartitionerError
 
 HEAD = ("mutants", "refused", "equal and accepted", "SURVIVED")
@@ -36,20 +41,25 @@ def main() -> int:
     parser.add_argument("--only", default="", help="plans whose name has this word")
     parser.add_argument("--kind", default="", help="the only kind of mutation")
     parser.add_argument("--most", type=int, help="most mutants of a kind of a plan; default: all")
+    parser.add_argument("--files", action="store_true", help="mutate graphs in files of PyTorch")
     parser.add_argument("--plans", action="store_true", help="print the proofs of all plans")
     args = parser.parse_args()
-    return proofs(args.only) if args.plans else table(args.only, args.kind, args.most)
+    if args.plans:
+        return proofs(args.only)
+    cases = [case for case in CASES if args.only in case.name]
+    if args.files:
+        cases = [case for case in cases if not case.name.startswith("onnx")]
+        return table(cases, lambda case: tried_graphs(case, args.most))
+    return table(cases, lambda case: tried(case, args.most, args.kind))
 
 
-def table(only: str, kind: str, most: int | None) -> int:
+def table(cases: Sequence[Case], tried: Callable[[Case], Mapping[str, Count]]) -> int:
     """Print the table of mutations."""
     print(f"| plan | {' | '.join(HEAD)} | seconds |\n|{'---|' * (len(HEAD) + 2)}", flush=True)
     by_kind: dict[str, Count] = {}
-    for case in CASES:
-        if only not in case.name:
-            continue
+    for case in cases:
         start, total = time.perf_counter(), Count()
-        for of, count in tried(case, most, kind).items():
+        for of, count in tried(case).items():
             total.add(count)
             by_kind.setdefault(of, Count()).add(count)
         print(f"| {case.name} | {total} | {time.perf_counter() - start:.0f} |", flush=True)

@@ -226,9 +226,9 @@ def _other_states(program: RankProgram, node: Node) -> Iterator[Node]:
 
 def _of_homes(programs: Programs) -> Iterator[Mutant]:
     """Stored values whose parts lie on the ranks in another order."""
-    states = {step.node.name for step in _steps(programs) if step.node.op == STATE}
+    states = {step.node.outputs[0] for step in _steps(programs) if step.node.op == STATE}
     for value, home in programs.homes.items():
-        if value not in states:
+        if home.name not in states:
             continue
         placement: Placement = home.placement
         mesh = placement.mesh

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 import partitioner
+from helpers.plans.mutated_graphs import GraphMutant, graph_mutants
 from helpers.plans.mutated_programs import Mutant, mutants
 from helpers.plans.mutated_runs import run_mutants, step_as_ordered
 from helpers.plans.mutated_steps import literal_mutants, local_mutants
-from partitioner.api.compiled.base import Compiled
+from partitioner.api.compiled.base import Compiled, origin
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.api.verify.module import random_arguments
 from partitioner.api.verify.symbolic.ir_programs import prove_programs
+from partitioner.api.verify.symbolic.module_files import prove_files
 from partitioner.api.verify.symbolic.onnx_files import read_programs
 from partitioner.api.verify.symbolic.proof import Proof
 from partitioner.api.verify.symbolic.prove import prove
 from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.backends.onnx.running.simulator import run_lockstep
+from partitioner.backends.torch.files.rank_files import write_phases
+from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH
+from partitioner.backends.torch.graphs.phases import RankPhases
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.program import Programs
@@ -51,6 +59,9 @@ class Case:
 
 
 class _Runner(Protocol):
+    def mutants(self, programs: Programs) -> Iterator[Mutant]:
+        """Every mutation of the programs that it can run."""
+
     def prove(self, programs: Programs) -> Proof:
         """Prove programs of the plan's graph."""
 
@@ -61,6 +72,10 @@ class _Runner(Protocol):
 @dataclass(frozen=True)
 class _OnnxRunner:
     compiled: Compiled
+
+    def mutants(self, programs: Programs) -> Iterator[Mutant]:
+        kinds = mutants, local_mutants, literal_mutants
+        return itertools.chain.from_iterable(make(programs) for make in kinds)
 
     def prove(self, programs: Programs) -> Proof:
         graph = self.compiled.graph
@@ -77,11 +92,16 @@ class _OnnxRunner:
 class _ModuleRunner:
     compiled: ModuleProgram
 
+    def mutants(self, programs: Programs) -> Iterator[Mutant]:
+        kinds = mutants, local_mutants, literal_mutants, run_mutants
+        return itertools.chain.from_iterable(make(programs) for make in kinds)
+
     def prove(self, programs: Programs) -> Proof:
         return prove_programs(self.compiled.graph, programs, self.compiled.model.rows)
 
     @cached_property
-    def _given(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    def given(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Inputs of a step, and stored values."""
         module = self.compiled.model.module
         args, kwargs = random_arguments(module, 3)
         return module.signature.feed(args, kwargs, 3), module.stored_values()
@@ -89,18 +109,12 @@ class _ModuleRunner:
     def run(self, programs: Programs) -> Arrays:
         other = self.compiled.ranks.all_ranks.of(programs, self.compiled.graph, None)
         outputs = {of.rank: {out.value for out in of.outputs} for of in programs.ranks}
-        step = other.step(*self._given, outputs)
+        step = other.step(*self.given, outputs)
         kept = {f"{n} on {rank}": x for rank, of in step.kept.items() for n, x in of.items()}
         copies = {f"{n} of copy {i}": x for i, of in enumerate(step.copies) for n, x in of.items()}
-        ordered = step_as_ordered(other, *self._given)
+        ordered = step_as_ordered(other, *self.given)
         tensors = {**step.results, **step.gradients, **copies, **kept, **ordered}
-        return {name: tensor.detach().double().numpy() for name, tensor in tensors.items()}
-
-
-def all_mutants(programs: Programs) -> Iterator[Mutant]:
-    """Mutations of communications, of what ranks do by themselves, and of the order of runs."""
-    kinds = mutants, local_mutants, literal_mutants, run_mutants
-    return itertools.chain.from_iterable(make(programs) for make in kinds)
+        return _arrays(tensors)
 
 
 @dataclass
@@ -132,7 +146,7 @@ def tried(case: Case, most: int | None = None, only: str = "") -> Mapping[str, C
     proof = runner.prove(compiled.programs)
     assert proof, f"{case.name}: {proof}"
     by_kind: dict[str, list[Mutant]] = {}
-    for mutant in all_mutants(compiled.programs):
+    for mutant in runner.mutants(compiled.programs):
         by_kind.setdefault(mutant.kind, []).append(mutant)
     counts = {}
     right: Arrays | None = None
@@ -154,6 +168,66 @@ def tried(case: Case, most: int | None = None, only: str = "") -> Mapping[str, C
     return counts
 
 
+def tried_graphs(case: Case, most: int | None = None) -> Mapping[str, Count]:
+    """Mutate the graphs that a module's rank files have; else as `tried`.
+
+    Each mutant is written to files, which are proven; what is accepted runs as written.
+    """
+    compiled = case.compiled()
+    assert isinstance(compiled, ModuleProgram)
+    all_ranks, runner = compiled.ranks.all_ranks, _ModuleRunner(compiled)
+    right = step_as_ordered(all_ranks, *runner.given)
+    phases = [of_rank[0] for of_rank in all_ranks.phases]
+    by_kind: dict[str, list[GraphMutant]] = {}
+    for mutant in graph_mutants(phases):
+        if mutant.make() is not None:
+            by_kind.setdefault(mutant.kind, []).append(mutant)
+    counts = {}
+    with tempfile.TemporaryDirectory() as name:
+        compiled.ranks.write(Path(name))
+        for kind, of in by_kind.items():
+            count = counts[kind] = Count()
+            for mutant in of[:: max(1, -(-len(of) // most)) if most else 1]:
+                made = mutant.make()
+                assert made is not None
+                count.mutants += 1
+                accepted = _proven_as_written(compiled, made[mutant.rank], Path(name))
+                _write(compiled, phases[mutant.rank], Path(name))
+                if not accepted:
+                    count.refused += 1
+                    continue
+                other = all_ranks.with_phases([[one] * all_ranks.micro.count for one in made])
+                with suppress(Exception):  # whatever stops the ranks, they have no results
+                    found = step_as_ordered(other, *runner.given)
+                    if _all_like(_arrays(found), _arrays(right)):
+                        count.equal += 1
+                        continue
+                count.survived.append(f"{case.name}: {kind}: {mutant.what}")
+    return counts
+
+
+def _proven_as_written(compiled: ModuleProgram, phases: RankPhases, folder: Path) -> bool:
+    """Prove files of which those of a rank are replaced, if its graphs can be written."""
+    try:
+        _write(compiled, phases, folder)
+    except RuntimeError:  # an operator refuses the shapes
+        return False
+    try:
+        return bool(prove_files(folder, compiled.graph))
+    except PartitionerError:
+        return False
+
+
+def _write(compiled: ModuleProgram, phases: RankPhases, folder: Path) -> None:
+    micro = compiled.model.module.micro or WHOLE_BATCH
+    mark = origin(compiled.plan, compiled.graph)
+    write_phases(folder, compiled.programs, phases, mark, micro)
+
+
+def _arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
+    return {name: tensor.detach().double().numpy() for name, tensor in tensors.items()}
+
+
 def _is_accepted(runner: _Runner, programs: Programs) -> bool:
     try:
         return bool(runner.prove(programs))
@@ -167,6 +241,10 @@ def _are_equal(runner: _Runner, programs: Programs, right: Arrays) -> bool:
             found = runner.run(programs)
     except Exception:  # noqa: BLE001 - whatever stops the ranks, they have no results
         return False
+    return _all_like(found, right)
+
+
+def _all_like(found: Arrays, right: Arrays) -> bool:
     floor = NOTHING * max((np.abs(x).max() for x in right.values() if x.size), default=0.0)
     return all(_is_like(found.get(name), array, floor) for name, array in right.items())
 

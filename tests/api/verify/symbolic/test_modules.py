@@ -81,6 +81,17 @@ def test_a_rank_that_gets_no_gradient_of_its_part_is_refused() -> None:
     )
 
 
+def test_a_rank_that_does_not_return_a_result_is_refused() -> None:
+    compiled = planned(parallel="dp")
+    first, second = compiled.programs.ranks
+    (loss,) = (out for out in second.outputs if out.whole == "mean")
+    outputs = tuple(out for out in second.outputs if out != loss)
+    programs = replace(compiled.programs, ranks=(first, replace(second, outputs=outputs)))
+    proof = prove(compiled.graph, programs_of(programs, compiled.graph))
+    why = "the rank does not deliver each element of it once"
+    assert str(proof) == f"WRONG: rank 1, output 'mean': {why}"
+
+
 def test_a_rank_that_reads_another_parameter_of_the_same_form_is_refused() -> None:
     layers = [nn.Linear(8, 8, bias=False) for _ in range(2)]
     example = (torch.randn(4, 8),)

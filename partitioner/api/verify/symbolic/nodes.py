@@ -448,9 +448,8 @@ class Match:
         }
         if row.localize is None or not cut:
             yield LocalOp((self.node,))
-        dispatch = rule.dispatch
-        if row.localize is None or (dispatch and {dispatch.rows, dispatch.owners} <= cut):
-            return  # devices would send each other iterations inside of the node
+        if row.localize is None:
+            return
         slots = enumerate(self.node.outputs)
         outs = tuple(loops.result_region(i, parts) if value else () for i, value in slots)
         regions = loops.operand_regions(parts)

@@ -5,14 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 from torch import Tensor, nn
 
 import partitioner
 from partitioner.api.verify.symbolic.ir_programs import programs_of
+from partitioner.api.verify.symbolic.onnx_files import read_programs
 from partitioner.api.verify.symbolic.proof import Proof
 from partitioner.api.verify.symbolic.prove import prove
+from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops.aten.branches import COND
 from partitioner.ir.program import Comm, Compute, Programs, RankProgram
@@ -161,3 +166,40 @@ def test_a_branch_that_needs_all_of_a_cut_operand_is_refused() -> None:
     proof = cut(planned(pointwise, columns, training=False))
     assert not proof
     assert "(higher_order::cond): its body 'false': " in str(proof)
+
+
+def branch(op: str) -> onnx.GraphProto:
+    result = helper.make_tensor_value_info("r", TensorProto.FLOAT, [4, 8])
+    return helper.make_graph([helper.make_node(op, ["a"], ["r"])], op, [], [result])
+
+
+def with_if() -> onnx.ModelProto:
+    """Two products, and an `If` whose bodies read what the first one gives."""
+    weights = [
+        helper.make_tensor(name, TensorProto.FLOAT, [8, 8], np.arange(64.0)) for name in ("v", "w")
+    ]
+    bodies = {"then_branch": branch("Relu"), "else_branch": branch("Neg")}
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["a"], name="first"),
+        helper.make_node("If", ["flag"], ["c"], name="if", **bodies),
+        helper.make_node("MatMul", ["c", "w"], ["y"], name="last"),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 8]) for name in "xy")
+    flag = helper.make_tensor_value_info("flag", TensorProto.BOOL, [])
+    graph = helper.make_graph(nodes, "if", [x, flag], [y], weights)
+    opsets = [helper.make_opsetid("", 18)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def test_the_bodies_of_an_onnx_model_are_those_of_the_model() -> None:
+    compiled: Any = partitioner.compile(
+        with_if(), devices=2, strategy="intra", cluster="2xideal", time_limit_s=5
+    )
+    assert compiled.verify(symbolic=True)
+    models = emit_models(compiled.programs, compiled.graph)
+    node = next(n for model in models for n in model.graph.node if n.op_type == "If")
+    body = next(a.g for a in node.attribute if a.name == "else_branch")
+    body.node[0].op_type = "Abs"
+    proof = prove(compiled.graph, read_programs(models))
+    assert proof.verdict == "not proven"
+    assert ", node 'if' (If): " in str(proof)

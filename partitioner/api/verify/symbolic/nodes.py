@@ -371,11 +371,9 @@ class Match:
         if not all(regions[self.node.outputs.index(value)] for value in names):
             why = "its bodies do not give the same part of a result"
             raise RefusedError(why, is_wrong=True, closeness=4)
-        results = [
-            Held(v, min(of)) if of else None
-            for v, of in zip(self.node.outputs, regions, strict=True)
-        ]
-        made = self.made(names, results.__getitem__)
+        pairs = zip(self.node.outputs, regions, strict=True)
+        results = {slot: Held(v, min(of)) for slot, (v, of) in enumerate(pairs) if of}
+        made = self.made(names, lambda slot: results[slot])
         if made is None:
             raise self.other_form()
         return {name: [held] for name, held in made.items()}

@@ -114,13 +114,8 @@ def _meeting(step: Compute | Comm) -> tuple[int, ...]:
     """The ranks that wait for each other in a step; () if none do, or a message passes phases."""
     if isinstance(step, Comm):
         return step.ranks if step.phase == step.target_phase else ()
-    return _among(step)
-
-
-def _among(step: Compute) -> tuple[int, ...]:
-    """The ranks that send each other rows inside of a local node; () if none do."""
     ranks = step.node.attrs.get(AMONG, ())
-    return ranks if isinstance(ranks, tuple) else ()
+    return tuple(map(int, ranks)) if isinstance(ranks, tuple) else ()
 
 
 def _program(
@@ -193,7 +188,7 @@ def _steps(
             captures = tuple(map(own, step.node.captures))
             of = stored.get(step.node.name, ())
             local = _local_node(step, inputs, captures, of, shared)
-            among = _among(step)
+            among = _meeting(step)
             steps.append(Sending(local, among, met[among]) if among else local)
             met[among] += 1
     outputs = tuple(replace(out, value=summing(out.value)) for out in program.outputs)

@@ -235,7 +235,7 @@ class Loops:
             raise RefusedError(f"its result: {error}", closeness=2) from None
 
     def result(self, node: Node, slot: int, parts: Parts) -> Held:
-        """What a result of a node is."""
+        """Give what a result of a node is."""
         region = self.result_region(slot, parts)
         return Held(node.outputs[slot], region, *self._share(node.name, slot, parts))
 

@@ -392,7 +392,7 @@ class _Phase:
 
     def _branched(self, node: fx.Node) -> LocalNode:
         predicate, *branches, operands = node.args
-        inputs = tuple(self.named[one] for one in (predicate, *operands))  # type: ignore[index, misc]
+        inputs = tuple(self.named[one] for one in (predicate, *operands))  # type: ignore[misc]
         bodies = (self._body(branch) for branch in branches)  # type: ignore[arg-type]
         return LocalNode(
             self._name(node),
@@ -419,7 +419,9 @@ class _Phase:
                 name = phase.named[node] = phase._typed(phase._name(node), node.meta["val"])
                 inputs[name] = Part(name, None)
             elif node.op == "output":
-                outputs += [Output(name, name, None) for name in map(phase.named.get, node.args[0])]
+                outputs += [
+                    Output(name, name, None) for name in map(phase.named.__getitem__, node.args[0])
+                ]
             else:
                 phase._call(node)
         return Program(

@@ -375,11 +375,9 @@ class Match:
         if not all(regions[self.node.outputs.index(value)] for value in names):
             why = "its bodies do not give the same part of a result"
             raise RefusedError(why, is_wrong=True, closeness=4)
-        results = [
-            Held(v, min(of)) if of else None
-            for v, of in zip(self.node.outputs, regions, strict=True)
-        ]
-        made = self.made(names, results.__getitem__)
+        pairs = zip(self.node.outputs, regions, strict=True)
+        results = {slot: Held(v, min(of)) for slot, (v, of) in enumerate(pairs) if of}
+        made = self.made(names, lambda slot: results[slot])
         if made is None:
             raise self.other_form()
         return {name: [held] for name, held in made.items()}
@@ -452,9 +450,8 @@ class Match:
         }
         if row.localize is None or not cut:
             yield LocalOp((self.node,))
-        dispatch = rule.dispatch
-        if row.localize is None or (dispatch and {dispatch.rows, dispatch.owners} <= cut):
-            return  # devices would send each other iterations inside of the node
+        if row.localize is None:
+            return
         slots = enumerate(self.node.outputs)
         outs = tuple(loops.result_region(i, parts) if value else () for i, value in slots)
         regions = loops.operand_regions(parts)

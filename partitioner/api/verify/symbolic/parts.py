@@ -23,6 +23,8 @@ MOST_INTERVALS = 65_536
 class RefusedError(Exception):
     """A step that is wrong, or that the interpreter cannot follow: one clause."""
 
+    rank: int | None = None  #: The rank whose step it is, of a step of several; None if of all.
+
     def __init__(self, why: str, *, is_wrong: bool = False, closeness: int = 0) -> None:
         super().__init__(why)
         self.is_wrong = is_wrong  #: Whether what the rank holds contradicts the model.

@@ -443,7 +443,8 @@ class _Check:
                 for name, facts in got.items():
                     ranks[rank].note(name, facts)
         except RefusedError as error:
-            raise self._refused(ranks, first, _text(sides[first]), error) from None
+            rank = first if error.rank is None else error.rank
+            raise self._refused(ranks, rank, _text(sides[rank]), error) from None
 
     def _got(
         self, ranks: Sequence[Rank], sides: Mapping[int, _Waiting]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -82,13 +83,26 @@ def send(
     raise unfollowed(ranks[first], nodes[first], refused)
 
 
+@contextmanager
+def _of_rank(rank: int) -> Iterator[None]:
+    """Tell which rank a step is refused on."""
+    try:
+        yield
+    except RefusedError as error:
+        error.rank = rank
+        raise
+
+
 def _results(group: tuple[int, ...], matches: Sequence[Match], node: Node) -> list[dict[str, Held]]:
     """Give what a node's results are on each rank of a group."""
     rule = rule_of(matches[0].graph, node)
     if isinstance(rule, str) or rule.dispatch is None:
         raise RefusedError(f"the ranks of {node.name!r} send each other no rows", closeness=1)
     refused: RefusedError | None = None
-    members = [[*_Member.of(match, rule, rule.dispatch)] for match in matches]
+    members = []
+    for match in matches:
+        with _of_rank(match.rank.rank):
+            members.append([*_Member.of(match, rule, rule.dispatch)])
     for chosen in itertools.islice(itertools.product(*members), _MOST_CHOICES):
         try:
             return _Exchange(group, node, rule, rule.dispatch, chosen).results()
@@ -143,16 +157,15 @@ class _Exchange:
     def results(self) -> list[dict[str, Held]]:
         """Give what the local results are on each rank, if each runs what the op table says."""
         self._check_alike()
-        held = tuple(
-            member.regions(
-                self.dispatch.inside, {**member.parts, self.dispatch.rows: self._all_rows}
-            )
-            for member in self.members
-        )
-        return [
-            self._made(member, regions, held)
-            for member, regions in zip(self.members, held, strict=True)
-        ]
+        held, made = list[tuple[Region, ...]](), list[dict[str, Held]]()
+        for member in self.members:
+            with _of_rank(member.match.rank.rank):
+                parts = {**member.parts, self.dispatch.rows: self._all_rows}
+                held.append(member.regions(self.dispatch.inside, parts))
+        for member, regions in zip(self.members, held, strict=True):
+            with _of_rank(member.match.rank.rank):
+                made.append(self._made(member, regions, tuple(held)))
+        return made
 
     @cached_property
     def _all_rows(self) -> Intervals:

@@ -3,6 +3,7 @@
     OMP_NUM_THREADS=1 python tests/benchmarks/training.py [--ranks 2] [--rounds 7] [--steps 3]
         [--only ddp,dp,...] [--layers 4] [--width 512] [--tokens 128] [--batch 8]
         [--vocabulary 4096] [--cluster local] [--fused] [--profile FILE] [--time-limit 120]
+        [--lengths]
 
 Modes: `one` (the plain module on every rank, for scale), `ddp` (DistributedDataParallel), `fsdp`
 (fully_shard of each block and the whole), `hand-tp` (parallelize_module, blocks and head), and
@@ -14,6 +15,9 @@ rounds of the ratios of both to the twin of the same round. Plans are made for t
 `partitioner.profile` measures it at the start, in at most `--time-limit` seconds, or as an earlier
 run measured it into `--profile`; for a `--cluster` by name nothing is measured. Stages beside those
 of `torch.distributed.pipelining` take turns in `pipelines.py --part twin`.
+
+`--lengths` takes models with steps of one to forty milliseconds in place of one model, a table
+each: the fixed cost of a step shows in the ratios of the shortest ones.
 """
 
 import argparse
@@ -42,6 +46,14 @@ import partitioner
 
 VOCABULARY = 4096
 TWINS = {"dp": "ddp", "zero3": "fsdp", "tp": "hand-tp"}
+#: Sizes of the models of `--lengths`, from the shortest step on.
+LENGTHS = (
+    {"layers": 0, "width": 32, "tokens": 8, "batch": 8, "vocabulary": 64},
+    {"layers": 1, "width": 64, "tokens": 16, "batch": 8, "vocabulary": 256},
+    {"layers": 1, "width": 128, "tokens": 32, "batch": 8, "vocabulary": 256},
+    {"layers": 2, "width": 128, "tokens": 32, "batch": 8, "vocabulary": 512},
+    {"layers": 2, "width": 192, "tokens": 64, "batch": 8, "vocabulary": 1024},
+)
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Step = Callable[[Batch], float]
@@ -92,6 +104,12 @@ def made(args: argparse.Namespace) -> GPT:
     """The model, the same each time."""
     torch.manual_seed(0)
     return GPT(args.layers, args.width, args.tokens, args.vocabulary)
+
+
+def models(args: argparse.Namespace) -> list[argparse.Namespace]:
+    """The arguments for each model."""
+    sizes = LENGTHS if args.lengths else ({},)
+    return [argparse.Namespace(**{**vars(args), **one}) for one in sizes]
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -184,6 +202,13 @@ def tensor_parallel(model: GPT, mesh: object) -> nn.Module:
 
 def run(rank: int, args: argparse.Namespace) -> None:
     start_rank(rank, args.ranks, args.port)
+    for one in models(args):
+        take_turns(rank, one)
+    dist.destroy_process_group()
+
+
+def take_turns(rank: int, args: argparse.Namespace) -> None:
+    """Measure the modes of a model, round by round."""
     steps = dict(modes(args, rank))
     generator = torch.Generator().manual_seed(1)
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -202,7 +227,6 @@ def run(rank: int, args: argparse.Namespace) -> None:
             computing[name].append((time.process_time() - start_computing) / args.steps)
     if rank == 0:
         report(times, computing, losses)
-    dist.destroy_process_group()
 
 
 Times = dict[str, list[float]]
@@ -249,12 +273,14 @@ def main() -> None:
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--time-limit", type=float, default=120.0)
     parser.add_argument("--fused", action="store_true")
+    parser.add_argument("--lengths", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         if args.cluster == "local":
             args.profile = args.profile or Path(folder) / "profile.sqlite"
-            measure(args)
+            for one in models(args):
+                measure(one)
         mp.spawn(run, (args,), nprocs=args.ranks)
 
 

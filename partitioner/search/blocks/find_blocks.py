@@ -34,9 +34,8 @@ from partitioner.search.blocks.training import training_blocks
 from partitioner.search.levels.asked_nodes import AskedNodes
 from partitioner.search.outcome import Candidate, NoCheaper, Outcome, SpaceResult, winner
 from partitioner.search.request import Budget, Request
-from partitioner.search.stages.cut_search import LEAN, flying_shares
+from partitioner.search.stages.cut_search import LEAN, Table, flying_shares
 from partitioner.search.stages.pipelines import find_pipeline, least_memory
-from partitioner.search.stages.staged_plan import Table
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.referee import Objective
 from partitioner.strategies.constraints import ConstraintError, Constraints

@@ -358,9 +358,9 @@ class SplitAxesSpace:
         if is_known and budget.work.left_s < FIRST_S * len(graph.nodes):
             budget.work.stop()
             return SpaceResult()
-        space = StagesSpace(graph, self.rules, self.cluster, self.meshes, one_stage=True)
-        if asked is not None:
-            space = replace(space, constraints=asked.constraints, objective=asked.objective)
+        space = StagesSpace(
+            graph, self.rules, self.cluster, self.meshes, asked or Request(), one_stage=True
+        )
         try:
             best = space.cheapest(budget)
         except (Infeasible, ConstraintError) as error:

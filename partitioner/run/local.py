@@ -7,7 +7,6 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +20,10 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.foundations import units
 from partitioner.foundations.files import (
     ResultError,
-    check_file,
     check_no_link,
+    draft_file,
     open_file,
+    umask,
     write_file,
 )
 from partitioner.ir.errors import PartitionerError
@@ -35,6 +35,10 @@ class RunError(PartitionerError, ValueError):
     """Inputs or outputs of a run that cannot be read or written."""
 
 
+#: Bytes of the largest element type that a model has, complex128.
+_MAX_ITEM_BYTES = 16
+#: Most bytes of an array's header.
+_MAX_HEADER_BYTES = 2**16
 #: Errors that NumPy raises for a file that is no .npz file, or a broken one.
 _NO_NPZ = (
     *(OSError, ValueError, AttributeError, TypeError, KeyError, EOFError, MemoryError),
@@ -144,14 +148,38 @@ def read_inputs(path: Path, types: Mapping[str, TensorType]) -> dict[str, np.nda
     try:
         with open_file(path) as file:
             data = np.load(file, allow_pickle=False)
-            if isinstance(data, np.lib.npyio.NpzFile):
+            if isinstance(data, np.lib.npyio.NpzFile) and data.zip is not None:
+                _check_headers(path, data.zip, types)
                 return {name: _from_file(data[name], types.get(name)) for name in data.files}
+    except RunError:
+        raise
     except OSError as error:
         raise RunError(f"inputs {path}: {error.strerror or one_line(error)}") from None
     except _NO_NPZ as error:
         if _is_zip(path):
             raise RunError(f"inputs {path}: {one_line(error)}") from None
     raise RunError(f"inputs {path}: not an .npz file (numpy.savez of arrays by input name)")
+
+
+def _check_headers(path: Path, file: zipfile.ZipFile, types: Mapping[str, TensorType]) -> None:
+    """Refuse arrays that are no inputs, by the headers alone: a small file may hold huge arrays."""
+    for entry in file.infolist():
+        name = entry.filename.removesuffix(".npy")
+        if name not in types:
+            names = ", ".join(map(repr, types)) or "none"
+            raise RunError(f"inputs {path}: input {name!r} is not one of the model's: {names}")
+        type_ = types[name]
+        if entry.file_size > type_.numel * _MAX_ITEM_BYTES + _MAX_HEADER_BYTES:
+            raise RunError(
+                f"inputs {path}: input {name!r} has {entry.file_size} bytes, not {type_}"
+            )
+        with file.open(entry) as array:
+            old = np.lib.format.read_magic(array) == (1, 0)
+            form = np.lib.format
+            read = form.read_array_header_1_0 if old else form.read_array_header_2_0
+            shape, _, dtype = read(array)
+        if shape != type_.shape and not dtype.hasobject:  # NumPy refuses objects unread
+            raise RunError(f"inputs {path}: input {name!r} has shape {shape}, not {type_.shape}")
 
 
 def _is_zip(path: Path) -> bool:
@@ -194,24 +222,41 @@ def draw_inputs(
 
 def check_outputs(path: Path, directory: Path) -> None:
     """Refuse, before a run, a file that `write_outputs` could not or must not write after it."""
-    check_file(path)
-    why = ""
-    if path.suffix.lower() != ".npz":
-        why = "name a file that ends in .npz"
-    elif directory.resolve() in path.resolve().parents:
-        why = f"it is in {directory}, the saved plan; name another place"
-    elif path.is_file() and not zipfile.is_zipfile(path):
-        why = "not an .npz file, so it is not replaced"
+    try:
+        rules = (
+            (path.is_dir(), "it is a folder; name an .npz file"),
+            (path.exists() and not path.is_file(), "it is not a regular file"),
+            (path.suffix.lower() != ".npz", "name a file that ends in .npz"),
+            (
+                directory.resolve() in path.resolve().parents,
+                f"it is in {directory}, the saved plan; name another place",
+            ),
+            (
+                path.is_file() and not zipfile.is_zipfile(path),
+                "not an .npz file, so it is not replaced",
+            ),
+        )
+        why = next((why for is_broken, why in rules if is_broken), "")
+        if not why:
+            with draft_file(path):
+                pass
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
     if why:
         raise RunError(f"outputs {path}: {why}")
 
 
 def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write outputs to an .npz file, or raise a FileError; bfloat16 and float8 as exact float32."""
+    """Write outputs to an .npz file, or raise a RunError; bfloat16 and float8 as exact float32."""
     stored = {
         name: array.astype(np.float32) if _is_foreign(array.dtype) else array
         for name, array in arrays.items()
     }
-    file = BytesIO()
-    save_named_arrays(file, stored)
-    write_file(path, file.getvalue())
+    try:
+        with draft_file(path) as draft:
+            with draft.open("wb") as file:
+                save_named_arrays(file, stored)
+            draft.chmod(0o666 & ~umask())
+            draft.replace(path)
+    except OSError as error:
+        raise RunError(f"outputs {path}: {error.strerror}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from helpers.plans.mutated_programs import Mutant
 from partitioner.ir.graph import AMONG, Node
@@ -30,7 +31,8 @@ def sending_mutants(programs: Programs) -> Iterator[Mutant]:
     for origin in origins:
         for kind, what, change in changes:
             if what != "among others" or len(groups) > 1:
-                yield Mutant(kind, f"{origin}: {what}", _changed(programs, origin, change))
+                mutated = partial(_changed, programs, origin, change)
+                yield Mutant(kind, f"{origin}: {what}", mutated)
 
 
 def _sending(program: RankProgram) -> list[Compute]:

@@ -65,7 +65,7 @@ def least(data: Json) -> float:
 @pytest.mark.parametrize("single", [1, 2, 12])
 def test_packed_plans_are_as_good_as_any(single: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where flights are taken in ranges, which are split as plans need them."""
-    monkeypatch.setattr(f"{STAGES}.packed.SINGLE_FLIGHTS", single)
+    monkeypatch.setattr(f"{STAGES}.graph_search.SINGLE_FLIGHTS", single)
     fits = 0
     for seed in range(60):
         data = piper(seed)

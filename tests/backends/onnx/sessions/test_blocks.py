@@ -91,6 +91,15 @@ def test_memory_of_blocks() -> None:
     assert parts - whole == pytest.approx(4 * layer / LOAD_BYTES_PER_S)
 
 
+def test_a_malformed_block_is_refused() -> None:
+    graph = chain("b")
+    (proto,) = emit_models(uncut_programs(graph), graph)
+    for entry in proto.graph.node[1].metadata_props:
+        entry.value = "-1"
+    with pytest.raises(BackendError, match="rank 0: node 'b' has block '-1'"):
+        Simulator([proto])
+
+
 def test_files_name_the_blocks() -> None:
     graph = chain("b", "c")
     (proto,) = emit_models(uncut_programs(graph), graph)

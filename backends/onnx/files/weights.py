@@ -7,16 +7,15 @@ disk or a copy changes would make results wrong, and nothing else would tell.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from io import BytesIO
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 import numpy as np
-from onnx import ModelProto, StringStringEntryProto, TensorProto
+from onnx import AttributeProto, GraphProto, ModelProto, StringStringEntryProto, TensorProto
 
 from partitioner.backends.errors import BackendError, why_unreadable
-from partitioner.backends.onnx.files.messages import tensor_proto
+from partitioner.backends.onnx.files.messages import attribute_graphs, tensor_proto
 from partitioner.foundations.files import open_file
 from partitioner.ir.types import TensorType, onnx_dtype
 
@@ -110,23 +109,63 @@ def _seal(digest: str) -> bytes:
 def check_digest(path: Path, data: bytes, model: ModelProto) -> None:
     """Refuse a rank file that is not as it was written: `data`, or `model`; all constants are read.
 
-    Files of earlier versions have no digest.
+    Files of earlier versions have no digest: their constants lie in the file of weights, at least.
     """
+    weights = path.with_suffix(".weights")
+    outside = (t for t in _tensors(model.graph) if t.data_location == TensorProto.EXTERNAL)
+    need = max((_end(path, tensor) for tensor in outside), default=0)
+    digest = hashlib.sha256()
+    if need:
+        _add_file(digest, weights, need)
     known = [entry.value for entry in model.metadata_props if entry.key == DIGEST_KEY]
     if not known:
         return
-    constants = model.graph.initializer
-    has_weights = any(one.data_location == TensorProto.EXTERNAL for one in constants)
-    weights, digest = path.with_suffix(".weights"), hashlib.sha256()
-    try:
-        with open_file(weights) if has_weights else BytesIO() as file:
-            while block := file.read(2**22):
-                digest.update(block)
-    except OSError as error:
-        raise BackendError(f"{weights}: {why_unreadable(error)}") from None
     digest.update(data[: -len(_seal(known[0]))])
     if known != [digest.hexdigest()] or not data.endswith(_seal(known[0])):
-        files = f"{path} or {weights.name}" if has_weights else str(path)
+        files = f"{path} or {weights.name}" if need else str(path)
         raise BackendError(
             f"{files} is not as it was written: copy the files anew, or partition again"
         )
+
+
+def _add_file(digest: hashlib._Hash, path: Path, need: int) -> None:
+    try:
+        with open_file(path) as file:
+            size = 0
+            while block := file.read(2**22):
+                digest.update(block)
+                size += len(block)
+                if size > need:
+                    break
+    except OSError as error:
+        raise BackendError(f"{path}: {why_unreadable(error)}") from None
+    if size != need:
+        raise BackendError(
+            f"{path} has {'more than ' if size > need else ''}{min(size, need)} bytes, not {need}: "
+            "it is not the file that was written; copy it anew or partition again"
+        )
+
+
+def _end(path: Path, tensor: TensorProto) -> int:
+    """The byte of the file of weights at which a constant ends."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    numbers = entries.get("offset", ""), entries.get("length", "")
+    if entries.get("location") != path.with_suffix(".weights").name or not all(
+        number.isascii() and number.isdigit() and len(number) < 19 for number in numbers
+    ):
+        raise BackendError(
+            f"{path}: constant {tensor.name!r} lies in {entries.get('location')!r} at "
+            f"{numbers[0]!r}, not in {path.with_suffix('.weights').name}"
+        )
+    return sum(map(int, numbers))
+
+
+def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR:
+                yield attribute.t
+            yield from attribute.tensors
+            for body in attribute_graphs(attribute):
+                yield from _tensors(body)

@@ -204,8 +204,8 @@ def test_a_graph_that_was_changed(moved: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda file: os.truncate(file, 100), r"rank0\.weights is not as it was written"),
-        (lambda file: os.truncate(file, 2**24), r"rank0\.weights is not as it was written"),
+        (lambda file: os.truncate(file, 100), r"rank0\.weights has 100 bytes, not \d+: it is not"),
+        (lambda file: os.truncate(file, 2**30), r"rank0\.weights has more than \d+ bytes"),
         (lambda file: flip(file, 77), r"rank0\.onnx or rank0\.weights is not as it was written"),
         (lambda file: flip(file.with_suffix(".onnx"), 40), r"rank ?0"),
         (lambda file: file.unlink(), r"rank0\.weights: No such file"),
@@ -237,7 +237,7 @@ def test_weights_that_lie_elsewhere(moved: Path) -> None:
         for entry in tensor.external_data:
             entry.value = "../m.onnx" if entry.key == "location" else entry.value
     (moved / "rank0.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(BackendError, match=r"rank0\.weights is not as it was written"):
+    with pytest.raises(BackendError, match=r"lies in '\.\./m\.onnx' at '0', not in rank0\.weights"):
         Simulator(moved)
 
 

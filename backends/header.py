@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from partitioner.backends.regions import region_shape
 from partitioner.ir.checks import count, text
 from partitioner.ir.exchange import Region, nested
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import Copies
 from partitioner.ir.phases import RunOrder
 from partitioner.ir.pipeline.text import from_csv, to_csv
+from partitioner.ir.pipeline.timeline import check
 from partitioner.ir.program import BatchParts, Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType
 
@@ -71,6 +74,11 @@ class Header:
         """The numbers of the requests that the rank has a part in."""
         copies = self.copies
         return [*range(requests)] if copies is None else copies.of_rank(self.rank, requests)
+
+    def run_type(self, name: str) -> TensorType:
+        """Type of an input or output in one run: of the request, or of a micro-batch."""
+        whole = self.whole_inputs.get(name) or self.whole_outputs[name]
+        return whole if self.batch is None else _part_type(whole, self.batch.regions(name)[0])
 
 
 def digest(programs: Programs) -> str:
@@ -139,25 +147,36 @@ def parse_header(data: Any) -> Header:
         KeyError, TypeError, ValueError, AttributeError, IRError: It is malformed.
     """
     inputs, outputs = _parse_types(data["whole_inputs"]), _parse_types(data["whole_outputs"])
+    ranks, bounded = count(data["ranks"]), frozenset(map(text, data.get("bounded", ())))
+    if unknown := sorted(bounded - outputs.keys()):
+        raise ValueError(f"{unknown[0]!r} is not an output")
+    batch = _parse_batch(data["batch"], {**inputs, **outputs}, ranks) if "batch" in data else None
+
+    def part(whole: str, region: Any) -> Region | None:
+        """A region of an input or output, or of a micro-batch's part of it."""
+        type_ = {**inputs, **outputs}[whole]
+        own = type_ if batch is None else _part_type(type_, batch.regions(whole)[0])
+        return _region_of(own, region)
+
     return Header(
         rank=count(data["rank"]),
-        ranks=count(data["ranks"]),
+        ranks=ranks,
         programs=text(data["programs"]),
         origin=Origin(text(data["plan"]), text(data["weights"])),
         comms=count(data["comms"]),
         inputs={
-            name: Part(text(whole), parse_region(region))
+            name: Part(text(whole), part(text(whole), region))
             for name, (whole, region) in data["inputs"].items()
         },
         outputs=tuple(
-            Output(text(value), text(whole), parse_region(region))
+            Output(text(value), text(whole), part(text(whole), region))
             for value, whole, region in data["outputs"]
         ),
         whole_inputs=inputs,
         whole_outputs=outputs,
-        batch=_parse_batch(data["batch"], {**inputs, **outputs}) if "batch" in data else None,
-        bounded=frozenset(map(text, data.get("bounded", ()))),
-        copies=_parse_copies(data["copies"]) if "copies" in data else None,
+        batch=batch,
+        bounded=bounded,
+        copies=_parse_copies(data["copies"], ranks) if "copies" in data else None,
         constants=_parse_constants(data["constants"]) if "constants" in data else None,
     )
 
@@ -169,23 +188,49 @@ def _parse_constants(data: Any) -> dict[str, Part]:
     }
 
 
-def _parse_copies(data: Any) -> Copies:
+def _parse_copies(data: Any, ranks: int) -> Copies:
     devices = tuple(tuple(map(count, copy)) for copy in data["devices"])
-    return Copies(devices, tuple(map(float, data["seconds"])))
+    seconds = tuple(float(s) for s in data["seconds"])
+    used = [device for copy in devices for device in copy]
+    if len(devices) != len(seconds) or len({*used}) != len(used) or not all(devices):
+        raise ValueError(f"copies {data} are not on devices of their own")
+    if max(used) >= ranks or not all(0 <= s < math.inf for s in seconds):
+        raise ValueError(f"copies {data} are not on {ranks} ranks, or take no number of seconds")
+    return Copies(devices, seconds)
 
 
-def _parse_batch(data: Any, types: Mapping[str, TensorType]) -> Batch:
+def _parse_batch(data: Any, types: Mapping[str, TensorType], ranks: int) -> Batch:
     table = from_csv("\n".join(map(text, data["schedule"])) + "\n")
+    check(table, ())
     lanes = tuple(tuple(map(count, lane)) for lane in data["lanes"])
-    regions = {
-        name: tuple(parse_region(part) or () for part in parts)
-        for name, parts in data["regions"].items()
-    }
+    devices = sorted(device for lane in lanes for device in lane)
+    if len(lanes) != len(table.lanes) or len(set(devices)) < len(devices) or not all(lanes):
+        raise ValueError(f"lanes {lanes} are not those of a schedule of {len(table.lanes)} lanes")
+    if max(devices) >= ranks:
+        raise ValueError(f"lanes {lanes} have more than {ranks} ranks")
+    regions = {}
+    for name, parsed in data["regions"].items():
+        parts = tuple(_region_of(types[name], part) or () for part in parsed)
+        shapes = {region_shape(part) for part in parts}
+        if len(parts) != table.micro_batches or len(shapes) != 1:
+            raise ValueError(f"{name!r} has no {table.micro_batches} equal parts")
+        regions[name] = parts
     return Batch(BatchParts(table.micro_batches, types, regions), RunOrder(table, lanes))
+
+
+def _part_type(whole: TensorType, region: Region | None) -> TensorType:
+    return whole if region is None else TensorType.of(whole.dtype, region_shape(region))
 
 
 def _parse_types(data: Any) -> dict[str, TensorType]:
     return {n: TensorType.of(text(dtype), map(count, shape)) for n, (dtype, shape) in data.items()}
+
+
+def _region_of(whole: TensorType, data: Any) -> Region | None:
+    region = parse_region(data)
+    if region is not None and not fits(region, whole.shape):
+        raise ValueError(f"region {data} is not within {whole}")
+    return region
 
 
 def parse_region(data: Any) -> Region | None:
@@ -193,3 +238,12 @@ def parse_region(data: Any) -> Region | None:
     if data is None:
         return None
     return tuple(tuple((count(start), count(length)) for start, length in dim) for dim in data)
+
+
+def fits(region: Region, shape: tuple[int, ...]) -> bool:
+    """Test whether a region lies within a tensor of this shape."""
+    return len(region) == len(shape) and all(
+        start + length <= size
+        for dim, size in zip(region, shape, strict=True)
+        for start, length in dim
+    )

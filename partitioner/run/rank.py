@@ -49,7 +49,8 @@ def loaded(
             f"{directory} is of a PyTorch module: use `partition run`, or module() of the "
             "loaded program under torchrun"
         )
-    header = read_rank(directory, start.rank)
+    file = read_rank(directory, start.rank)
+    header = file[0]
     if header.ranks != start.ranks:
         raise BackendError(
             f"{directory} holds {header.ranks} ranks, torchrun started {start.ranks}"
@@ -71,9 +72,9 @@ def loaded(
     model = load_rank(directory / f"rank{start.rank}.onnx")
 
     def run() -> str:
-        gathered: list[Any] = [None] * start.ranks
-        dist.all_gather_object(gathered, header)
-        headers = check_ranks(gathered, str(directory))
+        files: list[Any] = [None] * start.ranks
+        dist.all_gather_object(files, file)
+        headers = check_ranks(files, str(directory))
         local_ranks = int(os.environ["LOCAL_WORLD_SIZE"])
         config = SessionConfig(threads=threads_per_rank(local_ranks))
         device = rank_device(int(os.environ["LOCAL_RANK"]), local_ranks)

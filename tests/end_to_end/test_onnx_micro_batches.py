@@ -384,15 +384,56 @@ def with_rows(*rows: str) -> Callable[[dict[str, Any]], None]:
     return lambda batch: batch.update(schedule=list(rows))
 
 
-def test_spoilt_files_are_refused(tmp_path: Path) -> None:
+def fewer_regions(batch: dict[str, Any]) -> None:
+    batch["regions"]["x"].pop()
+
+
+def wide_region(batch: dict[str, Any]) -> None:
+    batch["regions"]["x"][0][0][0][1] = 100
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_rows("0F0,0F1", "1F0,1F1"), "'x' has no 2 equal parts"),
+        (with_rows("0F0,0F1,0F2,1F0,1F1,1F2"), "are not those of a schedule of 1 lanes"),
+        (with_rows("0F0,0F1,0F1", "1F0,1F1,1F2"), "0F1"),
+        (with_rows("nonsense"), "nonsense"),
+        (lambda batch: batch.update(lanes=[[0], [7]]), "have more than 2 ranks"),
+        (lambda batch: batch.update(lanes=[[0], [0]]), "are not those of a schedule of 2 lanes"),
+        (fewer_regions, "'x' has no 3 equal parts"),
+        (wide_region, "is not within"),
+        (lambda batch: batch.update(lanes=[[1], [0]]), "which its schedule does not run there"),
+    ],
+)
+def test_spoilt_files_are_refused(
+    change: Callable[[dict[str, Any]], None], message: str, tmp_path: Path
+) -> None:
     folder = compiled(mlp(), 2, 3).save(tmp_path / "plan")
     for rank in range(2):
-        spoil(folder, rank, lambda batch: batch.update(lanes=[[1], [0]]))
-        with pytest.raises(BackendError, match="is not as it was written"):
-            load_rank(folder / f"rank{rank}.onnx")
-        spoil(folder, rank, with_rows("nonsense"))
-    with pytest.raises(BackendError, match="nonsense"):
+        spoil(folder, rank, change)
+    with pytest.raises(BackendError, match=message):
         read_directory(folder)
+
+
+def test_an_order_in_which_ranks_wait_for_ever_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(to_csv(pipeline_schedule("forward", (0, 1, 0), 3)))
+    folder = compiled(mlp(layers=6), 2, 3, schedule=str(table)).save(tmp_path / "plan")
+    rows = "2F0,2F1,2F2,0F0,0F1,0F2", "1F0,1F1,1F2"
+    for rank in range(2):
+        spoil(folder, rank, with_rows(*rows))
+    with pytest.raises(BackendError, match="the schedule of micro-batches cannot run: "):
+        read_directory(folder)
+
+
+def test_an_order_in_which_a_value_is_read_before_it_is_made_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(to_csv(pipeline_schedule("forward", (0, 0), 2)))
+    folder = compiled(mlp(), 1, 2, mesh=None, schedule=str(table)).save(tmp_path / "plan")
+    spoil(folder, 0, with_rows("1F0,1F1,0F0,0F1"))
+    with pytest.raises(BackendError, match="is made in phase 1, but read in phase 2"):
+        load_rank(folder / "rank0.onnx")
 
 
 def test_files_of_two_orders_are_refused(tmp_path: Path) -> None:

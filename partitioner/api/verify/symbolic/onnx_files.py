@@ -31,7 +31,7 @@ def read_programs(source: Path | Sequence[ModelProto]) -> tuple[Program, ...]:
     """The programs of all ranks, from a folder of their files or their messages.
 
     Raises:
-        BackendError: A file is wrong, or they are of different plans.
+        BackendError: A file is wrong, or the ranks disagree about a communication.
     """
     folder = source if isinstance(source, Path) else None
     if isinstance(source, Path):
@@ -41,7 +41,7 @@ def read_programs(source: Path | Sequence[ModelProto]) -> tuple[Program, ...]:
     else:
         protos = list(source)
     models = [load_rank(proto) for proto in protos]
-    check_ranks([model.header for model in models], str(folder or "the messages"))
+    check_ranks([(model.header, model.steps) for model in models], str(folder or "the messages"))
     programs = []
     for model in models:
         contents = partial(_content, model.constants, folder)

@@ -1,7 +1,9 @@
 """Rank files: what is in them, how they are cut, and what is refused."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -234,10 +236,6 @@ def test_programs_that_would_deadlock_are_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-#: What is said of a file whose digest is another.
-AS_WRITTEN = r"rank0\.onnx.* is not as it was written"
-
-
 def rewrite(path: Path, change: Callable[[onnx.ModelProto], None]) -> None:
     """Change a rank file."""
     model = onnx.load(path, load_external_data=False)
@@ -292,31 +290,18 @@ def unknown_kind(model: onnx.ModelProto) -> None:
     next(a for a in node.attribute if a.name == "kind").s = b"gossip"
 
 
-def attribute(model: onnx.ModelProto, seq: int, name: str) -> onnx.AttributeProto:
-    """An attribute of a communication."""
-    node = next(n for n in model.graph.node if n.name == f"partitioner.comm{seq}")
-    return next(a for a in node.attribute if a.name == name)
-
-
-def fewer_rows(model: onnx.ModelProto) -> None:
-    rows = attribute(model, 2, "transfers")
-    assert b"[[0,4]]" in rows.s, rows.s
-    rows.s = rows.s.replace(b"[[0,4]]", b"[[0,3]]", 1)
-
-
 @pytest.mark.parametrize(
     ("make", "change", "message"),
     [
-        (hand.tensor_parallel, drop_comm, AS_WRITTEN),
-        (hand.pipeline, swap, AS_WRITTEN),
-        (hand.tensor_parallel, repeat, AS_WRITTEN),
-        (hand.pipeline, unknown_kind, AS_WRITTEN),
-        (hand.pipeline, fewer_rows, AS_WRITTEN),
+        (hand.tensor_parallel, drop_comm, "rank 0: the file holds 0 communications, not 1"),
+        (hand.pipeline, swap, r"rank 0: communications are out of order: \[1, 0, 2, 3\]"),
+        (hand.tensor_parallel, repeat, r"rank 0: communications are out of order: \[0, 0\]"),
         (hand.pipeline, lose_metadata, "rank0.onnx is not a rank file: its metadata lacks"),
         (hand.pipeline, newer, "rank0.onnx has format version 99, this is 2"),
         (hand.pipeline, garble, "rank0.onnx: metadata 'partitioner.program': 'whole_inputs'"),
         (hand.pipeline, far, r"rank0.onnx: metadata 'partitioner.program': \[4\] is not text"),
         (hand.pipeline, other_rank, "rank0.onnx says that it is of rank 1"),
+        (hand.pipeline, unknown_kind, "rank 0: communication 'partitioner.comm0': 'gossip' is not"),
     ],
 )
 def test_changed_files_are_refused(
@@ -356,19 +341,141 @@ def test_ranks_that_wait_for_each_other_are_named() -> None:
         run_lockstep(models, case.inputs)
 
 
+def test_an_all_reduce_cannot_end_in_a_later_phase() -> None:
+    case = hand.all_reduce("float32")
+    models = emit_models(case.programs, case.graph)
+    node = next(n for n in models[0].graph.node if n.domain == "partitioner")
+    next(a for a in node.attribute if a.name == "target_phase").i = 1
+    with pytest.raises(BackendError, match="all_reduce 7 for test cannot end in a later phase"):
+        load_rank(models[0])
+
+
+def attribute(model: onnx.ModelProto, seq: int, name: str) -> onnx.AttributeProto:
+    """An attribute of a communication."""
+    node = next(n for n in model.graph.node if n.name == f"partitioner.comm{seq}")
+    return next(a for a in node.attribute if a.name == name)
+
+
+def later(model: onnx.ModelProto) -> None:
+    attribute(model, 2, "target_phase").i += 1
+
+
+def earlier(model: onnx.ModelProto) -> None:
+    attribute(model, 2, "phase").i = -1
+
+
+def never(model: onnx.ModelProto) -> None:
+    attribute(model, 2, "target_phase").i = 10**9
+
+
+def other_ranks(model: onnx.ModelProto) -> None:
+    attribute(model, 2, "ranks").ints[:] = [0, 2]
+
+
+def other_type(model: onnx.ModelProto) -> None:
+    attribute(model, 2, "dtype").i = onnx.TensorProto.FLOAT16
+
+
+def fewer_rows(model: onnx.ModelProto) -> None:
+    rows = attribute(model, 2, "transfers")
+    assert b"[[0,4]]" in rows.s, rows.s
+    rows.s = rows.s.replace(b"[[0,4]]", b"[[0,3]]", 1)
+
+
+def outside(model: onnx.ModelProto) -> None:
+    rows = attribute(model, 2, "transfers")
+    rows.s = rows.s.replace(b"[[0,4]]", b"[[1,4]]")
+
+
+def without_it(model: onnx.ModelProto) -> None:
+    program = next(e for e in model.metadata_props if e.key == "partitioner.program")
+    program.value = program.value.replace('"comms":4', '"comms":3')
+    node = next(n for n in model.graph.node if n.name == "partitioner.comm2")
+    node.ClearField("domain")
+    node.op_type = "Identity"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (drop_comm, "rank 0: the file holds 0 communications, not 1"),
-        (repeat, r"rank 0: communications are out of order: \[0, 0\]"),
-        (unknown_kind, "rank 0: communication 'partitioner.comm0': 'gossip' is not"),
+        (later, "rank1.onnx and rank0.onnx differ in communication 2: target phase "),
+        (earlier, "rank0.onnx: phases -1 to . of send 2 .*are not in order within 0 to"),
+        (never, "rank0.onnx: phases . to 1000000000 of send 2 .*are not in order within 0 to"),
+        (other_ranks, r"communication 2: ranks \(0, 1\) and \(0, 2\)"),
+        (other_type, "communication 2: type float32 and float16"),
+        (fewer_rows, "rank1.onnx and rank0.onnx differ in communication 2: what goes from 1 to 0"),
+        (outside, r"rank 0: communication 'partitioner.comm2': region .* is not within float32"),
+        (without_it, r"communication 2 is of ranks \[0, 1\], but is in the files of \[1\]"),
     ],
 )
-def test_changed_messages_are_refused(
-    change: Callable[[onnx.ModelProto], None], message: str
+def test_files_that_disagree_are_refused_before_a_process_starts(
+    change: Callable[[onnx.ModelProto], None], message: str, tmp_path: Path
 ) -> None:
-    case = hand.tensor_parallel()
+    case = hand.pipeline()
+    emit(case.programs, case.graph, tmp_path)
+    assert len(read_directory(tmp_path)) == 2
+    rewrite(tmp_path / "rank0.onnx", change)
+    with pytest.raises(BackendError, match=message):
+        read_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("phase", "message"),
+    [
+        ("1", "rank 0: 'n' is made in phase 1, but read in phase 0"),
+        ("-1", "rank 0: node '.*' has phase '-1'"),
+        ("x", "rank 0: node '.*' has phase 'x'"),
+    ],
+)
+def test_a_node_in_a_wrong_phase_is_refused(phase: str, message: str) -> None:
+    case = hand.pipeline()
     model = emit_models(case.programs, case.graph)[0]
-    change(model)
+    node = next(n for n in model.graph.node if "n" in n.output)
+    del node.metadata_props[:]
+    node.metadata_props.add(key="partitioner.phase", value=phase)
     with pytest.raises(BackendError, match=message):
         load_rank(model)
+
+
+def undelivered(data: dict[str, Any]) -> None:
+    data["outputs"] = []
+
+
+def wider(data: dict[str, Any]) -> None:
+    data["whole_outputs"]["y"][1][0] += 1
+
+
+def part(data: dict[str, Any]) -> None:
+    data["inputs"]["x"][1] = [[[0, 1]], [[0, 1]]]
+
+
+def out_of_bounds(data: dict[str, Any]) -> None:
+    data["inputs"]["x"][1] = [[[1, 99]], [[0, 1]]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (undelivered, r"the ranks deliver 0 elements of output 'y', which is float32"),
+        (wider, r"the ranks deliver 8 elements of output 'y', which is float32\[5,2\]"),
+        (part, r"rank 0: 'x' is float32\[4,6\], but its part is float32\[1,1\]"),
+        (out_of_bounds, r"region \[\[\[1, 99\]\], \[\[0, 1\]\]\] is not within float32\[4,6\]"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(
+    change: Callable[[dict[str, Any]], None], message: str, tmp_path: Path
+) -> None:
+    case = hand.tensor_parallel()
+    emit(case.programs, case.graph, tmp_path)
+    assert len(read_directory(tmp_path)) == 2
+
+    def change_header(model: onnx.ModelProto) -> None:
+        entry = next(e for e in model.metadata_props if e.key == "partitioner.program")
+        data = json.loads(entry.value)
+        change(data)
+        entry.value = json.dumps(data)
+
+    for path in sorted(tmp_path.glob("*.onnx")):
+        rewrite(path, change_header)
+    with pytest.raises(BackendError, match=message):
+        read_directory(tmp_path)

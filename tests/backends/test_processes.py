@@ -227,7 +227,8 @@ def test_torchrun_with_a_wrong_input_says_so_and_stops(tmp_path: Path) -> None:
     done = torchrun(2, str(tmp_path), "--inputs", str(tmp_path / "in.npz"))
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if line.startswith("rank ")]
-    assert said == ["rank 0: input 'x' has shape (2, 2), not (4, 6)"]  # rank 1 does not echo it
+    where = f"rank 0: inputs {tmp_path / 'in.npz'}: "
+    assert said == [f"{where}input 'x' has shape (2, 2), not (4, 6)"]  # rank 1 does not echo it
 
 
 def start_rank(folder: Path, rank: int, port: int, *arguments: str) -> subprocess.Popen[str]:

@@ -30,7 +30,8 @@ DENSE = frozenset(
         *("_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "_pdist_backward"),
         *("_pdist_forward", "adaptive_max_pool3d_backward"),
         *("fractional_max_pool2d_backward", "fractional_max_pool3d_backward"),
-        *("native_group_norm", "nll_loss2d_backward", "_ctc_loss", "_ctc_loss_backward"),
+        *("median.dim", "nanmedian.dim", "native_group_norm", "nll_loss2d_backward"),
+        *("_ctc_loss", "_ctc_loss_backward"),
         *("_weight_norm_interface", "_weight_norm_interface_backward"),
     )
 )

@@ -101,7 +101,8 @@ def _laid_out(
 def _compare(part: Tensor, whole: Tensor, tolerance: float, where: str) -> None:
     scale = 0.0
     if whole.is_floating_point() or whole.is_complex():
-        scale = max(whole[whole.isfinite()].abs().max().item() if whole.numel() else 0.0, 1e-30)
+        finite = whole[whole.isfinite()]
+        scale = max(finite.abs().max().item() if finite.numel() else 0.0, 1e-30)
     torch.testing.assert_close(
         *(part, whole),
         rtol=0,

@@ -325,8 +325,9 @@ def in_time(cluster: Cluster, request: Request) -> tuple[Layout, ...]:
     """The mesh of several axes that a request names, and all that is planned; none if it has none.
 
     A plan of it is found one axis at a time where the clock ends the making of its joint problem.
+    Constraints may ask for cuts that only the joint problem has: halos, uneven parts.
     """
-    if request.mesh is None or len(request.mesh) < JOINT_AXES or request.constraints.plan:
+    if request.mesh is None or len(request.mesh) < JOINT_AXES or request.constraints.bound:
         return ()
     return layouts(cluster, "intra", request.mesh)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TypedDict, TypeVar
+from typing import TypeVar
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.classes import representatives
@@ -57,9 +57,6 @@ class Evaluation:
     #: The devices of each whole copy, of which each serves requests of its own; () for a partition.
     #: Seconds and bytes of a device are those of a request of its copy.
     copies_on: tuple[tuple[int, ...], ...] = ()
-    #: The same seconds and sent bytes with what brings results to every device; None where nothing
-    #: does, or where it was not asked for.
-    delivered: Evaluation | None = None
 
     @cached_property
     def copies(self) -> Copies | None:
@@ -257,6 +254,12 @@ def evaluate_placed(
     def of_all(figures: Mapping[int, Figure], default: Figure) -> Mapping[int, Figure]:
         return {device: figures.get(first[device], default) for device in devices}
 
+    compute_s: dict[int, float] = defaultdict(float)
+    comm_s: dict[int, float] = defaultdict(float)
+    for task in tasks.tasks:
+        total = compute_s if task.kind == "compute" else comm_s
+        for device, seconds in task.devices.items():
+            total[device] += seconds * tasks.times(task)
     nothing = MemoryPeak(0, 0, 0, "")
     limits = {device: cluster.devices[device].memory_bytes for device in devices}
     most, run, class_of = Peaks.of(tasks), tasks, first
@@ -266,46 +269,20 @@ def evaluate_placed(
             graph, placed, cluster, pipeline, brought, resharder, first=first
         )
     held = _held_by_executor(graph, run, cluster)
-    evaluation = Evaluation(
-        **_sums(tasks, first),
+    return Evaluation(
+        compute_s=of_all(compute_s, 0.0),
+        comm_s=of_all(comm_s, 0.0),
+        latency_s=step_seconds(tasks),
         peak=of_all(most.safe, nothing),
         exact_peak=of_all(most.exact, nothing),
         executor_peak={d: held.get(class_of[d], nothing) for d in devices} if held else {},
         limit_bytes=limits,
+        sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks), 0.0).items()},
         devices_used=len(busy),
         sharded_flops_share=sharded_flops_share(graph, placed),
         sequential=not tasks.order.is_whole
         or (bool(graph.backward) and len({node.mesh.devices for node in placed}) > 1),
         copies_on=copies_on(node.mesh for node in placed),
-    )
-    if run is tasks:
-        return evaluation
-    return replace(evaluation, delivered=replace(evaluation, **_sums(run, class_of)))
-
-
-class _Sums(TypedDict):
-    """The fields of an `Evaluation` that add up tasks."""
-
-    compute_s: Mapping[int, float]
-    comm_s: Mapping[int, float]
-    latency_s: float
-    sent_bytes: Mapping[int, int]
-
-
-def _sums(tasks: Schedule, class_of: Mapping[int, int]) -> _Sums:
-    """Add up the tasks of a schedule, where each device does what the one of its class does."""
-    compute_s: dict[int, float] = defaultdict(float)
-    comm_s: dict[int, float] = defaultdict(float)
-    for task in tasks.tasks:
-        total = compute_s if task.kind == "compute" else comm_s
-        for device, seconds in task.devices.items():
-            total[device] += seconds * tasks.times(task)
-    sent = sent_bytes(tasks)
-    return _Sums(
-        compute_s={device: compute_s.get(of, 0.0) for device, of in class_of.items()},
-        comm_s={device: comm_s.get(of, 0.0) for device, of in class_of.items()},
-        latency_s=step_seconds(tasks),
-        sent_bytes={device: round(sent.get(of, 0.0)) for device, of in class_of.items()},
     )
 
 

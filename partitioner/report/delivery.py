@@ -37,8 +37,7 @@ class Delivery:
         """
         if not graph.delivered or len(cluster) > MOST_RANKS:
             return None
-        # one device's own figures, of no plan, are without
-        whole = evaluation.delivered or evaluate(graph, plan, cluster, graph.delivered)
+        whole = evaluate(graph, plan, cluster, graph.delivered)
         sent = sum(whole.sent_bytes.values()) - sum(evaluation.sent_bytes.values())
         if not sent:
             return None

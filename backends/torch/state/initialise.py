@@ -50,6 +50,8 @@ class Initialiser:
         self._skeleton = copy.deepcopy(module, {id(x): _on_meta(x) for x in tensors})
         self._path: str | None = None
         self._tensors: dict[str, Tensor] = {}
+        if init is None:
+            self._check()
 
     def __call__(self, name: str) -> Tensor:
         """Contents of a parameter or buffer; a BackendError if its submodule does not set it."""
@@ -59,6 +61,21 @@ class Initialiser:
             self._tensors = self._materialised(path)
             self._path = path
         return self._tensors[leaf]
+
+    def _check(self) -> None:
+        """Every submodule that owns tensors to be set must have a function that sets them."""
+        lost = []
+        for path, module in self._skeleton.named_modules():
+            names = [name for name, _ in _owned(module)]
+            unset = [name for name in names if _joined(path, name) not in self._contents]
+            if unset and _reset(module) is None and not any(self._hooks(path)):
+                lost.append(f"{path or 'the model'} ({type(module).__name__}: {', '.join(unset)})")
+        if lost:
+            more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+            raise BackendError(
+                f"no means to initialise {'; '.join(lost[:5])}{more}: give them "
+                "reset_parameters(), or give init=, a function of a submodule"
+            )
 
     def _materialised(self, path: str) -> dict[str, Tensor]:
         """The initialised parameters and buffers of a submodule itself, by name in it."""
@@ -93,8 +110,7 @@ class Initialiser:
             if _joined(path, name) not in self._contents and not is_set:
                 raise BackendError(
                     f"initialising {path or 'the model'} ({type(owner).__name__}) leaves "
-                    f"{name!r} unset: give it reset_parameters(), or give init=, a function of a "
-                    "submodule"
+                    f"{name!r} unset: give init=, a function of a submodule"
                 )
         return {name: tensor.detach() for name, tensor in after.items()}
 

@@ -135,8 +135,14 @@ def _forbidden(problem: Pairwise, index: Ints, node_costs: Ints, pair_costs: Int
 
 
 def _node_faults(problem: Pairwise) -> Iterator[str]:
+    if len(problem.offsets) < 1 or problem.offsets[0] != 0:
+        yield "offsets of the nodes must start at 0"
     for v in np.flatnonzero(problem.sizes < 1)[:1]:
         yield f"node {v} has no strategy"
+    total = problem.offsets[-1]
+    for name, values in (("costs", problem.costs), ("usages", problem.usages)):
+        if values.shape != (total,):
+            yield f"{name} of shape {values.shape} for {total} strategies"
     if problem.intervals.shape != (problem.nodes, 2):
         yield f"intervals of shape {problem.intervals.shape} for {problem.nodes} nodes"
     low, high = problem.intervals[:, 0], problem.intervals[:, 1]
@@ -146,7 +152,7 @@ def _node_faults(problem: Pairwise) -> Iterator[str]:
 
 def _edge_faults(problem: Pairwise) -> Iterator[str]:
     ends, sizes = problem.edges, problem.sizes
-    if ends.shape != (len(problem.edge_offsets) - 1, 2):
+    if ends.shape != (len(problem.edge_offsets) - 1, 2) or problem.edge_offsets[0] != 0:
         yield f"edges of shape {ends.shape} for {len(problem.edge_offsets)} offsets"
     for e in np.flatnonzero(((ends < 0) | (ends >= problem.nodes)).any(axis=1))[:1]:
         yield f"edge {e} joins nodes {ends[e].tolist()}, not within {problem.nodes} nodes"
@@ -154,6 +160,8 @@ def _edge_faults(problem: Pairwise) -> Iterator[str]:
     for e in np.flatnonzero(costs != pairs)[:1]:
         u, v = ends[e]
         yield f"edge {e} has {costs[e]} costs for {sizes[u]} x {sizes[v]} strategies"
+    if problem.edge_costs.shape != (problem.edge_offsets[-1],):
+        yield f"{len(problem.edge_costs)} edge costs, not {problem.edge_offsets[-1]}"
 
 
 def _value_faults(problem: Pairwise) -> Iterator[str]:

@@ -146,9 +146,9 @@ class Broken(Scale):
 
 def test_submodules_without_means_are_named() -> None:
     module = nn.Sequential(nn.Linear(2, 2), Scale(), Scale())
-    message = r"^initialising 1 \(Scale\) leaves 'factor' unset: give it reset_parameters\(\), or"
+    message = r"^no means to initialise 1 \(Scale: factor\); 2 \(Scale: factor\): give them"
     with pytest.raises(BackendError, match=message):
-        Initialiser(module, 0)("1.factor")
+        Initialiser(module, 0)
     seen = []
     make = Initialiser(module, 0, lambda one: seen.append(one) or nn.init.zeros_(one.factor))
     assert make("1.factor").eq(0).all()
@@ -158,7 +158,7 @@ def test_submodules_without_means_are_named() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Half, r"^initialising 0 \(Half\) leaves 'shift' unset: give it reset"),
+        (Half, r"^initialising 0 \(Half\) leaves 'shift' unset: give init="),
         (Broken, r"^initialising 0 \(Broken\) alone: no luck$"),
     ],
 )

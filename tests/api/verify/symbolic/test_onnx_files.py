@@ -104,7 +104,7 @@ def later(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("ranks", "change", "message"),
     [
-        ((0,), fewer_rows, "rank1.onnx and rank0.onnx differ in communication .*: what goes from"),
+        ((0,), fewer_rows, "rank0.onnx and rank1.onnx differ in communication .*: what goes from"),
         ((0,), other_type, "rank1.onnx and rank0.onnx differ in communication"),
         ((0, 1), ENDLESS, "the schedule of micro-batches cannot run: "),
         ((0, 1), ON_OTHERS, "which its schedule does not run there"),

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as fn
 
 import partitioner
 from helpers.modules.small_gpt import small_gpt
+from helpers.plans.mutated_cases import Attention
 from helpers.plans.mutated_programs import mutants
 from partitioner.api.verify.symbolic.ir_programs import programs_of
 from partitioner.api.verify.symbolic.prove import prove
@@ -19,19 +18,6 @@ from partitioner.ir.program import Compute
 
 #: Of all mutants, every so manyth is proven.
 STRIDE = 3
-
-
-class Attention(nn.Module):
-    """Causal attention of four heads, and the mean square of its results as a loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        heads = (of.unflatten(-1, (4, 4)).transpose(1, 2) for of in self.mix(x).chunk(3, -1))
-        mixed = fn.scaled_dot_product_attention(*heads, is_causal=True)
-        return self.out(mixed.transpose(1, 2).flatten(2)).pow(2).mean()
 
 
 def planned(devices: int, *, training: bool) -> Any:

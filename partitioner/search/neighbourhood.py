@@ -40,8 +40,10 @@ MAX_GROUPS = 8  #: Of more device groups than these only the nearest ones of a n
 #: Nodes times devices above which changes of nodes are not priced.
 MAX_PRICED = 320_000
 #: Pairs of strategies of one node, of all nodes, above which they are not priced: 65,000 take a
-#: second on 8 devices; on more, of which each takes part in a reshard, fewer are.
-MAX_PAIRS, PAIR_DEVICES = 400_000, 8
+#: second on a few devices.
+MAX_PAIRS = 400_000
+#: Devices above which a pair takes longer, for a reshard has all of them.
+PAIR_DEVICES = 8
 #: Plans times nodes above which they are not priced where each is timed: 200,000 take a second.
 MAX_TIMED = 1_000_000
 #: Nodes of the graph times plans with a changed block: of more, the first are priced, for each

@@ -205,6 +205,18 @@ def test_changes_of_large_plans_are_not_searched(
     assert set(_offers(bad)) == {"changes of single operators are not searched of plans as large"}
 
 
+@pytest.mark.parametrize(("devices", "is_priced"), [(2, True), (4, False)])
+def test_fewer_pairs_are_priced_on_more_devices(
+    devices: int, is_priced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = examples.build("mlp", **SMALL["mlp"])
+    result = partitioner.compile(model, devices=devices, strategy="intra", time_limit_s=3)
+    near = Neighbourhood(result.graph, result.plan, result.cluster)
+    monkeypatch.setattr("partitioner.search.neighbourhood.PAIR_DEVICES", 2)
+    monkeypatch.setattr("partitioner.search.neighbourhood.MAX_PAIRS", near.pairs)
+    assert near.is_priced_soon == is_priced
+
+
 @pytest.mark.parametrize(
     ("options", "kind"),
     [

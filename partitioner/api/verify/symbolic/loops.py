@@ -180,8 +180,9 @@ class Loops:
             count, size = count_of(parts[name]), self.rule.factors[name].size
             last = size - count
             starts = range(last + 1) if last < _MOST_PLACES else (*range(0, last, count), last)
-            apart = [part for part in self.cuts if count_of(part) == count and _ends(part) <= size]
-            choices.append([*(((start, count),) for start in starts), *apart])
+            apart = (part for part in self.cuts if count_of(part) == count)
+            within = (part for part in apart if max(map(sum, part)) <= size)
+            choices.append([*(((start, count),) for start in starts), *within])
         for chosen in itertools.islice(itertools.product(*choices), _MOST_PLACES):
             yield {**parts, **dict(zip(loose, chosen, strict=True))}
 
@@ -293,10 +294,6 @@ def check_whole(held: Held, shape: Sequence[int]) -> None:
     """Refuse what is not all of a value of this shape."""
     if held.share != ALL or held.region != tuple(map(whole, shape)):
         raise RefusedError(f"it reads {held}, and needs all of it", is_wrong=True, closeness=2)
-
-
-def _ends(part: Intervals) -> int:
-    return max(start + length for start, length in part)
 
 
 @lru_cache(maxsize=256)

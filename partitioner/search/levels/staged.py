@@ -345,7 +345,7 @@ class SplitAxesSpace:
     rules: Rules
     cluster: Cluster
     meshes: tuple[Layout, ...]
-    #: The request, if a plan is wanted only where the clock left none; it may have constraints.
+    #: The request, which has no constraints, if a plan is wanted only where the clock left none.
     instead: Request | None = None
 
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
@@ -364,7 +364,7 @@ class SplitAxesSpace:
         )
         try:
             best = space.cheapest(budget)
-        except (Infeasible, ConstraintError) as error:
+        except Infeasible as error:
             family = Family("intra", (self.meshes[0].mesh,), (), symmetric=False)
             return SpaceResult(failed=((family, error),) if asked is not None else ())
         if asked is None and not best.evaluation.fits:

@@ -51,8 +51,9 @@ class Option:
     flag: str = ""
     #: The help of a command, where the command takes it in another way than Python.
     command_text: str = ""
-    #: What it is for; other models are refused on the command line.
-    only: Literal["", "onnx", "module", "training"] = ""
+    #: What it is for ("sized": ONNX models and configurations); other models are refused on the
+    #: command line.
+    only: Literal["", "onnx", "sized", "module", "training"] = ""
 
     def flag_of(self, keyword: str) -> str:
         """Name of the option on the command line."""

@@ -28,7 +28,7 @@ from partitioner.api.option_table import (
     flag_of,
     tables,
 )
-from partitioner.frontends.model_names import module_name, unusable
+from partitioner.frontends.model_names import config_file, module_name, unusable
 from partitioner.ir.errors import PartitionerError
 
 if TYPE_CHECKING:
@@ -165,7 +165,8 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="An .onnx file, an exported program (.pt2), or package.module:factory.",
+        help="An .onnx file, an exported program (.pt2), a config.json of transformers or its "
+        "folder, or package.module:factory.",
     ),
 ]
 Written = Annotated[
@@ -299,10 +300,13 @@ def given(model: str, options: type[Chosen], values: Mapping[str, Any]) -> Chose
         if value is not None and value is not False and value != []:
             form = FORMS[rows[name].form]
             keywords[name] = value if form.keyword is None else form.keyword(value)
-    is_module = module_name(model) is not None
+    is_module, is_config = module_name(model) is not None, config_file(model) is not None
     rows = {name: row for name, row in rows.items() if name in keywords}
     for name, row in rows.items():
-        if row.only and (row.only == "onnx") is is_module:
+        if row.only == "sized" and is_module and not is_config:
+            wrong(f"{row.flag_of(name)} is for ONNX models and configurations (config.json)")
+        refused = ("onnx",) if is_module else ("module", "training")
+        if row.only in refused:
             refuse_kind(row.flag_of(name), is_module=is_module)
     for name, row in rows.items():
         if row.only == "training" and "training" not in keywords:
@@ -312,7 +316,8 @@ def given(model: str, options: type[Chosen], values: Mapping[str, Any]) -> Chose
 
 def refuse_kind(name: str, *, is_module: bool) -> NoReturn:
     """Refuse, as `wrong` does, an option that is for models of the other kind."""
-    models = "ONNX models" if is_module else "PyTorch modules (.pt2, package.module:factory)"
+    of_modules = "PyTorch modules (.pt2, config.json, package.module:factory)"
+    models = "ONNX models" if is_module else of_modules
     wrong(f"{name} is for {models}")
 
 
@@ -331,7 +336,7 @@ def check_model(text: str) -> Path | None:
     """The file of a model, None for a factory; a PartitionerError if it holds no graph."""
     if module_name(text) is not None and ":" in text:
         return None
-    model = Path(text)
+    model = config_file(text) or Path(text)
     try:
         if (model / "plan.json").is_file() and (model / "request.json").is_file():
             raise PartitionerError(

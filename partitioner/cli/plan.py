@@ -10,7 +10,7 @@ from partitioner.cli import options, pictures
 from partitioner.cli.options import listed, wrong
 from partitioner.cli.terminal import aside, progress
 from partitioner.foundations.files import check_target
-from partitioner.frontends.model_names import module_name
+from partitioner.frontends.model_names import config_file, module_name
 from partitioner.report.text.tables import fitted
 
 #: Options of the command that need a plan.
@@ -62,6 +62,10 @@ def _plan(args: SimpleNamespace, chosen: CompileOptions) -> int:
         result = compile_model(args.model, devices=args.devices, **chosen)
         say(f"writing {target}")
         plan_only = "plan_only" in chosen
+        if not plan_only and config_file(args.model) is not None:
+            plan_only = True
+            if not args.quiet:
+                aside("a configuration has no weights: no rank files are written, only the plan")
         result.save(target, force=args.force, plan_only=plan_only, progress=say)
         pictures.write_pictures(result, args, say, aside)
     if args.as_json:

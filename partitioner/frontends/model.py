@@ -144,7 +144,7 @@ def open_model(
         raise OptionError(
             f"example_inputs is {example_inputs!r}; did you mean devices={example_inputs!r}?"
         )
-    opened = _open_module(model, example_inputs)
+    opened = _open_module(model, example_inputs, dims, training=training)
     if opened is None:
         of_modules = {
             "training": training,
@@ -158,27 +158,30 @@ def open_model(
                 f"loads {loads[0][0]!r}: no layer of experts of an ONNX model is one operator"
             )
         return OnnxInput(model, dims or {}, shapes or {}, plan_only)
-    if dims or shapes:
-        raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
+    given = {"shapes": shapes, "dims": {} if opened[2].is_config else dims}
+    for name in (name for name, value in given.items() if value):
+        raise OptionError(f"{name} is for ONNX models: give example inputs instead")
     options = ModuleOptions(training, optimizer, at_rest, loads)
     if recompute is True and not training:
         raise OptionError("recompute is for training: inference keeps nothing")
     return ModuleInput(*opened, options)
 
 
-def _open_module(model: Any, example_inputs: Any) -> tuple[nn.Module, Example, ModuleSource] | None:
+def _open_module(
+    model: Any, example_inputs: Any, dims: Mapping[str, int] | None, *, training: bool
+) -> tuple[nn.Module, Example, ModuleSource] | None:
     """The module, its example inputs and its source; None for an ONNX model."""
     torch = sys.modules.get("torch")  # without PyTorch loaded, nothing is a module
     if torch is not None and isinstance(model, torch.nn.Module):
         return model, Example.of(example_inputs), ModuleSource()
-    source = ModuleSource.of(model)
+    source = ModuleSource.of(model, dims)
     if source is None:
         if is_a(model, str, Path) and (hint := unusable(str(model))):
             raise FrontendError(f"{model}: {hint}")
         return None
     if example_inputs is not None:
         raise OptionError(f"example_inputs: {_described(model)} has its own")
-    return *source.open(), source
+    return *source.open(training=training), source
 
 
 def _described(model: object) -> str:

@@ -9,14 +9,25 @@ from pathlib import Path
 def module_name(text: str) -> str | None:
     """A name for a PyTorch module's file or factory; None for an ONNX model.
 
-    ``model.pt2`` is an exported program; ``package.module:factory`` a function, where there is no
-    file of that name.
+    ``model.pt2`` is an exported program; a ``.json`` file, or a folder that has a ``config.json``,
+    a configuration of transformers; ``package.module:factory`` a function, where there is no file
+    of that name.
     """
     if text.endswith(".pt2"):
         return Path(text).stem
+    if config := config_file(text):
+        return config.resolve().parent.name if config.name == _CONFIG else config.stem
     words = text.replace(":", ".").split(".")
     factory = text.count(":") == 1 and all(word.isidentifier() for word in words)
     return words[-1] if factory and not os.path.lexists(text) else None
+
+
+def config_file(text: str) -> Path | None:
+    """The configuration of transformers that a text names, itself or by its folder."""
+    path = Path(text)
+    if path.suffix == ".json":
+        return path
+    return path / _CONFIG if (path / _CONFIG).is_file() else None
 
 
 def unusable(text: str) -> str | None:
@@ -37,5 +48,6 @@ def unusable(text: str) -> str | None:
     return None
 
 
+_CONFIG = "config.json"
 #: Suffixes of files with weights alone. TorchScript has `.pt` too, and is not read either.
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".gguf", ".h5")

@@ -169,7 +169,7 @@ def test_names_and_folders_by_default(
         (["m.pt2", "--dim", "n=3"], "--dim is for ONNX models"),
         (["m.pt2", "--shape", "ids=3"], "--shape is for ONNX models"),
         (["m.pt2", "--annotate", "a.onnx"], "--annotate is for ONNX models"),
-        (["m.onnx", "--training"], "--training is for PyTorch modules (.pt2, package.module:"),
+        (["m.onnx", "--training"], "--training is for PyTorch modules (.pt2, config.json, "),
         (["m.onnx", "--optimizer", "sgd"], "--optimizer is for PyTorch modules"),
         (["m.pt2", "--optimizer", "sgd"], "--optimizer is of --training"),
         (["m.pt2", "--recompute", "yes"], "--recompute is of --training"),

@@ -375,25 +375,28 @@ class Compiled(Planned):
     def prove_written(self, folder: Path) -> Proof:
         """Prove that the rank files of a folder compute the whole model; nothing is run.
 
+        Of a folder with a plan only, the programs are followed that files would be made from.
+
         Raises:
-            DirectoryError: There are no rank files, or they are of another plan.
+            DirectoryError: A rank's file is missing, or the files are of another plan.
             BackendError: A rank file is wrong.
             VerificationError: As `verify`.
         """
-        if len(self.cluster) > MOST_EXPLICIT:
+        files = rank_files(folder)
+        if files.are_none:
             return self._prove_planned()
-        rank_files(folder).check(self.plan)
+        files.check(self.plan)
         return self.model.ranks(self.programs, self.plan, folder).prove()
 
     def _prove_planned(self) -> Proof:
-        """Prove the programs that rank files would be made from, of more devices than have such."""
+        """Prove the programs that rank files would be made from, where there are no files."""
         from partitioner.api.verify.symbolic.ir_programs import prove_programs
 
         every, devices = self.model.delivers_all, len(self.cluster)
         copies = self.evaluation.copies
         lowered = lower(self.graph, self.run_schedule, devices, deliver_all=every, copies=copies)
         proof = prove_programs(self.graph, lowered, self.model.rows)
-        note = "of the programs that rank files would be made from: none are written for so many"
+        note = "of the programs that rank files would be made from: there are none"
         return replace(proof, notes=(note, *proof.notes))
 
     def save(

@@ -10,7 +10,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -70,7 +70,8 @@ class OnnxRequest:
 class ModuleRequest:
     """`request.json` of a PyTorch module."""
 
-    file: Path | None  #: The ``.pt2`` file, absolute; None if the module came from elsewhere.
+    #: The ``.pt2`` or configuration file, absolute; None if the module came from elsewhere.
+    file: Path | None
     factory: str  #: ``package.module:function``, or "": for people, it is never imported.
     graph_digest: str
     call: str  #: The example inputs in words, as `Signature.described` gives them.
@@ -78,11 +79,12 @@ class ModuleRequest:
     optimizer: str  #: The optimizer whose memory was counted.
     at_rest: AtRest  #: As of `ModuleOptions`.
     loads: Loads = ()  #: As of `ModuleOptions`.
+    dims: Mapping[str, int] = field(default_factory=dict)  #: As of `ModuleSource`.
 
     def write(self, folder: Path, final: Path) -> None:
         """Write `request.json` into `folder`, which will be moved to `final`."""
         file = _relative(self.file, final)
-        _write(folder, {"kind": "module", **vars(self), "file": file})
+        _write(folder, {"kind": "module", **vars(self), "file": file, "dims": dict(self.dims)})
 
 
 def _relative(path: Path | None, folder: Path) -> str:
@@ -116,7 +118,7 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
         return OnnxRequest(model, data["graph_digest"], data["dims"], shapes)
     if kind != "module":
         raise ResultError(f"{folder}: request.json has kind = {_shown(kind)}")
-    data = {"at_rest": "", "loads": [], **data}  # older folders have no such fields
+    data = {"at_rest": "", "loads": [], "dims": {}, **data}  # older folders have no such fields
     _check_fields(folder, "request.json", data, _MODULE)
     return ModuleRequest(
         _path(folder, data["file"]),
@@ -127,6 +129,7 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
         data["optimizer"],
         data["at_rest"],
         tuple((pattern, tuple(map(float, numbers))) for pattern, numbers in data["loads"]),
+        data["dims"],
     )
 
 
@@ -277,6 +280,7 @@ _MODULE: Mapping[str, Any] = {
     "training": bool,
     "at_rest": AtRest,
     "loads": lambda value: isinstance(value, list) and all(map(_are_loads, value)),
+    "dims": dict[str, int],
 }
 _SUMMARY: Mapping[str, Any] = {
     "objective": Objective,
@@ -342,6 +346,11 @@ class RankFiles(ABC):
 
         Before `requests` without recording, `steps` of one request each are recorded.
         """
+
+    @property
+    def are_none(self) -> bool:
+        """Tell whether the folder holds a plan only: no rank's file."""
+        return not any(self.folder.glob(f"rank*{self.suffix}"))
 
     def check(self, plan: Plan, graph: Graph | None = None) -> None:
         """Refuse files that are not of the plan and, if the model's graph is given, of its weights.

@@ -112,6 +112,7 @@ class ModuleModel(Model):
             options.optimizer,
             options.at_rest,
             options.loads,
+            source.dims,
         ).write(folder, final)
 
     def ranks(self, programs: Programs, plan: Plan, read_from: Path | None = None) -> ModuleRanks:

@@ -157,14 +157,15 @@ def load_named(
 def prove_written(folder: Path, module: str | None = None, model: Path | None = None) -> Proof:
     """Prove that the rank files of a saved compilation compute its model; see `Compiled`.
 
-    A PyTorch module that is not named is neither traced nor needed: its graph is in the folder.
+    A PyTorch module that is not named is neither traced nor needed where there are rank files: its
+    graph is in the folder.
     """
     request, plan = load_request(folder), load_plan(folder)
-    is_explicit = len(Cluster.from_data(plan.cluster)) <= MOST_EXPLICIT
-    if is_explicit:
-        rank_files(folder).check(plan)  # before the model, which takes longer
+    files = rank_files(folder)
+    if not files.are_none:
+        files.check(plan)  # before the model, which takes longer
     is_named = module is not None or model is not None
-    if is_named or not is_explicit or not isinstance(request, ModuleRequest):
+    if is_named or files.are_none or not isinstance(request, ModuleRequest):
         return load_named(folder, module, model).prove_written(folder)
     from partitioner.api.verify.symbolic.module_files import prove_files
 
@@ -244,7 +245,7 @@ def _load_module(
         raise OptionError("example_inputs are of a module: give both or neither")
     source = _source(folder, request, module, named)
     if module is None or isinstance(module, str):
-        opened, example = source.open()
+        opened, example = source.open(training=request.training)
     else:
         opened, example = module, Example.of(example_inputs)
     plan = load_plan(folder)
@@ -285,14 +286,14 @@ def _source(
     if named is None and module is None:
         if request.file is None:
             raise ResultError(_not_named(folder, request.factory))
-        source = ModuleSource(request.file)
+        source = ModuleSource(request.file, dims=request.dims)
     elif module is not None and not isinstance(module, str):
         return ModuleSource()
     else:
-        given = ModuleSource.of(named if module is None else module)
+        given = ModuleSource.of(named if module is None else module, request.dims)
         if given is None or (given.file is None) != (module is not None):
             what = "model" if module is None else "module"
-            kind = "a .pt2 file" if module is None else "package.module:factory"
+            kind = "a .pt2 or config.json file" if module is None else "package.module:factory"
             raise OptionError(f"{what} is {str(named or module)!r}; give {kind}")
         source = given
     if source.file is not None and not source.file.is_file():

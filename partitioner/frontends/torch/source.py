@@ -1,4 +1,4 @@
-"""The source of a PyTorch module: a ``.pt2`` file, ``package.module:factory``, or Python."""
+"""The source of a PyTorch module: a file, ``package.module:factory``, or Python."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partitioner.frontends.model_names import module_name
+from partitioner.frontends.model_names import config_file, module_name
 from partitioner.ir.errors import OptionError, PartitionerError, naming, typed
 
 if TYPE_CHECKING:
@@ -52,28 +52,48 @@ class Example:
 class ModuleSource:
     """The file or factory of a module; neither for a module that was given in Python."""
 
-    file: Path | None = None  #: An exported program, absolute.
+    #: An exported program (``.pt2``), or a configuration of transformers (``.json``); absolute.
+    file: Path | None = None
     #: ``package.module:function``, which returns a module and its example inputs.
     factory: str = ""
     #: Folder that the factory's package is imported from first, absolute.
     folder: Path | None = None
+    #: Sizes of dims of a configuration's example inputs, by name.
+    dims: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: object) -> ModuleSource | None:
+    def of(cls, model: object, dims: Mapping[str, int] | None = None) -> ModuleSource | None:
         """The file or factory that a text names; None for an ONNX model, or no text and no path."""
         if not isinstance(model, str | Path) or module_name(text := str(model)) is None:
             return None
-        if text.endswith(".pt2"):
-            return cls(file=Path(os.path.abspath(text)))  # noqa: PTH100 - links stay
+        file = Path(text) if text.endswith(".pt2") else config_file(text)
+        if file is not None:
+            return cls(file=Path(os.path.abspath(file)), dims=dims or {})  # noqa: PTH100 - links stay
         return cls(factory=text, folder=Path.cwd())
+
+    @property
+    def is_config(self) -> bool:
+        """Tell whether it is a configuration of transformers, which has no weights."""
+        return self.file is not None and self.file.suffix == ".json"
 
     @property
     def name(self) -> str:
         """The file's or factory's name; "" for a module that was given in Python."""
-        return self.file.stem if self.file is not None else self.factory.rpartition(":")[2]
+        if self.file is None:
+            return self.factory.rpartition(":")[2]
+        return module_name(str(self.file)) or ""
 
-    def open(self) -> tuple[nn.Module, Example]:
-        """The module and its inputs, or PartitionerError; a factory's folder joins `sys.path`."""
+    def open(self, *, training: bool = False) -> tuple[nn.Module, Example]:
+        """The module and its inputs, or PartitionerError; a factory's folder joins `sys.path`.
+
+        Args:
+            training: Give a configuration's module its labels.
+        """
+        if self.file is not None and self.is_config:
+            from partitioner.frontends.torch.configs import open_config
+
+            module, inputs = open_config(self.file, self.dims, training=training)
+            return module, Example((), inputs)
         if self.file is not None:
             from partitioner.backends.torch.files.archive import read_program
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from partitioner.backends.torch.guards.originals import refuse_old_weights
 from partitioner.frontends.errors import FrontendError
@@ -124,7 +125,8 @@ def settings_of(module: nn.Module, assigned: Collection[tuple[int, str]] = ()) -
 
 def check_registered(settings: Settings, constants: Iterable[torch.Tensor]) -> None:
     """Refuse constants, tensors that no module registers, that would have gradients."""
-    places = {tensor.data_ptr() for tensor in constants} - {0}
+    real = (tensor for tensor in constants if not isinstance(tensor, FakeTensor))
+    places = {tensor.data_ptr() for tensor in real} - {0}
     for path, known in settings.items():
         for name, value in known.items():
             tensor = value.tensor if isinstance(value, _Held) else None

@@ -27,7 +27,7 @@ def config_file(text: str) -> Path | None:
     path = Path(text)
     if path.suffix == ".json":
         return path
-    return path / _CONFIG if (path / _CONFIG).is_file() else None
+    return path / _CONFIG if os.path.isfile(path / _CONFIG) else None  # noqa: PTH113 - any text
 
 
 def unusable(text: str) -> str | None:

@@ -40,7 +40,7 @@ class Preset:
     link_gb_per_s: float  #: Of one device to the others of its node, one direction, 1e9 bytes/s.
     network_gb_per_s: float  #: Of one device to other nodes, one direction, 1e9 bytes/s.
     source: str  #: Document that gives the figures.
-    cuda_names: tuple[str, ...]  #: Substrings of the device name that the driver reports.
+    cuda_names: tuple[str, ...]  #: Ends of the device name that the driver reports.
     table: str | None = None  #: Name of its measurements in `published`.
     overlap: float | None = None  #: `LinkLevel.overlap` of its links, where it is published.
     overlap_source: str = ""  #: Document that gives it.

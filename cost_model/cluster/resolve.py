@@ -44,8 +44,8 @@ def resolve_cluster(
 
     Args:
         spec: A preset's name, with counts in front ("4xh100", "2x4xh200": 2 nodes of 4) or
-            without; "ideal" or "local" in the same way; a TOML file; None for the reference
-            accelerator.
+            without, or several of one node ("rtx-3090+2xrtx-3060"); "ideal" or "local" in the same
+            way; a TOML file; None for the reference accelerator.
         devices: Number of devices; must agree with `spec` where both give it.
         otherwise: Number of devices of a preset, or of processes, where neither gives it.
         profile: File with measurements of this machine, for "local"; default: that of the user's
@@ -212,7 +212,7 @@ def _gpu(properties: Any, file: Path, count: int) -> tuple[str, DeviceSpec]:
     """The preset of one of `count` GPUs, and its figures with the GPU's memory and measurements."""
     title = str(properties.name)
     for name, row in presets.accelerators().items():
-        if any(part in title for part in row.cuda_names):
+        if any(f" {title}".endswith(f" {end}") for end in row.cuda_names):
             threads = max(1, _cores() // count)
             profile = Profile.read(file, gpu_fingerprint(title), threads, count)
             memory_bytes = int(properties.total_memory)
@@ -221,10 +221,14 @@ def _gpu(properties: Any, file: Path, count: int) -> tuple[str, DeviceSpec]:
 
 
 def _named(spec: str, devices: int | None, otherwise: int, profile: Path | None) -> Cluster:
+    if "+" in spec:
+        _check_no_profile(spec, profile)
+        return _joined(spec, devices)
     match = re.fullmatch(r"((?:[0-9]{1,9}x){0,2})([a-z][a-z0-9-]*)", spec.lower())
     if match is None:
         raise ClusterOptionError(
-            f"cluster {spec!r} is not like '4xh100', '2x4xh200', 'ideal' or FILE.toml"
+            f"cluster {spec!r} is not like '4xh100', '2x4xh200', 'rtx-3090+rtx-3060', 'ideal' or "
+            "FILE.toml"
         )
     counts = [int(count) for count in match[1].split("x") if count]
     name = presets.full_name(match[2])
@@ -251,6 +255,21 @@ def _named(spec: str, devices: int | None, otherwise: int, profile: Path | None)
     if len(counts) == 2:
         return preset_cluster(name, counts[0], counts[1])
     return preset_cluster(name, 1, total or devices or otherwise)
+
+
+def _joined(spec: str, devices: int | None) -> Cluster:
+    """Devices of one node, such as "rtx-3090+2xrtx-3060", with the slowest of their links."""
+    names = [name.strip() for name in spec.split("+")]
+    parts = [_named(name, None, 1, None) for name in names]
+    if any(part.name == "local" or re.match("[0-9]+x[0-9]+x", part.name) for part in parts):
+        raise ClusterOptionError(
+            f"cluster {spec!r}: devices of several nodes, or of this machine, are joined to others "
+            "by a TOML file"
+        )
+    joined = tuple(itertools.chain.from_iterable(part.devices for part in parts))
+    _check_agreement(spec, len(joined), devices)
+    level = min((part.levels[0] for part in parts), key=lambda one: one.bandwidth_bytes_per_s)
+    return Cluster(spec.lower(), joined, (replace(level, size=len(joined), table=None),))
 
 
 def _check_no_profile(spec: str, profile: Path | None) -> None:

@@ -76,12 +76,26 @@ def test_names(
         ("h100x4x", None, "no device 'h100x4x'"),
         ("4 h100", None, "is not like '4xh100'"),
         ("0xh100", None, "has no devices"),
+        ("rtx-3090+rtx-3060", 3, "has 2 devices, 3 were asked for"),
+        ("rtx-3090+", None, "is not like '4xh100'"),
+        ("2x1xh100+l4", None, "are joined to others by a TOML file"),
+        ("h100+local", None, "are joined to others by a TOML file"),
         ("absent.toml", None, "cluster file absent.toml: .*No such file"),
     ],
 )
 def test_names_refused(spec: str | None, devices: int | None, message: str) -> None:
     with pytest.raises(CostError, match=message):
         resolve_cluster(spec, devices)
+
+
+def test_unlike_devices_of_one_node_share_the_slowest_link() -> None:
+    cluster = resolve_cluster("RTX-5090+2xrtx-4060-ti-16g", 3)
+    names = ["rtx-5090", "rtx-4060-ti-16g", "rtx-4060-ti-16g"]
+    assert [device.name for device in cluster.devices] == names
+    assert [(level.name, level.size) for level in cluster.levels] == [("pcie4-x8", 3)]
+    joined = resolve_cluster("h100+l4")
+    assert joined.levels[0].bandwidth_bytes_per_s == pytest.approx(0.78 * 31.5e9)
+    assert joined.levels[0].table is None  # no measurement is of such a pair
 
 
 @pytest.mark.parametrize("name", presets.names())
@@ -287,6 +301,26 @@ def test_local_refuses() -> None:
         local_cluster(4, Cuda(["NVIDIA H200"]))
     with pytest.raises(CostError, match="no figures are known for GPU 'GeForce 256'"):
         local_cluster(None, Cuda(["GeForce 256"]))
+    for other in ("NVIDIA L40", "NVIDIA GeForce RTX 3080 Ti", "NVIDIA GeForce RTX 3060 Laptop GPU"):
+        with pytest.raises(CostError, match=f"no figures are known for GPU '{other}'"):
+            local_cluster(None, Cuda([other]))
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA GeForce RTX 5070 Ti", "rtx-5070-ti"),
+        ("NVIDIA GeForce RTX 5070", "rtx-5070"),
+        ("NVIDIA RTX A6000", "rtx-a6000"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80g"),
+    ],
+)
+def test_a_gpu_is_the_preset_of_its_whole_name(title: str, name: str) -> None:
+    (found,) = local_cluster(1, Cuda([title])).devices
+    assert found.name == name
+    assert found.peak_flops_per_s == presets.device(name).peak_flops_per_s
 
 
 CARDS = """

@@ -320,7 +320,7 @@ class _Search:
         """
         devices, request = len(self.cluster), self.request
         space = OneDeviceSpace(graph, self.cluster, request)
-        if devices == 1 or not self.plans or not space.is_free:
+        if devices == 1 or not space.is_free:
             return self
         found = space.search(Budget.of(request), ()).plans
         alone = [replace(one, bounds_space=False) for one in found if one.evaluation.fits_exactly]
@@ -351,6 +351,10 @@ class _Search:
             NoCheaper: None has a plan that costs less than the known one of the budget.
             ConstraintError: The pins leave a node without a strategy in every space.
         """
+        if not self.plans and self.request.strategy in ("auto", "inter"):
+            known = self.with_one_device(search.graph)  # its space may not have been reached
+            if known.plans:
+                return known.decided(search, refusing)
         results, budget = self.results, self.budget
         if self.plans:
             looked = self._looked_again(search)

@@ -15,7 +15,9 @@ from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
 from partitioner.search.neighbourhood import Neighbourhood
+from partitioner.search.outcome import SpaceResult
 from partitioner.search.request import Request
+from partitioner.search.spaces.explicit import JointSpace
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.derive import Rules, device_shares, device_speeds
 
@@ -213,3 +215,27 @@ def test_a_refusal_on_unlike_devices_claims_no_more_than_was_searched() -> None:
         search(graph, CARDS, Request(strategy="intra", time_limit_s=10))
     with pytest.raises(Infeasible, match="no plan fits"):
         search(graph, CARDS, Request(strategy="inter", time_limit_s=10))
+
+
+def test_a_device_that_holds_the_model_alone_is_known_where_the_clock_ends_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = mlp(layers=3, hidden=63)  # two devices would have 32 and 31 of it
+    whole = sum(type_.nbytes for type_ in graph.types.values())
+    small = replace(FAST, name="small", memory_bytes=whole // 8)
+    pair = (small, replace(FAST, memory_bytes=2 * whole))
+    cluster = Cluster("pair", pair, resolve_cluster("2xideal").levels)
+
+    def searched(self: JointSpace, *_: object) -> SpaceResult:
+        error = Infeasible("not searched", proven=False)
+        return SpaceResult(bound=0.0, failed=((self.family, error),))
+
+    monkeypatch.setattr(JointSpace, "search", searched)
+    outcome = search(graph, cluster, Request())
+    certificate = outcome.plan.certificate
+    assert certificate is not None
+    assert outcome.plan.kind == "single"
+    assert {device for group in outcome.plan.groups for device in group.devices} == {1}
+    assert (certificate.bound, certificate.status) == (0.0, "feasible")
+    with pytest.raises(Infeasible, match="not searched"):
+        search(graph, cluster, Request(strategy="intra"))

@@ -173,8 +173,8 @@ def test_kinds_have_steps_and_a_third_of_the_clock_whatever_the_spaces_before_th
     monkeypatch.setattr(JointSpace, "search", greedy)
     monkeypatch.setattr(KindSpace, "search", noted)
     graph, request = load_onnx(build("tiny")).graph, Request()
-    with pytest.raises(ValueError, match="empty"):  # nothing has a plan here
-        find_plan(graph, resolve_cluster("4xideal"), request, whole)
+    found = find_plan(graph, resolve_cluster("4xideal"), request, whole)
+    assert found.plan.kind == "single"  # the plan of one device alone is known here
     assert len(shares) == 3
     assert all(share.work.left >= KIND_STEPS for share in shares)
 
@@ -196,8 +196,8 @@ def test_kinds_look_within_the_gap_until_that_took_a_share_of_the_steps(
     monkeypatch.setattr(JointSpace, "search", spends)
     monkeypatch.setattr(KindSpace, "search", noted)
     graph, request = load_onnx(build("tiny")).graph, Request()
-    with pytest.raises(ValueError, match="empty"):  # nothing has a plan here
-        find_plan(graph, resolve_cluster("6xideal"), request, Budget.of(request))
+    found = find_plan(graph, resolve_cluster("6xideal"), request, Budget.of(request))
+    assert found.plan.kind == "single"  # the plan of one device alone is known here
     assert looks == [True, True, False, False]
 
 

@@ -66,6 +66,32 @@ def test_programs_of_a_module_are_proven(
     assert ("run once each and share the batch" in str(proof)) == ("micro_batches" in options)
 
 
+class FirstHeads(nn.Module):
+    """Some heads of a joint projection, whose gradient has zeros for the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.out = nn.Linear(8, 24), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.mix(x).unflatten(-1, (6, 4))[..., :-2, :].transpose(1, 2).softmax(-1)
+        return self.out(heads.transpose(1, 2).flatten(2)).pow(2).mean()
+
+
+def test_a_part_of_zeros_that_lies_beside_a_gradient_is_proven() -> None:
+    """No operand tells which of the zeros a rank makes: those that it has of other values."""
+    compiled = partitioner.compile(
+        FirstHeads(),
+        torch.randn(6, 6, 8),
+        devices=2,
+        parallel="tp",
+        training=True,
+        cluster="2xideal",
+    )
+    proof = compiled.verify(symbolic=True)
+    assert proof, str(proof)
+
+
 def in_one_micro_batch(devices: int = 2, **options: Any) -> Any:
     return partitioner.compile(
         Scored(),

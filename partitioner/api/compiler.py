@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -154,8 +155,14 @@ def graphs_of(
 
 
 def _with_proof(result: CompiledT) -> CompiledT:
-    """The result, whose summary says that the programs of its ranks compute the model."""
+    """The result, whose summary says that the programs of its ranks compute the model.
+
+    A proof that they compute something else is a warning, too, whoever reads no summary.
+    """
     proof = prove_programs(result.graph, result.programs, result.model.rows)
+    if proof.refusal is not None and proof.refusal.is_wrong:
+        why = "a fault of partitioner, which runs may not show: do not use them, and report it"
+        warnings.warn(f"programs of {result.name!r} are {proof.line}: {why}", stacklevel=1)
     if result.plan.blocks:
         proof = replace(proof, notes=(*proof.notes, IN_BLOCKS))
     proven = replace(result, summary={**result.summary, "proof": proof.line})

@@ -10,6 +10,8 @@ import torch
 
 import partitioner
 from partitioner import examples
+from partitioner.api import compiler
+from partitioner.api.verify.symbolic.proof import Proof, Refusal
 from partitioner.backends.errors import BackendError
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster
@@ -125,6 +127,14 @@ def test_inputs_that_are_no_arrays(inputs: Any, message: str) -> None:
 def test_a_memory_limit_that_is_none(memory: Any) -> None:
     with pytest.raises(PartitionerError, match="is not like '8GiB'"):
         partitioner.compile(MODEL, memory=memory)
+
+
+def test_programs_that_are_proven_wrong_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Proof(2, Refusal(1, "node 'a'", "it reads 'b'", is_wrong=True))
+    monkeypatch.setattr(compiler, "prove_programs", lambda *_: wrong)
+    with pytest.warns(UserWarning, match=r"are WRONG: rank 1, node 'a': it reads 'b': .*report it"):
+        result = partitioner.compile(MODEL, devices=2)
+    assert result.summary["proof"] == wrong.line
 
 
 def test_numpy_counts() -> None:

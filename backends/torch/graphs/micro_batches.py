@@ -31,7 +31,7 @@ class MicroBatches:
 
     sizes: tuple[int, ...]  #: Their sizes; all but the last are equal.
     split: frozenset[str]  #: Graph inputs that are split.
-    joined: frozenset[str]  #: Results that are put together; the others are means.
+    joined: frozenset[str]  #: Results that are put together; others of several are means.
 
     @property
     def count(self) -> int:
@@ -67,9 +67,9 @@ class MicroBatches:
         joined = set()
         for name in filter(None, whole.results):
             shape, dtype = types[name].shape, types[name].dtype
-            if len(sizes) == 1 or (shape and shape[0] == sizes[0]):
+            if shape and shape[0] == sizes[0]:
                 joined.add(name)
-            elif shape or not dtype.startswith(("float", "bfloat")):
+            elif len(sizes) > 1 and (shape or not dtype.startswith(("float", "bfloat"))):
                 raise BackendError(
                     f"micro_batches={len(sizes)}: the module's result {name!r} is {types[name]}, "
                     f"neither as long as a micro-batch ({sizes[0]}) nor a floating scalar, whose "

@@ -8,12 +8,13 @@ from itertools import islice, product
 
 from partitioner.api.verify.symbolic.parts import (
     RefusedError,
+    any_of,
     covers,
     joined,
     region_text,
     same_region,
 )
-from partitioner.api.verify.symbolic.shares import ALL, Share, together
+from partitioner.api.verify.symbolic.shares import ALL, NOTHING, Share, together
 from partitioner.ir.exchange import Region
 from partitioner.ir.types import TensorType
 
@@ -33,6 +34,12 @@ class Held:
     def __str__(self) -> str:
         pending = f"a pending {self.how} of " if self.share != ALL else ""
         return f"{pending}{self.value!r}{region_text(self.region)}"
+
+
+def zeros(value: str, shape: Sequence[int], whole: Sequence[int]) -> Held:
+    """Zeros as a part of a value: no term of a sum, anywhere. A part of no elements is complete."""
+    region = tuple(any_of(count, size) for count, size in zip(shape, whole, strict=True))
+    return Held(value, region, NOTHING, "sum") if all(region) else Held(value, region)
 
 
 Facts = tuple[Held, ...]  #: What a value of a rank is; all of them hold.

@@ -18,10 +18,10 @@ from functools import cached_property, partial
 import numpy as np
 
 from partitioner.api.verify.symbolic.flat import Flat, facts_of
-from partitioner.api.verify.symbolic.held import Facts, Held, Types
+from partitioner.api.verify.symbolic.held import Facts, Held, Types, zeros
 from partitioner.api.verify.symbolic.loops import Loops, Parts, check_whole
-from partitioner.api.verify.symbolic.parts import RefusedError, all_of, any_of, count_of, whole
-from partitioner.api.verify.symbolic.shares import ALL, NOTHING
+from partitioner.api.verify.symbolic.parts import RefusedError, all_of, count_of, whole
+from partitioner.api.verify.symbolic.shares import ALL
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Intervals, Region
 from partitioner.ir.graph import Graph, Node
@@ -303,6 +303,11 @@ class Match:
         """The whole model."""
         return self.model.graph
 
+    @property
+    def with_any_attributes(self) -> Match:
+        """The same of local nodes whose attributes are not compared."""
+        return replace(self, nodes=[replace(node, is_like=lambda _: True) for node in self.nodes])
+
     @cached_property
     def _same(self) -> tuple[LocalNode, ...]:
         """The local nodes from the first on that seem to come from one node."""
@@ -410,8 +415,7 @@ class Match:
         array, shape = self.rank.contents(name) if name else None, self.graph.types[value].shape
         if array is None or array.ndim != len(shape) or np.any(array):
             return None
-        region = tuple(any_of(n, size) for n, size in zip(array.shape, shape, strict=True))
-        held = Held(value, region, NOTHING, "sum")
+        held = zeros(value, array.shape, shape)
         self.rank.note(name, (*self.rank.facts.get(name, ()), held))
         return held
 

@@ -20,13 +20,12 @@ from partitioner.api.verify.symbolic.collectives import Collective, collect
 from partitioner.api.verify.symbolic.communications import communicate
 from partitioner.api.verify.symbolic.equal_values import Content, by_content, content, merged
 from partitioner.api.verify.symbolic.flat import Flat, facts_of
-from partitioner.api.verify.symbolic.held import Facts, Held
+from partitioner.api.verify.symbolic.held import Facts, Held, zeros
 from partitioner.api.verify.symbolic.micro_batches import ADDED_UP, check_together
 from partitioner.api.verify.symbolic.nodes import MOST_NODES, LocalNode, Rank, WholeModel, follow
 from partitioner.api.verify.symbolic.parts import (
     RefusedError,
     all_of,
-    any_of,
     count_of,
     covers,
     region_of,
@@ -36,7 +35,7 @@ from partitioner.api.verify.symbolic.parts import (
 from partitioner.api.verify.symbolic.program import Arrival, Departure, Program, Side
 from partitioner.api.verify.symbolic.proof import Proof, Refusal
 from partitioner.api.verify.symbolic.sent_rows import Sending, send
-from partitioner.api.verify.symbolic.shares import ALL, NOTHING
+from partitioner.api.verify.symbolic.shares import ALL
 from partitioner.backends.regions import cut
 from partitioner.foundations.no_gc import no_collection
 from partitioner.ir.errors import PartitionerError
@@ -312,8 +311,7 @@ class _Check:
                 raise _StoppedError(Refusal(program.rank, step, "it is not 0", is_wrong=True))
             if type_ is None or len(type_.shape) != len(shape):
                 return []
-            region = tuple(any_of(n, size) for n, size in zip(shape, type_.shape, strict=True))
-            return [Held(whole, region, NOTHING, "sum")]
+            return [zeros(whole, shape, type_.shape)]
         assert type_ is not None
         held = Held(whole, region_of(region, type_.shape))
         is_it = program.types[name] == type_.with_shape(tuple(map(count_of, held.region)))

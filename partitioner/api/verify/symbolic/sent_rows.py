@@ -98,7 +98,7 @@ def _results(group: tuple[int, ...], matches: Sequence[Match], node: Node) -> li
     rule = rule_of(matches[0].graph, node)
     if isinstance(rule, str) or rule.dispatch is None:
         raise RefusedError(f"the ranks of {node.name!r} send each other no rows", closeness=1)
-    refused: RefusedError | None = None
+    refused = list[RefusedError]()
     members = []
     for match in matches:
         with _of_rank(match.rank.rank):
@@ -107,9 +107,9 @@ def _results(group: tuple[int, ...], matches: Sequence[Match], node: Node) -> li
         try:
             return _Exchange(group, node, rule, rule.dispatch, chosen).results()
         except RefusedError as error:
-            refused = error
-    assert refused is not None
-    raise refused
+            refused.append(error)
+    refused[-1].is_wrong = all(error.is_wrong for error in refused)
+    raise refused[-1]
 
 
 @dataclass(frozen=True)
@@ -211,6 +211,9 @@ class _Exchange:
             raise match.other_form()
         local = row.localize(OpView(self.node, match.graph), view)
         names = match.expected(local, member.reads)
+        if not names and match.with_any_attributes.expected(local, member.reads):
+            why = f"its settings are not those of {self.node.name!r} on the parts of {self.group}"
+            raise RefusedError(why, is_wrong=True, closeness=4)
         made = match.made(names, partial(self._result, member))
         if not made:
             raise match.other_form()

@@ -92,6 +92,9 @@ def test_mutations_of_what_is_sent_are_refused(parallel: str, mesh: dict[str, in
         proof = prove(compiled.graph, programs_of(mutant.programs, compiled.graph))
         ends[f"{mutant.kind} {proof.verdict}"] += 1
         assert not proof.proven, f"{mutant.kind} {mutant.what}"
+        if mutant.kind in ("swapped", "region"):
+            assert proof.verdict == "WRONG", f"{mutant.what}: {proof}"
+            assert "its settings are not those of '/" in str(proof)
         assert "experts" in str(proof) or proof.verdict == "WRONG", str(proof)
     assert ends["dropped WRONG"]
     assert ends["group WRONG"]

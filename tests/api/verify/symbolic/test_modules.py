@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,18 @@ class Mean(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean()
+
+
+class Scored(nn.Module):
+    """Blocks with their mean square, which is no row of the batch, and what it is of."""
+
+    def __init__(self, layers: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(layers)))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        made = self.layers(x).tanh()
+        return made.pow(2).mean(), made
 
 
 def planned(devices: int = 2, *, training: bool = True, **options: Any) -> Any:
@@ -51,6 +64,65 @@ def test_programs_of_a_module_are_proven(
     assert proof, str(proof)
     assert "of the programs that the graphs of ranks are made from" in str(proof)
     assert ("run once each and share the batch" in str(proof)) == ("micro_batches" in options)
+
+
+class FirstHeads(nn.Module):
+    """Some heads of a joint projection, whose gradient has zeros for the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.out = nn.Linear(8, 24), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.mix(x).unflatten(-1, (6, 4))[..., :-2, :].transpose(1, 2).softmax(-1)
+        return self.out(heads.transpose(1, 2).flatten(2)).pow(2).mean()
+
+
+def test_a_part_of_zeros_that_lies_beside_a_gradient_is_proven() -> None:
+    """No operand tells which of the zeros a rank makes: those that it has of other values."""
+    compiled = partitioner.compile(
+        FirstHeads(),
+        torch.randn(6, 6, 8),
+        devices=2,
+        parallel="tp",
+        training=True,
+        cluster="2xideal",
+    )
+    proof = compiled.verify(symbolic=True)
+    assert proof, str(proof)
+
+
+def in_one_micro_batch(devices: int = 2, **options: Any) -> Any:
+    return partitioner.compile(
+        Scored(),
+        (torch.randn(4, 16),),
+        devices=devices,
+        cluster=f"{devices}xideal",
+        time_limit_s=5,
+        **{"parallel": "pp", "micro_batches": 1, "training": True, **options},
+    )
+
+
+@pytest.mark.parametrize(
+    ("devices", "options"),
+    [
+        *((2, {"schedule": name}) for name in ("gpipe", "1f1b", "interleaved", "zb1", "zbv")),
+        *((2, {"training": False, "schedule": name}) for name in ("forward", "zbv")),
+        (4, {"parallel": "pp+zero3"}),
+    ],
+)
+def test_stages_in_one_micro_batch_are_proven(devices: int, options: dict[str, Any]) -> None:
+    """What runs once a step reads what the only micro-batch has, and no result is its rows."""
+    proof = in_one_micro_batch(devices, **options).verify(symbolic=True)
+    assert proof, str(proof)
+    assert "in one micro-batch" in proof.notes
+
+
+def test_files_of_stages_in_one_micro_batch_are_proven(tmp_path: Path) -> None:
+    compiled = in_one_micro_batch(schedule="zbv")
+    compiled.save(tmp_path / "out")
+    proof = compiled.prove_written(tmp_path / "out")
+    assert proof, str(proof)
 
 
 @pytest.mark.parametrize("parallel", ["dp", "zero3", "tp"])

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 import partitioner
 from helpers.drawn.drawn_graphs import drawn_graph
-from helpers.plans.whole_plans import candidates, random_plan
+from helpers.plans.whole_plans import build, candidates, hand_plan, lowered, random_plan
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
 from partitioner.api.lowering import lower
@@ -24,6 +24,7 @@ from partitioner.cli.main import main
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.frontends.onnx.load import load_onnx
+from partitioner.ir.graph import Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import resolve
 
@@ -82,6 +83,22 @@ def test_random_cuts_of_random_graphs_are_proven(seed: int) -> None:
     plan, _ = random_plan(graph, candidates(graph, [mesh]), draws)
     tasks = schedule(graph, resolve(graph, plan), resolve_cluster(None, mesh.size()))
     proof = prove(graph, read_programs(emit_models(lower(graph, tasks, mesh.size()), graph)))
+    assert proof, str(proof)
+
+
+def test_what_has_no_elements_is_complete_where_it_is_zeros() -> None:
+    """Nothing is sent of it: another rank has zeros of no elements in its place."""
+    nodes = [
+        Node("cut", "Slice", ("x", "zero", "zero"), ("h",)),
+        Node("act", "Relu", ("h",), ("e",)),
+        Node("join", "Concat", ("e", "x"), ("j",), {"axis": 0}),
+        Node("last", "Relu", ("j",), ("y",)),
+    ]
+    shapes = {"x": (3, 4), "h": (0, 4), "e": (0, 4), "j": (3, 4), "y": (3, 4)}
+    graph = build(nodes, shapes, ["x"], ["y"], {"zero": np.zeros(1, np.int64)})
+    programs = lowered(graph, hand_plan(graph, cut=0, act=1, join=0, last=0), 2)
+    assert any(part.zero for part in programs.ranks[0].constants.values())
+    proof = prove(graph, read_programs(emit_models(programs, graph)))
     assert proof, str(proof)
 
 

@@ -264,11 +264,17 @@ class JointSpace:
         return self._solved(built, budget, least, effort)
 
     def _solved(
-        self, built: Built, budget: Budget, least: float, effort: int, known: Solution | None = None
+        self,
+        built: Built,
+        budget: Budget,
+        least: float,
+        effort: int,
+        known: Solution | None = None,
+        found: Candidate | None = None,
     ) -> SpaceResult:
         """The best plan of the problem, in search of which `known` was found before.
 
-        No plan costs less than `least`.
+        `found` is its plan. No plan costs less than `least`.
         """
         goal = self.shared.goal(self.family)
         budget.work.spend(ITEM_STEPS * len(built.problem.items))
@@ -282,7 +288,10 @@ class JointSpace:
             again = partial(self._solved, built, least=least, effort=1)
             more = again if budget.work.over or not effort else None
             return SpaceResult((), str(self.family), least, refused, more=more)
-        first = self.shared.candidate(self.family, built, solution)
+        if found and known and (solution.chosen, solution.order) == (known.chosen, known.order):
+            first = replace(found, solution=replace(solution, chosen=found.solution.chosen))
+        else:
+            first = self.shared.candidate(self.family, built, solution)
         plan = self._that_fits(built, first, replace(budget, work=budget.work.beyond(steps)))
         plans, objective = [plan], self.shared.request.objective
         if goal == "throughput" and plan.evaluation.devices_used < len(self.shared.cluster):
@@ -295,7 +304,7 @@ class JointSpace:
         if not waits and (
             known is None or gain(known, solution) > LEAST_GAIN * max(budget.gap, LEAST_GAP)
         ):
-            more = partial(self._solved, built, least=least, effort=2, known=solution)
+            more = partial(self._solved, built, least=least, effort=2, known=solution, found=first)
         binds = first.cost(objective) < (1 - budget.gap) * plan.cost(objective)
         return SpaceResult(tuple(plans), str(self.family), memory_binds=binds, more=more)
 

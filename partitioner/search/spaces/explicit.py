@@ -264,17 +264,11 @@ class JointSpace:
         return self._solved(built, budget, least, effort)
 
     def _solved(
-        self,
-        built: Built,
-        budget: Budget,
-        least: float,
-        effort: int,
-        known: Solution | None = None,
-        found: Candidate | None = None,
+        self, built: Built, budget: Budget, least: float, effort: int, known: Solution | None = None
     ) -> SpaceResult:
         """The best plan of the problem, in search of which `known` was found before.
 
-        `found` is its plan. No plan costs less than `least`.
+        No plan costs less than `least`.
         """
         goal = self.shared.goal(self.family)
         budget.work.spend(ITEM_STEPS * len(built.problem.items))
@@ -288,10 +282,7 @@ class JointSpace:
             again = partial(self._solved, built, least=least, effort=1)
             more = again if budget.work.over or not effort else None
             return SpaceResult((), str(self.family), least, refused, more=more)
-        if found and known and (solution.chosen, solution.order) == (known.chosen, known.order):
-            first = replace(found, solution=replace(solution, chosen=found.solution.chosen))
-        else:
-            first = self.shared.candidate(self.family, built, solution)
+        first = self.shared.candidate(self.family, built, solution)
         plan = self._that_fits(built, first, replace(budget, work=budget.work.beyond(steps)))
         plans, objective = [plan], self.shared.request.objective
         if goal == "throughput" and plan.evaluation.devices_used < len(self.shared.cluster):
@@ -301,10 +292,12 @@ class JointSpace:
                 plans.append(self.shared.candidate(self.family, built, busy))
         more = None
         waits = goal == "latency" and len(self.family.groups) > 1  # no other method knows of it
-        if not waits and (
+        # the solver has nothing cheaper, though the referee may count more
+        is_least = plan is first and solution.cost - solution.bound <= ROUNDING * solution.cost
+        if not (waits or is_least) and (
             known is None or gain(known, solution) > LEAST_GAIN * max(budget.gap, LEAST_GAP)
         ):
-            more = partial(self._solved, built, least=least, effort=2, known=solution, found=first)
+            more = partial(self._solved, built, least=least, effort=2, known=solution)
         binds = first.cost(objective) < (1 - budget.gap) * plan.cost(objective)
         return SpaceResult(tuple(plans), str(self.family), memory_binds=binds, more=more)
 

@@ -578,10 +578,10 @@ def test_a_kind_fits_where_its_gradients_do_once() -> None:
     assert not short.evaluation.fits
 
 
-def test_kinds_that_go_together_on_no_mesh_are_refused() -> None:
-    class Biased(nn.Module):
-        """A part of a bias over both axes is no part of one over `tp` alone."""
+def test_a_weight_is_stored_over_an_outer_axis_along_the_dim_that_an_inner_one_cuts() -> None:
+    """A part of a bias over both axes is no part of one over `tp` alone."""
 
+    class Biased(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.Sequential(*(nn.Linear(256, 256) for _ in range(2)))
@@ -591,8 +591,8 @@ def test_kinds_that_go_together_on_no_mesh_are_refused() -> None:
 
     options: dict[str, Any] = {"parallel": "zero3+tp", "mesh": {"dp": 64, "tp": 2}}
     options |= {"training": True, "cluster": "16x8xh100", "gap": 0.5}
-    with pytest.raises(partitioner.PartitionerError, match="no plan of the kind was found"):
-        partitioner.compile(Biased(), torch.zeros(512, 256), **options)
+    program = partitioner.compile(Biased(), torch.zeros(512, 256), **options)
+    assert program.node("/layers/0/bias").cut_text == "d0/dp*tp"
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import TypedDict
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.classes import representatives
@@ -28,8 +28,6 @@ from partitioner.ir.mesh import Copies, DeviceMesh, copies_on
 from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import OBJECTIVES, Pipeline, PlacedNode, Plan, devices_of, place, resolve
 from partitioner.ir.rule import Rule
-
-Figure = TypeVar("Figure", int, float, MemoryPeak)
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,9 @@ class Evaluation:
     #: The devices of each whole copy, of which each serves requests of its own; () for a partition.
     #: Seconds and bytes of a device are those of a request of its copy.
     copies_on: tuple[tuple[int, ...], ...] = ()
+    #: The same with the seconds and the bytes sent of what brings results to every device; None
+    #: where nothing does, or where it was not asked for.
+    delivered: Evaluation | None = None
 
     @cached_property
     def copies(self) -> Copies | None:
@@ -161,7 +162,7 @@ def evaluate(
 ) -> Evaluation:
     """Cost of a plan, without that of bringing outputs but those in `everywhere` to all devices.
 
-    Where it `delivers`, the bytes of its executor are with all that ranks bring to every device.
+    Where it `delivers`, see `evaluate_placed`.
 
     A `resharder` of the cluster, if given, remembers reshards for the next plan.
 
@@ -216,7 +217,7 @@ def observed_schedule(
     `units` are as of `step_order`, `first` the `representatives` if they are known.
     """
     resharder = resharder or Resharder(cluster)
-    first = first or representatives(graph, placed, cluster, resharder)
+    first = first or representatives(graph, placed, cluster, resharder, everywhere)
     try:
         observed = frozenset(first.values())
         tasks = schedule(graph, placed, cluster, resharder, everywhere, observed, pipeline, units)
@@ -241,7 +242,8 @@ def evaluate_placed(
     """Cost of a resolved plan; in a plan with stages a request is a step of all micro-batches.
 
     Where the plan `delivers`, the bytes of the executor are with all that ranks bring to every
-    device; above `MOST_RANKS` devices there are no ranks.
+    device, and `Evaluation.delivered` has the seconds of that; above `MOST_RANKS` devices there are
+    no ranks.
     """
     devices, busy = range(len(cluster)), devices_of(placed)
     absent = sorted(busy.difference(devices))
@@ -249,40 +251,60 @@ def evaluate_placed(
         raise CostError(
             f"plan uses device {absent[0]}; cluster {cluster.name!r} has {len(cluster)}"
         )
+    resharder = resharder or Resharder(cluster)
     tasks, first = observed_schedule(graph, placed, cluster, pipeline, everywhere, resharder)
+    run, class_of = tasks, first
+    brought = graph.delivered if delivers and len(cluster) <= MOST_RANKS else everywhere
+    if brought != everywhere:
+        run, class_of = observed_schedule(graph, placed, cluster, pipeline, brought, resharder)
+    most, held = Peaks.of(tasks), _held_by_executor(graph, run, cluster)
 
-    def of_all(figures: Mapping[int, Figure], default: Figure) -> Mapping[int, Figure]:
-        return {device: figures.get(first[device], default) for device in devices}
+    def of_all(
+        figures: Mapping[int, MemoryPeak], of: Mapping[int, int]
+    ) -> Mapping[int, MemoryPeak]:
+        nothing = MemoryPeak(0, 0, 0, "")
+        return {device: figures.get(of[device], nothing) for device in devices}
 
+    evaluation = Evaluation(
+        **_sums(tasks, first),
+        peak=of_all(most.safe, first),
+        exact_peak=of_all(most.exact, first),
+        executor_peak=of_all(held, class_of) if held else {},
+        limit_bytes={device: cluster.devices[device].memory_bytes for device in devices},
+        devices_used=len(busy),
+        sharded_flops_share=sharded_flops_share(graph, placed),
+        sequential=not tasks.order.is_whole
+        or (bool(graph.backward) and len({node.mesh.devices for node in placed}) > 1),
+        copies_on=copies_on(node.mesh for node in placed),
+    )
+    if run is tasks:
+        return evaluation
+    return replace(evaluation, delivered=replace(evaluation, **_sums(run, class_of)))
+
+
+class _Sums(TypedDict):
+    """The fields of an `Evaluation` that add up tasks."""
+
+    compute_s: Mapping[int, float]
+    comm_s: Mapping[int, float]
+    latency_s: float
+    sent_bytes: Mapping[int, int]
+
+
+def _sums(tasks: Schedule, class_of: Mapping[int, int]) -> _Sums:
+    """Add up the tasks of a schedule, where each device does what the one of its class does."""
     compute_s: dict[int, float] = defaultdict(float)
     comm_s: dict[int, float] = defaultdict(float)
     for task in tasks.tasks:
         total = compute_s if task.kind == "compute" else comm_s
         for device, seconds in task.devices.items():
             total[device] += seconds * tasks.times(task)
-    nothing = MemoryPeak(0, 0, 0, "")
-    limits = {device: cluster.devices[device].memory_bytes for device in devices}
-    most, run, class_of = Peaks.of(tasks), tasks, first
-    brought = graph.delivered if delivers and len(cluster) <= MOST_RANKS else everywhere
-    if brought != everywhere:
-        run, class_of = observed_schedule(
-            graph, placed, cluster, pipeline, brought, resharder, first=first
-        )
-    held = _held_by_executor(graph, run, cluster)
-    return Evaluation(
-        compute_s=of_all(compute_s, 0.0),
-        comm_s=of_all(comm_s, 0.0),
+    sent = sent_bytes(tasks)
+    return _Sums(
+        compute_s={device: compute_s.get(of, 0.0) for device, of in class_of.items()},
+        comm_s={device: comm_s.get(of, 0.0) for device, of in class_of.items()},
         latency_s=step_seconds(tasks),
-        peak=of_all(most.safe, nothing),
-        exact_peak=of_all(most.exact, nothing),
-        executor_peak={d: held.get(class_of[d], nothing) for d in devices} if held else {},
-        limit_bytes=limits,
-        sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks), 0.0).items()},
-        devices_used=len(busy),
-        sharded_flops_share=sharded_flops_share(graph, placed),
-        sequential=not tasks.order.is_whole
-        or (bool(graph.backward) and len({node.mesh.devices for node in placed}) > 1),
-        copies_on=copies_on(node.mesh for node in placed),
+        sent_bytes={device: round(sent.get(of, 0.0)) for device, of in class_of.items()},
     )
 
 

@@ -173,6 +173,17 @@ def copies_on(meshes: Iterable[DeviceMesh]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sorted(devices[copy])) for copy in sorted(devices))
 
 
+def everyone(devices: int, meshes: Iterable[DeviceMesh]) -> DeviceMesh:
+    """The mesh of all devices 0 .. devices-1, over which a value is whole that all of them have.
+
+    Of whole copies on `meshes` each has the results of its own requests.
+    """
+    if copies := copies_on(meshes):
+        axes = {COPIES: len(copies), "tp": len(copies[0])}
+        return DeviceMesh.of(axes, tuple(itertools.chain(*copies)))
+    return DeviceMesh.line(devices)
+
+
 def numbers(devices: Iterable[int]) -> str:
     """Text of devices in their order, runs of five and more as a range: ``"0,1,8-15"``."""
     runs: list[list[int]] = []

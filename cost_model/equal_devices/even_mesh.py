@@ -7,15 +7,17 @@ factor. Here they are priced at the axes' real lengths by closed formulas, in ti
 grow with the mesh.
 
 Within a group, a reshard costs what `reshard.Resharder` gives for the busiest device of the real
-mesh, to rounding. A reshard has no price if, of a dim, neither the share before nor that after
-contains the other (the dim moves from one axis to another: devices on the diagonal keep their
-share, the others do not). `EvenResharder.allows` is False for it, and plans do without it.
+mesh, to rounding. Where, of a dim, neither the share before nor that after contains the other,
+devices do unlike work. If the dim is cut over more axes before or after (a weight that is stored
+over an outer axis, too), the messages of all devices of the real mesh are listed, once for each
+pair of sets of axes, on up to `MOST_LISTED` devices. Else the reshard has no price (the dim moves
+from one axis to another): `EvenResharder.allows` is False for it, and plans do without it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -25,9 +27,11 @@ from partitioner.cost_model.cluster.topology import Cluster, LinkLevel
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.prices.collectives import (
     COUNT_BYTES,
+    Wires,
     collective,
     dispatch_s,
     joined_seconds,
+    pairwise,
     tabled,
 )
 from partitioner.cost_model.prices.compute import (
@@ -48,13 +52,16 @@ from partitioner.cost_model.prices.reshard import (
     scatters,
 )
 from partitioner.ir.graph import Graph
-from partitioner.ir.layout import DimLayout, Interval, Placement
+from partitioner.ir.layout import DimLayout, Interval, Placement, Sharding
 from partitioner.ir.loops.factors import Dispatch
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import dense_bytes, item_bytes
+
+#: Most devices of a mesh whose messages are listed: those of 1,024 take a second.
+MOST_LISTED = 1024
 
 
 def stand_in(mesh: DeviceMesh) -> DeviceMesh:
@@ -223,6 +230,22 @@ def _shared(
     )
 
 
+def _mixed(source: Placement, target: Placement) -> tuple[DimLayout, DimLayout]:
+    """The layouts of the dim whose shares overlap in part only."""
+    dims = zip(source.sharding.dims, target.sharding.dims, strict=True)
+    pairs = zip(dims, overlaps(source, target), strict=True)
+    return next(pair for pair, share in pairs if share is Overlap.MIXED)
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """A communication of a reshard, of which some devices have more to do than others."""
+
+    kind: CommKind
+    ranks: tuple[int, ...]
+    wires: frozenset[Wires]  #: Of all ranks.
+
+
 @dataclass
 class EvenResharder(Resharder):
     """Reshards within one group of equal devices and between two such groups, by formula.
@@ -236,10 +259,21 @@ class EvenResharder(Resharder):
     #: between their representatives.
     other: EvenMesh | None = field(default=None, kw_only=True)
     _peers: dict[tuple[int, ...], Mapping[LinkLevel, int]] = field(default_factory=dict)
+    _listed: dict[tuple[tuple[str, ...], ...], Sequence[_Listed]] = field(default_factory=dict)
 
     def allows(self, source: Placement, target: Placement) -> bool:
-        """Test whether the reshard has a price: no dim's shares overlap in part only."""
-        return source.mesh != target.mesh or Overlap.MIXED not in overlaps(source, target)
+        """Test whether the reshard has a price: see the module."""
+        if source.mesh != target.mesh:
+            return True
+        shares = overlaps(source, target)
+        if Overlap.MIXED not in shares:
+            return True
+        unlike = [how for how in shares if how is not Overlap.EQUAL]
+        held, wanted = _mixed(source, target)
+        is_plain = all(len(dim.segments) == 1 for dim in (held, wanted))
+        is_nested = {*held.axes} < {*wanted.axes} or {*wanted.axes} < {*held.axes}
+        is_small = self.even.mesh.size() <= MOST_LISTED
+        return len(unlike) == 1 and is_plain and is_nested and is_small
 
     def _real_of(self, devices: Collection[int]) -> Real:
         """The devices themselves: those of a stand-in are not those of the cluster."""
@@ -283,7 +317,9 @@ class EvenResharder(Resharder):
         dtype, source, target = reshard
         shares = overlaps(source, target)
         if Overlap.MIXED in shares:
-            raise CostError(f"{source} -> {target} is not priced on a large mesh")
+            if not self.allows(source, target):
+                raise CostError(f"{source} -> {target} is not priced on a large mesh")
+            return self._of_all(reshard)
         if {*shares} <= {Overlap.EQUAL}:
             return self._alias(target)
         numel = self.even.local_numel(target)
@@ -309,6 +345,53 @@ class EvenResharder(Resharder):
             spec = self.cluster.devices[self.even.device]
             seconds = in_table.start_s(spec) + in_table.seconds
         return self._hop(CommKind.ALL_TO_ALL, ranks, reshard, seconds)
+
+    def _of_all(self, reshard: Reshard) -> Hop:
+        """The step in which devices do unlike work: its busiest counts."""
+        dtype, source, target = reshard
+        held, wanted = _mixed(source, target)
+        used = {axis for dim in source.sharding.dims if dim is not held for axis in dim.axes}
+        others = tuple(axis for axis in self.even.mesh.names if axis in used)
+        key = held.axes, wanted.axes, others
+        if key not in self._listed:
+            self._listed[key] = tuple(self._messages(*key))
+        item = item_bytes(dtype) * self.even.local_numel(source)
+        if len(wanted.axes) > len(held.axes):  # of the parts that are listed, each has several
+            item /= self.even.parts(wanted) // self.even.parts(held)
+
+        def seconds(listed: _Listed) -> float:
+            start_s = self._start_s([self.cluster.level(listed.ranks)], self.even.device)
+            return start_s + max(wires.seconds(item) for wires in listed.wires)
+
+        busiest = max(self._listed[key], key=seconds)
+        return self._hop(busiest.kind, busiest.ranks, reshard, seconds(busiest))
+
+    def _messages(
+        self, held: tuple[str, ...], wanted: tuple[str, ...], others: tuple[str, ...]
+    ) -> Iterator[_Listed]:
+        """List the messages by which a dim cut over some axes is cut over others.
+
+        Its smallest parts have one element; another dim is cut over the `others`.
+        """
+        mesh = self.even.mesh
+        sizes = mesh.size(max(held, wanted, key=len)), mesh.size(others)
+        source, target = (
+            Placement(
+                mesh,
+                Sharding(
+                    tuple(
+                        DimLayout.even(size, over, mesh)
+                        for size, over in zip(sizes, (axes, others), strict=True)
+                    )
+                ),
+            )
+            for axes in (held, wanted)
+        )
+        for hop in Resharder(self.cluster).hops("int8", source, target):
+            for comm in (priced.comm for priced in hop.comms):
+                if comm.kind is not CommKind.SLICE:
+                    wires = frozenset(pairwise(comm, self.cluster).values())
+                    yield _Listed(comm.kind, comm.ranks, wires)
 
     def _to_or_from_one(self, reshard: Reshard) -> Hop:
         """Reshard between the group and one device of it (an op kept whole), its busiest."""

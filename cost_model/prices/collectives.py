@@ -281,40 +281,57 @@ def _even_exchange(comm: Comm, cluster: Cluster) -> Algorithm | None:
     return tabled(comm.kind, comm.ranks, nbytes, cluster)
 
 
-def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
-    """Messages one after the other; ranks that send to each other also wait for each other once."""
-    item = item_bytes(comm.dtype)
-    sent: dict[tuple[int, int], float] = defaultdict(float)
+@dataclass(frozen=True)
+class Wires:
+    """Messages of a rank to its peers and from them."""
+
+    waits_s: float  #: Seconds of their latencies, one after the other.
+    numel: tuple[tuple[LinkLevel, int], ...]  #: Elements over each level in one direction.
+    both_ways: frozenset[LinkLevel]  #: Levels over which it sends to a peer that sends to it.
+
+    def seconds(self, item: float) -> float:
+        """Seconds without start-up, of so many bytes an element."""
+        seconds = (
+            level.exchanged_contents_s(n * item)
+            if level in self.both_ways
+            else level.transfer_s(n * item)
+            for level, n in self.numel
+        )
+        waiting_s = max((level.waiting_s for level in self.both_ways), default=0.0)
+        return self.waits_s + (waiting_s + max(seconds, default=0.0))
+
+
+def pairwise(comm: Comm, cluster: Cluster) -> dict[int, Wires]:
+    """Messages of each rank; ranks that send to each other also wait for each other once."""
+    sent: dict[tuple[int, int], int] = defaultdict(int)
     for transfer in comm.transfers:
         if transfer.source != transfer.target:
-            sent[transfer.source, transfer.target] += transfer.numel * item
-    wires: dict[int, dict[tuple[LinkLevel, str], float]] = defaultdict(lambda: defaultdict(float))
+            sent[transfer.source, transfer.target] += transfer.numel
+    wires: dict[int, dict[tuple[LinkLevel, str], int]] = defaultdict(lambda: defaultdict(int))
     peers: dict[int, dict[int, float]] = defaultdict(dict)
     exchanging: dict[int, set[LinkLevel]] = defaultdict(set)
-    for (source, target), nbytes in sent.items():
+    for (source, target), numel in sent.items():
         level = cluster.level((source, target))
-        wires[source][level, "out"] += nbytes
-        wires[target][level, "in"] += nbytes
+        wires[source][level, "out"] += numel
+        wires[target][level, "in"] += numel
         peers[source][target] = peers[target][source] = level.message_s
         if (target, source) in sent:
             exchanging[source].add(level)
-
-    def contents_s(rank: int) -> float:
-        both_ways = exchanging[rank]
-        seconds = (
-            level.exchanged_contents_s(n) if level in both_ways else level.transfer_s(n)
-            for (level, _), n in wires[rank].items()
-        )
-        return max((level.waiting_s for level in both_ways), default=0.0) + max(
-            seconds, default=0.0
-        )
-
-    is_measured = cluster.level(comm.ranks).is_measured
     return {
-        rank: cluster.devices[rank].start_s(is_known=is_measured)
-        + sum(peers[rank].values())
-        + contents_s(rank)
+        rank: Wires(
+            sum(peers[rank].values()),
+            tuple((level, numel) for (level, _), numel in wires[rank].items()),
+            frozenset(exchanging[rank]),
+        )
         for rank in comm.ranks
+    }
+
+
+def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
+    is_measured, item = cluster.level(comm.ranks).is_measured, item_bytes(comm.dtype)
+    return {
+        rank: cluster.devices[rank].start_s(is_known=is_measured) + wires.seconds(item)
+        for rank, wires in pairwise(comm, cluster).items()
     }
 
 

@@ -40,7 +40,7 @@ from partitioner.ir.exchange import (
     region_numel,
 )
 from partitioner.ir.graph import Graph, Node, once_a_graph
-from partitioner.ir.layout import DimLayout, Placement
+from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import is_view, row_of, writes_stored
 from partitioner.ir.program import BUCKET_BYTES, JOINING, SMALL_BYTES, Comm, CommKind
@@ -513,6 +513,12 @@ def beside_compute(graph: Graph) -> frozenset[str]:
         elif row.ahead:
             values.update(node.reads)
     return frozenset(values | _written(graph))
+
+
+def brought(at: Placement, everyone: DeviceMesh) -> Placement:
+    """Where a value that lies `at` is whole on every device, see `mesh.everyone`."""
+    mesh = at.mesh if at.mesh.size() == everyone.size() else everyone
+    return Placement(mesh, Sharding.replicate(at.sharding.shape))
 
 
 def most_joined(graph: Graph) -> Mapping[CommKind, int]:

@@ -24,9 +24,8 @@ from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.ir.errors import OptionError
 from partitioner.problem.dump import Dump, write_problem
-from partitioner.report.delivery import Delivery
 from partitioner.report.summarise import summarise
-from partitioner.search.outcome import Candidate, Outcome
+from partitioner.search.outcome import Outcome
 from partitioner.search.request import MOST_EXPLICIT, Request, StageClock, silent
 from partitioner.search.spaces.explicit import first_problem
 from partitioner.search.ways.table import Table
@@ -126,12 +125,7 @@ def compile(  # noqa: A001 - the public name
                 fewer = f"fewer than the {request.tune} to run"
                 run_notes = (f"the search met {count} {plans}, {fewer}",)
         outcome = table.beside_others(outcome)
-        notes = (*graphs.notes, *run_notes)
-
-        def delivery_of(plan: Candidate) -> Delivery | None:
-            return graphs.compiled(plan).delivery
-
-        return outcome, summarise(outcome, cluster, request, notes, delivery_of)
+        return outcome, summarise(outcome, cluster, request, (*graphs.notes, *run_notes))
 
     result = graphs.planned(search)
     if len(cluster) <= MOST_EXPLICIT:  # now rather than on first use

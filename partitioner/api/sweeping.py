@@ -22,14 +22,12 @@ from partitioner.foundations.files import write_file
 from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
-from partitioner.report.delivery import Delivery
 from partitioner.report.findings.bottleneck import turn_of
 from partitioner.report.planned import Planned
 from partitioner.report.schema import VERSION, Point, Sweep
 from partitioner.report.summarise import summarise
 from partitioner.report.text.tables import table
 from partitioner.search.find_plan import find_plan
-from partitioner.search.outcome import Candidate
 from partitioner.search.request import Budget, Request, StageClock, silent
 from partitioner.search.ways.table import Table
 from partitioner.solver.outcome import Infeasible
@@ -227,17 +225,13 @@ def _point(opened: OnnxInput | ModuleInput, rules: Rules, target: _Target) -> Po
     count, rate = len(cluster), figures.throughput_per_s if figures else None
     speedup, verdict = None, ""
     if outcome is not None:
-
-        def delivery_of(of: Candidate) -> Delivery | None:
-            return Delivery.of(of.graph, of.plan, cluster, of.evaluation)
-
         planned = Planned(
             name=graph.name,
             graph=outcome.graph,
             cluster=cluster,
             plan=outcome.plan,
             evaluation=outcome.evaluation,
-            summary=summarise(outcome, cluster, request, (), delivery_of),
+            summary=summarise(outcome, cluster, request, ()),
         )
         speedup, verdict = planned.speedup, planned.verdict().line
     return Point(

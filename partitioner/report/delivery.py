@@ -37,7 +37,8 @@ class Delivery:
         """
         if not graph.delivered or len(cluster) > MOST_RANKS:
             return None
-        whole = evaluate(graph, plan, cluster, graph.delivered)
+        # the figures of one device are those of no plan, and without
+        whole = evaluation.delivered or evaluate(graph, plan, cluster, graph.delivered)
         sent = sum(whole.sent_bytes.values()) - sum(evaluation.sent_bytes.values())
         if not sent:
             return None

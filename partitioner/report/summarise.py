@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,12 +43,8 @@ def summarise(
     cluster: Cluster,
     request: Request,
     notes: tuple[str, ...],
-    delivery_of: Callable[[Candidate], Delivery | None],
 ) -> dict[str, Any]:
-    """The predicted facts of a plan, for its summary, each figure beside that of one device.
-
-    `delivery_of` prices what brings another plan's results to every rank.
-    """
+    """The predicted facts of a plan, for its summary, each figure beside that of one device."""
     graph, plan, figures, whole = outcome.graph, outcome.plan, outcome.evaluation, outcome.whole
     cert, devices, request = plan.certificate, len(cluster), outcome.request or request
     assert cert is not None
@@ -71,7 +67,7 @@ def summarise(
     plans = sorted(outcome.candidates, key=lambda plan: plan.cost(cert.objective))
     spaces = space_facts(outcome, plans, cluster, single, sources.shares())
     others = [
-        _with_results(space, plan, outcome, delivery_of)
+        _with_results(space, plan, outcome, cluster)
         for space, plan in zip(spaces, plans, strict=True)
         if "changes" in space or space["cost"] != cert.cost
     ]
@@ -176,12 +172,7 @@ def _without_plan(outcome: Outcome) -> Rival | None:
     return None
 
 
-def _with_results(
-    space: Space,
-    plan: Candidate,
-    outcome: Outcome,
-    delivery_of: Callable[[Candidate], Delivery | None],
-) -> Space:
+def _with_results(space: Space, plan: Candidate, outcome: Outcome, cluster: Cluster) -> Space:
     """The figures of a plan that verdicts speak of with its results on every rank."""
     cert = outcome.plan.certificate
     assert cert is not None
@@ -189,7 +180,7 @@ def _with_results(
     is_smaller = space["devices_used"] < outcome.evaluation.devices_used
     if cert.objective == "memory" or not (is_usual or is_smaller):
         return space
-    delivery = delivery_of(plan)
+    delivery = Delivery.of(plan.graph, plan.plan, cluster, plan.evaluation)
     return space if delivery is None else {**space, "cost": delivery.cost(cert.objective)}
 
 

@@ -517,7 +517,7 @@ class MeshPlan:
 
         best = solved(math.inf, ROUNDS)
         if best is None and not stands:
-            raise ConstraintError("no plan of the kind was found")
+            raise ConstraintError(f"no plan of the kind was found{self._unpriced(built)}")
         nearest = best.chosen if best is not None else nothing
         if best is not None and evaluate_choices(tied, best.chosen).peak_bytes[0] > room:
             self.free_s = min(self.free_s, best.cost)
@@ -526,3 +526,20 @@ class MeshPlan:
         if not plans:
             raise refused(self.graph, self.even, whole, nearest, room)
         return min(plans, key=lambda plan: plan.cost), tied
+
+    def _unpriced(self, built: Built) -> str:
+        """Name a value that no two strategies of its maker and a reader agree on; "" for none."""
+        problem = built.problem
+        for edge in problem.edges:
+            pairs = itertools.product({*edge.out_class}, {*edge.in_class})
+            if edge.forbidden.issuperset(pairs):
+                maker, reader = problem.names[edge.u], problem.names[edge.v]
+                homes = dict(built.candidates[maker][0].results())
+                reads = dict(built.candidates[reader][0].operands())
+                value = next(name for name in homes if name in reads)
+                return (
+                    f": {value!r} is made as {homes[value].sharding} and {reader!r} reads "
+                    f"{reads[value].sharding}, which has no price on {self.even.mesh}; try the "
+                    "kinds in another order, or another mesh"
+                )
+        return ""

@@ -292,7 +292,9 @@ class JointSpace:
                 plans.append(self.shared.candidate(self.family, built, busy))
         more = None
         waits = goal == "latency" and len(self.family.groups) > 1  # no other method knows of it
-        if not waits and (
+        # the solver has nothing cheaper, though the referee may count more
+        is_least = plan is first and solution.cost - solution.bound <= ROUNDING * solution.cost
+        if not (waits or is_least) and (
             known is None or gain(known, solution) > LEAST_GAIN * max(budget.gap, LEAST_GAP)
         ):
             more = partial(self._solved, built, least=least, effort=2, known=solution)

@@ -44,11 +44,16 @@ MODELS = {
 }
 
 
-def one_by_one(owner: Graph, placed: Sequence[PlacedNode], cluster: Cluster) -> referee.Evaluation:
+def one_by_one(
+    owner: Graph,
+    placed: Sequence[PlacedNode],
+    cluster: Cluster,
+    everywhere: frozenset[str] = frozenset(),
+) -> referee.Evaluation:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(referee, "representatives", lambda *_: dict(enumerate(range(len(cluster)))))
         patch.setattr(referee, "schedule", lambda *args, **_: schedule(*args))
-        return referee.evaluate_placed(owner, placed, cluster)
+        return referee.evaluate_placed(owner, placed, cluster, None, everywhere)
 
 
 @pytest.mark.one_in(2)
@@ -78,6 +83,23 @@ def test_an_even_cut_has_one_class_and_an_uneven_one_two() -> None:
             assert referee.evaluate_placed(owner, placed, flat(8)) == one_by_one(
                 owner, placed, flat(8)
             )
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda cluster: cluster.name)
+@pytest.mark.parametrize("factor", ["", "m", "k"])
+@pytest.mark.parametrize("devices", [2, 3])
+def test_devices_that_bring_results_to_others_are_told_apart(
+    devices: int, factor: str, cluster: Cluster
+) -> None:
+    """One of three sends the result to twice as many of the other five as the last one does."""
+    owner, mesh = matmul_graph(), DeviceMesh.line(devices, "tp")
+    rule, everywhere = rules_of(owner)["mm"], frozenset(owner.outputs)
+    assert isinstance(rule, Rule)
+    sizes = {factor: rule.factors[factor].size} if factor else {}
+    layouts = {name: DimLayout.even(size, ("tp",), mesh) for name, size in sizes.items()}
+    placed = (place(owner, owner.nodes[0], mesh, layouts, rule),)
+    figures = referee.evaluate_placed(owner, placed, cluster, None, everywhere)
+    assert figures == one_by_one(owner, placed, cluster, everywhere)
 
 
 def cut_relus(

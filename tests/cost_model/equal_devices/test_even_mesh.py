@@ -124,6 +124,48 @@ def test_reshards_take_what_they_take_on_the_real_mesh(graph: Graph, shape: dict
     assert expected <= set(kinds), kinds
 
 
+@pytest.mark.parametrize(
+    ("shape", "axes", "kept", "other"),
+    [
+        ({"dp": 4, "tp": 4}, ("dp", "tp"), ("tp",), ()),
+        ({"dp": 8, "tp": 2}, ("dp", "tp"), ("tp",), ()),
+        ({"pod": 2, "dp": 4, "tp": 2}, ("dp", "tp"), ("tp",), ()),
+        ({"pod": 2, "dp": 4, "tp": 2}, ("dp", "tp"), ("tp",), ("pod",)),
+        ({"pod": 2, "dp": 4, "tp": 2}, ("pod", "dp", "tp"), ("pod", "tp"), ()),
+    ],
+    ids=str,
+)
+def test_a_dim_over_an_outer_axis_too_is_priced_as_on_the_real_mesh(
+    graph: Graph,
+    shape: dict[str, int],
+    axes: tuple[str, ...],
+    kept: tuple[str, ...],
+    other: tuple[str, ...],
+) -> None:
+    """Devices do unlike work; the busiest counts."""
+    case = Case(graph, shape)
+    formula, exact = EvenResharder(CLUSTER, even=case.even), Resharder(CLUSTER)
+    more, less = (
+        Placement(
+            case.even.model,
+            Sharding(
+                (
+                    DimLayout.even(96 * 1024, over, case.even.model),
+                    DimLayout.even(64, other, case.even.model),
+                )
+            ),
+        )
+        for over in (axes, kept)
+    )
+    for home, want in ((more, less), (less, more)):
+        assert formula.allows(home, want)
+        hops = formula.hops("float16", home, want)
+        real = exact.hops("float16", case.real(home), case.real(want))
+        for beside in (False, True):
+            real_s = busiest_s(real, beside=beside)
+            assert busiest_s(hops, beside=beside) == pytest.approx(real_s, rel=1e-9)
+
+
 def test_a_dim_that_changes_its_axis_is_not_priced(graph: Graph) -> None:
     case = Case(graph, {"dp": 4, "tp": 4})
     formula = EvenResharder(CLUSTER, even=case.even)

@@ -1,5 +1,6 @@
 """Training graphs on many devices: forward, backward and updates fold as one, memory is kept."""
 
+import itertools
 import math
 import random
 from collections import defaultdict
@@ -578,21 +579,32 @@ def test_a_kind_fits_where_its_gradients_do_once() -> None:
     assert not short.evaluation.fits
 
 
-def test_kinds_that_go_together_on_no_mesh_are_refused() -> None:
-    class Biased(nn.Module):
-        """A part of a bias over both axes is no part of one over `tp` alone."""
+class Biased(nn.Module):
+    """Linear layers between these widths, with their loss."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(*(nn.Linear(256, 256) for _ in range(2)))
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*itertools.starmap(nn.Linear, itertools.pairwise(widths)))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layers(x).square().mean()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
 
+
+def test_a_weight_is_stored_over_an_outer_axis_along_the_dim_that_an_inner_one_cuts() -> None:
+    """A part of a bias over both axes is no part of one over `tp` alone."""
     options: dict[str, Any] = {"parallel": "zero3+tp", "mesh": {"dp": 64, "tp": 2}}
     options |= {"training": True, "cluster": "16x8xh100", "gap": 0.5}
-    with pytest.raises(partitioner.PartitionerError, match="no plan of the kind was found"):
-        partitioner.compile(Biased(), torch.zeros(512, 256), **options)
+    program = partitioner.compile(Biased(256, 256, 256), torch.zeros(512, 256), **options)
+    assert program.node("/layers/0/bias").cut_text == "d0/dp*tp"
+
+
+def test_a_refusal_of_kinds_names_a_value_that_they_would_move_between_axes() -> None:
+    """A bias of 192 is stored over 32 devices, as 128 do not divide it, and read over 4."""
+    options: dict[str, Any] = {"parallel": "tp+zero3", "mesh": {"tp": 4, "dp": 32}}
+    options |= {"training": True, "cluster": "16x8xh100", "gap": 0.5}
+    named = r"bias\S*' is made as \[dp\] and '\S+' reads \[tp\], which has no price on tp=4 dp=32"
+    with pytest.raises(partitioner.PartitionerError, match=named):
+        partitioner.compile(Biased(64, 192, 64), torch.zeros(512, 64), **options)
 
 
 @pytest.mark.slow

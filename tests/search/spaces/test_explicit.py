@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -336,6 +336,26 @@ def test_memory_binds_where_the_plan_that_fits_costs_more_than_the_first(
     space = JointSpace(shared, families("inter", 2, None)[0])
     assert space.search(Budget.of(request), ()).memory_binds == binds
     assert covered == [one_device]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.9])
+def test_a_problem_that_is_solved_to_its_bound_is_not_searched_on(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """Though the referee may count more than the solver, so that its plan is above the bound."""
+    request, cluster = Request(), flat(2)
+    shared = JointSearch(
+        MLP, cluster, request, Rules.of(MLP), DeviceColumns(MLP, Resharder(cluster))
+    )
+    solution = JointSpace._solution
+
+    def bounded(self: JointSpace, *args: Any) -> Solution:
+        found = solution(self, *args)
+        return replace(found, bound=share * found.cost)
+
+    monkeypatch.setattr(JointSpace, "_solution", bounded)
+    found = JointSpace(shared, families("intra", 2, None)[0]).search(Budget.of(request), ())
+    assert (found.more is None) == (share == 1.0)
 
 
 def test_devices_of_as_much_memory_have_as_little_of_it_as_the_one_that_is_shortest() -> None:

@@ -151,6 +151,16 @@ def _step_bytes_of_all(graph: Graph, updates: Sequence[PlacedNode], device: int)
     return sum(_STEP_TENSORS[name] * nbytes for name, nbytes in _updated(graph, updates, device))
 
 
+def whole_step_bytes(graph: Graph) -> int:
+    """Bytes that an optimizer's step over all parameters of a graph takes on GPUs together."""
+    updates = [node for node in graph.nodes if node.op == _UPDATE]
+    known = [node for node in updates if node.attrs.get("optimizer") in _STEP_TENSORS]
+    return sum(
+        _STEP_TENSORS[str(node.attrs["optimizer"])] * graph.types[node.inputs[1]].nbytes
+        for node in known
+    )
+
+
 def step_bytes(graph: Graph, updates: Sequence[PlacedNode], device: int) -> int:
     """Bytes that an optimizer's step over one parameter after the other takes."""
     place = {value: at for at, node in enumerate(graph.nodes) for value in node.writes}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from partitioner.cost_model.cluster.topology import Cluster
@@ -176,7 +177,10 @@ def _explicit(
     if kept is not None and kept.blocks:  # the referee alone knows what is loaded in turn
         counted = cluster.with_memory(4 * sum(type_.nbytes for type_ in graph.types.values()))
     resharder = remembering(counted, graph)
-    search = JointSearch(graph, cluster, request, rules, DeviceColumns(graph, resharder))
+    is_one_mesh = not graph.backward and request.lanes == 1
+    count = request.micro_batch_count if is_one_mesh else None
+    prices = DeviceColumns(graph, resharder, count or 1)
+    search = JointSearch(graph, cluster, request, rules, prices)
     meshes = axes_meshes(cluster, request)
     spaces: list[Space] = [
         JointSpace(replace(search, request=one), family)
@@ -187,8 +191,10 @@ def _explicit(
         spaces.append(SplitAxesSpace(graph, rules, cluster, meshes))
     refusing = len(spaces)  # the others never refuse
     if not meshes and len(spaces) == 1 and (named := in_time(counted, request)):
-        spaces = [replace(space, needed=False) for space in spaces if isinstance(space, JointSpace)]
-        spaces.append(SplitAxesSpace(graph, rules, cluster, named, request))
+        (family,) = _families(graph, cluster, request)
+        late = partial(JointSpace(search, family).search, others=())
+        axes = SplitAxesSpace(graph, rules, cluster, named, request, late)
+        spaces = [JointSpace(search, family, needed=False), axes]
     alone = OneDeviceSpace(graph, cluster, request)
     if alone.is_faster:
         spaces.insert(0, alone)

@@ -16,6 +16,7 @@ from partitioner.frontends.torch.tracing.capture import capture, export_module
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.problem.folding import fold
+from partitioner.search.find_plan import find_plan
 from partitioner.search.levels.axis_sharder import AxisSharder, MeshPlan
 from partitioner.search.levels.mesh_sharder import Sharder
 from partitioner.search.outcome import OutOfTime
@@ -24,6 +25,7 @@ from partitioner.search.stages.micro_batch_counts import CountSearch, Trial
 from partitioner.search.stages.pipelines import find_pipeline
 from partitioner.solver import work as work_module
 from partitioner.solver.work import Work
+from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.derive import Rules
 
 
@@ -85,6 +87,18 @@ def test_a_first_plan_is_found_behind_the_time_limit(graph: Graph) -> None:
     assert plan.stands
     assert stored_over(plan) == {frozenset({"tp"})}
     assert sharder.begin(DeviceMesh.of({"dp": 3, "tp": 2}), 0.02)[0].sharded is None
+
+
+@pytest.mark.parametrize(("batch", "by_axes"), [(12, True), (13, False)], ids=["even", "uneven"])
+def test_a_named_mesh_keeps_its_constraints_behind_the_limit(batch: int, by_axes: bool) -> None:
+    """Axes have no uneven parts in turn: the joint problem of both is made then."""
+    graph, pin = graph_of(2, 96, batch), {"tensor": "relu", "dim": 0, "axis": "y"}
+    asked = Request(mesh={"x": 2, "y": 3}, constraints=Constraints.of({"pin": [pin]}))
+    late = Budget.of(asked).anew(0.0)
+    outcome = find_plan(graph, resolve_cluster("6xh100"), asked.over(6).on(graph), late)
+    assert ("mesh axes" in outcome.certificate.solver) == by_axes
+    made = outcome.graph.producers["relu"].name
+    assert any("y" in cut.axes for cut in outcome.plan.nodes[made].cuts.values())
 
 
 def late_after(looks: int) -> Callable[[], float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -325,9 +325,9 @@ def in_time(cluster: Cluster, request: Request) -> tuple[Layout, ...]:
     """The mesh of several axes that a request names, and all that is planned; none if it has none.
 
     A plan of it is found one axis at a time where the clock ends the making of its joint problem.
-    Constraints may ask for cuts that only the joint problem has: halos, uneven parts.
+    One that keeps a plan has few strategies.
     """
-    if request.mesh is None or len(request.mesh) < JOINT_AXES or request.constraints.bound:
+    if request.mesh is None or len(request.mesh) < JOINT_AXES or request.constraints.plan:
         return ()
     return layouts(cluster, "intra", request.mesh)
 
@@ -345,29 +345,34 @@ class SplitAxesSpace:
     rules: Rules
     cluster: Cluster
     meshes: tuple[Layout, ...]
-    #: The request, which has no constraints, if a plan is wanted only where the clock left none.
+    #: The request, if a plan is wanted only where the clock ended the making of its joint problem.
     instead: Request | None = None
+    #: Makes that problem behind the time limit, for constraints that ask for cuts that it alone
+    #: has: halos, uneven parts.
+    late: Callable[[Budget], SpaceResult] = lambda _budget: SpaceResult()
 
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The best plan; none if none is found to fit, or nothing is left to gain or no time."""
-        graph, asked = self.graph, self.instead
-        if asked is not None and any(one.plans or one.refused or not one.more for one in others):
+        graph, asked, is_instead = self.graph, self.instead or Request(), self.instead is not None
+        if is_instead and any(one.plans or one.refused or not one.more for one in others):
             return SpaceResult()
-        if asked is None and (budget.work.late or not may_gain(others)):
+        if not is_instead and (budget.work.late or not may_gain(others)):
             return SpaceResult()
         is_known = budget.best_s < math.inf or any(result.plans for result in others)
         if is_known and budget.work.left_s < FIRST_S * len(graph.nodes):
             budget.work.stop()
             return SpaceResult()
-        space = StagesSpace(
-            graph, self.rules, self.cluster, self.meshes, asked or Request(), one_stage=True
-        )
+        space = StagesSpace(graph, self.rules, self.cluster, self.meshes, asked, one_stage=True)
+        family = Family("intra", (self.meshes[0].mesh,), (), symmetric=False)
         try:
+            check_even(asked.parallel, graph, asked.mesh or {})
             best = space.cheapest(budget)
+        except ConstraintError as error:
+            failed = SpaceResult(failed=((family, error),))
+            return failed if is_known else self.late(budget)
         except Infeasible as error:
-            family = Family("intra", (self.meshes[0].mesh,), (), symmetric=False)
-            return SpaceResult(failed=((family, error),) if asked is not None else ())
-        if asked is None and not best.evaluation.fits:
+            return SpaceResult(failed=((family, error),) if is_instead else ())
+        if not is_instead and not best.evaluation.fits:
             return SpaceResult()
         family = Family("intra", (best.staged.options[0].layout.mesh,), (), symmetric=False)
         candidate = space.candidate(best, family, AXES_SOLVER)

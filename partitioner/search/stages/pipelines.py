@@ -19,7 +19,7 @@ from itertools import combinations
 import numpy as np
 
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.evaluate import evaluate_placed
 from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.foundations.no_gc import no_collection
@@ -28,7 +28,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh, numbers
 from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.ir.pipeline.generate import SCHEDULES
-from partitioner.ir.plan import Plan
+from partitioner.ir.plan import Pipeline, Plan, resolve
 from partitioner.problem.build import planned_on
 from partitioner.rewrites.graph_writer import chosen
 from partitioner.rewrites.staging import changing_nodes, layers
@@ -351,8 +351,8 @@ class _Spaces:
     def of_size(self, budget: Budget, size: int, ways: Pipelines) -> SpaceResult:
         """The best plan of stages of so many devices.
 
-        Where values may be computed again and no cut of a sharding fits, one is searched that holds
-        fewer bytes, as the search of shardings counts the bytes of one micro-batch on one mesh. Of
+        Where values may be computed again, or all devices share a request, and no cut of a sharding
+        fits, one is searched that holds fewer bytes, as the search of shardings counts them. Of
         stages of one device all that there is to choose is what each computes again.
 
         Raises:
@@ -360,12 +360,14 @@ class _Spaces:
             PipelineScheduleError: No schedule serves the lanes.
         """
         graph, cluster, is_guess = self.graph, self.cluster, size < len(self.cluster)
-        memory = least_memory(cluster)
-        limit = limit_bytes(graph, cluster, size, self.micro_batches, ways.schedules)
+        memory, count = least_memory(cluster), self.micro_batches
+        limit = limit_bytes(graph, cluster, size, count, ways.schedules)
         sharded = partial(self.sharded_within, budget, size)
 
         def most_held(sharding: Sharding) -> int:
-            evaluation = evaluate(sharding.graph, sharding.plan, cluster.first(size))
+            placed = resolve(sharding.graph, sharding.plan)
+            of_step = None if graph.backward or is_guess else Pipeline("forward", count)
+            evaluation = evaluate_placed(sharding.graph, placed, cluster.first(size), of_step)
             return max(evaluation.held_bytes.values())
 
         of_cuts = budget.work.left / 2
@@ -382,14 +384,15 @@ class _Spaces:
                 figures = StageFigures(
                     once,
                     cluster,
-                    self.micro_batches,
+                    count,
                     groups=tuple(dict.fromkeys(ways.groups)),
                     resharder=Resharder(cluster.first(size)),
                 )
                 return PipelineSearch(figures, ways, budget, offering=offering).search()
             except Infeasible as error:
                 last = is_given or attempt == ATTEMPTS or budget.work.late
-                if last or not graph.optional or not error.bytes_short:
+                has_others = graph.optional or not (graph.backward or is_guess)
+                if last or not has_others or not error.bytes_short:
                     raise
                 refusal = error
             held_bytes = most_held(sharding)

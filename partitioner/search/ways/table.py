@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from itertools import chain, islice
 
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import best_single
+from partitioner.cost_model.memory.least import LeastBytes
 from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.foundations import units
 from partitioner.ir.errors import PartitionerError
@@ -27,11 +29,13 @@ from partitioner.search.stages.pipelines import least_memory
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
 from partitioner.search.ways.way import (
+    CHANGES_S,
     FIRST_SHARE,
     LEAST_SHARE,
     Change,
     Way,
     Weighing,
+    joined,
     nothing,
     what_would_fit,
 )
@@ -69,6 +73,10 @@ class Table:
         """
         ways = tuple(self.ways())
         budget = Budget.of(self.request, self.clock.say, self.clock.begun_s)
+        if (refusal := self._sure_refusal) is not None:
+            brief = budget.anew(min(CHANGES_S, budget.work.left_s))
+            changes = () if self.request.is_pipelined else ways[0].would_fit(brief, refusal)
+            raise joined((refusal,), changes, ())
         is_short, share = self._is_short, FIRST_SHARE
         # less, the less memory there is for what one device holds
         if is_short and not self.request.is_pipelined:
@@ -87,6 +95,25 @@ class Table:
             improved=lambda found: self._improved(found, budget),
             confirms=self.model.confirms,
         ).best()
+
+    @property
+    def _sure_refusal(self) -> Infeasible | None:
+        """The refusal of all plans, if devices have less than any plan holds when a step ends."""
+        try:
+            graph = self._first if not self.request.is_pipelined else self.model.uncut
+        except PartitionerError:  # the whole batch has no graph
+            return None
+        least, devices = LeastBytes.of(graph, self.cluster), len(self.cluster)
+        memory = sum(device.memory_bytes for device in self.cluster.devices)
+        if least.bytes <= memory:
+            return None
+        parts = ", ".join(f"{units.size(n)} {what}" for what, n in least.parts.items() if n)
+        have = f"all {devices} devices have" if devices > 1 else "the device has"
+        text = (
+            f"no plan fits: when a step ends, any holds {units.size(least.bytes, 5)} at least "
+            f"({parts}), and {have} {units.size(memory, 5)}"
+        )
+        return Infeasible(text, device=0, bytes_short=math.ceil((least.bytes - memory) / devices))
 
     def _improved(self, found: Outcome, budget: Budget) -> Outcome:
         """The outcome with the changes that make it cheaper, found in what is left of the clock."""

@@ -1,0 +1,105 @@
+"""Bytes that any plan holds when a step ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from onnx import helper
+from torch import Tensor, nn
+
+import partitioner
+from helpers.modules.sized_models import Loss, perceptron
+from helpers.onnx_files import onnx_models as om
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.memory.least import LeastBytes
+from partitioner.ir.graph import Graph
+from partitioner.solver.outcome import Infeasible
+
+SIZE, LAYERS, BATCH = 64, 3, 32
+STORED = LAYERS * (SIZE * SIZE + SIZE) * 4
+
+
+def graph_of(module: nn.Module, *, training: bool = False, **options: Any) -> Graph:
+    result = partitioner.compile(module, torch.zeros(BATCH, SIZE), training=training, **options)
+    graph: Graph = result.graph
+    return graph
+
+
+def least(graph: Graph, cluster: str) -> LeastBytes:
+    return LeastBytes.of(graph, resolve_cluster(cluster, None))
+
+
+def test_training_holds_gradients_and_what_the_step_takes_on_gpus() -> None:
+    graph = graph_of(Loss(perceptron(LAYERS, SIZE)), training=True)
+    kept = {"stored values": 3 * STORED, "gradients": STORED}  # with two moments each
+    assert least(graph, "2xh100").parts == {**kept, "the optimizer's step": STORED}
+    room = STORED // 2 - 2
+    assert least(graph, "2xcpu").parts == {**kept, "head-room": room}
+    assert least(graph, "2xcpu").bytes == 4 * STORED + room
+
+
+def test_inference_holds_results_on_every_rank() -> None:
+    graph = graph_of(perceptron(LAYERS, SIZE))
+    parts = least(graph, "4xh100").parts
+    assert parts == {"stored values": STORED, "results, whole on every rank": 4 * BATCH * SIZE * 4}
+
+
+class Named(nn.Module):
+    """Returns a stored value, an input, and two views of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = nn.Parameter(torch.zeros(SIZE))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = x * self.kept
+        return self.kept[:8], y.t(), y.view(-1)
+
+
+def test_results_that_share_memory_count_once() -> None:
+    parts = least(graph_of(Named()), "2xh100").parts
+    assert parts["results, whole on every rank"] == 2 * BATCH * SIZE * 4
+
+
+def test_a_model_that_loads_blocks_is_known_to_hold_nothing() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    proto = om.model(nodes, {"x": ("float32", [4])}, {"y": ("float32", [4])})
+    result = partitioner.compile(proto)
+    assert LeastBytes.of(result.graph, result.cluster).bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("training", "devices", "options"),
+    [
+        (True, "2xh100", {"parallel": "zero3"}),
+        (True, "2xcpu", {"parallel": "pp", "micro_batches": 4}),
+        (True, "2xh100", {"parallel": "tp", "micro_batches": 8, "objective": "memory"}),
+        (True, "2xcpu", {"optimizer": "sgd", "strategy": "inter"}),
+        (True, "2xh100", {"optimizer": "adagrad", "parallel": "zero2"}),
+        (False, "2xcpu", {"parallel": "tp"}),
+        (False, "2xh100", {"parallel": "pp", "micro_batches": 4}),
+        (False, "2xh100", {"strategy": "copies"}),
+        (False, "2xcpu", {"strategy": "intra", "micro_batches": 8, "objective": "memory"}),
+    ],
+    ids=str,
+)
+def test_no_plan_holds_less(training: bool, devices: str, options: dict[str, Any]) -> None:
+    module, x = perceptron(LAYERS, SIZE), torch.zeros(BATCH, SIZE)
+    module = Loss(module) if training else module
+    kept = {"optimizer": options["optimizer"]} if "optimizer" in options else {}
+    graph = graph_of(module, training=training, **kept)
+    result = partitioner.compile(module, x, training=training, cluster=devices, **options)
+    held = sum(result.evaluation.needed_bytes.values())
+    assert held >= least(graph, devices).bytes
+
+
+def test_devices_with_less_are_refused_without_a_search() -> None:
+    told: list[str] = []
+    module, x = Loss(perceptron(LAYERS, SIZE)), torch.zeros(BATCH, SIZE)
+    options: dict[str, Any] = {"memory": 5 * STORED // 2 - 1, "time_limit_s": 1.0}
+    with pytest.raises(Infeasible, match="no plan fits: when a step ends, any holds") as refusal:
+        partitioner.compile(module, x, training=True, devices=2, progress=told.append, **options)
+    assert refusal.value.proven
+    assert not any("micro-batch" in line or "again" in line for line in told)

@@ -216,7 +216,7 @@ def observed_schedule(
     `units` are as of `step_order`, `first` the `representatives` if they are known.
     """
     resharder = resharder or Resharder(cluster)
-    first = first or representatives(graph, placed, cluster, resharder)
+    first = first or representatives(graph, placed, cluster, resharder, everywhere)
     try:
         observed = frozenset(first.values())
         tasks = schedule(graph, placed, cluster, resharder, everywhere, observed, pipeline, units)
@@ -249,7 +249,13 @@ def evaluate_placed(
         raise CostError(
             f"plan uses device {absent[0]}; cluster {cluster.name!r} has {len(cluster)}"
         )
-    tasks, first = observed_schedule(graph, placed, cluster, pipeline, everywhere, resharder)
+    brought = graph.delivered if delivers and len(cluster) <= MOST_RANKS else everywhere
+    resharder = resharder or Resharder(cluster)
+    of_both = brought | everywhere
+    classes = representatives(graph, placed, cluster, resharder, of_both)
+    tasks, first = observed_schedule(
+        graph, placed, cluster, pipeline, everywhere, resharder, first=classes
+    )
 
     def of_all(figures: Mapping[int, Figure], default: Figure) -> Mapping[int, Figure]:
         return {device: figures.get(first[device], default) for device in devices}
@@ -263,10 +269,9 @@ def evaluate_placed(
     nothing = MemoryPeak(0, 0, 0, "")
     limits = {device: cluster.devices[device].memory_bytes for device in devices}
     most, run, class_of = Peaks.of(tasks), tasks, first
-    brought = graph.delivered if delivers and len(cluster) <= MOST_RANKS else everywhere
     if brought != everywhere:
         run, class_of = observed_schedule(
-            graph, placed, cluster, pipeline, brought, resharder, first=first
+            graph, placed, cluster, pipeline, brought, resharder, first=classes
         )
     held = _held_by_executor(graph, run, cluster)
     return Evaluation(

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from partitioner.ir.errors import IRError
-from partitioner.ir.mesh import DeviceMesh, by_fields
+from partitioner.ir.mesh import COPIES, DeviceMesh, by_fields
 from partitioner.ir.types import TensorType, dense_bytes
 
 #: Layouts of more segments than this are not offered as strategies.
@@ -548,6 +548,15 @@ class Placement:
         """The placement after the pending reductions."""
         is_pending = bool(self.sharding.partial)
         return Placement(self.mesh, Sharding(self.sharding.dims)) if is_pending else self
+
+    def delivered(self, count: int, copies: Sequence[tuple[int, ...]]) -> Placement:
+        """The placement of a result that `count` devices get whole, or all devices of its copy."""
+        everyone = DeviceMesh.line(count)
+        if copies:
+            axes = {COPIES: len(copies), "tp": len(copies[0])}
+            everyone = DeviceMesh.of(axes, tuple(itertools.chain(*copies)))
+        mesh = self.mesh if self.mesh.size() == everyone.size() else everyone
+        return Placement(mesh, Sharding.replicate(self.sharding.shape))
 
     def __str__(self) -> str:
         return f"{self.sharding} on {self.mesh}"

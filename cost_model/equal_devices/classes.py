@@ -22,21 +22,27 @@ from partitioner.cost_model.prices.reshard import Hop, Real, Resharder
 from partitioner.ir.exchange import sent_numel
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, Placement
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.mesh import DeviceMesh, copies_on
 from partitioner.ir.plan import PlacedNode
 
 _Numbers = npt.NDArray[np.int64]
 
 
 def representatives(
-    graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster, resharder: Resharder
+    graph: Graph,
+    placed: Sequence[PlacedNode],
+    cluster: Cluster,
+    resharder: Resharder,
+    everywhere: frozenset[str] = frozenset(),
 ) -> Mapping[int, int]:
     """A device that is evaluated for each device: the first of its class, or itself.
+
+    Every device gets the outputs in `everywhere` whole.
 
     Where a communication of one that is evaluated has ranks of a class whose first takes no part in
     it, one of these is evaluated too.
     """
-    steps = _steps(graph, placed, resharder)
+    steps = _steps(graph, placed, resharder, everywhere)
     classes = _Classes(np.zeros(len(cluster), np.int64))
     if not cluster.has_equal_devices:
         classes.refine(*_numbered(dict(enumerate(cluster.devices))))
@@ -134,7 +140,12 @@ def _local_sizes(placed: Sequence[PlacedNode]) -> Iterator[tuple[_Numbers, _Numb
             yield np.array(mesh.devices), np.array(layout.sizes())[indices]
 
 
-def _steps(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> Sequence[_Step]:
+def _steps(
+    graph: Graph,
+    placed: Sequence[PlacedNode],
+    resharder: Resharder,
+    everywhere: frozenset[str],
+) -> Sequence[_Step]:
     homes: dict[str, Placement] = {}
     reshards: dict[tuple[str, Placement, Placement], None] = {}
     for node in placed:
@@ -143,9 +154,14 @@ def _steps(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> 
                 home = homes.get(value) or at.without_partial()
                 reshards.setdefault((graph.types[value].dtype, home, at))
         homes.update(node.results())
+    copies = copies_on(node.mesh for node in placed)
     for value in graph.outputs:
-        home = homes[value]
-        reshards.setdefault((graph.types[value].dtype, home, home.without_partial()))
+        dtype, home = graph.types[value].dtype, homes[value]
+        whole = home.without_partial()
+        reshards.setdefault((dtype, home, whole))
+        if value in everywhere:
+            everyone = whole.delivered(len(resharder.cluster), copies)
+            reshards.setdefault((dtype, whole, everyone))
     found = (resharder.lowest(*args) for args in reshards if args[1] != args[2])
     steps, roles = list[_Step](), dict[int, tuple[_Numbers, _Numbers]]()
     for hop, real in ((hop, real) for hops, real in found for hop in hops):

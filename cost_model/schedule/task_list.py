@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
 from typing import NamedTuple
 
 from partitioner.cost_model.cluster.topology import Cluster
@@ -29,8 +28,8 @@ from partitioner.cost_model.schedule.buckets import (
 )
 from partitioner.cost_model.schedule.tasks import Key, LocalKey, NeededPart, Task
 from partitioner.ir.graph import Graph
-from partitioner.ir.layout import Placement, Sharding
-from partitioner.ir.mesh import COPIES, DeviceMesh, copies_on
+from partitioner.ir.layout import Placement
+from partitioner.ir.mesh import DeviceMesh, copies_on
 from partitioner.ir.ops import is_stored, row_of
 from partitioner.ir.phases import Part, StepOrder, step_order, whole_batch_order
 from partitioner.ir.plan import Pipeline, PlacedNode, devices_of
@@ -249,18 +248,14 @@ class _Builder:
         return timed, blocks
 
     def _deliver(self, index: int) -> Iterator[tuple[str, Key]]:
-        everyone = DeviceMesh.line(len(self.cluster))
-        if copies := copies_on(at.mesh for at in self.home.values()):  # each has its results
-            axes = {COPIES: len(copies), "tp": len(copies[0])}
-            everyone = DeviceMesh.of(axes, tuple(chain(*copies)))
         delivered: list[Key] = []
+        copies = copies_on(at.mesh for at in self.home.values())
         for value in self.graph.outputs:
             if value in self.everywhere:
                 at = self.home[value].without_partial()
                 self._fetch(value, at, index, value, self.order.delivery)
                 self.home[value] = at
-                mesh = at.mesh if at.mesh.size() == everyone.size() else everyone
-                whole = Placement(mesh, Sharding.replicate(at.sharding.shape))
+                whole = at.delivered(len(self.cluster), copies)
                 delivered.append(self._fetch(value, whole, index, value, self.order.delivery))
                 yield value, delivered[-1]
         phase = self.order.delivery

@@ -133,7 +133,7 @@ class Verdict:
 
     @property
     def gain(self) -> float | None:
-        """The cost of `best` over that of the plan; None without `best`, or of a plan without cost."""
+        """The cost of `best` over the plan's; None without `best`, and of a plan without cost."""
         if self.best is None or not self.cost or self.evaluation.short_bytes:
             return None
         return self.best.cost / self.cost

@@ -320,12 +320,29 @@ class _Ribbon:
     def _level(self, nodes: Sequence[int], depth: int) -> list[_Box]:
         """The boxes of nodes that share `depth` parts of their paths, in order of time."""
         named: dict[str, list[int]] = defaultdict(list)
+        for node in nodes:
+            if len(self.paths[node]) > depth:
+                named[self.paths[node][depth]].append(node)
+        spans = {
+            key: (self._start(inside), max(self.drawn[node][1] for node in inside))
+            for key, inside in named.items()
+        }
+
+        def holder(node: int) -> str | None:
+            """The module that a node is of, or in whose time alone it lies: sums of gradients."""
+            if len(self.paths[node]) > depth:
+                return self.paths[node][depth]
+            start, end = self.drawn[node]
+            around = [key for key, (first, last) in spans.items() if first <= start and end <= last]
+            return around[0] if len(around) == 1 else None
+
         boxes: list[_Box] = []
-        for key, run in groupby(nodes, key=lambda at: self.paths[at][depth : depth + 1]):
-            if key:
-                named[key[0]] += run
-            else:
+        named.clear()
+        for key, run in groupby(nodes, key=holder):
+            if key is None:
                 boxes.append(_Box((), tuple(run)))
+            else:
+                named[key] += run
         for inside in named.values():
             path = self.paths[inside[0]][: depth + 1]
             inner = self._level(inside, depth + 1)

@@ -305,8 +305,10 @@ class _Ribbon:
 
     def _turn(
         self, own: tuple[int, ...], devices: Mapping[int, tuple[int, ...]]
-    ) -> tuple[float, tuple[int, ...]]:
-        """Where a lane belongs: by when it begins in earnest, then by its devices."""
+    ) -> tuple[int, float, tuple[int, ...]]:
+        """Where a lane belongs: by its first stage, when it begins in earnest, its devices."""
+        stages = self.result.plan.stages
+        first = min(stages[group] for group, lanes in devices.items() if lanes == own)
         nodes = [index for index in self.spans if devices[self.groups[index]] == own]
         fed = [at for at in nodes if not self.static.issuperset(self.graph.nodes[at].writes)]
         nodes = sorted(fed or nodes, key=lambda index: self.spans[index])
@@ -314,8 +316,8 @@ class _Ribbon:
         for index in nodes:
             left_s -= self._seconds([index])
             if left_s <= 0:
-                return self.spans[index][0], own
-        return 0.0, own
+                return first, self.spans[index][0], own
+        return first, 0.0, own
 
     def _level(self, nodes: Sequence[int], depth: int) -> list[_Box]:
         """The boxes of nodes that share `depth` parts of their paths, in order of time."""

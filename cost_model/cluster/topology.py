@@ -349,13 +349,13 @@ class Cluster:
         for spec in self.first_of_spec:
             if not spec.is_gpu:
                 raise CostError(
-                    f"launches {name!r} is of GPUs, and device {spec.name!r} is none: its cluster "
-                    "file says launch_s"
+                    f"launches {name!r} is of GPUs, and device {spec.name!r} is none: leave it "
+                    "out, or name a cluster of GPUs"
                 )
             if spec.profile is not None and spec.profile.known:
                 raise CostError(
                     f"launches {name!r}: the kernels of device {spec.name!r} are measured, with "
-                    "what submitted them"
+                    "what submitted them: leave it out"
                 )
         return self._with_specs({spec: spec.with_launches(name) for spec in self.first_of_spec})
 

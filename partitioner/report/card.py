@@ -19,17 +19,16 @@ def card(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
     """The verdict, figures, spaces and loads: under 20 kB, no script, the notebook's colours."""
     head = headline(result, comparison=comparison)
     figures, measured_s, delivery = result.evaluation, head["step_measured_s"], result.delivery
-    step_s, speedup, communication = head["step_s"], head["speedup"], head["communication"]
+    step_s, communication, gain = head["step_s"], head["communication"], head["gain"]
     if delivery is not None and head["delivered"] is not None:  # as in the verdict
-        step_s, speedup = delivery.step_s, head["delivered"]["speedup"]
-        communication = head["delivered"]["communication"]
+        step_s, communication = delivery.step_s, head["delivered"]["communication"]
     step = "Step time" if head["turn"] == "step" else "Time between requests"
     tiles = [
         (
             f"{step}, {'predicted' if measured_s is None else 'measured'}",
             units.seconds(step_s if measured_s is None else measured_s),
         ),
-        ("Speed-up", "-" if speedup is None else units.times(speedup)),
+        (f"Gain, {head['gain_of']}", "-" if gain is None else units.times(gain)),
         ("Communication", units.share(communication)),
         ("Memory free", units.share(max(head["headroom"], 0.0))),
         ("Devices", f"{head['devices_used']} of {head['devices']}"),

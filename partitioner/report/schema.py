@@ -39,6 +39,8 @@ class Head(TypedDict):
     turn: str  #: What repeats: "request" or "step".
     step: StepRow | None  #: None without stages.
     speedup: float | None  #: As `Planned.speedup`.
+    gain: float | None  #: As `Verdict.gain`.
+    gain_of: str  #: As `Verdict.gain_of`.
     communication: float  #: Share of all busy seconds that is communication, 0 .. 1.
     balance: float  #: Mean load over the largest, 0 .. 1.
     headroom: float  #: Least free share of a device's memory, 0 .. 1.
@@ -59,8 +61,9 @@ class Head(TypedDict):
 class Delivered(TypedDict):
     """Figures of a plan with what brings its results to every rank."""
 
-    speedup: float | None  #: As that of `Head`.
-    communication: float  #: As that of `Head`.
+    step_s: float  #: This and the next as those of `Head`.
+    latency_s: float
+    communication: float
 
 
 class SpaceRow(TypedDict):
@@ -323,7 +326,7 @@ class Live(TypedDict):
     """Values that a device holds at its peak, largest first, as columns."""
 
     name: list[str]
-    kind: list[Literal["weights", "activations", "buffers"]]
+    kind: list[Literal["weights", "activations", "buffers", "executor"]]
     bytes: list[int]  #: Of all times together.
     times: list[int]  #: How often it is held: for so many micro-batches of a step in stages.
     more: int  #: Entries left out.
@@ -345,7 +348,8 @@ class Memory(TypedDict):
     seconds: list[float] | None  #: None where nothing takes time.
     activations: list[int]
     buffers: list[int]
-    peak_bytes: int
+    peak_bytes: int  #: As `Evaluation.needed_bytes`: the most of the curve, and `executor_bytes`.
+    executor_bytes: int  #: Excess of what the executor needs at its own peak over the curve's.
     peak_position: int
     peak_s: float | None  #: None where nothing takes time.
     live: Live

@@ -132,6 +132,24 @@ class Verdict:
         return min(others, key=lambda rival: rival.cost, default=None)
 
     @property
+    def gain(self) -> float | None:
+        """The cost of `best` over the plan's; None without `best`, and of a plan without cost."""
+        if self.best is None or not self.cost or self.evaluation.short_bytes:
+            return None
+        return self.best.cost / self.cost
+
+    @property
+    def gain_of(self) -> str:
+        """Say what `gain` rests on and is over, or why there is none."""
+        if self.evaluation.short_bytes:
+            return "the plan does not fit"
+        if self.best is None:
+            return f"{self.rivals[0].name} does not hold the model"
+        if not self.cost:
+            return "nothing takes time"
+        return f"{'predicted' if self.measured_s is None else 'measured'}; over {self.best.name}"
+
+    @property
     def line(self) -> str:
         """The verdict and where its figures come from, as the first line of a summary."""
         delivered = self.delivery is not None and self.objective != "memory"

@@ -88,10 +88,14 @@ def test_all_that_name_the_speed_up_agree(name: str, tmp_path: Path) -> None:
     changes = diff(result, result, ("a", "b"))
     (figure,) = (f for f in changes["figures"] if f["name"] == "speed-up over one device")
     assert figure["before"] == figure["after"] == speedup
-    delivered = head["delivered"]  # the card, like its verdict, counts what brings results
-    shown = speedup if delivered is None else delivered["speedup"]
-    tile = "-" if shown is None else units.times(shown)
-    assert f'<small style="opacity:.75">Speed-up</small><br><b>{tile}</b>' in card(result)
+    verdict = result.verdict()  # the tiles have what the verdict says
+    assert head["gain"] == verdict.gain
+    tile = "-" if verdict.gain is None else units.times(verdict.gain)
+    title = f"Gain, {head['gain_of']}"
+    assert f'<small style="opacity:.75">{title}</small><br><b>{tile}</b>' in card(result)
+    if verdict.best is not None:
+        assert head["gain"] == verdict.best.cost / verdict.cost
+        assert head["gain_of"] == f"predicted; over {verdict.best.name}"
     times = "" if speedup is None else f", {units.digits(speedup)} times one device"
     assert f"  step        {units.seconds(result.evaluation.step_s)}{times}\n" in explain(result)
 

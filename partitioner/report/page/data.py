@@ -157,15 +157,17 @@ def headline(
     if delivery is not None:
         tasks, times = _delivering(result), result.run_schedule.times
         more_s = sum(times(task) * sum(task.devices.values()) for task in tasks)
-        gain = one.step_s / delivery.step_s if result.speedup and delivery.step_s > 0 else None
         share = (comm_s + more_s) / (busy + more_s) if busy + more_s else 0.0
-        delivered = Delivered(speedup=gain, communication=share)
+        delivered = Delivered(
+            step_s=delivery.step_s, latency_s=delivery.latency_s, communication=share
+        )
     status = status_text(cert.status, cert.gap) if cert else ""
     status = status if figures.fits_exactly else "does not fit"
     step_measured_s, latency_measured_s = _measured_seconds(result, comparison)
     measured_s = None
     if comparison is None or comparison.measured.is_on(result.cluster):
         measured_s = {"throughput": step_measured_s, "latency": latency_measured_s}.get(objective)
+    said = result.verdict(measured_s)
     facts = step_facts(result.plan, figures)
     step = None
     if facts:
@@ -201,6 +203,8 @@ def headline(
         turn=turn_of(result.graph, staged=bool(facts)),
         step=step,
         speedup=result.speedup,
+        gain=said.gain,
+        gain_of=said.gain_of,
         communication=comm_s / busy if busy else 0.0,
         balance=limits.balance,
         headroom=tightest(figures)[1],

@@ -81,7 +81,7 @@ class LaneWords:
     def _modules(self, own: Collection[int]) -> tuple[list[str], int]:
         """The modules of a lane, runs of whole layers as one, and the number of other nodes."""
         told: list[str] = []
-        whole: list[_Unit] = []  # layers that follow each other
+        whole: list[list[_Unit]] = []  # runs of layers of one kind that follow each other
         rest, all_s = 0, self._sum(own)
 
         def close() -> None:
@@ -101,9 +101,12 @@ class LaneWords:
                 part = "" if here_s >= WHOLE * module_s else "part of "
                 told.append(part + unit[0])
             elif here_s >= WHOLE * module_s:
-                if whole and not self._follow(whole[-1], unit):
+                if whole and whole[-1][-1][0] != unit[0]:
                     close()
-                whole.append(unit)
+                if whole and self._follow(whole[-1][-1], unit):
+                    whole[-1].append(unit)
+                else:
+                    whole.append([unit])
             else:
                 close()
                 told.append(self._part(unit, nodes, here))
@@ -113,7 +116,7 @@ class LaneWords:
     def _part(self, unit: _Unit, nodes: Sequence[int], here: Sequence[int]) -> str:
         """A layer of which a lane runs some nodes: "layer 3 to attn", "layer 3 from mlp"."""
         first, last = nodes.index(here[0]), nodes.index(here[-1])
-        layer, least_s = self._layers([unit]), LEAST * self._sum(nodes)
+        layer, least_s = self._layers([[unit]]), LEAST * self._sum(nodes)
         begins, ends = self._inside(here[0]), self._inside(here[-1])
         if self._sum(nodes[first : last + 1]) - self._sum(here) > least_s:
             return f"part of {layer}"
@@ -129,12 +132,14 @@ class LaneWords:
         inside = path[at + 1 : at + 2]
         return inside[0] if inside else self.types[node].rsplit("::", 1)[-1].split(".")[0]
 
-    def _layers(self, layers: Sequence[_Unit]) -> str:
-        first, last = layers[0], layers[-1]
-        ends = f"{first[1]}" + (f"-{last[1]}" if len(layers) > 1 else "")
+    def _layers(self, runs: Sequence[Sequence[_Unit]]) -> str:
+        """Runs of layers of one kind: "layers 0-11, 372-383"."""
+        ends = ", ".join(
+            f"{run[0][1]}" + (f"-{run[-1][1]}" if len(run) > 1 else "") for run in runs
+        )
         if len(self._numbers) > 1:
-            return f"{first[0]}.{ends}"
-        return f"layer{'s' if len(layers) > 1 else ''} {ends}"
+            return f"{runs[0][0][0]}.{ends}"
+        return f"layer{'s' if sum(map(len, runs)) > 1 else ''} {ends}"
 
     def _follow(self, before: _Unit, after: _Unit) -> bool:
         numbers = self._numbers[after[0]]

@@ -28,13 +28,18 @@ from partitioner.ir.types import DTYPE_BITS
 from partitioner.report.planned import Lanes, Planned
 from partitioner.report.schema import Link, Live, Memory, Traffic
 
+EXECUTOR = "what the executor takes beside these"
 MAX_LIVE = 40  #: Entries of a live set that are listed.
 MAX_MOMENTS = 4000  #: Of one device in stages; of more the largest of each pass is kept.
 
 
 def memory(result: Planned, lanes: Lanes) -> list[Memory]:
-    """Bytes of the fullest device of each lane, by the safe formula where it fits."""
+    """Bytes of the fullest device of each lane, by the safe formula where it fits.
+
+    What the executor takes beside them has no moments: it is one figure.
+    """
     over, schedule = result.evaluation.over_bytes, result.schedule
+    needed_bytes = result.evaluation.needed_bytes
     safe = _by_device(safe_lifetimes(schedule))
     exact = _by_device(exact_lifetimes(schedule)) if over else {}
     weights: dict[int, list[tuple[str, int]]] = defaultdict(list)
@@ -51,7 +56,7 @@ def memory(result: Planned, lanes: Lanes) -> list[Memory]:
         moments = StepLives.of(schedule, lives).moments(device)
         timed = timeline.makespan_s > 0
         seconds = _seconds(moments, device, schedule, timeline) if timed else None
-        memories.append(_device(moments, seconds, weights[device], limit))
+        memories.append(_device(moments, seconds, weights[device], limit, needed_bytes[device]))
     return memories
 
 
@@ -89,6 +94,7 @@ def _device(
     seconds: Sequence[float] | None,
     weights: Sequence[tuple[str, int]],
     limit: int,
+    needed: int,
 ) -> Memory:
     buffers = with_headroom(moments.buffers)
     total = with_headroom(moments.activations + moments.buffers)
@@ -108,6 +114,8 @@ def _device(
         counts[life.value, kind, with_headroom(life.nbytes)] += number
     rows = [(nbytes, name, "weights", 1) for name, nbytes in weights]
     rows += [(n * nbytes, name, kind, n) for (name, kind, nbytes), n in counts.items()]
+    executor = max(needed - resident - (int(total[peak]) if total.size else 0), 0)
+    rows += [(executor, EXECUTOR, "executor", 1)] * bool(executor)
     rows.sort(key=lambda row: (-row[0], row[1]))
     listed, rest = rows[:MAX_LIVE], rows[MAX_LIVE:]
     return Memory(
@@ -117,7 +125,8 @@ def _device(
         seconds=None if seconds is None else [units.short(seconds[m]) for m in shown],
         activations=(total - buffers)[shown].tolist(),
         buffers=buffers[shown].tolist(),
-        peak_bytes=resident + (int(total[peak]) if total.size else 0),
+        peak_bytes=needed,
+        executor_bytes=executor,
         peak_position=int(moments.position[peak]) if total.size else 0,
         peak_s=units.short(seconds[peak]) if seconds else None,
         live=Live(

@@ -305,8 +305,10 @@ class _Ribbon:
 
     def _turn(
         self, own: tuple[int, ...], devices: Mapping[int, tuple[int, ...]]
-    ) -> tuple[float, tuple[int, ...]]:
-        """Where a lane belongs: by when it begins in earnest, then by its devices."""
+    ) -> tuple[int, float, tuple[int, ...]]:
+        """Where a lane belongs: by its first stage, when it begins in earnest, its devices."""
+        stages = self.result.plan.stages
+        first = min(stages[group] for group, lanes in devices.items() if lanes == own)
         nodes = [index for index in self.spans if devices[self.groups[index]] == own]
         fed = [at for at in nodes if not self.static.issuperset(self.graph.nodes[at].writes)]
         nodes = sorted(fed or nodes, key=lambda index: self.spans[index])
@@ -314,18 +316,35 @@ class _Ribbon:
         for index in nodes:
             left_s -= self._seconds([index])
             if left_s <= 0:
-                return self.spans[index][0], own
-        return 0.0, own
+                return first, self.spans[index][0], own
+        return first, 0.0, own
 
     def _level(self, nodes: Sequence[int], depth: int) -> list[_Box]:
         """The boxes of nodes that share `depth` parts of their paths, in order of time."""
         named: dict[str, list[int]] = defaultdict(list)
+        for node in nodes:
+            if len(self.paths[node]) > depth:
+                named[self.paths[node][depth]].append(node)
+        spans = {
+            key: (self._start(inside), max(self.drawn[node][1] for node in inside))
+            for key, inside in named.items()
+        }
+
+        def holder(node: int) -> str | None:
+            """The module that a node is of, or in whose time alone it lies: sums of gradients."""
+            if len(self.paths[node]) > depth:
+                return self.paths[node][depth]
+            start, end = self.drawn[node]
+            around = [key for key, (first, last) in spans.items() if first <= start and end <= last]
+            return around[0] if len(around) == 1 else None
+
         boxes: list[_Box] = []
-        for key, run in groupby(nodes, key=lambda at: self.paths[at][depth : depth + 1]):
-            if key:
-                named[key[0]] += run
-            else:
+        named.clear()
+        for key, run in groupby(nodes, key=holder):
+            if key is None:
                 boxes.append(_Box((), tuple(run)))
+            else:
+                named[key] += run
         for inside in named.values():
             path = self.paths[inside[0]][: depth + 1]
             inner = self._level(inside, depth + 1)

@@ -145,11 +145,14 @@ def _memory(result: Planned) -> list[str]:
     lane = shares.index(max(shares))
     tightest, device = devices[lane], joined.fullest[lane]
     peak, limit, live = tightest["peak_bytes"], tightest["limit_bytes"], tightest["live"]
-    tasks = result.schedule.tasks
-    at = clean(tasks[tightest["peak_position"]].name) if tasks else "-"
+    tasks, executor = result.schedule.tasks, tightest["executor_bytes"]
+    of_values = clean(tasks[tightest["peak_position"]].name) if tasks else "-"
+    at = clean(result.evaluation.needed_peak(device).at) if executor else of_values
     share = f"{units.size(peak)} of {units.size(limit)} ({units.share(shares[lane])})"
     holdings = Holdings(result.graph, result.schedule)
     text = holdings.text(device, exact=bool(result.evaluation.over_bytes.get(device)))
+    if executor:
+        text = f"{text}, executor {units.size(executor)}"
     lines = [f"tightest memory: device {device} holds {share} at {at}: {text}"]
     largest = list(zip(live["name"], live["kind"], live["bytes"], strict=True))[:MAX_LINES]
     held = list(zip(live["times"], largest, strict=False))
@@ -157,7 +160,8 @@ def _memory(result: Planned) -> list[str]:
         (clean(name), kind, units.size(nbytes), f"{n} micro-batches" if n > 1 else "")
         for n, (name, kind, nbytes) in held
     ]
-    head = ("largest there", "kind", "bytes", "of")
+    where = "there" if at == of_values else f"at {of_values}"
+    head = (f"largest {where}", "kind", "bytes", "of")
     width = 4 if any(n > 1 for n, _ in held) else 3
     return [*lines, *table([row[:width] for row in (head, *rows)])] if rows else lines
 

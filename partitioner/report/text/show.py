@@ -160,17 +160,19 @@ def _devices(result: Planned) -> list[str]:
     figures = result.evaluation
     rows = [("device", "load", "compute", "communication", "peak memory", "weights", "at")]
     joined = lanes(result)
-    for members, device in zip(joined.members, joined.busiest, strict=True):
-        peak = figures.peak.get(device)
+    for members, device, fullest in zip(
+        joined.members, joined.busiest, joined.fullest, strict=True
+    ):
+        peak = figures.needed_peak(fullest)
         rows.append(
             (
                 numbers(members),
                 units.seconds(figures.load_s.get(device, 0.0)),
                 units.seconds(figures.compute_s.get(device, 0.0)),
                 units.seconds(figures.comm_s.get(device, 0.0)),
-                units.size(peak.bytes if peak else 0),
-                units.size(peak.resident_bytes if peak else 0),
-                clean(peak.at) if peak else "-",
+                units.size(figures.needed_bytes[fullest]),
+                units.size(peak.resident_bytes),
+                clean(peak.at or "-"),
             )
         )
     return table(rows)

@@ -19,7 +19,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rules_of
-from partitioner.ir.plan import PlacedNode, place, resolve
+from partitioner.ir.plan import Pipeline, PlacedNode, place, resolve
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType
 
@@ -48,12 +48,13 @@ def one_by_one(
     owner: Graph,
     placed: Sequence[PlacedNode],
     cluster: Cluster,
+    pipeline: Pipeline | None = None,
     everywhere: frozenset[str] = frozenset(),
 ) -> referee.Evaluation:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(referee, "representatives", lambda *_: dict(enumerate(range(len(cluster)))))
         patch.setattr(referee, "schedule", lambda *args, **_: schedule(*args))
-        return referee.evaluate_placed(owner, placed, cluster, None, everywhere)
+        return referee.evaluate_placed(owner, placed, cluster, pipeline, everywhere)
 
 
 @pytest.mark.one_in(2)
@@ -99,7 +100,7 @@ def test_devices_that_bring_results_to_others_are_told_apart(
     layouts = {name: DimLayout.even(size, ("tp",), mesh) for name, size in sizes.items()}
     placed = (place(owner, owner.nodes[0], mesh, layouts, rule),)
     figures = referee.evaluate_placed(owner, placed, cluster, None, everywhere)
-    assert figures == one_by_one(owner, placed, cluster, everywhere)
+    assert figures == one_by_one(owner, placed, cluster, None, everywhere)
 
 
 def cut_relus(
@@ -174,3 +175,22 @@ def test_one_that_is_busy_for_longer_keeps_all_from_being_shared() -> None:
     with pytest.raises(UnequalWorkError):
         schedule(both, plan, flat(8), observed=frozenset({0, 1}))
     assert referee.evaluate_placed(both, plan, flat(8)) == one_by_one(both, plan, flat(8))
+
+
+@pytest.mark.parametrize("pipeline", [None, Pipeline("forward", 1)])
+def test_results_that_every_device_gets_tell_devices_apart(pipeline: Pipeline | None) -> None:
+    """The two devices of the last stage, equal otherwise, send the result to different stages."""
+    meshes = DeviceMesh.single(0), DeviceMesh.single(1), DeviceMesh.of({"x": 2}, (2, 3))
+    owner, _ = cut_relus({}, {}, {}, mesh=DeviceMesh.line(2, "x"))
+    rules, placed = rules_of(owner), []
+    for stage, (node, mesh) in enumerate(zip(owner.nodes, meshes, strict=True)):
+        rule = rules[node.name]
+        assert isinstance(rule, Rule)
+        one = place(owner, node, mesh, {}, rule)
+        placed.append(one if pipeline is None else replace(one, stage=stage))
+    everywhere = frozenset(owner.outputs)
+    first = representatives(owner, placed, flat(4), Resharder(flat(4)), everywhere)
+    assert len(set(first.values())) == 4
+    figures = referee.evaluate_placed(owner, placed, flat(4), pipeline, everywhere)
+    assert figures == one_by_one(owner, placed, flat(4), pipeline, everywhere)
+    assert sum(figures.sent_bytes.values()) > 0

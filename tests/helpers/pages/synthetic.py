@@ -394,6 +394,7 @@ def _memory(made: Made, groups: list[GroupRow], device: int, timeline: Timeline)
         "activations": activations,
         "buffers": buffers,
         "peak_bytes": peak,
+        "executor_bytes": 0,
         "peak_position": position[sums.index(peak)],
         "peak_s": begins[position[sums.index(peak)]],
         "live": {
@@ -513,6 +514,8 @@ def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
         "turn": "request",
         "step": None,
         "speedup": sum(loads) * 0.9 / step,
+        "gain": sum(loads) * 0.9 / step,
+        "gain_of": "predicted; over one accelerator",
         "communication": sum(row["comm_s"] for row in rows) / sum(loads),
         "balance": sum(loads) / len(loads) / max(loads),
         "headroom": 0.25,

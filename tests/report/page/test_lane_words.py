@@ -42,7 +42,7 @@ def between(first: int, stop: int) -> set[int]:
         (between(2, 4), "attn of layer 0"),
         ({1, 3, 5}, "part of layer 0"),
         ({10}, "layer 1 from add"),
-        (between(1, 6) | between(11, 16), "layer 0, layer 2"),
+        (between(1, 6) | between(11, 16), "layers 0, 2"),
         (set(), ""),
     ],
 )
@@ -72,7 +72,7 @@ def test_layers_of_several_kinds_have_the_names_of_their_kinds() -> None:
 def test_layers_whose_numbers_leave_gaps_follow_each_other() -> None:
     names = [f"net/{layer}/mm" for layer in (0, 2, 4, 6)]
     assert words(names).text({0, 1, 2}) == "layers 0-4"
-    assert words(names).text({0, 2}) == "layer 0, layer 4"
+    assert words(names).text({0, 2}) == "layers 0, 4"
 
 
 def test_operators_outside_modules_have_their_names() -> None:

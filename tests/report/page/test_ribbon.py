@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 
@@ -108,6 +109,9 @@ def test_a_training_plan_says_what_is_cut(parallel: str, word: str) -> None:
     assert parts["forward"] < parts["backward"]
     labels = [box["label"] for box in rows["boxes"]]
     assert any(label.startswith("blocks.0") for label in labels)
+    outer = [box for box in rows["boxes"] if box["parent"] < 0]  # sums of gradients lie in them
+    for before, after in itertools.pairwise(sorted(outer, key=lambda box: box["start_s"])):
+        assert before["end_s"] <= after["start_s"] + 1e-9
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_the_memory_objective_counts_the_bytes_that_fit() -> None:
     certificate = outcome.plan.certificate
     assert certificate is not None
     limit = _cluster(2).devices[0].memory_bytes
-    assert 0 < certificate.cost == max(outcome.evaluation.held_bytes.values()) <= limit
+    assert 0 < certificate.cost == max(outcome.evaluation.needed_bytes.values()) <= limit
     assert certificate.bound <= certificate.cost
 
 

@@ -49,6 +49,7 @@ function theme() {
     weights: get("weights"),
     activations: get("activations"),
     buffers: get("buffers"),
+    executor: get("executor"),
     ramp: [get("ramp-0"), get("ramp-1"), get("ramp-2"), get("ramp-3")],
     font: get("font"),
   };

@@ -10,12 +10,6 @@ function tile(label, value, sub = "", bad = false) {
   );
 }
 
-/** What the speed-up is over, or why there is none. */
-function overOne(head) {
-  if (head.step_s_one === null) return "does not fit one device";
-  return head.speedup === null ? "a step takes no time" : "over one device";
-}
-
 /** {communication, balance, headroom} of a measured run; null where there was none. */
 function measuredFigures({ measured, devices }) {
   const unknown = { communication: null, balance: null, headroom: null };
@@ -42,15 +36,15 @@ function startHead(data) {
   const one = (value) =>
     value === null ? "does not fit one device" : `one device ${seconds(value)}`;
   const measured = measuredFigures(data);
-  const timeTile = (label, predicted, alone, real) =>
+  const delivered = (text) => (head.delivered === null ? "" : `; ${text} with results on every rank`);
+  const timeTile = (label, predicted, alone, real, whole) =>
     real === null
-      ? tile(label, seconds(predicted), `predicted; ${one(alone)}`)
+      ? tile(label, seconds(predicted), `predicted; ${one(alone)}${delivered(seconds(whole))}`)
       : tile(label, seconds(real), `measured; predicted ${seconds(predicted)}`);
   const shareTile = (label, predicted, sub, real, bad = false) =>
     real === null
       ? tile(label, share(predicted), `predicted; ${sub}`, bad)
       : tile(label, share(real), `measured; predicted ${share(predicted)}`, bad);
-  const delivered = (text) => (head.delivered === null ? "" : `; ${text} with results on every rank`);
   const facts = [
     `${head.objective} on ${plain(head.cluster)}`,
     plain(head.strategy),
@@ -67,15 +61,22 @@ function startHead(data) {
       head.step_s,
       head.step_s_one,
       head.step_measured_s,
+      head.delivered?.step_s,
     ),
     tile(
-      "Speed-up",
-      head.speedup === null ? "–" : times(head.speedup),
-      `predicted; ${overOne(head)}${head.delivered?.speedup ? delivered(times(head.delivered.speedup)) : ""}`,
-      head.speedup !== null && head.speedup < 1,
+      "Gain",
+      head.gain === null ? "–" : times(head.gain),
+      plain(head.gain_of),
+      head.gain !== null && head.gain < 1,
     ),
     head.step === null
-      ? timeTile("Latency", head.latency_s, head.latency_s_one, head.latency_measured_s)
+      ? timeTile(
+          "Latency",
+          head.latency_s,
+          head.latency_s_one,
+          head.latency_measured_s,
+          head.delivered?.latency_s,
+        )
       : shareTile("Bubble", head.step.bubble, `${count(head.step.micro_batches)} micro-batches`, null),
     shareTile(
       "Communication",

@@ -1,6 +1,8 @@
 // Memory: all devices at their peak, one device over the schedule, what it holds at its peak.
 
 const PARTS = ["weights", "activations", "buffers"];
+/** With what the executor takes beside them, which has no moments. */
+const PEAK_PARTS = [...PARTS, "executor"];
 
 function startMemory(plan) {
   const fullest = plan.memory.reduce(
@@ -108,6 +110,7 @@ function atPeak(memory) {
     weights: memory.weights_bytes,
     activations: memory.activations[at] ?? 0,
     buffers: memory.buffers[at] ?? 0,
+    executor: memory.executor_bytes,
   };
 }
 
@@ -150,7 +153,7 @@ function memoryBars(view, now) {
     dataZoom: zoom,
     series: [
       limits,
-      ...PARTS.map((part) => ({
+      ...PEAK_PARTS.map((part) => ({
         name: part,
         type: "bar",
         stack: "peak",
@@ -176,7 +179,7 @@ function heldParts(memory) {
 function memoryTip(view, device, peak) {
   const { limit_bytes: limit, peak_bytes: total } = view.plan.memory[device];
   return tip(`Device ${deviceText(view.plan, [device])} at its peak`, [
-    ...PARTS.map((part) => [part, size(peak[part])]),
+    ...PEAK_PARTS.filter((part) => peak[part]).map((part) => [part, size(peak[part])]),
     ["Peak", size(total)],
     ["Limit", size(limit)],
     ["Free", share(1 - total / limit)],
@@ -195,6 +198,7 @@ function memoryCurve(view, now) {
     activations: at(memory.activations, index),
     buffers: at(memory.buffers, index),
   }));
+  if (xs[0] > 0) held.unshift({ ...held[0], x: 0, activations: 0, buffers: 0 });
   view.held = held;
   const withLimit = byId("memory-limit").checked;
   const top = 1.18 * Math.max(memory.peak_bytes, withLimit ? memory.limit_bytes : 0, 1);
@@ -256,7 +260,7 @@ function memoryCurve(view, now) {
         itemStyle: { color: now.warn, borderColor: now.surface, borderWidth: 1.5 },
         label: {
           show: true,
-          formatter: `peak ${size(memory.peak_bytes)}`,
+          formatter: peakText(memory),
           position: peakSide(peakAt(memory) / (end || 1)),
           color: now.ink,
           fontWeight: "bold",
@@ -266,6 +270,11 @@ function memoryCurve(view, now) {
       },
     ],
   };
+}
+
+/** "peak 16.7 MiB, 821 KiB of it the executor's". */
+function peakText({ peak_bytes: peak, executor_bytes: own }) {
+  return `peak ${size(peak)}${own ? `, ${size(own)} of it the executor's` : ""}`;
 }
 
 /** "one request", "one step of 8 micro-batches". */
@@ -313,7 +322,7 @@ function curveTip(view, rows) {
   if (!row) return "";
   const memory = view.plan.memory[view.device];
   const ref = row.x < row.end ? refAt(view, row.x) : undefined;
-  const total = row.weights + row.activations + row.buffers;
+  const total = PARTS.reduce((sum, part) => sum + row[part], 0);
   const from = memory.seconds
     ? `From ${seconds(row.x)}`
     : `From position ${count(Math.min(row.x + 1, view.plan.tasks.length))}`;

@@ -167,6 +167,10 @@ def test_their_bytes_count_and_their_seconds_where_it_is_asked_for() -> None:
     without = evaluate(program.graph, program.plan, program.cluster, delivers=False)
     whole = 64 * 4096 * 4
     assert with_results.step_s > program.evaluation.step_s == without.step_s
+    delivered = program.evaluation.delivered
+    assert delivered.step_s == with_results.step_s
+    assert delivered.sent_bytes == with_results.sent_bytes
+    assert without.delivered is with_results.delivered is None
     assert with_results.executor_peak == program.evaluation.executor_peak
     assert with_results.executor_peak[0].bytes >= without.executor_peak[0].bytes + whole / 2
     assert with_results.sent_bytes[0] == without.sent_bytes[0] + whole / 2

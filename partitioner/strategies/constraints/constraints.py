@@ -194,6 +194,10 @@ class Constraints:
                 by_tensor[pin.tensor].append(pin)
         return by_tensor
 
+    @cached_property
+    def _of_nodes(self) -> Sequence[Pin]:
+        return [pin for pin in self.pins if not pin.tensor]
+
     def demands(self, graph: Graph) -> Mapping[str, Hashable]:
         """Give what is demanded of each node that constraints bind, equal where the demands are."""
         by_tensor, found = self._by_tensor, defaultdict[str, list[Hashable]](list)
@@ -249,10 +253,9 @@ class Constraints:
         The constraints of a kind of parallelism are one.
         """
         by_tensor, bound = self._by_tensor, defaultdict[str, list[int]](list)
-        of_nodes = [pin for pin in self.pins if not pin.tensor]
         for position, node in enumerate(graph.nodes):
             values = dict.fromkeys((*node.inputs, *node.outputs))
-            texts = [pin.text for pin in of_nodes if pin.names(node)]
+            texts = [pin.text for pin in self._of_nodes if pin.names(node)]
             texts += [
                 pin.text for v in values for pin in by_tensor.get(v, ()) if pin.concerns(node)
             ]
@@ -286,10 +289,10 @@ class Constraints:
         Raises:
             ConstraintError: None of them does.
         """
-        kept, values = tuple(candidates), {*node.inputs, *node.outputs}
-        for pin in self.pins:
-            if not pin.tensor or pin.tensor in values:
-                kept = tuple(placed for placed in kept if pin.honoured(node, placed))
+        kept, values = tuple(candidates), dict.fromkeys((*node.inputs, *node.outputs))
+        of_tensors = (pin for value in values for pin in self._by_tensor.get(value, ()))
+        for pin in (*self._of_nodes, *of_tensors):
+            kept = tuple(placed for placed in kept if pin.honoured(node, placed))
         for demand in self.along:
             kept = tuple(placed for placed in kept if demand.honoured(node, placed))
         for axis, nodes in self.busy.items():

@@ -3,10 +3,10 @@
 On a processor PyTorch hands most convolutions to oneDNN, which computes in *blocked* layouts:
 channels lie in blocks of as many as a vector of the processor has and are filled up to whole ones.
 A kernel reorders what it reads, and its result once more, so that both forms lie there at once.
-Strided convolutions are spread (transposed ones, and gradients of the data) with channels last. A
-single small image is computed by PyTorch itself, from *columns* that hold each window. Any of them,
-and some others, first copy an operand that is a strided part of another tensor, or pad a part of
-it.
+Strided convolutions in one group are spread (transposed ones, and gradients of the data) with
+channels last. A single small image is computed by PyTorch itself, from *columns* that hold each
+window. Any of them, and some others, first copy an operand that is a strided part of another
+tensor, or pad a part of it.
 
 The rules are those of PyTorch 2.13 with oneDNN 3.12 (`ConvParams::use_mkldnn`), and were compared
 with the allocations that PyTorch's profiler records on a processor with AVX-512. On one thread
@@ -312,9 +312,12 @@ def _spread(
     if not _is_of_onednn(call, image or read, weights):
         has_columns = not is_gradient or len(read.shape) > _IMAGE_DIMS or _is_dilated(call)
         return _columns(call, made, weights, read) if has_columns else 0
-    if any(step > 1 for step in call.setting("stride")):
+    if call.groups == 1 and any(step > 1 for step in call.setting("stride")):
         return max(read.nbytes + _blocked_weights(call, weights, fills=True), 2 * made.nbytes)
-    return _reordered(_blocked(read) + _blocked_weights(call, weights, fills=True), made)
+    others = _blocked(read) + _blocked_weights(call, weights, fills=True)
+    if call.is_transposed and any(bias is not None for bias in call.operands[2:]):
+        return others + _blocked(made)  # what it read lies there until the bias is added
+    return _reordered(others, made)
 
 
 def _reordered(others: int, made: Tensor) -> int:

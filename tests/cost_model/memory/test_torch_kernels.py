@@ -44,6 +44,8 @@ class Widths(nn.Module):
             nn.Conv2d(8, 16, 1),
             nn.Conv2d(16, 16, 1, stride=2),
             nn.Conv2d(16, 16, 3, padding=1, groups=16),
+            nn.ConvTranspose2d(16, 16, 2, stride=2, groups=16),
+            nn.Conv2d(16, 16, 3, stride=2, padding=1, groups=16),
             nn.GroupNorm(2, 16),
             nn.Conv2d(16, 2, 5),
         )

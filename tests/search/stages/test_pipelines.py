@@ -425,7 +425,7 @@ def test_a_buffer_that_every_micro_batch_writes_keeps_its_readers_in_one_stage()
         )
 
 
-@pytest.mark.parametrize("memory", ["20KB", pytest.param("60KB", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("memory", ["118KB", pytest.param("125KB", marks=pytest.mark.slow)])
 def test_memory_that_no_cut_keeps_is_refused_with_its_stage(memory: str) -> None:
     with pytest.raises(Infeasible) as refused:
         planned(

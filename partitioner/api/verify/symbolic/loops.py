@@ -187,12 +187,16 @@ class Loops:
             yield {**parts, **dict(zip(loose, chosen, strict=True))}
 
     def _are_mixed(self, loose: Iterable[str], parts: Parts) -> bool:
-        """Test whether such a loop is in a dim of a result with others that are cut."""
+        """Test whether such a loop is in a dim of a result with others: cut, or around it."""
         factors = self.rule.factors
         terms = [(term, expr) for dims in self.rule.results for expr in dims or () for term in expr]
         return any(
             name in term
-            and (len(expr) > 1 or sum(parts[n] != whole(factors[n].size) for n in term) > 1)
+            and (
+                len(expr) > 1
+                or sum(parts[n] != whole(factors[n].size) for n in term) > 1
+                or any(factors[n].size > 1 for n in term[: term.index(name)])
+            )
             for name in loose
             for term, expr in terms
         )

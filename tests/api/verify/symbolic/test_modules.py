@@ -119,6 +119,33 @@ def test_rows_that_are_alike_are_those_that_they_are_added_to(devices: int, para
     assert proof, str(proof)
 
 
+class Pooled(nn.Module):
+    """A product over channels between a convolution and a mean over the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.mix = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.image(x).permute(0, 2, 3, 1)
+        return (made + self.mix(made.tanh())).mean((1, 2)).pow(2).mean()
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_the_gradient_of_a_mean_is_proven_where_its_dims_become_one(devices: int) -> None:
+    """All rows of the image have the same gradient, so a rank's may be any of them."""
+    compiled = partitioner.compile(
+        Pooled(),
+        torch.randn(6, 3, 9, 8),
+        devices=devices,
+        parallel="spatial",
+        training=True,
+        cluster=f"{devices}xideal",
+    )
+    proof = compiled.verify(symbolic=True)
+    assert proof, str(proof)
+
+
 def in_one_micro_batch(devices: int = 2, **options: Any) -> Any:
     return partitioner.compile(
         Scored(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -184,25 +183,20 @@ class Loops:
             apart = (part for part in self.cuts if count_of(part) == count)
             within = (part for part in apart if max(map(sum, part)) <= size)
             choices.append([*(((start, count),) for start in starts), *within])
-        every = itertools.islice(itertools.product(*choices), _MOST_PLACES)
-        placed = [{**parts, **dict(zip(loose, chosen, strict=True))} for chosen in every]
-        yield from sorted(placed, key=self._is_new)
-
-    def _is_new(self, parts: Parts) -> bool:
-        """Test whether no result is cut as another value of the rank; such places come last."""
-        slots = (slot for slot, dims in enumerate(self.rule.results) if dims)
-        with suppress(RefusedError):
-            regions = (self.result_region(slot, parts) for slot in slots)
-            return {*self.cuts}.isdisjoint(itertools.chain.from_iterable(regions))
-        return True
+        for chosen in itertools.islice(itertools.product(*choices), _MOST_PLACES):
+            yield {**parts, **dict(zip(loose, chosen, strict=True))}
 
     def _are_mixed(self, loose: Iterable[str], parts: Parts) -> bool:
-        """Test whether such a loop is in a dim of a result with others that are cut."""
+        """Test whether such a loop is in a dim of a result with others: cut, or around it."""
         factors = self.rule.factors
         terms = [(term, expr) for dims in self.rule.results for expr in dims or () for term in expr]
         return any(
             name in term
-            and (len(expr) > 1 or sum(parts[n] != whole(factors[n].size) for n in term) > 1)
+            and (
+                len(expr) > 1
+                or sum(parts[n] != whole(factors[n].size) for n in term) > 1
+                or any(factors[n].size > 1 for n in term[: term.index(name)])
+            )
             for name in loose
             for term, expr in terms
         )

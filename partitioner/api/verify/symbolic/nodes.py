@@ -20,7 +20,7 @@ import numpy as np
 from partitioner.api.verify.symbolic.flat import Flat, facts_of
 from partitioner.api.verify.symbolic.held import Facts, Held, Types, zeros
 from partitioner.api.verify.symbolic.loops import Loops, Parts, check_whole
-from partitioner.api.verify.symbolic.parts import RefusedError, all_of, count_of, whole
+from partitioner.api.verify.symbolic.parts import RefusedError, all_of, count_of, likeliest, whole
 from partitioner.api.verify.symbolic.shares import ALL
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Intervals, Region
@@ -31,6 +31,8 @@ from partitioner.ir.ops.aten.state import ALIAS, EITHER, KEEP, STATE, UPDATE
 from partitioner.ir.ops.table import LocalOp, LocalView, OpView
 from partitioner.ir.types import TensorType
 
+#: Most choices of operands that are tried, of values that are several parts of one.
+_MOST_CHOICES = 16
 #: Most local nodes that stand for one node of the model.
 MOST_NODES = 256
 #: Gives what a body's results are, in terms of a body of the model, from what its operands are.
@@ -320,10 +322,23 @@ class Match:
 
     def results(self) -> tuple[int, dict[str, list[Held]]]:
         """The number of local nodes that the node is, and what they make."""
+        count, found, refused = 0, dict[str, list[Held]](), list[RefusedError]()
+        for reads in self.operands():
+            try:
+                count, made = self._of_operands(reads)
+            except RefusedError as error:
+                refused.append(error)
+                continue
+            for name, held in made.items():
+                found.setdefault(name, []).extend(held)
+        if not count:
+            raise likeliest(refused)
+        return count, found
+
+    def _of_operands(self, reads: Sequence[Held | None]) -> tuple[int, dict[str, list[Held]]]:
         rule = rule_of(self.graph, self.node)
         if self.node.op in (UPDATE, KEEP) and not isinstance(rule, str):  # it is its operand
             rule = replace(rule, linear=frozenset({0}))
-        reads = self.operands()
         graphs = {name: of for name, of in self.node.attrs.items() if isinstance(of, Graph)}
         if graphs or self.nodes[0].bodies:
             return 1, self._of_bodies(graphs, reads)
@@ -387,28 +402,30 @@ class Match:
             raise self.other_form()
         return {name: [held] for name, held in made.items()}
 
-    def operands(self) -> list[Held | None]:
-        """Find the value read as each operand; a constant may be replaced by a local one."""
+    def operands(self) -> Iterator[Sequence[Held | None]]:
+        """Find the value read as each operand; a constant may be replaced by a local one.
+
+        There are several choices where values are several parts of one that are alike.
+        """
         first, count = self.nodes[0], len(self.node.inputs)
         slots = [*first.inputs[:count], *[""] * (count - len(first.inputs)), *first.captures]
         others = [name for node in self._same for name in (*node.inputs, *node.captures)]
-        reads: list[Held | None] = []
-        for slot, value in itertools.zip_longest(slots, self._values, fillvalue=""):
-            reads.append(self._operand(slot, value, others) if value else None)
-        return reads
+        pairs = itertools.zip_longest(slots, self._values, fillvalue="")
+        reads = [self._operand(slot, value, others) if value else (None,) for slot, value in pairs]
+        yield from itertools.islice(itertools.product(*reads), _MOST_CHOICES)
 
-    def _operand(self, slot: str, value: str, others: Sequence[str]) -> Held | None:
+    def _operand(self, slot: str, value: str, others: Sequence[str]) -> Sequence[Held | None]:
         """Find a value among those that are read; None if another rank puts it into its part."""
-        names = dict.fromkeys((slot, *others))
-        facts = (held for name in names for held in self.rank.facts.get(name, ()))
-        held = next((held for held in facts if held.value == value), None) or self._zeros(
-            slot, value
-        )
+        for name in dict.fromkeys((slot, *others)):
+            found = [held for held in self.rank.facts.get(name, ()) if held.value == value]
+            if found:
+                return found
+        held = self._zeros(slot, value)
         if held is None and value in self.graph.constants:
             held = self._whole_of(value)
         if held is None and len(self.nodes[0].inputs) >= len(self.node.inputs):
             raise self._other_operand(self.rank.facts.get(slot, ()), value)
-        return held
+        return (held,)
 
     def _zeros(self, name: str, value: str) -> Held | None:
         """A constant of zeros as a part of a value: no term of it, anywhere."""

@@ -31,6 +31,13 @@ class RefusedError(Exception):
         self.closeness = closeness  #: How far the step was followed, to tell the likeliest cause.
 
 
+def likeliest(refused: Sequence[RefusedError]) -> RefusedError:
+    """The reason that was met furthest, of those against each choice; wrong if all of them are."""
+    reason = max(refused, key=lambda error: error.closeness)
+    reason.is_wrong = all(error.is_wrong for error in refused)
+    return reason
+
+
 def region_text(region: Region) -> str:
     """Text of a region: ``"[0..4, 2..3+6..8]"``."""
     dims = (

@@ -17,7 +17,7 @@ from functools import cached_property, partial
 from partitioner.api.verify.symbolic.held import Held
 from partitioner.api.verify.symbolic.loops import Loops, Parts
 from partitioner.api.verify.symbolic.nodes import LocalNode, Match, Rank, WholeModel, unfollowed
-from partitioner.api.verify.symbolic.parts import RefusedError, count_of, region_text
+from partitioner.api.verify.symbolic.parts import RefusedError, count_of, likeliest, region_text
 from partitioner.api.verify.symbolic.shares import merged, together
 from partitioner.ir.exchange import Intervals, Region
 from partitioner.ir.graph import Node
@@ -108,8 +108,7 @@ def _results(group: tuple[int, ...], matches: Sequence[Match], node: Node) -> li
             return _Exchange(group, node, rule, rule.dispatch, chosen).results()
         except RefusedError as error:
             refused.append(error)
-    refused[-1].is_wrong = all(error.is_wrong for error in refused)
-    raise refused[-1]
+    raise likeliest(refused)
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class _Member:
     @classmethod
     def of(cls, match: Match, rule: Rule, dispatch: Dispatch) -> Iterator[_Member]:
         """Give a rank with all parts that its operands may be of."""
-        reads, count = match.operands(), len(rule.operands)
+        reads, count = next(match.operands()), len(rule.operands)
         stated = [
             None if count + slot in dispatch.inside else match.stated(slot)
             for slot in range(len(rule.results))

@@ -92,6 +92,60 @@ def test_a_part_of_zeros_that_lies_beside_a_gradient_is_proven() -> None:
     assert proof, str(proof)
 
 
+class OfKinds(nn.Module):
+    """Tokens beside their kinds, which are all the same: zeros that are expanded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.kinds = nn.Embedding(12, 8), nn.Embedding(2, 8)
+        self.register_buffer("zeros", torch.zeros(1, 6, dtype=torch.long), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        kinds = self.kinds(self.zeros.expand(ids.shape[0], -1))
+        return (self.words(ids) + kinds).softmax(-1).pow(2).mean()
+
+
+@pytest.mark.parametrize(("devices", "parallel"), [(3, "dp"), (4, "dp+tp")])
+def test_rows_that_are_alike_are_those_that_they_are_added_to(devices: int, parallel: str) -> None:
+    compiled = partitioner.compile(
+        OfKinds(),
+        torch.randint(12, (6, 6)),
+        devices=devices,
+        parallel=parallel,
+        training=True,
+        cluster=f"{devices}xideal",
+    )
+    proof = compiled.verify(symbolic=True)
+    assert proof, str(proof)
+
+
+class Pooled(nn.Module):
+    """A product over channels between a convolution and a mean over the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.mix = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.image(x).permute(0, 2, 3, 1)
+        return (made + self.mix(made.tanh())).mean((1, 2)).pow(2).mean()
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_the_gradient_of_a_mean_is_proven_where_its_dims_become_one(devices: int) -> None:
+    """All rows of the image have the same gradient, so a rank's may be any of them."""
+    compiled = partitioner.compile(
+        Pooled(),
+        torch.randn(6, 3, 9, 8),
+        devices=devices,
+        parallel="spatial",
+        training=True,
+        cluster=f"{devices}xideal",
+    )
+    proof = compiled.verify(symbolic=True)
+    assert proof, str(proof)
+
+
 def in_one_micro_batch(devices: int = 2, **options: Any) -> Any:
     return partitioner.compile(
         Scored(),

@@ -68,9 +68,13 @@ class Planned:
 
     @property
     def objective(self) -> str:
-        """The objective of the search; "throughput" for a plan written by hand."""
+        """The objective of the search; "throughput" for a plan written by hand.
+
+        It is that of the alternatives in the summary, too, of a plan that lost its certificate.
+        """
         certificate = self.plan.certificate
-        return certificate.objective if certificate else "throughput"
+        known = self.summary.get("objective", "throughput")
+        return certificate.objective if certificate else str(known)
 
     @property
     def search_s(self) -> float | None:

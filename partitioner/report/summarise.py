@@ -17,7 +17,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.ops import is_view, rules_of
 from partitioner.ir.plan import resolve
 from partitioner.report.delivery import Delivery
-from partitioner.report.findings.notes import graph_notes, whole_machine
+from partitioner.report.findings.notes import UNKNOWN_PROCESS, graph_notes, whole_machine
 from partitioner.report.one_device import OneDevice
 from partitioner.report.planned import Planned
 from partitioner.report.schema import Changes, Moved, Space, ranges
@@ -71,7 +71,7 @@ def summarise(
         for space, plan in zip(spaces, plans, strict=True)
         if "changes" in space or space["cost"] != cert.cost
     ]
-    process = machine if isinstance(machine, Rival) else None
+    process = UNKNOWN_PROCESS if isinstance(machine, str) else machine
     name = cluster.devices[single.device].name
     rivals = rivals_of(request.objective, single, name, others, process, _without_plan(outcome))
     all_notes = [

@@ -31,7 +31,8 @@ class Rival:
     ask: str = ""  #: Options of the command that plan it; "" if none do.
     least_gain: float = WORTH  #: A plan that gains less over it, or loses less, is no better.
     is_split: bool = False  #: It is another split that was searched, which the plan beats.
-    is_known: bool = True  #: It was planned. Else its cost is 0, and it may still not fit.
+    is_known: bool = True  #: Its cost is known. Else that is 0, and it may still not fit.
+    why_unknown: str = "was not planned in time"  #: Says so, of one whose cost is not known.
 
     @property
     def is_open(self) -> bool:
@@ -159,9 +160,9 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The verdict alone: "3.6 times as fast as one h100: 406/s against 113/s"."""
-        late = [rival.name for rival in self.rivals if rival.fits and not rival.is_known]
-        beside = f"; not compared with {late[0]}, which was not planned in time" if late else ""
-        return f"{self._said}{beside}"
+        unknown = (rival for rival in self.rivals if rival.fits and not rival.is_known)
+        beside = (f"; not compared with {one.name}, which {one.why_unknown}" for one in unknown)
+        return f"{self._said}{''.join(beside)}"
 
     @property
     def _said(self) -> str:
@@ -254,7 +255,7 @@ class Verdict:
         figures = [
             self._figure(rival.cost)
             if rival.is_open
-            else "was not planned in time"
+            else rival.why_unknown
             if rival.fits
             else f"does not hold the model ({held} of {limit})"
             if rival is self.rivals[0]

@@ -549,3 +549,10 @@ def test_a_sweep_compares_training_with_data_parallelism() -> None:
     free = _trained(cluster="2xideal")
     assert free.verdict().best.name == "data parallelism"
     assert point["verdict"] == free.verdict().line
+
+
+def test_a_plan_that_lost_its_certificate_is_judged_by_what_was_asked_for() -> None:
+    result = PLANS["memory"]()
+    bare = replace(result, plan=replace(result.plan, certificate=None))
+    assert bare.verdict().line == result.verdict().line
+    assert bare.cost == result.cost == max(result.summary["peak_bytes"])

@@ -475,7 +475,8 @@ class Compiled(Planned):
         """
         from partitioner.report.text.explain import explain, explain_node
 
-        print(fitted(explain(self) if node is None else explain_node(self, node)))
+        text = explain(self, self.comparison) if node is None else explain_node(self, node)
+        print(fitted(text))
 
     def table(self) -> list[Step]:
         """The steps of the plan in order, operators and communications, as rows for a data frame.

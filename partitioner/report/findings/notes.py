@@ -113,6 +113,16 @@ def graph_notes(graph: Graph, cluster: Cluster) -> tuple[str, ...]:
     )
 
 
+#: In the place of the rival that `whole_machine` does not know.
+UNKNOWN_PROCESS = Rival(
+    "one process with all cores",
+    0.0,
+    1,
+    is_known=False,
+    why_unknown="was not measured well enough",
+)
+
+
 def whole_machine(
     graph: Graph, cluster: Cluster, priced_by: Sources, objective: str
 ) -> Rival | str | None:

@@ -89,14 +89,21 @@ class ModuleBlocks:
 
     @cached_property
     def _homes(self) -> Sequence[Path]:
-        """The path of each node; of one without a name that of what makes or reads its values."""
+        """The path of each node; of one without a name that of what makes or reads its values.
+
+        Of several the nearest in order counts: a sum of gradients is of the layer that ends in it.
+        """
         homes = list(self.paths)
         nodes, order = self.graph.nodes, self.graph.order
 
         def adopt(node: int, near: Sequence[Node]) -> None:
             here = self._is_backward(nodes[node]), self.groups[node]
-            for other in (order[one.name] for one in near if not homes[node]):
-                if here == (self._is_backward(nodes[other]), self.groups[other]):
+            others = (order[one.name] for one in near)
+            for other in sorted(others, key=lambda other: abs(other - node)):
+                if not homes[node] and here == (
+                    self._is_backward(nodes[other]),
+                    self.groups[other],
+                ):
                     homes[node] = homes[other]
 
         for at, node in enumerate(nodes):

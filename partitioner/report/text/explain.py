@@ -22,6 +22,7 @@ from partitioner.ir.plan import Pipeline, PlacedNode
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.report.findings.alternatives import constraints_on, not_taken
 from partitioner.report.findings.bottleneck import COMPUTING, bottleneck
+from partitioner.report.measured import Comparison
 from partitioner.report.page.data import headline
 from partitioner.report.page.memory import memory
 from partitioner.report.planned import Planned, lanes
@@ -40,8 +41,11 @@ stages, shardings and the order of nodes are held; "for the batch": seconds for 
 a step of the plan has"""
 
 
-def explain(result: Planned) -> str:
-    """The plan's figures, the time of its bottleneck, and its tightest point of memory."""
+def explain(result: Planned, comparison: Comparison[Planned] | None = None) -> str:
+    """The plan's figures, the time of its bottleneck, and its tightest point of memory.
+
+    The verdict is that of a measured run, if there was one.
+    """
     limits = bottleneck(result)
     where = f"device {limits.device}" if limits.device is not None else "the critical path"
     time = [f"time of {where}, {units.seconds(limits.total_s)} a {limits.turn}"]
@@ -53,7 +57,7 @@ def explain(result: Planned) -> str:
             rows.append((label, units.seconds(spent_s), share, str(limits.counts.get(limit, ""))))
         time += table(rows)
     parts = [
-        _verdict(headline(result, limits)),
+        _verdict(headline(result, limits, comparison)),
         _schedules(result),
         time,
         _longest(result),

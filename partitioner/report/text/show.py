@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from partitioner.cost_model.schedule.readings import LETTERS, Pass, passes
@@ -20,14 +21,14 @@ from partitioner.report.planned import Planned, lanes
 from partitioner.report.stages import stage_text, stages, step_facts, step_sentence
 from partitioner.report.steps import comm_bytes, pass_name
 from partitioner.report.summary import block_lines, certificate_line, stretch_rows, trial_lines
-from partitioner.report.text.tables import table
+from partitioner.report.text.tables import LEAST, columns, legend, table
 
 Row = tuple[str, ...]
 #: Groups of one device that have a line each.
 MOST_ALONE = 16
 #: Parts of experts whose loads are listed.
 MOST_LOADS = 8
-WIDTH = 120  #: Columns of a step.
+WIDTH = 120  #: Most columns of a step.
 _WORST = 10  #: Measured tasks in the table of the worst errors.
 _IDLE, _BUSY = ".", "="
 _OTHER = f"{_BUSY} messages, {_IDLE} bubbles"
@@ -35,19 +36,19 @@ _STEP_HEAD: Row = ("devices", "step", "what", "seconds", "sent")
 #: Kinds in which every rank both sends and receives, or keeps what it has.
 _COLLECTIVE = (*JOINING, CommKind.SLICE)
 
-_LEGEND = """\
-load     of one {turn}: compute + communication; "at" is the node that the peak is reached at
-devices  2: one device; x=2 on 0,1: a mesh and its devices; 1 -> 2: from sender to receiver
-what     n/x: factor n is cut over axis x; -> [x, -]: of each dim of a result, the axes that cut
-         it; partial(sum:x): not yet summed over x; whole: on one device; replicated: every
-         device computes all of it; of a communication: the tensor that moves
-seconds  of the busiest device, of one {unit}
-sent     bytes that cross between devices (a reduction counts its tensor once a device)"""
-
-
-_STAGED_LEGEND = """\
-pass     F0, B0, W0: forward, backward, weight gradients of stage 0, once a micro-batch;
-         setup, reduce: once a step; D: results, once a micro-batch; F0 -> F1: a message"""
+_LEGEND = {
+    "load": 'of one {turn}: compute + communication; "at" is the node that the peak is reached at',
+    "devices": "2: one device; x=2 on 0,1: a mesh and its devices; 1 -> 2: from sender to receiver",
+    "what": "n/x: factor n is cut over axis x; -> [x, -]: of each dim of a result, the axes that "
+    "cut it; partial(sum:x): not yet summed over x; whole: on one device; replicated: every device "
+    "computes all of it; of a communication: the tensor that moves",
+    "seconds": "of the busiest device, of one {unit}",
+    "sent": "bytes that cross between devices (a reduction counts its tensor once a device)",
+}
+_STAGED_LEGEND = {
+    "pass": "F0, B0, W0: forward, backward, weight gradients of stage 0, once a micro-batch; "
+    "setup, reduce: once a step; D: results, once a micro-batch; F0 -> F1: a message",
+}
 _STAGE_LEGEND = """\
 forward, backward: busy seconds of a micro-batch; weights: with the optimizer's state;
 in flight: most micro-batches at once, with what each keeps for the backward pass (with head-room);
@@ -72,8 +73,9 @@ def show(result: Planned, *, everything: bool = False) -> str:
                 rows.append((name, f"{role} of {node.name}", str(graph.types[name])))
         parts.append(table(rows))
     turn = turn_of(result.graph, staged=staged)
-    legend = _LEGEND.format(turn=turn, unit="micro-batch" if staged else turn)
-    parts.append([_STAGED_LEGEND, legend] if staged else [legend])
+    unit = "micro-batch" if staged else turn
+    words = {word: text.format(turn=turn, unit=unit) for word, text in _LEGEND.items()}
+    parts.append(legend({**_STAGED_LEGEND, **words} if staged else words))
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
@@ -133,6 +135,7 @@ def step_text(schedule: Schedule) -> list[str]:
     boxes = passes(schedule, timeline)
     names = [f"devices {numbers(lane)}" for lane in schedule.order.lanes]
     wide = max(map(len, names))
+    width = min(WIDTH, max((columns() or sys.maxsize) - wide - 2, LEAST))
     lines = [
         f"one step of {units.seconds(end_s)}: F forward, B backward, W weight gradients; {_OTHER}"
     ]
@@ -140,17 +143,17 @@ def step_text(schedule: Schedule) -> list[str]:
         device = lane[0]
         first = [box for box in boxes if box.device == device]
         sent = [e for e in timeline.events if e.device == device and e.kind == "comm"]
-        cells = [_IDLE] * WIDTH
+        cells = [_IDLE] * width
         parts: list[Pass | Event] = [*sent, *first]
         for part in parts:
-            start, stop = (round(WIDTH * t / end_s) for t in (part.start_s, part.end_s))
-            width = stop - start
+            start, stop = (round(width * t / end_s) for t in (part.start_s, part.end_s))
+            letters = stop - start
             if isinstance(part, Event):
-                cells[start:stop] = _BUSY * width
+                cells[start:stop] = _BUSY * letters
                 continue
             short = LETTERS.get(part.part, str(part.part))
-            label = part.label if len(part.label) <= width else short
-            cells[start:stop] = label.ljust(width, "-")[:width]
+            label = part.label if len(part.label) <= letters else short
+            cells[start:stop] = label.ljust(letters, "-")[:letters]
         lines.append(f"{name.ljust(wide)}  {''.join(cells)}")
     return lines
 

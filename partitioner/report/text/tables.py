@@ -6,16 +6,23 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 #: Columns that a cell keeps, however narrow the terminal is.
 LEAST = 12
+#: Columns of a legend where stdout is no terminal.
+LEGEND = 97
+
+
+def columns() -> int | None:
+    """The terminal's width; None where stdout is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def table(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
     """Left-aligned columns below a header; long cells give way to `width` or the terminal's."""
-    if width is None and sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
+    if width is None:
+        width = columns()
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if width is not None:
         limit, total = max(widths, default=0), width - 2 * (len(widths) - 1)
@@ -38,6 +45,21 @@ def shortened(text: str, width: int) -> str:
     return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
 
 
+def legend(entries: Mapping[str, str]) -> list[str]:
+    """Words with what they mean, each in lines below each other."""
+    wide = max(map(len, entries)) + 2
+    return [
+        line
+        for word, text in entries.items()
+        for line in textwrap.wrap(
+            text,
+            max(columns() or LEGEND, wide + LEAST),
+            initial_indent=word.ljust(wide),
+            subsequent_indent=" " * wide,
+        )
+    ]
+
+
 def safe(text: str) -> str:
     """Text that may hold a model's names, with "?" for each control character."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
@@ -48,12 +70,14 @@ def fitted(text: str) -> str:
 
     What does not fit goes on in a line of its own, below what follows a line's label.
     """
-    text = safe(text)
-    if not sys.stdout.isatty():
+    text, width = safe(text), columns()
+    if width is None:
         return text
-    width = shutil.get_terminal_size().columns
     lines: list[str] = []
     for line in text.split("\n"):
+        if len(line) > width and set(line) == {"-"}:  # the rule of a table
+            lines.append(line[:width])
+            continue
         label = re.match(r" *(?:\S+ {2,}|note: )?", line)
         indent = len(label[0]) if label is not None and len(label[0]) < width / 2 else 0
         lines += textwrap.wrap(line, width, subsequent_indent=" " * (indent or 2)) or [""]

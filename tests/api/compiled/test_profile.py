@@ -98,6 +98,8 @@ def test_show_and_the_report_have_the_measured_run(
     assert all(ref is not None for ref in run["predicted"]["ref"])
     assert json.dumps(run, allow_nan=False) in json.dumps(data, allow_nan=False)
     assert '"measured":{"backend":"onnxruntime' in (mlp / "report.html").read_text()
+    assert main(["explain", str(mlp)]) == 0
+    assert data["head"]["verdict"] in capsys.readouterr().out
 
 
 def test_a_record_is_read_as_it_was_written(mlp: Path) -> None:

@@ -47,6 +47,17 @@ def test_layers_of_both_passes_are_blocks_by_name(program: Compiled) -> None:
     assert (first["index"], second["index"], second["count"]) == (0, 1, 2)
 
 
+def test_gradients_go_from_layer_to_layer(program: Compiled) -> None:
+    outer = [row for row in rows_of(program) if row["parent"] < 0 and row["part"] == "backward"]
+    of = {node: row["label"] for row in outer for node in numbers(row)}
+    graph = program.graph
+    made = {(of.get(graph.order[graph.producers[value].name]), of.get(at))
+            for at, node in enumerate(graph.nodes) for value in node.reads
+            if value in graph.producers}  # fmt: skip
+    assert {("norm", "blocks.1"), ("blocks.1", "blocks.0")} <= made
+    assert ("norm", "blocks.0") not in made
+
+
 def test_blocks_are_of_one_pass_and_inside_what_holds_them(program: Compiled) -> None:
     rows, nodes = rows_of(program), program.graph.nodes
     for row in rows:

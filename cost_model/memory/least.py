@@ -21,7 +21,7 @@ from partitioner.ir.ops import row_of
 
 @dataclass(frozen=True)
 class LeastBytes:
-    """What devices hold together at least."""
+    """Bytes that devices hold together at least."""
 
     parts: Mapping[str, int]  #: Bytes by what they are, in words.
 

@@ -191,17 +191,7 @@ def exact_lifetimes(
 ) -> Iterator[Lifetime]:
     """Yield lifetimes from a local tensor's writer to its device's last reader; see `roots_of`."""
     roots = roots_of(schedule) if roots is None else roots
-    arrival: dict[LocalKey, int] = {}
-    last: dict[LocalKey, int] = {}
-    for position, task in enumerate(schedule.tasks):
-        for key in (*task.reads, *(new for new, _ in task.aliases)):
-            root = roots.get(key, key)
-            arrival.setdefault(root, position)
-            last[root] = position
-    for key in schedule.outputs:
-        last[roots.get(key, key)] = len(schedule.tasks) - 1
-    for sent in in_flight(schedule, roots):
-        last[sent.operand] = max(last[sent.operand], sent.until)
+    arrival, last = _read_at(schedule, roots)
     buckets = schedule.buckets
     is_summed = bool(buckets) and schedule.order.table.micro_batches > 1
     summed = summed_tensors(schedule, roots) if is_summed else frozenset[LocalKey]()
@@ -220,11 +210,30 @@ def exact_lifetimes(
         yield from _in_bucket(schedule, bucket, last, summed)
 
 
+def _read_at(
+    schedule: Schedule, roots: Mapping[LocalKey, LocalKey]
+) -> tuple[dict[LocalKey, int], dict[LocalKey, int]]:
+    """The first and the last position at which each tensor is read, sent or returned."""
+    first: dict[LocalKey, int] = {}
+    last: dict[LocalKey, int] = {}
+    for position, task in enumerate(schedule.tasks):
+        for key in (*task.reads, *(new for new, _ in task.aliases)):
+            root = roots.get(key, key)
+            first.setdefault(root, position)
+            last[root] = position
+    for key in schedule.outputs:
+        last[roots.get(key, key)] = len(schedule.tasks) - 1
+    for sent in in_flight(schedule, roots):
+        if sent.operand is not None:
+            last[sent.operand] = max(last[sent.operand], sent.until)
+    return first, last
+
+
 class InFlight(NamedTuple):
-    """A tensor that a device sends within a phase, neither to an all-reduce nor in a bucket."""
+    """A device's part in what is sent within a phase, neither to an all-reduce nor in a bucket."""
 
     position: int  #: Of the communication.
-    operand: LocalKey  #: The tensor whose memory it sends.
+    operand: LocalKey | None  #: The tensor whose memory it sends; None if it gets a result alone.
     result: LocalKey  #: What the device gets.
     until: int  #: Position at which a node reads the result, or the end of the phase.
 
@@ -248,10 +257,11 @@ def in_flight(schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> Iterato
         if task.comm.kind is CommKind.ALL_REDUCE:  # sums a copy, which is its result
             brought.update(results.values())
             continue
-        for device, key in task.reads:
-            operand = roots.get((device, key), (device, key))
-            if device in results and (operand in brought or not is_part):
-                sent.append(InFlight(position, operand, results[device], end_of[task.phase]))
+        operands = {device: roots.get((device, key), (device, key)) for device, key in task.reads}
+        for device, result in results.items():
+            operand = operands.get(device)
+            if operand in brought or not is_part:
+                sent.append(InFlight(position, operand, result, end_of[task.phase]))
         if not is_part:
             brought.update(results.values())
     yield from _until_read(schedule, sent, roots)
@@ -273,7 +283,7 @@ def _until_read(
     for one in reversed(sent):
         until[one.result] = taken = min(one.until, read.get(one.result, one.until))
         comm = schedule.tasks[one.position].comm
-        if comm is not None and comm.kind is CommKind.SLICE:
+        if comm is not None and comm.kind is CommKind.SLICE and one.operand is not None:
             read[one.operand] = min(taken, read.get(one.operand, taken))
     for one in sent:
         yield one._replace(until=until[one.result])

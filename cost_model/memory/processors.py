@@ -205,7 +205,7 @@ class _Ranks:
         made_at = partial(self._made_at, device, scratch)
         for one, nbytes in self._parts:
             more = nbytes - made_at(one.until)
-            if one.operand[0] == device and more > 0:
+            if one.result[0] == device and more > 0:
                 yield one.until, more
         for task, position in self._arrivals:
             assert task.comm is not None
@@ -344,7 +344,7 @@ class _Ranks:
             comm = tasks[one.position].comm
             is_joined = comm is not None and kind is CommKind.ALL_GATHER and not comm.is_even
             is_sent = kind is not CommKind.SLICE and not is_joined and begun < one.until
-            if is_sent and one.operand not in read[one.until]:
+            if one.operand is not None and is_sent and one.operand not in read[one.until]:
                 yield one.operand, one.until
 
     @cached_property
@@ -365,7 +365,7 @@ class _Ranks:
         for one in self._in_flight:
             comm = self.schedule.tasks[one.position].comm
             if comm is not None and comm.kind not in _NOT_JOINED and not comm.part:
-                parts.append((one, _joined_bytes(comm, one.operand[0])))
+                parts.append((one, _joined_bytes(comm, one.result[0])))
         return [(one, nbytes) for one, nbytes in parts if nbytes]
 
     @cached_property

@@ -21,6 +21,7 @@ from helpers.modules.sized_models import (
     perceptron,
 )
 from helpers.plans.memory_rungs import OFF
+from partitioner.strategies.constraints import Constraints
 
 #: Of a measured peak, the share by which that of a prediction may be less.
 LESS = 0.005
@@ -83,9 +84,18 @@ SCORES = Sized(WithScores, partial(torch.randn, 192, 96))
 GPT = Sized(partial(Gpt, 2, 64, 512), partial(ids, 24, 16))
 ODD_GPT = Sized(partial(Gpt, 2, 72, 509), partial(ids, 15, 17))
 
+DEEP = Sized(partial(perceptron, 4, 128), partial(torch.randn, 512, 128))
+ODD_DEEP = Sized(partial(perceptron, 4, 128), partial(torch.randn, 513, 128))
+
 TRAINING: dict[str, Any] = {"training": True}
 IN_FOUR: dict[str, Any] = {"parallel": "pp", "micro_batches": 4}
 IN_THREE: dict[str, Any] = {"parallel": "pp", "micro_batches": 3, "optimizer": "sgd", **TRAINING}
+
+
+def in_halves(first: int, devices: int) -> Constraints:
+    """The first half of the layers of `DEEP` on the first devices, the other on the others."""
+    groups = tuple(range(first)), tuple(range(first, devices))
+    return Constraints.placed({str(layer): groups[layer >= 4] for layer in range(8)})
 
 
 def of(kind: str, optimizer: str = "sgd", count: int = 0, **mesh: int) -> dict[str, Any]:
@@ -125,6 +135,8 @@ DELIVERED: dict[str, tuple[Sized, int, dict[str, Any]]] = {
     ),
     "several results": (SEVERAL, 3, {"parallel": "tp"}),
     "results of the last stage": (WIDE, 2, IN_FOUR),
+    "results that other ranks alone have": (DEEP, 4, {"constraints": in_halves(2, 4)}),
+    "uneven results that other ranks alone have": (ODD_DEEP, 5, {"constraints": in_halves(2, 5)}),
     "parts of results that stages send": (
         WIDE,
         4,

@@ -473,7 +473,8 @@ class _Reading:
                 yield life, _Use(maker, life.last, parts[end.phase], maker, _ALWAYS, maker)
         yield from self._reads()
         for one in in_flight(self.tasks, self._roots):
-            if (operand := self._alone.get(one.operand)) is not None:
+            operand = None if one.operand is None else self._alone.get(one.operand)
+            if operand is not None:
                 unit, part = self._unit(tasks[one.until]), parts[tasks[one.until].phase]
                 yield operand, _Use(unit, one.until, part, self.maker(operand), _WITH, unit)
 

@@ -161,7 +161,7 @@ def test_a_factory_is_named_by_the_user(
         partitioner.load(from_factory)
     with pytest.raises(OptionError, match=r"module is 'net'; give package\.module:factory"):
         partitioner.load(from_factory, "net")
-    with pytest.raises(OptionError, match=r"model is 'm\.onnx'; give a \.pt2 file"):
+    with pytest.raises(OptionError, match=r"model is 'm\.onnx'; give a \.pt2 or config\.json file"):
         partitioner.load(from_factory, model="m.onnx")
     with pytest.raises(OptionError, match="model and module are given: give one of them"):
         partitioner.load(from_factory, "a.b:c", model="m.pt2")

@@ -156,15 +156,19 @@ class _Check:
         """Each rank, as each returns a module's results; else those that deliver together."""
         if not self.programs[0].delivers_all:
             return self._copies
-        return [(rank,) for rank in range(len(self.programs))]
+        served = {rank for ranks in self._copies for rank in ranks}
+        return [(rank if rank in served else min(served),) for rank in range(len(self.programs))]
 
     @cached_property
     def _copies(self) -> Sequence[_Class]:
-        """The ranks of the whole copy that each rank belongs to: all of them without copies."""
+        """The ranks of the whole copy that each rank belongs to: all of them without copies.
+
+        A rank of no copy has nothing to deliver: it counts with the first one.
+        """
         copies, every = self.programs[0].copies, tuple(range(len(self.programs)))
-        devices = () if copies is None else copies.devices
-        of = {rank: ranks for ranks in devices for rank in ranks}
-        return [of.get(rank, every) for rank in every]
+        first, *others = (every,) if copies is None else copies.devices
+        of = {rank: ranks for ranks in (first, *others) for rank in ranks}
+        return [of.get(rank, first) for rank in every]
 
     @cached_property
     def _shown(self) -> frozenset[str]:

@@ -147,7 +147,7 @@ class Evaluation:
         if objective == "latency":
             return self.latency_s
         if objective == "memory":
-            return max(self.held_bytes.values())
+            return max(self.needed_bytes.values())
         raise CostError(f"objective {objective!r} is not one of {', '.join(OBJECTIVES)}")
 
 

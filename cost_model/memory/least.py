@@ -2,13 +2,13 @@
 
 They hold what is kept from step to step, and in training all gradients, with the head-room that the
 referee adds or with what the optimizer's step takes beside them on GPUs. In inference each device
-holds all results that every rank gets whole. Micro-batches, stages, blocks, and values that are
-computed again make none of this less.
+holds all results that every rank gets whole. Values that may share memory count once.
+Micro-batches, stages, blocks, and values that are computed again make none of this less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from partitioner.cost_model.cluster.topology import Cluster
@@ -33,11 +33,11 @@ class LeastBytes:
         kept = {"stored values": kept_bytes(graph)}
         if not graph.backward:
             copies = len(cluster) if len(cluster) <= MOST_RANKS else 1
-            return cls({**kept, "results, whole on every rank": copies * _returned_bytes(graph)})
-        gradients = sum(
-            graph.types[node.outputs[0]].nbytes
-            for node in graph.nodes
-            if node.attrs.get("role") == "gradient"
+            results = copies * _made_bytes(graph, graph.delivered)
+            return cls({**kept, "results, whole on every rank": results})
+        gradients = _made_bytes(
+            graph,
+            (node.outputs[0] for node in graph.nodes if node.attrs.get("role") == "gradient"),
         )
         # the referee rounds the head-room of each device down
         room = max(0, with_headroom(gradients) - gradients - len(cluster))
@@ -51,10 +51,10 @@ class LeastBytes:
         return sum(self.parts.values())
 
 
-def _returned_bytes(graph: Graph) -> int:
-    """Bytes of delivered results that nodes compute, counted once where they share memory."""
+def _made_bytes(graph: Graph, values: Iterable[str]) -> int:
+    """Bytes of values that nodes compute, counted once where they share memory."""
     sizes: dict[str, int] = {}
-    for value in graph.delivered:
+    for value in values:
         root, least = value, graph.types[value].nbytes
         while (node := graph.producers.get(root)) is not None:
             row = row_of(node)

@@ -360,7 +360,7 @@ class _Search:
         """
         if not self.plans and self.request.strategy in ("auto", "inter"):
             known = self.with_one_device(search.graph)  # its space may not have been reached
-            if known.plans:
+            if known.best_s < self.budget.best_s:
                 return known.decided(search, refusing)
         results, budget = self.results, self.budget
         if self.plans:

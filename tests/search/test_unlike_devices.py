@@ -14,9 +14,10 @@ from partitioner.cost_model.prices.compute import local_flops
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
+from partitioner.search.find_plan import find_plan
 from partitioner.search.neighbourhood import Neighbourhood
-from partitioner.search.outcome import SpaceResult
-from partitioner.search.request import Request
+from partitioner.search.outcome import NoCheaper, SpaceResult
+from partitioner.search.request import Budget, Request
 from partitioner.search.spaces.explicit import JointSpace
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.derive import Rules, device_shares, device_speeds
@@ -239,3 +240,7 @@ def test_a_device_that_holds_the_model_alone_is_known_where_the_clock_ends_first
     assert (certificate.bound, certificate.status) == (0.0, "feasible")
     with pytest.raises(Infeasible, match="not searched"):
         search(graph, cluster, Request(strategy="intra"))
+    asked = Request()
+    cheaper = replace(Budget.of(asked), best_s=certificate.cost / 2)
+    with pytest.raises(NoCheaper):
+        find_plan(graph, cluster, asked, cheaper)

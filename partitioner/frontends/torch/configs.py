@@ -50,18 +50,22 @@ def open_config(
     """
     data = _data(file)
     config = _config(file, data)
+    if not isinstance(config.dtype, torch.dtype | None):
+        raise FrontendError(f"{file}: dtype is {config.dtype!r}, not a type of PyTorch")
     kind = _class(file, data, type(config))
-    for part in (config, config.get_text_config()):
-        part.use_cache = False  # keys and values would be results of the call
     with naming(f"{file}: making {kind.__name__}", FrontendError), torch.device("meta"), _offline():
+        for part in (config, config.get_text_config()):
+            part.use_cache = False  # keys and values would be results of the call
+            part.return_dict = True
         module = _made(kind, config)
     module.train(training)
     if training:  # scores are no result of a step
         module.register_forward_hook(lambda module, args, outputs: outputs.loss)  # noqa: ARG005
     inputs = _Inputs(file, module, dict(sizes))
-    example = inputs.features()
-    if training:
-        example |= inputs.labels()
+    with naming(f"{file}: example inputs of {kind.__name__}", FrontendError):
+        example = inputs.features()
+        if training:
+            example |= inputs.labels()
     for name in sizes.keys() - inputs.asked:
         what = f"has no dim {name!r}{did_you_mean(name, inputs.asked)}"
         dims = " and ".join(sorted(inputs.asked))
@@ -128,7 +132,7 @@ def _class(file: Path, data: Mapping[str, Any], config: type) -> Any:
 
 
 def _made(kind: Any, config: Any) -> nn.Module:
-    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    dtype = config.dtype or torch.float32
     way = "sdpa" if kind._supports_sdpa else "eager"
     made: nn.Module = kind._from_config(config, dtype=dtype, attn_implementation=way)
     return made

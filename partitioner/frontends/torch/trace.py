@@ -33,6 +33,7 @@ from partitioner.frontends.torch.tracing.capture import (
     export_module,
     materialised,
 )
+from partitioner.ir.errors import naming
 from partitioner.ir.graph import Graph
 from partitioner.ir.types import TensorType
 
@@ -124,7 +125,9 @@ def trace_module(
         seen.add(id(tensor))
         return tensor.detach().clone() if repeated else tensor
 
-    arguments = pytree.tree_map_only(torch.Tensor, distinct, (example.args, dict(example.kwargs)))
+    given = example.args, dict(example.kwargs)
+    with naming("making the example inputs", FrontendError):  # there may be no memory for them
+        arguments = pytree.tree_map_only(torch.Tensor, distinct, given)
     traceable, before = materialised(module), settings_of(module)
     try:
         program = export_module(traceable, *arguments, training=options.training)

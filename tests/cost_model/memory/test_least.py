@@ -63,6 +63,30 @@ def test_results_that_share_memory_count_once() -> None:
     assert parts["results, whole on every rank"] == 2 * BATCH * SIZE * 4
 
 
+class Added(nn.Module):
+    """Adds parameters whose gradients are one tensor, a view of it, and that of the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(BATCH, SIZE))
+        self.b = nn.Parameter(torch.zeros(BATCH, SIZE))
+        self.flat = nn.Parameter(torch.zeros(BATCH * SIZE))
+        self.summed = nn.Parameter(torch.zeros(SIZE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.a + self.b + self.flat.view(BATCH, SIZE)
+        return (y**2).sum() + self.summed.sum()
+
+
+@pytest.mark.parametrize("devices", ["2xh100", "2xcpu"])
+def test_gradients_that_share_memory_count_once(devices: str) -> None:
+    x, options = torch.zeros(BATCH, SIZE), {"training": True, "optimizer": "adamw"}
+    bound = least(graph_of(Added(), **options), devices)
+    assert bound.parts["gradients"] == BATCH * SIZE * 4
+    result = partitioner.compile(Added(), x, cluster=devices, objective="memory", **options)
+    assert sum(result.evaluation.needed_bytes.values()) >= bound.bytes
+
+
 def test_a_model_that_loads_blocks_is_known_to_hold_nothing() -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     proto = om.model(nodes, {"x": ("float32", [4])}, {"y": ("float32", [4])})

@@ -109,6 +109,9 @@ WRONG = [
     ({**LLAMA, "architectures": "LlamaModel"}, "architectures is 'LlamaModel', not a list"),
     ({**LLAMA, "quantization_config": {"bits": 4}}, "not quantized"),
     ({**LLAMA, "num_attention_heads": "four"}, "four|num_attention_heads"),
+    ({**LLAMA, "text_config": "x"}, "making LlamaForCausalLM: AttributeError"),
+    ({**LLAMA, "max_position_embeddings": -1}, "example inputs of LlamaForCausalLM: RuntimeError"),
+    ({**LLAMA, "dtype": 7}, "dtype is 7, not a type of PyTorch"),
     (
         {"architectures": ["DetrForObjectDetection"], "model_type": "detr"},
         "no labels are known for DetrForObjectDetection|OfflineModeIsEnabled|timm",
@@ -132,6 +135,13 @@ def test_a_size_that_no_input_has_is_refused(tmp_path: Path) -> None:
         open_config(file, {"lenght": 3}, training=False)
     with pytest.raises(OptionError, match="shapes is for ONNX models"):
         partitioner.compile(file, devices=2, cluster="ideal", shapes={"input_ids": (1, 3)})
+
+
+def test_inputs_for_which_there_is_no_memory_are_refused_by_one_line(tmp_path: Path) -> None:
+    file = written(tmp_path, **LLAMA)
+    with pytest.raises(PartitionerError, match="making the example inputs: RuntimeError") as error:
+        partitioner.compile(file, devices=2, cluster="ideal", dims={"length": 10**17})
+    assert "\n" not in str(error.value)
 
 
 def test_a_training_step_of_a_configuration_is_planned_and_proven(tmp_path: Path) -> None:

@@ -170,9 +170,7 @@ class Loops:
     def _settled(self, parts: dict[str, Intervals]) -> Iterator[Parts]:
         """Put parts that may be anywhere to all places, if these tell in the node or a result."""
         loose = [name for name, part in parts.items() if is_anywhere(part)]
-        if not loose or not (
-            self.needs_place or self.rule.windows or self._are_mixed(loose, parts)
-        ):
+        if not loose or not (self.needs_place or self.rule.windows or self._are_mixed(loose)):
             yield parts
             return
         choices = []
@@ -186,17 +184,15 @@ class Loops:
         for chosen in itertools.islice(itertools.product(*choices), _MOST_PLACES):
             yield {**parts, **dict(zip(loose, chosen, strict=True))}
 
-    def _are_mixed(self, loose: Iterable[str], parts: Parts) -> bool:
-        """Test whether such a loop is in a dim of a result with others: cut, or around it."""
+    def _are_mixed(self, loose: Iterable[str]) -> bool:
+        """Test whether such a loop is in a dim of a result with others, which may tell its place.
+
+        Equal rows of unlike elements are alike by rows alone.
+        """
         factors = self.rule.factors
         terms = [(term, expr) for dims in self.rule.results for expr in dims or () for term in expr]
         return any(
-            name in term
-            and (
-                len(expr) > 1
-                or sum(parts[n] != whole(factors[n].size) for n in term) > 1
-                or any(factors[n].size > 1 for n in term[: term.index(name)])
-            )
+            name in term and (len(expr) > 1 or any(factors[n].size > 1 for n in term if n != name))
             for name in loose
             for term, expr in terms
         )

@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 import partitioner
 from helpers.drawn.drawn_graphs import drawn_graph
+from helpers.plans.mutated_programs import mutants
 from helpers.plans.whole_plans import build, candidates, hand_plan, lowered, random_plan
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
@@ -100,6 +101,28 @@ def test_what_has_no_elements_is_complete_where_it_is_zeros() -> None:
     assert any(part.zero for part in programs.ranks[0].constants.values())
     proof = prove(graph, read_programs(emit_models(programs, graph)))
     assert proof, str(proof)
+
+
+def test_the_place_in_a_row_tells_where_equal_rows_of_unlike_elements_are_one_dim() -> None:
+    """A rank has rows 0 and 1 of three equal ones, and sends the last element, not the third."""
+    nodes = [
+        Node("rows", "Expand", ("w", "three"), ("e",)),
+        Node("flat", "Reshape", ("e", "six"), ("y",)),
+        Node("mul", "Mul", ("x", "y"), ("z",)),
+    ]
+    shapes = {"w": (1, 2), "e": (3, 2), "y": (6,), "x": (6,), "z": (6,)}
+    sizes = {"three": np.array([3, 2]), "six": np.array([6])}
+    graph = build(nodes, shapes, ["x", "w"], ["z"], sizes)
+    pair = DeviceMesh.of({"tp": 2})
+    cuts = {"rows": {"b0": "tp:2,1"}, "flat": {"f0": "tp:2,1"}, "mul": {"b0": "tp"}}
+    plan = hand_plan(graph, **{name: (pair, cut) for name, cut in cuts.items()})
+    programs = lowered(graph, plan, 2)
+    assert prove(graph, read_programs(emit_models(programs, graph)))
+    others = [mutant for mutant in mutants(programs) if mutant.kind == "region"]
+    assert others
+    for mutant in others:
+        proof = prove(graph, read_programs(emit_models(mutant.programs, graph)))
+        assert not proof, mutant.what
 
 
 def test_written_files_are_proven_without_their_weights(

@@ -251,6 +251,9 @@ def test_the_pages_of_pytorch_modules(
     names: dict[str, object] = {}
     exec(compile(script, "pytorch.md", "exec"), names)
     Path("models.py").write_text(factories)
+    (config,) = blocks("how-to/pytorch.md", "json")
+    Path("tiny-llama").mkdir()
+    Path("tiny-llama/config.json").write_text(config)
     program = torch.export.export(names["net"], (names["x"],), strict=False)
     torch.export.save(program, "net.pt2")
     shutil.rmtree("net.partition")

@@ -32,25 +32,9 @@ class DeviceColumns:
         """Share of the bytes of a value that a device of one stage holds.
 
         The first stages hold the activations of as many micro-batches as there are lanes, which is
-        as much as one micro-batch of the whole model. On one mesh of all devices, those of a step
-        of inference hold their parts of the inputs and results of all micro-batches.
+        as much as one micro-batch of the whole model.
         """
-        if self.lanes > 1:
-            return 1 / self.lanes if value in self._at_rest else 1.0
-        return float(self.micro_batches) if value in self._ends else 1.0
-
-    @cached_property
-    def _ends(self) -> frozenset[str]:
-        """The inputs and results of inference, and the values that results are views of."""
-        if self.graph.backward:
-            return frozenset()
-        values, stays = {*self.graph.inputs, *self.graph.outputs}, set(self.graph.constants)
-        for node in reversed(self.graph.nodes):
-            row = row_of(node)
-            if row.view and values.intersection(node.writes):
-                values.update(node.inputs[:1])
-            stays.update(node.writes if row.stored else ())
-        return frozenset(values - stays)
+        return 1 / self.lanes if self.lanes > 1 and value in self._at_rest else 1.0
 
     @cached_property
     def _at_rest(self) -> frozenset[str]:

@@ -413,13 +413,7 @@ class _Builder:
     ) -> int | None:
         """Index of the item of this key; None if it costs and holds nothing."""
         if key not in self._index:
-            value, *at = key
-            share = self.prices.held_share(value)
-            if len(at) > 1:  # copies are of one micro-batch
-                share = min(1.0, share)
-            if share > 1.0:
-                first, last = 0, len(self.graph.nodes) - 1
-            if share != 1.0:
+            if (share := self.prices.held_share(key[0])) < 1.0:
                 nbytes = tuple(share * size for size in nbytes)
             if any(nbytes) or any(load):
                 self._index[key] = len(self.items)

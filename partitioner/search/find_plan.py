@@ -177,11 +177,7 @@ def _explicit(
     if kept is not None and kept.blocks:  # the referee alone knows what is loaded in turn
         counted = cluster.with_memory(4 * sum(type_.nbytes for type_ in graph.types.values()))
     resharder = remembering(counted, graph)
-    # of blocks, their own search counts the ends of micro-batches
-    is_one_mesh = not (graph.backward or graph.blocks) and request.lanes == 1
-    count = request.micro_batch_count if is_one_mesh else None
-    prices = DeviceColumns(graph, resharder, count or 1)
-    search = JointSearch(graph, cluster, request, rules, prices)
+    search = JointSearch(graph, cluster, request, rules, DeviceColumns(graph, resharder))
     meshes = axes_meshes(cluster, request)
     spaces: list[Space] = [
         JointSpace(replace(search, request=one), family)

@@ -18,7 +18,7 @@ from partitioner.ir.plan import Certificate, Plan
 from partitioner.problem.build import Built
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.search.request import Budget, Request
-from partitioner.solver.outcome import Infeasible, Solution, returns, short_of_memory
+from partitioner.solver.outcome import LONGER, Infeasible, Solution, returns, short_of_memory
 from partitioner.solver.progress import ROUNDING
 from partitioner.solver.referee import Objective
 from partitioner.solver.work import Work
@@ -49,8 +49,7 @@ def stopped_refusal(refusal: Infeasible, work: Work) -> Infeasible:
     """A refusal that says so if the clock has stopped the search, unless it is proven."""
     if refusal.proven or not (work.stopped or work.late):
         return refusal
-    text = f"{refusal}; the time limit stopped the search: with a longer one a plan may be found"
-    return Infeasible(text, **vars(refusal))
+    return Infeasible(f"{refusal}{LONGER}", **vars(refusal))
 
 
 def in_executor(evaluation: Evaluation) -> tuple[int, int] | None:

@@ -14,6 +14,9 @@ from partitioner.ir.errors import PartitionerError
 
 Status = Literal["optimal", "feasible", "infeasible", "time_limit"]
 
+#: The clause of a refusal that the clock may have caused.
+LONGER = "; the time limit stopped the search: with a longer one a plan may be found"
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -50,6 +53,13 @@ class Infeasible(PartitionerError):  # noqa: N818 - a verdict, like the status
 
     def __post_init__(self, message: str) -> None:
         super().__init__(message)
+
+    def proving(self, proof: str) -> Infeasible:
+        """The same verdict on a search that proved nothing, with a proof that no plan fits."""
+        text = str(self).replace(LONGER, "").removeprefix("no plan was found that fits: ")
+        other = self.saying(f"no plan fits: {proof}; {text}")
+        other.proven = True
+        return other
 
     def saying(self, message: str, relaxations: tuple[str, ...] = ()) -> Infeasible:
         """The verdict in other words, with these changes that would make the request feasible."""

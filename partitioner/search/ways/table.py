@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,13 +28,11 @@ from partitioner.search.stages.pipelines import least_memory
 from partitioner.search.ways.model_graphs import ModelGraphs
 from partitioner.search.ways.parts import FewestParts, InStages, Parts
 from partitioner.search.ways.way import (
-    CHANGES_S,
     FIRST_SHARE,
     LEAST_SHARE,
     Change,
     Way,
     Weighing,
-    joined,
     nothing,
     what_would_fit,
 )
@@ -71,12 +68,15 @@ class Table:
         Raises:
             PartitionerError: As `compile`.
         """
+        try:
+            return self._weighed()
+        except Infeasible as error:
+            proof = None if error.proven else self._too_much
+            raise error if proof is None else error.proving(proof) from None
+
+    def _weighed(self) -> Outcome:
         ways = tuple(self.ways())
         budget = Budget.of(self.request, self.clock.say, self.clock.begun_s)
-        if (refusal := self._sure_refusal) is not None:
-            brief = budget.anew(min(CHANGES_S, budget.work.left_s))
-            changes = () if self.request.is_pipelined else ways[0].would_fit(brief, refusal)
-            raise joined((refusal,), changes, ())
         is_short, share = self._is_short, FIRST_SHARE
         # less, the less memory there is for what one device holds
         if is_short and not self.request.is_pipelined:
@@ -97,8 +97,8 @@ class Table:
         ).best()
 
     @property
-    def _sure_refusal(self) -> Infeasible | None:
-        """The refusal of all plans, if devices have less than any plan holds when a step ends."""
+    def _too_much(self) -> str | None:
+        """The proof that no plan fits, if devices have less than any holds when a step ends."""
         try:
             graph = self._first if not self.request.is_pipelined else self.model.uncut
         except PartitionerError:  # the whole batch has no graph
@@ -109,11 +109,8 @@ class Table:
             return None
         parts = ", ".join(f"{units.size(n)} {what}" for what, n in least.parts.items() if n)
         have = f"all {devices} devices have" if devices > 1 else "the device has"
-        text = (
-            f"no plan fits: when a step ends, any holds {units.size(least.bytes, 5)} at least "
-            f"({parts}), and {have} {units.size(memory, 5)}"
-        )
-        return Infeasible(text, device=0, bytes_short=math.ceil((least.bytes - memory) / devices))
+        holds = f"when a step ends, any holds {units.size(least.bytes, 5)} at least ({parts})"
+        return f"{holds}, and {have} {units.size(memory, 5)}"
 
     def _improved(self, found: Outcome, budget: Budget) -> Outcome:
         """The outcome with the changes that make it cheaper, found in what is left of the clock."""

@@ -134,13 +134,3 @@ def test_a_gradient_has_the_price_of_a_plain_sum_unless_its_own_kernel_adds_it()
         "conv/weight": 2,
         "conv/bias": 2,
     }
-
-
-def test_a_mesh_holds_the_inputs_and_results_of_all_micro_batches_of_inference() -> None:
-    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Unflatten(1, (2, 4)))
-    graph = trace_micro_batch(net, Example((torch.zeros(4, 8),), {}), ModuleOptions(), 4).graph
-    columns = DeviceColumns(graph, Resharder(resolve_cluster(None, 2)), 4)
-    (given,), viewed = graph.outputs, graph.nodes[-1].inputs[0]
-    many = {*graph.inputs, given, viewed}
-    assert all(columns.held_share(value) == (4 if value in many else 1) for value in graph.types)
-    assert all(replace(columns, lanes=2).held_share(value) == 1 for value in many)

@@ -458,7 +458,7 @@ def test_a_refusal_says_that_the_clock_stopped_the_search() -> None:
             devices=2,
             parallel="pp",
             micro_batches=3,
-            memory="20KB",
+            memory="118KB",
             time_limit_s=1e-3,
             progress=said.append,
         )
@@ -803,10 +803,11 @@ def test_after_a_cut_that_is_short_the_nearest_sharding_is_cut(
     )
     monkeypatch.setattr(pipelines, "PipelineSearch", cut)
 
-    def evaluated(_graph: Graph, plan: Any, _cluster: object) -> object:
-        return SimpleNamespace(held_bytes={0: plan.held})
+    def evaluated(_graph: Graph, placed: Any, *_of_step: object) -> object:
+        return SimpleNamespace(held_bytes={0: placed.held})
 
-    monkeypatch.setattr(pipelines, "evaluate", evaluated)
+    monkeypatch.setattr(pipelines, "resolve", lambda _graph, plan: plan)
+    monkeypatch.setattr(pipelines, "evaluate_placed", evaluated)
     ways = cast("Pipelines", SimpleNamespace(groups=(), schedules=("1f1b",), micro_batches=4))
     budget = Budget.of(request := Request(time_limit_s=1))
     cluster = resolve_cluster("ideal", 4)

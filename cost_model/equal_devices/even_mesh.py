@@ -10,8 +10,9 @@ Within a group, a reshard costs what `reshard.Resharder` gives for the busiest d
 mesh, to rounding. Where, of a dim, neither the share before nor that after contains the other,
 devices do unlike work. If the dim is cut over more axes before or after (a weight that is stored
 over an outer axis, too), the messages of all devices of the real mesh are listed, once for each
-pair of sets of axes, on up to `MOST_LISTED` devices. Else the reshard has no price (the dim moves
-from one axis to another): `EvenResharder.allows` is False for it, and plans do without it.
+pair of sets of axes, on more than `MOST_RANKS` devices and up to `MOST_LISTED`. Else the reshard
+has no price (the dim moves from one axis to another): `EvenResharder.allows` is False for it, and
+plans do without it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 
 from partitioner.cost_model.cluster.topology import Cluster, LinkLevel
 from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.executors import MOST_RANKS
 from partitioner.cost_model.prices.collectives import (
     COUNT_BYTES,
     Wires,
@@ -258,6 +260,9 @@ class EvenResharder(Resharder):
     #: Another group, on a stand-in of other devices: reshards between the two groups are priced as
     #: between their representatives.
     other: EvenMesh | None = field(default=None, kw_only=True)
+    #: Most devices of a mesh whose messages are not listed: a search of one axis after the other
+    #: ended with worse plans where it had these reshards to choose from, too.
+    most_unlisted: int = field(default=MOST_RANKS, kw_only=True)
     _peers: dict[tuple[int, ...], Mapping[LinkLevel, int]] = field(default_factory=dict)
     _listed: dict[tuple[tuple[str, ...], ...], Sequence[_Listed]] = field(default_factory=dict)
 
@@ -272,8 +277,8 @@ class EvenResharder(Resharder):
         held, wanted = _mixed(source, target)
         is_plain = all(len(dim.segments) == 1 for dim in (held, wanted))
         is_nested = {*held.axes} < {*wanted.axes} or {*wanted.axes} < {*held.axes}
-        is_small = self.even.mesh.size() <= MOST_LISTED
-        return len(unlike) == 1 and is_plain and is_nested and is_small
+        is_listed = self.most_unlisted < self.even.mesh.size() <= MOST_LISTED
+        return len(unlike) == 1 and is_plain and is_nested and is_listed
 
     def _real_of(self, devices: Collection[int]) -> Real:
         """The devices themselves: those of a stand-in are not those of the cluster."""

@@ -428,7 +428,7 @@ def test_what_would_fit_is_a_memory_that_fits(
     monkeypatch.setattr("partitioner.search.ways.way.ONE_COUNT_S", 20.0)
     model = mlp(12, 64, 48)
     with pytest.raises(Infeasible, match=r"short .* it fits with --memory") as caught:
-        partitioner.compile(model, cluster=cluster.with_memory(3_000))
+        partitioner.compile(model, cluster=cluster.with_memory(1_500))
     way = caught.value.relaxations[0]
     enough = int(way.split()[2])
     assert partitioner.compile(model, cluster=cluster.with_memory(enough)).evaluation.fits_exactly

@@ -269,7 +269,7 @@ def _joined(spec: str, devices: int | None) -> Cluster:
     joined = tuple(itertools.chain.from_iterable(part.devices for part in parts))
     _check_agreement(spec, len(joined), devices)
     level = min((part.levels[0] for part in parts), key=lambda one: one.bandwidth_bytes_per_s)
-    return Cluster(spec.lower(), joined, (replace(level, size=len(joined), table=None),))
+    return Cluster("+".join(names).lower(), joined, (replace(level, size=len(joined), table=None),))
 
 
 def _check_no_profile(spec: str, profile: Path | None) -> None:

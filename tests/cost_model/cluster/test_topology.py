@@ -93,7 +93,8 @@ def test_unlike_devices_of_one_node_share_the_slowest_link() -> None:
     names = ["rtx-5090", "rtx-4060-ti-16g", "rtx-4060-ti-16g"]
     assert [device.name for device in cluster.devices] == names
     assert [(level.name, level.size) for level in cluster.levels] == [("pcie4-x8", 3)]
-    joined = resolve_cluster("h100+l4")
+    joined = resolve_cluster("h100 + l4")
+    assert joined.name == "h100+l4"
     assert joined.levels[0].bandwidth_bytes_per_s == pytest.approx(0.78 * 31.5e9)
     assert joined.levels[0].table is None  # no measurement is of such a pair
 

@@ -212,7 +212,12 @@ def opened(chromium: Chrome, pages: Path) -> Iterator[Opener]:
 
 
 def tab(driver: Chrome, name: str) -> None:
+    """Show a view, and wait until it drew itself again by the size that it has now."""
     driver.find_element(By.ID, f"tab-{name}").click()
+    driver.execute_async_script(
+        "const done = arguments[0]; let left = 3;"
+        "const next = () => (left-- ? requestAnimationFrame(next) : done()); next();"
+    )
 
 
 def search(driver: Chrome, text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Checkpoints that one plan saves and each plan loads: training continues as if it had not stopped."""
+"""Checkpoints that one plan saves and each plan loads: training continues from each of them."""
 
 from functools import cache, partial
 from typing import Any

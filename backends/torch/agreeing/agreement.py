@@ -344,6 +344,13 @@ class Agreement:
             for row, count, shape in zip(rows, counts, shapes, strict=True)
         ]
 
+    def joined(self, doing: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Join the ranks' tensors along their first dim, by rank; `doing` as of `check`."""
+        self.check(doing)
+        return [
+            torch.cat(self.parts(x, [tuple(x.shape)] * self.ranks)).to(x.device) for x in tensors
+        ]
+
     def _texts(self, text: str) -> list[str]:
         packed = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
         sizes = self._gather(torch.tensor([packed.numel()]), "comparing texts")().tolist()

@@ -91,7 +91,7 @@ def differing_within(
 #: What ranks should do that are called with other data.
 _GLOBAL_ADVICE = (
     "with inputs='global' every rank is called with the same whole batch: seed the loaders alike, "
-    "without a DistributedSampler, or use module(inputs='local') for own parts "
+    "without a DistributedSampler, or use module(inputs='rows') for own rows "
     "(module(check_inputs=0) compares no inputs)"
 )
 _LOCAL_ADVICE = (

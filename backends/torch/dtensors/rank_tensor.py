@@ -136,7 +136,7 @@ class RankTensor(DTensor):
         part = self._local_tensor.detach()
         part = part if part.nbytes == part.untyped_storage().nbytes() else part.clone()
         made = DTensor.__new__(DTensor, part, self._spec, requires_grad=self.requires_grad)
-        return made.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return loaded_part, (dist.get_rank(), made)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # PyTorch declares it without its class
@@ -158,6 +158,23 @@ class RankTensor(DTensor):
         if rule is None or torch.Tag.inplace_view in func.tags:
             refuse(func)
         return rule(func, args, kwargs)
+
+
+def loaded_part(rank: int, part: DTensor) -> DTensor:
+    """Give a part that was pickled on a rank, as by `torch.save`; other ranks have other parts.
+
+    Raises:
+        BackendError: Another rank loads it.
+    """
+    if dist.is_initialized() and dist.get_rank() != rank:
+        raise BackendError(
+            f"rank {dist.get_rank()} loads a part of a tensor that rank {rank} saved: each rank "
+            "saves and loads a file of its own, or all use torch.distributed.checkpoint"
+        )
+    return part
+
+
+torch.serialization.add_safe_globals([loaded_part])
 
 
 def refuse(what: Any) -> NoReturn:

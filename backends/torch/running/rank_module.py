@@ -52,6 +52,7 @@ from partitioner.backends.torch.running.held_state import (
 )
 from partitioner.backends.torch.running.host_memory import keep_freed_memory
 from partitioner.backends.torch.running.rank_passes import RankPasses, local_regions
+from partitioner.backends.torch.running.rows import joined_rows
 from partitioner.backends.torch.running.step import (
     Evaluated,
     RankCall,
@@ -97,7 +98,7 @@ class RankModule(nn.Module):
 
     Args:
         inputs: "global": every rank is called with the whole batch and takes its part; "local":
-            each is called with its own part.
+            each is called with its own part; "rows": each with as many rows of the batch.
         seed: Seed of dropout: a step's draws follow from ``(seed << 32) + steps``.
         compared: Calls of each kind (training, evaluation) whose inputs the ranks compare, from the
             first one on; None for all.
@@ -131,6 +132,7 @@ class RankModule(nn.Module):
         self.rank = agreement.rank
         self.steps = 0
         self._local_inputs = inputs == "local"
+        self._in_rows = inputs == "rows"
         self._compared = compared
         self._calls = {"training": 0, "inference": 0, "evaluation": 0}
         self._seed = seed
@@ -138,8 +140,8 @@ class RankModule(nn.Module):
         self._variants = variants
         self._agreement = agreement
         problem = ""
-        if inputs not in ("global", "local"):
-            problem = f"inputs is {inputs!r}, not 'global' or 'local'"
+        if inputs not in ("global", "local", "rows"):
+            problem = f"inputs is {inputs!r}, not 'global', 'local' or 'rows'"
         elif compared is not None and compared < 0:
             problem = f"check_inputs is {compared}, not a number of calls, or None for all"
         weights = "the model's weights"
@@ -379,6 +381,8 @@ class RankModule(nn.Module):
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         STEPS.begin()
+        if self._in_rows:
+            args, kwargs = joined_rows(self._whole.signature, self._agreement, args, kwargs)
         training = self.training and self._whole.training
         grads = torch.is_grad_enabled()
         call = self._begin(training, args, kwargs)

@@ -290,8 +290,10 @@ class ModuleProgram(Compiled):
         Args:
             device: The device that the rank computes on; default: its GPU under NCCL, else the CPU.
             inputs: "global": every rank is called with the whole batch and takes its part;
-                "local": each is called with its own part, as under DistributedDataParallel. Of
-                whole copies, the ranks of each are called with its own requests, when it has one.
+                "local": each is called with its own part, as under DistributedDataParallel;
+                "rows": each is called with as many of the batch's rows, which all ranks exchange,
+                whatever the plan cuts. Of whole copies, the ranks of each are called with its own
+                requests, when it has one.
             seed: Seed of dropout.
             init_seed: Initialise all weights from this seed, one submodule at a time, instead of
                 taking the module's: needed if those are fake.
@@ -308,7 +310,7 @@ class ModuleProgram(Compiled):
         from partitioner.backends.torch.agreeing.agreement import Agreement
         from partitioner.backends.torch.agreeing.groups import check_world
         from partitioner.backends.torch.guards.originals import check_weights, watch
-        from partitioner.backends.torch.running.rank_module import RankModule
+        from partitioner.backends.torch.running.libraries import module_class
 
         check_world(len(self.cluster))
         agreement = Agreement(len(self.cluster))
@@ -342,7 +344,7 @@ class ModuleProgram(Compiled):
             own = torch.device("cuda", torch.cuda.current_device())
         else:
             own = torch.device("cpu")
-        rank_module = RankModule(
+        rank_module = module_class(whole.submodules[""].kind)(
             whole, source, own, inputs, seed, check_inputs, variant_of, agreement
         )
         tensors = self.traced.captured.tensors

@@ -34,6 +34,7 @@ from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.agreeing.groups import register_named, resolved_group
 from partitioner.backends.torch.operators.registry import group_name
+from partitioner.backends.torch.running.held_state import local_part
 from partitioner.backends.torch.running.rank_module import RankModule
 from partitioner.backends.torch.state.initialise import Initialiser
 from partitioner.ir.phases import Part, whole_batch_order
@@ -267,6 +268,53 @@ def own_parts_are_the_whole_batch(rank: int) -> None:
     size = 3 if rank else 4
     with pytest.raises(BackendError, match=r"^rank 1: its part of input 'x' is float64\[3, 16\]"):
         module(*Mlp.batch(0, size))
+
+
+def rows_are_the_whole_batch(rank: int) -> None:
+    """Each rank brings half of the rows, whatever the plan cuts, at any size, in evaluation too."""
+    for kind in (Mlp, Gpt):
+        module, whole = program(kind, 2).module(inputs="rows"), seeded(kind)
+
+        def half(batch: Batch) -> Batch:
+            first, second = (t[rank * len(t) // 2 : (rank + 1) * len(t) // 2] for t in batch)
+            return first, second
+
+        losses = train(module, lambda s, kind=kind, half=half: half(kind.batch(s)))
+        torch.testing.assert_close(losses, train(whole, kind.batch))
+        same(module, whole)
+        for size in (8, 6):
+            module.eval()
+            whole.eval()
+            torch.testing.assert_close(
+                module(*half(kind.batch(90, size))), whole(*kind.batch(90, size))
+            )
+        with pytest.raises(BackendError, match=r"rank 0: its rows .*; rank 1: its rows "):
+            module(*kind.batch(0, 3 + rank))
+        module.train()
+        whole.train()
+        torch.testing.assert_close(
+            loss_of(module(*half(kind.batch(1)))), loss_of(whole(*kind.batch(1)))
+        )
+
+
+def a_part_of_another_rank_is_not_loaded(rank: int) -> None:
+    module = program(Mlp, 2).module()
+    update = adamw(module.parameters())
+    loss_of(module(*Mlp.batch(0))).backward()
+    update.step()
+    saved = [p.detach().clone() for p in module.parameters()]
+    torch.save([module.state_dict(), update.state_dict()], f"part-{rank}")
+    dist.barrier()
+    for parameter in module.parameters():
+        parameter.data.zero_()
+    model, moments = torch.load(f"part-{rank}")
+    module.load_state_dict(model)
+    update.load_state_dict(moments)
+    for parameter, before in zip(module.parameters(), saved, strict=True):
+        assert torch.equal(local_part(parameter), local_part(before))
+    match = f"rank {rank} loads a part of a tensor that rank {1 - rank} saved"
+    with pytest.raises(BackendError, match=match):
+        torch.load(f"part-{1 - rank}")
 
 
 def ranks_that_differ_say_so(rank: int) -> None:
@@ -781,6 +829,8 @@ JOBS = {
     "does_not_fit": Job(
         2, a_batch_that_the_cuts_do_not_fit, [partial(program, Gpt, 2, parts=True)]
     ),
+    "rows": Job(2, rows_are_the_whole_batch, [MLP, GPT]),
+    "other_part": Job(2, a_part_of_another_rank_is_not_loaded, [MLP]),
     "own_parts": Job(2, own_parts_are_the_whole_batch, [partial(program, Mlp, 2, parts=True)]),
     **agreement_jobs.JOBS,
     **few_messages_jobs.JOBS,

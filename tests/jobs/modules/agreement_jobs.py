@@ -144,7 +144,7 @@ def is_called_with_other_data(rank: int) -> None:
     match = r"^rank 1 has other data in input 'x' and 1 more than rank 0: with inputs='global' .*"
     for training in (True, False):
         module = program(training=training).module()
-        with pytest.raises(BackendError, match=match + r"use module\(inputs='local'\)"):
+        with pytest.raises(BackendError, match=match + r"use module\(inputs='rows'\)"):
             module(x[own], y[own])
     with pytest.raises(BackendError, match=r"^rank 1 has other data in input 'y' than rank 0"):
         module(x[:8], y[own])

@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType
+from typing import ClassVar
 
 from torch import nn
 
 from partitioner.backends.torch.running.rank_module import RankModule
 
 
+class LibraryModule(RankModule):
+    """A rank's module with what DistributedDataParallel and training libraries expect of a module."""
+
+    #: Accelerate leaves a module that is prepared as it is, in no DistributedDataParallel.
+    _is_accelerate_prepared: ClassVar[bool] = True
+    #: Trainer passes no count of a batch's items: a call takes what the model was traced with.
+    accepts_loss_kwargs: ClassVar[bool] = False
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Change nothing: gradients add up in any case, and each backward pass sums all ranks'."""
+        return nullcontext()
+
+
 def module_class(kind: type[nn.Module]) -> type[RankModule]:
     """Make a class of rank modules for a model's class.
 
-    Its `forward` has the signature of the model's, by which transformers' `Trainer` tells a batch's
-    columns and labels. A module that says that it is prepared is left by `accelerate` as it is, in
-    no DistributedDataParallel. To a model that accepts no `loss_kwargs`, `Trainer` passes no count
-    of a batch's items: a call takes what the model was traced with.
+    Its `forward` has the signature of the model's, by which Trainer tells a batch's columns and
+    labels.
     """
     own = RankModule.forward
     forward = FunctionType(own.__code__, own.__globals__, "forward", None, own.__closure__)
     forward.__doc__ = own.__doc__
     forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
-    return type(
-        "RankModule",
-        (RankModule,),
-        {
-            "__doc__": RankModule.__doc__,
-            "__module__": RankModule.__module__,
-            "_is_accelerate_prepared": True,
-            "accepts_loss_kwargs": False,
-            "forward": forward,
-        },
-    )
+    contents = {
+        "__doc__": RankModule.__doc__,
+        "__module__": RankModule.__module__,
+        "forward": forward,
+    }
+    return type("RankModule", (LibraryModule,), contents)

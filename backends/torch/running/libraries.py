@@ -13,7 +13,7 @@ from partitioner.backends.torch.running.rank_module import RankModule
 
 
 class LibraryModule(RankModule):
-    """A rank's module with what DistributedDataParallel and training libraries expect of a module."""
+    """A rank's module with what training libraries expect of one."""
 
     #: Accelerate leaves a module that is prepared as it is, in no DistributedDataParallel.
     _is_accelerate_prepared: ClassVar[bool] = True

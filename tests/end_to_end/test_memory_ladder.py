@@ -52,5 +52,5 @@ def test_a_rung_that_has_a_plan_keeps_it(rung: Rung) -> None:
 def test_a_rung_that_is_refused_has_no_forced_way_either() -> None:
     found = climbed(Rung("mlp", 5, False, 1, 1), 20.0)
     assert (found.outcome, found.forced) == ("refused", None)
-    assert found.text.startswith("no plan fits: ")
+    assert found.text.startswith("no plan was found that fits: ")
     assert "it fits with --memory " in found.text

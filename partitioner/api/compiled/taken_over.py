@@ -15,7 +15,6 @@ from partitioner.ir.ops import rule_of, rules_of
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, resolve, resolve_node
 from partitioner.ir.rule import Cut, Rule
 
-
 #: Of calls of other sizes, and of the last micro-batch: what they are, and what helps.
 OTHER = "a batch of these sizes", "compile the module for them, or leave the batch out"
 LAST = "the last micro-batch, which is smaller", "give micro_batches that divide the batch"
@@ -28,17 +27,13 @@ def taken_over(plan: Plan, graph: Graph, other: Graph, of: tuple[str, str] = OTH
     added = [name for name in other.by_name if name not in graph.by_name]
     if missing or added:
         which = f"without {missing[0]!r}" if missing else f"with {added[0]!r}"
-        raise ResultError(
-            f"with {batch}, the module is another graph, {which}: {advice}"
-        )
+        raise ResultError(f"with {batch}, the module is another graph, {which}: {advice}")
     moved = replace(plan, graph_digest=other.digest, certificate=None)
     moved = replace(moved, nodes=_resized_nodes(plan, graph, moved, other))
     try:
         resolve(other, moved)
     except IRError as error:
-        raise ResultError(
-            f"the plan does not fit {batch}: {error}: {advice}"
-        ) from None
+        raise ResultError(f"the plan does not fit {batch}: {error}: {advice}") from None
     return moved
 
 

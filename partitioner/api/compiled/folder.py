@@ -177,10 +177,9 @@ class GraphFile:
                 f"{folder}: {GRAPH_FILE} is version {data.get('version')!r}, not {GRAPH_VERSION}"
             )
         try:
-            given = {"delivered": data["delivered"], "channels_last": data.get("channels_last", ())}
-            graph = replace(
-                graph_of(data["graph"]), **{name: frozenset(of) for name, of in given.items()}
-            )
+            delivered, last = data["delivered"], data.get("channels_last", ())
+            graph = graph_of(data["graph"])
+            graph = replace(graph, delivered=frozenset(delivered), channels_last=frozenset(last))
             stored = cls(str(data["name"]), graph, _ranges(data["ranges"]))
         except GraphDataError as error:
             raise ResultError(f"{folder}: {GRAPH_FILE}: {error}") from None

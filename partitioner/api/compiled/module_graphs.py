@@ -148,7 +148,7 @@ class ModuleGraphs:
     def last_in(self, count: int) -> Graph | None:
         """See `ModelGraphs.last_in`."""
         rest = self._known_part(count).rest
-        return rest and rest.traced.offered
+        return None if rest is None else rest.traced.offered
 
     def is_there(self, count: int) -> bool:
         """See `ModelGraphs.is_there`."""

@@ -69,17 +69,18 @@ def test_images_lie_as_those_of_the_example() -> None:
 def test_a_folder_keeps_how_inputs_lie(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3))
     program = partitioner.compile(net, (LAST,), cluster="1xcpu")
-    program.save(tmp_path)
+    folder = tmp_path / "plan"
+    program.save(folder)
     digest, last = program.graph.digest, {program.graph.inputs[0]}
-    assert GraphFile.read(tmp_path, digest).graph.channels_last == last
-    path = tmp_path / "graph.json"
+    assert GraphFile.read(folder, digest).graph.channels_last == last
+    path = folder / "graph.json"
     data = json.loads(path.read_text())
     path.write_text(json.dumps({**data, "channels_last": ["nothing"]}))
     with pytest.raises(PartitionerError, match="is not of the graph"):
-        GraphFile.read(tmp_path, digest)
+        GraphFile.read(folder, digest)
     del data["channels_last"]  # as older folders
     path.write_text(json.dumps(data))
-    assert not GraphFile.read(tmp_path, digest).graph.channels_last
+    assert not GraphFile.read(folder, digest).graph.channels_last
 
 
 def test_what_another_device_sends_lies_in_order() -> None:

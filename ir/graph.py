@@ -136,6 +136,8 @@ class Graph:
     bounded: frozenset[str] = frozenset()
     #: Outputs that every rank gets whole: the results of a module. No part of the digest.
     delivered: frozenset[str] = frozenset()
+    #: Inputs of images that callers give with their channels last in memory. No part of the digest.
+    channels_last: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         known = set(self.inputs) | set(self.constants)

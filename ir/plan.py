@@ -430,16 +430,24 @@ def resolve_node(graph: Graph, plan: Plan, node: Node, rule: Rule | str) -> Plac
         raise PlanError(
             f"{node.name!r} is on group {decision.group}; the plan has {len(plan.groups)}"
         )
-    mesh = plan.groups[decision.group]
+    placed = place_cuts(graph, node, rule, plan.groups[decision.group], decision.cuts)
+    stage = plan.stages[decision.group]
+    return replace(placed, stage=stage) if stage else placed
+
+
+def place_cuts(
+    graph: Graph, node: Node, rule: Rule | str, mesh: DeviceMesh, cuts: Mapping[str, Cut]
+) -> PlacedNode:
+    """A node with its factors cut so; PlanError if they cannot be, or leave a device nothing."""
     factors = rule.factors if isinstance(rule, Rule) else {}
-    for name in decision.cuts:
+    for name in cuts:
         if name not in factors:
             raise PlanError(
                 f"{node.name!r} ({node.op}) has no factor {name!r}; "
                 f"it has {', '.join(factors) or 'none'}"
             )
     try:
-        layouts = {n: _layout(cut, factors[n].size, mesh) for n, cut in decision.cuts.items()}
+        layouts = {n: _layout(cut, factors[n].size, mesh) for n, cut in cuts.items()}
         placed = place(graph, node, mesh, layouts, rule if isinstance(rule, Rule) else None)
         for value, at in (*placed.operands(), *placed.results()):
             for dim, layout in enumerate(at.sharding.dims):
@@ -452,8 +460,7 @@ def resolve_node(graph: Graph, plan: Plan, node: Node, rule: Rule | str) -> Plac
                     )
     except IRError as error:
         raise PlanError(f"{node.name!r} ({node.op}): {error}") from None
-    stage = plan.stages[decision.group]
-    return replace(placed, stage=stage) if stage else placed
+    return placed
 
 
 @lru_cache(maxsize=65536)

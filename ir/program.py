@@ -13,13 +13,15 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+import networkx as nx
 import numpy as np
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Region, Transfer, sent_numel
-from partitioner.ir.graph import Node
+from partitioner.ir.graph import AMONG, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import Copies
+from partitioner.ir.messages import Group
 from partitioner.ir.ops.aten.state import KEEP, STATE, UPDATE
 from partitioner.ir.phases import Part as StepPart
 from partitioner.ir.phases import Phases, RunOrder, whole_batch_order
@@ -81,6 +83,11 @@ class Comm:
     #: Elements of each rank's part, of an all-gather or a reduce-scatter of equal parts among so
     #: many ranks that `transfers`, of which there is one a pair, are not listed. Else 0.
     part: int = 0
+
+    @property
+    def meeting(self) -> tuple[int, ...]:
+        """Ranks that wait for each other in it; () for a message to another phase."""
+        return self.ranks if self.phase == self.target_phase else ()
 
     @property
     def largest_numel(self) -> int:
@@ -152,6 +159,12 @@ class Compute:
     phase: int = 0
     #: (name inside the node's subgraphs, local name) of every captured value.
     renames: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def meeting(self) -> tuple[int, ...]:
+        """Ranks that send each other rows inside of the node; () for any other node."""
+        ranks = self.node.attrs.get(AMONG, ())
+        return tuple(map(int, ranks)) if isinstance(ranks, tuple) else ()
 
     @cached_property
     def touched(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -243,7 +256,8 @@ class Programs:
 
         Raises:
             ProgramError: A rank meets its communications out of the global order, a rank of a
-                communication lacks it, two differ under one `seq`, or a value is missing.
+                communication or of a node that sends rows lacks it, two communications differ under
+                one `seq`, ranks meet in such nodes in other orders, or a value is missing.
         """
         comms: dict[int, Comm] = {}
         ranks: dict[int, set[int]] = {}
@@ -274,6 +288,34 @@ class Programs:
                 raise ProgramError(
                     f"communication {seq} wants ranks {comm.ranks}, is on {sorted(ranks[seq])}"
                 )
+        self._check_sending_nodes()
+
+    def _check_sending_nodes(self) -> None:
+        """Refuse nodes that send rows if a rank of theirs lacks one, or has them in other order."""
+        nodes: dict[tuple[str, tuple[int, ...]], set[int]] = {}
+        order = nx.DiGraph()
+        for program in self.ranks:
+            meetings: list[object] = []
+            for step in program.steps:
+                if isinstance(step, Comm):
+                    meetings.append(step.seq)
+                elif step.meeting:
+                    meetings.append((step.origin, step.meeting))
+                    nodes.setdefault((step.origin, step.meeting), set()).add(program.rank)
+            nx.add_path(order, meetings)
+        for (name, wanted), ranks in nodes.items():
+            if ranks != set(wanted):
+                raise ProgramError(f"node {name!r} wants ranks {wanted}, is on {sorted(ranks)}")
+        if nodes and not nx.is_directed_acyclic_graph(order):
+            circle = {one for edge in nx.find_cycle(order) for one in edge}
+            among = sorted(name for name, ranks in nodes if (name, ranks) in circle)
+            raise ProgramError(f"ranks meet in {among} and in what is around in other orders")
+
+    @property
+    def meetings(self) -> frozenset[Group]:
+        """Ranks that wait for each other within a phase, by phase."""
+        steps = (step for program in self.ranks for step in program.steps)
+        return frozenset((step.phase, step.meeting) for step in steps if step.meeting)
 
 
 def _touched(program: RankProgram) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -1,8 +1,8 @@
 """Local tensors of images whose channels lie last in memory.
 
 PyTorch keeps that order from a copy which makes it (`memory_format=torch.channels_last`) through
-convolutions, pools and what is computed element by element. Communications bring tensors whose
-dims lie in order, and so do parts of inputs and of parameters.
+convolutions, pools and what is computed element by element, and an input has that of the example.
+Communications bring tensors whose dims lie in order, and so do parts of inputs and of parameters.
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ _FORMATS = ("channels_last", "channels_last_3d")
 
 def channels_last(graph: Graph, schedule: Schedule) -> Collection[LocalKey]:
     """The local tensors of a schedule whose channels lie last."""
-    last: set[LocalKey] = set()
-    if not any(node.attrs.get("memory_format") in _FORMATS for node in graph.nodes):
+    last = {
+        (device, (value, at))
+        for device, (value, at) in schedule.feeds
+        if value in graph.channels_last and at.sharding.is_replicated
+    }
+    if not last and not any(node.attrs.get("memory_format") in _FORMATS for node in graph.nodes):
         return last
     for task in schedule.tasks:
         last.update(new for new, old in task.aliases if old in last)

@@ -33,12 +33,13 @@ class LeastBytes:
         kept = {"stored values": kept_bytes(graph)}
         if not graph.backward:
             copies = len(cluster) if len(cluster) <= MOST_RANKS else 1
-            results = copies * _made_bytes(graph, graph.delivered)
+            sizes, known = _sizes(graph, graph.delivered), {*graph.constants, *_stored(graph)}
+            # what is stored lies on one rank already
+            results = sum(size * (copies - (root in known)) for root, size in sizes.items())
             return cls({**kept, "results, whole on every rank": results})
-        gradients = _made_bytes(
-            graph,
-            (node.outputs[0] for node in graph.nodes if node.attrs.get("role") == "gradient"),
-        )
+        updates = (node for node in graph.nodes if node.attrs.get("role") == "gradient")
+        sizes, stored = _sizes(graph, (node.outputs[0] for node in updates)), _stored(graph)
+        gradients = sum(sizes[root] for root in sizes.keys() & graph.producers.keys() - stored)
         # the referee rounds the head-room of each device down
         room = max(0, with_headroom(gradients) - gradients - len(cluster))
         step = whole_step_bytes(graph) if all(spec.is_gpu for spec in cluster.devices) else 0
@@ -51,8 +52,12 @@ class LeastBytes:
         return sum(self.parts.values())
 
 
-def _made_bytes(graph: Graph, values: Iterable[str]) -> int:
-    """Bytes of values that nodes compute, counted once where they share memory."""
+def _stored(graph: Graph) -> set[str]:
+    return {value for node in graph.nodes if row_of(node).stored for value in node.writes}
+
+
+def _sizes(graph: Graph, values: Iterable[str]) -> Mapping[str, int]:
+    """Least bytes of the memory that values lie in, by the value that others are views of."""
     sizes: dict[str, int] = {}
     for value in values:
         root, least = value, graph.types[value].nbytes
@@ -62,6 +67,5 @@ def _made_bytes(graph: Graph, values: Iterable[str]) -> int:
                 break
             root = node.inputs[0]
             least = min(least, graph.types[root].nbytes)
-        if node is not None and not row_of(node).stored:
-            sizes[root] = max(least, sizes.get(root, 0))
-    return sum(sizes.values())
+        sizes[root] = max(least, sizes.get(root, 0))
+    return sizes

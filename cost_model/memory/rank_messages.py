@@ -124,8 +124,7 @@ class RankMessages:
 
     @cached_property
     def _groups(self) -> frozenset[Group]:
-        comms = [(t.comm, t.phase, t.target_phase) for t in self.schedule.tasks if t.comm]
-        return frozenset((at, comm.ranks) for comm, at, target in comms if at == target)
+        return frozenset((t.phase, ranks) for t in self.schedule.tasks for ranks in t.meetings)
 
     def _phases_of(self, device: int) -> Collection[int]:
         own = {task.phase for task in self.schedule.tasks if device in task.devices}

@@ -64,6 +64,15 @@ class Task:
         return self.kind == "comm" or (self.placed is not None and bool(self.placed.sent))
 
     @property
+    def meetings(self) -> frozenset[tuple[int, ...]]:
+        """The sets of devices that wait for each other within a phase, in it alone."""
+        if self.comm is not None:
+            return frozenset({self.comm.meeting} - {()})
+        if self.placed is None or not self.placed.sent:
+            return frozenset()
+        return frozenset(self.placed.group(point) for _, point in self.placed.mesh.coords())
+
+    @property
     def whole_s(self) -> Mapping[int, float]:
         """Seconds by device, with those that it takes beside compute."""
         return {device: s + self.hidden.get(device, 0.0) for device, s in self.devices.items()}

@@ -14,6 +14,8 @@ from partitioner.ir.errors import PartitionerError
 
 Status = Literal["optimal", "feasible", "infeasible", "time_limit"]
 
+#: How refusals begin: proven ones, and others.
+NONE_FITS, NONE_FOUND = "no plan fits", "no plan was found that fits"
 #: The clause of a refusal that the clock may have caused.
 LONGER = "; the time limit stopped the search: with a longer one a plan may be found"
 
@@ -54,10 +56,19 @@ class Infeasible(PartitionerError):  # noqa: N818 - a verdict, like the status
     def __post_init__(self, message: str) -> None:
         super().__init__(message)
 
+    @property
+    def unproven(self) -> Infeasible:
+        """The same verdict where other plans were not searched, or not all of them."""
+        said = str(self)
+        is_said = said.startswith(f"{NONE_FITS}: ")
+        other = self.saying(NONE_FOUND + said.removeprefix(NONE_FITS) if is_said else said)
+        other.proven = False
+        return other
+
     def proving(self, proof: str) -> Infeasible:
         """The same verdict on a search that proved nothing, with a proof that no plan fits."""
-        text = str(self).replace(LONGER, "").removeprefix("no plan was found that fits: ")
-        other = self.saying(f"no plan fits: {proof}; {text}")
+        text = str(self).replace(LONGER, "").removeprefix(f"{NONE_FOUND}: ")
+        other = self.saying(f"{NONE_FITS}: {proof}; {text}")
         other.proven = True
         return other
 
@@ -92,7 +103,7 @@ def short_of_memory(
     """
     short, held = math.ceil(held_bytes - limit_bytes), math.ceil(held_bytes)
     limit = int(limit_bytes)
-    verdict = "no plan fits" if proven else "no plan was found that fits"
+    verdict = NONE_FITS if proven else NONE_FOUND
     of = "" if least else "in the nearest one found "
     at = (where or f"on device {device}") + (f" at {name!r}" if name else "") + inside
     return Infeasible(

@@ -65,6 +65,11 @@ class WithScores(nn.Module):
         return scores.square().mean(), scores
 
 
+def given_last(images: int) -> Tensor:
+    """Images whose channels lie last."""
+    return torch.randn(images, 3, 32, 32).to(memory_format=torch.channels_last)
+
+
 def wide() -> nn.Module:
     """Layers whose result is their largest value."""
     return nn.Sequential(nn.Linear(96, 192), nn.ReLU(), nn.Linear(192, 768))
@@ -77,6 +82,8 @@ LAST = Sized(lambda: ChannelsLast(convolutions(4)), partial(torch.randn, 8, 3, 3
 NORMALISED = Sized(
     lambda: ChannelsLast(normalised_convolutions(48)), partial(torch.randn, 12, 3, 32, 32)
 )
+GIVEN_LAST = Sized(partial(convolutions, 4), partial(given_last, 8))
+GIVEN_NORMALISED = Sized(partial(normalised_convolutions, 48), partial(given_last, 12))
 WIDE = Sized(wide, partial(torch.randn, 192, 96))
 ODD_WIDE = Sized(wide, partial(torch.randn, 193, 96))
 SEVERAL = Sized(Several, partial(torch.randn, 192, 96))
@@ -123,6 +130,9 @@ CASES: dict[str, tuple[Sized, int, dict[str, Any]]] = {
     "images with channels last": (LAST, 4, of("zero3")),
     "messages of images with channels last": (LAST, 2, of("pp", count=4)),
     "pools and norms of channels that lie last": (NORMALISED, 2, of("tp")),
+    "images given with channels last, in stages": (GIVEN_LAST, 2, {**IN_FOUR, "time_limit_s": 3.0}),
+    "images given with channels last, whole": (GIVEN_NORMALISED, 2, of("tp")),
+    "parts of images given with channels last": (GIVEN_NORMALISED, 2, of("dp")),
 }
 DELIVERED: dict[str, tuple[Sized, int, dict[str, Any]]] = {
     "results of even rows": (WIDE, 2, {"parallel": "dp"}),

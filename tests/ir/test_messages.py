@@ -1,10 +1,11 @@
 """Messages leave while the next run goes on, and no order of ranks waits for itself."""
 
 import itertools
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from partitioner.ir.messages import Link, ends_of_messages
+from partitioner.ir.messages import Group, Link, ends_of_messages
 from partitioner.ir.phases import Part, RunOrder
 from partitioner.ir.pipeline.generate import pipeline_schedule
 
@@ -35,12 +36,18 @@ def order_of(name: str, micro_batches: int = 8) -> tuple[RunOrder, list[Link]]:
     return order, [link for link in links if link[2] != link[3]]
 
 
-@pytest.mark.parametrize("name", CHAINS)
-def test_ranks_that_wait_for_their_messages_finish(name: str) -> None:
-    """A message leaves only when the other rank has begun the run before that which reads it."""
-    order, links = order_of(name)
-    runs = {rank: order.runs(rank) for rank in range(len(order.lanes))}
-    ends = {rank: ends_of_messages(order, links, rank) for rank in runs}
+def finished(
+    order: RunOrder,
+    links: Sequence[Link],
+    ends: Mapping[int, Mapping[tuple[Link, int], int]],
+    groups: Sequence[Group] = (),
+) -> bool:
+    """Test whether ranks that wait for what they sent at these places all come to their ends.
+
+    A message leaves only when the other rank has begun the run before that which reads it; ranks of
+    a group begin a run of its phase together.
+    """
+    runs = {rank: order.runs(rank) for rank in ends}
     done, begun = dict.fromkeys(runs, 0), dict.fromkeys(runs, -1)
 
     def has_left(link: Link, micro_batch: int) -> bool:
@@ -48,24 +55,55 @@ def test_ranks_that_wait_for_their_messages_finish(name: str) -> None:
 
     def is_ready(rank: int) -> bool:
         place = done[rank]
+        if not all(has_left(*message) for message, end in ends[rank].items() if end == place):
+            return False
         begun[rank] = max(begun[rank], place)  # gets ready to receive, then waits
         phase, micro_batch = runs[rank][place]
-        arrived = all(
+        return all(
             done[link[2]] > runs[link[2]].index((link[0], micro_batch))
             for link in links
             if link[1] == phase and link[3] == rank
         )
-        left = all(has_left(*message) for message, end in ends[rank].items() if end == place)
-        return arrived and left
 
     left = True
     while left:
         left = False
         for rank, of in runs.items():
-            while done[rank] < len(of) and is_ready(rank):
-                done[rank] += 1
+            while done[rank] < len(of):
+                run = of[done[rank]]
+                met = next((ranks for at, ranks in groups if at == run[0] and rank in ranks), ())
+                others = [one for one in met if one != rank]
+                is_met = all(runs[one][done[one] : done[one] + 1] == (run,) for one in others)
+                ready = [is_ready(one) for one in (rank, *others)]
+                if not (is_met and all(ready)):
+                    break
+                for one in (rank, *others):
+                    done[one] += 1
                 left = True
-    assert done == {rank: len(of) for rank, of in runs.items()}
+    return done == {rank: len(of) for rank, of in runs.items()}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_ranks_that_wait_for_their_messages_finish(name: str) -> None:
+    order, links = order_of(name)
+    ranks = range(len(order.lanes))
+    assert finished(order, links, {rank: ends_of_messages(order, links, rank) for rank in ranks})
+
+
+def test_ranks_that_meet_within_a_phase_wait_for_no_message_behind_it() -> None:
+    """Whatever they meet in, as a node that sends rows: else these three would wait for ever."""
+    order = RunOrder(pipeline_schedule("gpipe", (0, 1), 6), ((0, 1), (2,)))
+    first, second = (order.phases.number(Part.FORWARD, stage) for stage in (0, 1))
+    back = order.phases.number(Part.BACKWARD, 0)
+    back_second = order.phases.number(Part.BACKWARD, 1)
+    links = [(first, second, 0, 2), (first, back, 1, 0), (back_second, back, 2, 1)]
+    groups = [(first, (0, 1)), (back, (0, 1))]
+    alone, joined = (
+        {rank: ends_of_messages(order, links, rank, known) for rank in range(3)}
+        for known in ((), groups)
+    )
+    assert not finished(order, links, alone, groups)
+    assert finished(order, links, joined, groups)
 
 
 @pytest.mark.parametrize("name", ["forward", "gpipe", "1f1b"])

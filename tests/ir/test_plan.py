@@ -12,7 +12,17 @@ from helpers.plans.cost_cases import chain_graph, graph, matmul_graph
 from partitioner.ir.graph import Node
 from partitioner.ir.layout import DimLayout
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.plan import Certificate, NodePlan, Pipeline, Plan, PlanError, place, resolve
+from partitioner.ir.ops import rule_of
+from partitioner.ir.plan import (
+    Certificate,
+    NodePlan,
+    Pipeline,
+    Plan,
+    PlanError,
+    place,
+    place_cuts,
+    resolve,
+)
 from partitioner.ir.rule import Cut
 from partitioner.ir.types import TensorType
 
@@ -216,6 +226,17 @@ def copied(second: DeviceMesh, **changes: Any) -> Plan:
     chain = chain_graph(2)
     nodes = {"relu0": NodePlan(0), "relu1": NodePlan(1)}
     return replace(Plan(chain.digest, {}, (COPIES, second), nodes), **changes)
+
+
+def test_a_cut_that_leaves_a_device_nothing_is_none() -> None:
+    """Of a matrix of 3 rows on 4 devices, as of the last micro-batch."""
+    mesh, cuts = DeviceMesh.line(4), {"m": Cut(("x",))}
+    few, many = matmul_graph(3, 8, 4), matmul_graph(4, 8, 4)
+    (node,) = many.nodes
+    assert place_cuts(many, node, rule_of(many, node), mesh, cuts).layouts["m"].sizes() == (1,) * 4
+    (node,) = few.nodes
+    with pytest.raises(PlanError, match="is cut into parts of 1,1,1,0 over x"):
+        place_cuts(few, node, rule_of(few, node), mesh, cuts)
 
 
 def test_whole_copies_are_a_kind_of_plan() -> None:

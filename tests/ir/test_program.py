@@ -120,3 +120,41 @@ def test_who_sends_and_who_receives() -> None:
     assert (SEND.sources(), SEND.targets()) == ({0}, {1})
     assert REDUCE.sources() == REDUCE.targets() == {0, 1}
     assert pair()[1].comms == (SEND, REDUCE)
+
+
+def sending(origin: str, *ranks: int) -> Compute:
+    """A node whose ranks send each other rows."""
+    node = Node(origin, "partitioner::experts", ("x",), (origin[-1],), {"ranks": ranks})
+    return Compute(node, origin, phase=2)
+
+
+FIRST, SECOND = sending("experts_a", 0, 1), sending("experts_b", 0, 1)
+
+
+def test_nodes_that_send_rows_are_meetings() -> None:
+    """A rank waits in them for what the others wait for, as in a collective of their phase."""
+    passed_on = replace(SEND, target_phase=1)
+    ranks = tuple(program(rank, FIRST, passed_on, REDUCE) for rank in range(2))
+    programs = Programs(ranks, {"x": KIND}, {"y": KIND})
+    programs.check()
+    assert programs.meetings == {(2, (0, 1)), (0, (0, 1))}
+    assert (FIRST.meeting, compute("x", "a").meeting) == ((0, 1), ())
+    assert (REDUCE.meeting, passed_on.meeting) == ((0, 1), ())
+
+
+SUM = replace(REDUCE, source="x")
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "message"),
+    [
+        ((FIRST, SECOND), (SECOND, FIRST), r"ranks meet in \['experts_a', 'experts_b'\] and in"),
+        ((FIRST, SUM), (SUM, FIRST), r"ranks meet in \['experts_a'\] and in what is around"),
+        ((FIRST,), (), r"node 'experts_a' wants ranks \(0, 1\), is on \[0\]"),
+    ],
+)
+def test_ranks_meet_in_nodes_that_send_rows_in_one_order(
+    own: tuple[Compute | Comm, ...], others: tuple[Compute | Comm, ...], message: str
+) -> None:
+    with pytest.raises(ProgramError, match=message):
+        check(program(0, *own), program(1, *others))

@@ -40,9 +40,7 @@ def group_ranks(programs: Programs) -> list[tuple[int, ...]]:
         if isinstance(step, Comm):
             found.add(() if step.kind is CommKind.SLICE else step.ranks)
         else:
-            ranks = step.node.attrs.get("ranks", ())
-            assert isinstance(ranks, tuple)
-            found.add(tuple(map(int, ranks)))
+            found.add(step.meeting)
     return sorted(found - {()})
 
 

@@ -21,7 +21,7 @@ from partitioner.backends.torch.graphs.emit import (
     stored_values,
 )
 from partitioner.ir.graph import Graph
-from partitioner.ir.messages import Group, Link, ends_of_messages
+from partitioner.ir.messages import Link, ends_of_messages
 from partitioner.ir.phases import Part as StepPart
 from partitioner.ir.phases import RunOrder
 from partitioner.ir.program import (
@@ -205,18 +205,9 @@ def emit_phases(programs: Programs, rank: int, graph: Graph, device: torch.devic
         {**program.types, **rests},
         added_up(order, pieces, backward),
         order,
-        ends_of_messages(order, links_of(programs), rank, _groups(programs)),
+        ends_of_messages(order, links_of(programs), rank, programs.meetings),
         frozenset(rests),
     )
-
-
-def _groups(programs: Programs) -> set[Group]:
-    return {
-        (comm.phase, comm.ranks)
-        for program in programs.ranks
-        for comm in program.comms
-        if comm.phase == comm.target_phase
-    }
 
 
 def links_of(programs: Programs) -> list[Link]:

@@ -159,6 +159,7 @@ class GraphFile:
             "version": GRAPH_VERSION,
             "name": self.name,
             "delivered": sorted(self.graph.delivered),
+            "channels_last": sorted(self.graph.channels_last),
             "ranges": {
                 name: [type_data(of.type), None if of.span is None else list(of.span)]
                 for name, of in self.ranges.items()
@@ -176,13 +177,16 @@ class GraphFile:
                 f"{folder}: {GRAPH_FILE} is version {data.get('version')!r}, not {GRAPH_VERSION}"
             )
         try:
-            graph = replace(graph_of(data["graph"]), delivered=frozenset(data["delivered"]))
+            delivered, last = data["delivered"], data.get("channels_last", ())
+            graph = graph_of(data["graph"])
+            graph = replace(graph, delivered=frozenset(delivered), channels_last=frozenset(last))
             stored = cls(str(data["name"]), graph, _ranges(data["ranges"]))
         except GraphDataError as error:
             raise ResultError(f"{folder}: {GRAPH_FILE}: {error}") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ResultError(f"{folder}: {GRAPH_FILE} is malformed: {error!r}") from None
-        if graph.digest != digest or not graph.delivered <= set(graph.types):
+        known = graph.delivered | graph.channels_last
+        if graph.digest != digest or not known <= set(graph.types):
             raise ResultError(
                 f"{folder}: {GRAPH_FILE} is not of the graph that request.json is of: it was "
                 "changed since; partition again"

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from partitioner.api.compiled.module import ModuleModel, ModuleProgram, check_same_graph
+from partitioner.api.compiled.module_ranks import rest_plan
 from partitioner.api.verify.first_difference import uncut_programs
 from partitioner.backends.errors import BackendError
 from partitioner.backends.runtimes import untried
@@ -144,6 +145,11 @@ class ModuleGraphs:
         """See `ModelGraphs.offered_in`."""
         return self._known_part(count).traced.offered if self._may_offer else None
 
+    def last_in(self, count: int) -> Graph | None:
+        """See `ModelGraphs.last_in`."""
+        rest = self._known_part(count).rest
+        return None if rest is None else rest.traced.offered
+
     def is_there(self, count: int) -> bool:
         """See `ModelGraphs.is_there`."""
         return count == 1 or count in self._traced or self._guess(count) is not None
@@ -259,6 +265,7 @@ class ModuleGraphs:
         def make() -> str:
             outcome, summary = search()
             traced = self._trace_of(outcome.plan).on(outcome.graph)
+            rest_plan(traced, outcome.plan)  # refuses what no rank could run
             planned.append((traced, outcome.plan, outcome.evaluation, summary))
             return json.dumps([outcome.plan.to_json(), summary]) if agreement.ranks > 1 else ""
 

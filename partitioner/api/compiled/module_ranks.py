@@ -15,7 +15,7 @@ from torch import nn
 
 from partitioner.api.compiled.base import Ranks, origin
 from partitioner.api.compiled.folder import ModuleFiles
-from partitioner.api.compiled.taken_over import taken_over
+from partitioner.api.compiled.taken_over import LAST, taken_over
 from partitioner.api.lowering import lower
 from partitioner.api.verify.compare import Verification, check_memory
 from partitioner.api.verify.module import check_contents, random_arguments, verify_module
@@ -51,24 +51,36 @@ if TYPE_CHECKING:
 _PLAIN = int, float, complex, str, tuple, torch.dtype, type(None)
 
 
-def rest_of(module: TracedModule, plan: Plan) -> Rest | None:
-    """The last, smaller micro-batch of a plan's step, if any; a ResultError if it does not fit."""
+def rest_plan(module: TracedModule, plan: Plan) -> tuple[Graph, Plan] | None:
+    """The graph and the plan of the last, smaller micro-batch of a plan's step, if any.
+
+    Raises:
+        ResultError: The plan does not fit it.
+    """
     if module.rest is None:
         return None
-    rest = module.rest.of(plan.nodes)
-    moved = taken_over(plan, module.graph, rest.graph)
+    graph = module.rest.of(plan.nodes).graph
+    return graph, taken_over(plan, module.graph, graph, LAST)
+
+
+def rest_of(module: TracedModule, plan: Plan) -> Rest | None:
+    """The last, smaller micro-batch of a plan's step, if any; a ResultError if it does not fit."""
+    planned = rest_plan(module, plan)
+    if planned is None:
+        return None
+    graph, moved = planned
     cluster = Cluster.from_data(plan.cluster)
     tasks = schedule(
-        rest.graph,
-        resolve(rest.graph, moved),
+        graph,
+        resolve(graph, moved),
         cluster,
-        everywhere=rest.graph.delivered,
+        everywhere=graph.delivered,
         pipeline=moved.pipeline,
     )
     return Rest(
-        lower(rest.graph, tasks, len(cluster), deliver_all=True),
-        rest.graph,
-        not have_equal_fixed_nodes(module.graph, rest.graph),
+        lower(graph, tasks, len(cluster), deliver_all=True),
+        graph,
+        not have_equal_fixed_nodes(module.graph, graph),
     )
 
 

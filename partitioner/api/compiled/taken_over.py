@@ -15,25 +15,25 @@ from partitioner.ir.ops import rule_of, rules_of
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, resolve, resolve_node
 from partitioner.ir.rule import Cut, Rule
 
+#: Of calls of other sizes, and of the last micro-batch: what they are, and what helps.
+OTHER = "a batch of these sizes", "compile the module for them, or leave the batch out"
+LAST = "the last micro-batch, which is smaller", "give micro_batches that divide the batch"
 
-def taken_over(plan: Plan, graph: Graph, other: Graph) -> Plan:
+
+def taken_over(plan: Plan, graph: Graph, other: Graph, of: tuple[str, str] = OTHER) -> Plan:
     """The plan, for a graph of the same nodes and other sizes; a ResultError if it does not fit."""
+    (batch, advice) = of
     missing = [name for name in graph.by_name if name not in other.by_name]
     added = [name for name in other.by_name if name not in graph.by_name]
     if missing or added:
         which = f"without {missing[0]!r}" if missing else f"with {added[0]!r}"
-        raise ResultError(
-            f"with a batch of these sizes the module is another graph, {which}: compile it for them"
-        )
+        raise ResultError(f"with {batch}, the module is another graph, {which}: {advice}")
     moved = replace(plan, graph_digest=other.digest, certificate=None)
     moved = replace(moved, nodes=_resized_nodes(plan, graph, moved, other))
     try:
         resolve(other, moved)
     except IRError as error:
-        raise ResultError(
-            f"the plan does not fit a batch of these sizes: {error}: compile the module for them, "
-            "or leave the batch out"
-        ) from None
+        raise ResultError(f"the plan does not fit {batch}: {error}: {advice}") from None
     return moved
 
 

@@ -202,7 +202,7 @@ class Sharder:
         self, name: str, options: Sequence[PlacedNode], constraints: Constraints, mesh: DeviceMesh
     ) -> tuple[PlacedNode, ...]:
         """The strategies of a node that honour constraints."""
-        if not constraints.bound:
+        if not constraints.bound and constraints.last is None:
             return tuple(options)
         return constraints.keep(self.folded.graph.by_name[name], options, f"on {mesh}")
 

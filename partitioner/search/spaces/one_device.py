@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.evaluate import best_single
+from partitioner.cost_model.evaluate import best_single, evaluate
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan
@@ -76,13 +76,16 @@ class OneDeviceSpace:
         return self.cluster.beside((0,)) != self.cluster
 
     def search(self, _budget: Budget, _others: Sequence[SpaceResult]) -> SpaceResult:
-        """The plan on the best device; none if it does not fit there."""
-        device, evaluation = best_single(self.graph, self.cluster, self.request.objective)
-        if not evaluation.fits:
+        """The plan on the best device; none if it does not fit there, or its results elsewhere."""
+        device, alone = best_single(self.graph, self.cluster, self.request.objective)
+        if not alone.fits:
             return SpaceResult()
         mesh = (DeviceMesh.single(device),)
         decided = {node.name: NodePlan(0, {}) for node in self.graph.nodes}
         graph, plan = planned_on(self.graph, self.cluster, mesh, decided)
+        evaluation = evaluate(graph, plan, self.cluster)
+        if not evaluation.fits_exactly:
+            return SpaceResult()
         cost = evaluation.cost(self.request.objective)
         solution = Solution((), cost, cost, "optimal", None, "one device")
         family = Family("single", mesh, mesh, symmetric=False)

@@ -408,7 +408,7 @@ class StageFigures:
     def positions(self) -> Ints:
         """Positions where stages may end: of each window, where the fewest bytes cross."""
         count = len(self.units)
-        windows = min(count, MAX_POSITIONS)
+        windows = max(1, min(count, MAX_POSITIONS))
         edges = [1 + round(index * (count - 1) / windows) for index in range(windows + 1)]
         crossing = np.where(self.open, self.crossing, math.inf)
         inner = {

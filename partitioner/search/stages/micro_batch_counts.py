@@ -137,6 +137,8 @@ class CountSearch:
     #: Gives what one device would hold of a whole batch.
     held: Callable[[], BatchBytes] = lambda: BatchBytes(0, 0)
     traces: Traces = field(default_factory=Traces)  #: What graphs of micro-batches take.
+    #: Gives the graph of the last micro-batch, if that is smaller than the others.
+    last: Callable[[int], Graph | None] = lambda _count: None
     is_short: bool = False  #: Whether bytes are, which values that are computed again save.
     find: Find = find_pipeline  #: Plans each graph.
     #: The best plan of each number that has one.
@@ -380,8 +382,10 @@ class CountSearch:
                 if graph.optional:
                     self.budget.say("allowing values to be computed again")
                 share = self.budget.share(parts, clock).with_steps(self.budget.work.steps / COUNTS)
+                constraints = replace(self.request.constraints, last=self.last(count))
+                request = replace(self.request, constraints=constraints)
                 self.outcomes[count] = self.find(
-                    graph, self.cluster, self.request, replace(share, best_s=known_s), count, sizes
+                    graph, self.cluster, request, replace(share, best_s=known_s), count, sizes
                 )
             except StopIteration:
                 break

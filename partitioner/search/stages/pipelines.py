@@ -475,7 +475,14 @@ class _Spaces:
         specs = zip(first.devices, limits, strict=True)
         first = replace(first, devices=tuple(replace(d, memory_bytes=max(1, n)) for d, n in specs))
         inside = self.request.inside_stages(size, self.micro_batches, devices // size)
-        inside = inside.over(size).on(graph)
+        inside, last = inside.over(size), inside.constraints.last
+        if last is not None:
+            try:
+                inside.on(last)
+            except ConstraintError as error:
+                text = f"the last micro-batch, which is smaller: {error}"
+                raise ConstraintError(f"{text}; give micro_batches that divide the batch") from None
+        inside = inside.on(graph)
         kept = inside.constraints.plan
         if kept is not None and is_decided(graph, inside):
             inside.constraints.check(graph, size)

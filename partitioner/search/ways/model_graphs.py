@@ -62,6 +62,11 @@ class ModelGraphs(Protocol):
             PartitionerError: The model has no such micro-batches.
         """
 
+    def last_in(self, count: int) -> Graph | None:
+        """The graph of the last of so many micro-batches, if it is smaller, with all offers."""
+        del count
+        return None
+
     def is_there(self, count: int) -> bool:
         """Tell whether the graph of so many micro-batches takes no time.
 

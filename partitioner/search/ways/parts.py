@@ -98,7 +98,16 @@ class Parts:
         find = find_staged_blocks if self.in_blocks else find_pipeline
         request, held = self.request, self.held
         return CountSearch(
-            graphs, self.cluster, request, budget, sizes, bound, held, traces, find=find
+            graphs,
+            self.cluster,
+            request,
+            budget,
+            sizes,
+            bound,
+            held,
+            traces,
+            self.model.last_in,
+            find=find,
         )
 
     def why_not(self, count: int) -> str:

@@ -352,7 +352,7 @@ class Weighing:
 def joined(
     refusals: Sequence[Infeasible], changes: Sequence[Change], left: Sequence[str]
 ) -> Infeasible:
-    """The refusal of all ways.
+    """The refusal of all ways: no plan fits if that is proven of each of them.
 
     Args:
         refusals: Those of the ways that were searched; at least one.
@@ -367,8 +367,9 @@ def joined(
     kept = (c.text for c in changes if c.memory_bytes in (None, least))
     ways = tuple(dict.fromkeys(kept))
     fits = f"; it fits {' or '.join(ways)}" if ways else ""
-    text = "; ".join([f"{nearest}{fits}", *dict.fromkeys(clauses)])
-    return nearest.saying(text, ways)
+    said = nearest if all(one.proven for one in refusals) and not left else nearest.unproven
+    text = "; ".join([f"{said}{fits}", *dict.fromkeys(clauses)])
+    return said.saying(text, ways)
 
 
 #: Seconds to look for enough devices, in all and for one count; never more than the request's.

@@ -15,8 +15,9 @@ from partitioner.ir.errors import did_you_mean, hints_keywords
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.nodes.loads import Loads
-from partitioner.ir.ops import rule_of
-from partitioner.ir.plan import PlacedNode, Plan, PlanError, check_graph, resolve_node
+from partitioner.ir.ops import rule_of, rules_of
+from partitioner.ir.plan import PlacedNode, Plan, PlanError, check_graph, place_cuts, resolve_node
+from partitioner.ir.rule import Cut
 from partitioner.strategies.constraints.values import (
     Along,
     ConstraintError,
@@ -43,6 +44,8 @@ class Constraints:
     the factors named or, if none of their strategies is or none are named, along any.
     `places` has, by node, an axis and a place along it: of a mesh with the axis, the node runs on
     the devices at that place alone.
+    `last` is the graph of the last micro-batch, if that is smaller: what is cut there, too, has no
+    empty part.
     """
 
     pins: tuple[Pin, ...] = ()
@@ -52,6 +55,7 @@ class Constraints:
     along: tuple[Along, ...] = ()
     loads: Loads = ()
     places: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    last: Graph | None = None
 
     @property
     def bound(self) -> bool:
@@ -291,6 +295,8 @@ class Constraints:
         """
         kept, values = tuple(candidates), dict.fromkeys((*node.inputs, *node.outputs))
         of_tensors = (pin for value in values for pin in self._by_tensor.get(value, ()))
+        if self.last is not None:
+            kept = tuple(placed for placed in kept if _has_parts(placed, self.last))
         for pin in (*self._of_nodes, *of_tensors):
             kept = tuple(placed for placed in kept if pin.honoured(node, placed))
         for demand in self.along:
@@ -325,6 +331,22 @@ class Constraints:
             if not kept:
                 return demand.text, ""
         return "its constraints", ""
+
+
+def _has_parts(placed: PlacedNode, graph: Graph) -> bool:
+    """Test whether a strategy leaves no device an empty part in a graph of the same nodes.
+
+    Parts of explicit sizes, which have others there, are taken for granted.
+    """
+    node = graph.by_name.get(placed.node.name)
+    cuts = {name: Cut.of(layout, placed.mesh) for name, layout in placed.layouts.items()}
+    if node is None or not cuts or any(cut.segments is not None for cut in cuts.values()):
+        return True
+    try:
+        place_cuts(graph, node, rules_of(graph)[node.name], placed.mesh, cuts)
+    except PlanError:
+        return False
+    return True
 
 
 def _uses(placed: PlacedNode, axis: str, factors: Container[str]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,9 +11,11 @@ from torch import nn
 import partitioner
 from partitioner.api.compiled.module_graphs import ModuleGraphs
 from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.foundations.files import ResultError
 from partitioner.frontends.model import ModuleInput, open_model
 from partitioner.search.request import Request, StageClock
 from partitioner.solver.outcome import Infeasible
+from partitioner.strategies.constraints import ConstraintError
 
 
 class Branching(nn.Module):
@@ -88,3 +92,44 @@ def test_micro_batches_of_unlike_sizes_do_not_run_in_blocks() -> None:
     with pytest.raises(Infeasible, match=r"all have one size: the last of 5 is smaller") as refused:
         found.uncut_in(5)
     assert not refused.value.proven
+
+
+class Added(nn.Module):
+    """Adds up along all dims of images but the batch, which alone is cut for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x).cumsum(1).cumsum(2).cumsum(3)
+        return y
+
+
+def test_a_plan_is_searched_that_fits_a_smaller_last_micro_batch() -> None:
+    """The last one of two images cannot be cut in four parts, as the others are at best."""
+    options: dict[str, Any] = {"cluster": "ideal", "strategy": "intra", "time_limit_s": 2.0}
+    x = torch.randn(10, 3, 8, 8)
+    program = partitioner.compile(Added(), x, devices=4, micro_batches=3, **options)
+    assert isinstance(program, partitioner.ModuleProgram)
+    assert program.verify().equal
+    module = graphs(Added(), 10, 3, 8, 8, training=False)
+    last = module.last_in(3)
+    assert last is not None
+    assert last.types["x"].shape[0] == 2
+    assert module.last_in(5) is None
+
+
+def test_a_kind_that_a_smaller_last_micro_batch_cannot_have_is_refused() -> None:
+    x = torch.randn(10, 3, 8, 8)
+    match = r"^the last micro-batch, which is smaller: parallel dp: .* 2 elements, .* that divide"
+    with pytest.raises(ConstraintError, match=match):
+        partitioner.compile(Added(), x, devices=4, micro_batches=3, parallel="dp")
+
+
+def test_a_last_micro_batch_of_another_graph_is_refused_by_compile() -> None:
+    match = r"^with the last micro-batch, which is smaller, the module is .* without '/relu_2"
+    with pytest.raises(ResultError, match=match):
+        partitioner.compile(
+            Branching(), torch.randn(10, 16), devices=2, micro_batches=3, training=True
+        )

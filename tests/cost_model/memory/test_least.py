@@ -59,8 +59,48 @@ class Named(nn.Module):
 
 
 def test_results_that_share_memory_count_once() -> None:
+    """What is stored counts on all ranks but one, which has it already."""
     parts = least(graph_of(Named()), "2xh100").parts
-    assert parts["results, whole on every rank"] == 2 * BATCH * SIZE * 4
+    assert parts["results, whole on every rank"] == 2 * BATCH * SIZE * 4 + 8 * 4
+
+
+GIVEN = torch.zeros(BATCH, SIZE)
+
+
+class Returned(nn.Module):
+    """Returns its input or a stored value, or views of them."""
+
+    def __init__(self, of: str) -> None:
+        super().__init__()
+        self.of, self.kept = of, nn.Parameter(torch.zeros(BATCH * SIZE))
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        views = {
+            "x": x,
+            "x.view": x.view(-1),
+            "kept": self.kept,
+            "kept.view": self.kept.view(2, -1),
+        }
+        return (x, x.t()) if self.of == "both" else views[self.of]
+
+
+@pytest.mark.parametrize("of", ["x", "x.view", "both", "kept", "kept.view"])
+@pytest.mark.parametrize("devices", ["2xh100", "2xcpu"])
+def test_ranks_return_what_they_were_given_whole_too(of: str, devices: str) -> None:
+    options: dict[str, Any] = {"objective": "memory", "time_limit_s": 1.0}
+    result = partitioner.compile(Returned(of), GIVEN, cluster=devices, **options)
+    assert isinstance(result, partitioner.ModuleProgram)
+    bound = least(result.graph, devices).bytes
+    assert bound == 2 * GIVEN.nbytes <= sum(result.evaluation.needed_bytes.values())
+    assert min(result.evaluation.needed_bytes.values()) >= GIVEN.nbytes
+
+
+@pytest.mark.parametrize("of", ["x", "kept.view"])
+def test_a_byte_less_than_what_each_rank_returns_is_refused_with_the_proof(of: str) -> None:
+    options: dict[str, Any] = {"memory": GIVEN.nbytes - 1, "time_limit_s": 1.0}
+    with pytest.raises(Infeasible, match="no plan fits: when a step ends, any holds") as refusal:
+        partitioner.compile(Returned(of), GIVEN, cluster="2xh100", **options)
+    assert refusal.value.proven
 
 
 class Added(nn.Module):

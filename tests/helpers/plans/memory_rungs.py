@@ -1,8 +1,8 @@
 """Models planned at limits of memory between what fits nothing and what fits whole.
 
 A rung is a model, training or inference, a number of devices and one of 20 limits: steps of equal
-size from what all devices need for the stored values alone, below which nothing can fit, to what
-one device needs for the whole model.
+size from what the devices of any plan hold when a step ends (`LeastBytes`), below which nothing can
+fit, to what one device needs for the whole model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 import partitioner
 from helpers.modules.sized_models import Gpt, Loss, convolutions, ids, perceptron, t5
-from partitioner.cost_model.memory.lifetimes import kept_bytes
+from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.memory.least import LeastBytes
 from partitioner.ir.errors import PartitionerError
 from partitioner.solver.work import now_s
 
@@ -52,8 +53,10 @@ class Rung:
     @property
     def limit_bytes(self) -> int:
         """Bytes of each device."""
-        stored, whole = _extremes(self.model, self.layers, training=self.training)
-        least = stored / self.devices
+        result = _whole(self.model, self.layers, training=self.training)
+        cluster = resolve_cluster(f"{self.devices}xh100", None)
+        whole = max(result.evaluation.needed_bytes.values())
+        least = LeastBytes.of(result.graph, cluster).bytes / self.devices
         return math.ceil(least + (whole - least) * self.step / STEPS)
 
     def planned(self, time_limit_s: float, **options: Any) -> Any:
@@ -224,7 +227,6 @@ def _planned(
 
 
 @cache
-def _extremes(name: str, layers: int, *, training: bool) -> tuple[int, int]:
-    """Bytes of the stored values, and bytes that one device needs for the whole model."""
-    result = _planned(name, layers, training=training, cluster="1xh200", recompute=False)
-    return kept_bytes(result.graph), max(result.evaluation.needed_bytes.values())
+def _whole(name: str, layers: int, *, training: bool) -> Any:
+    """The plan of one device that has the memory for the whole model."""
+    return _planned(name, layers, training=training, cluster="1xh200", recompute=False)

@@ -282,7 +282,10 @@ def test_the_whole_batch_on_one_mesh_is_no_number_of_micro_batches() -> None:
 def _in_stages(bound: Callable[[int], float] | None) -> InStages:
     request, cluster, silent = Request(), resolve_cluster("4xh100"), StageClock(lambda _: None)
     graphs = SimpleNamespace(
-        is_there=lambda _count: True, is_guessed=lambda _count: False, even_counts=lambda: (1, 2, 4)
+        is_there=lambda _count: True,
+        is_guessed=lambda _count: False,
+        last_in=lambda _count: None,
+        even_counts=lambda: (1, 2, 4),
     )
     model = cast("ModelGraphs", graphs)
     parts = Parts(model, cluster, request, silent, lambda: BatchBytes(0, 0))

@@ -427,6 +427,24 @@ def test_a_refusal_names_the_nearest_way_and_the_least_changes_of_all() -> None:
     assert refused.value.relaxations[0] == "on 4 devices"
 
 
+def test_no_plan_fits_only_if_that_is_proven_of_each_way() -> None:
+    searches, text = Searches(), "no plan fits: 7 bytes are short"
+    whole = Infeasible(text, device=0, bytes_short=7)
+    parts = Infeasible("no micro-batch fits", device=0, bytes_short=9)
+    blocks = Infeasible("none in blocks was found", proven=False)
+
+    def refused(*refusals: Infeasible, closed: str = "") -> Infeasible:
+        ways = [searches.way(str(number), one) for number, one in enumerate(refusals)]
+        with pytest.raises(Infeasible) as refusal:
+            weighed(*ways, *([Way("copies", ways[0].search, closed=closed)] if closed else []))
+        return refusal.value
+
+    assert (str(refused(whole, parts)), refused(whole, parts).proven) == (text, True)
+    for found in (refused(whole, parts, blocks), refused(whole, closed="copies are not searched")):
+        assert str(found).startswith("no plan was found that fits: 7 bytes are short; ")
+        assert not found.proven
+
+
 @pytest.mark.parametrize(("took_s", "left_s"), [(1.0, 14.0), (29.0, 0.0), (31.0, 0.0), (34.0, 0.0)])
 def test_changes_are_looked_for_as_long_as_the_limit_lasts(
     took_s: float, left_s: float, monkeypatch: pytest.MonkeyPatch

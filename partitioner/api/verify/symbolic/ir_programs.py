@@ -18,7 +18,7 @@ from partitioner.api.verify.symbolic.proof import Proof
 from partitioner.api.verify.symbolic.prove import follow_body, prove
 from partitioner.api.verify.symbolic.sent_rows import Sending
 from partitioner.ir.errors import PartitionerError
-from partitioner.ir.graph import AMONG, Attr, Graph, Node
+from partitioner.ir.graph import Attr, Graph, Node
 from partitioner.ir.ops import is_stored
 from partitioner.ir.ops.aten.state import ALIAS
 from partitioner.ir.phases import Part as StepPart
@@ -106,16 +106,8 @@ def _runs(
         added_up(order, pieces, backward),
         {name: comm.phase for comm, name in messages if name[1] == rank},
         {name: comm.target_phase for comm, name in messages if name[2] == rank},
-        frozenset((step.phase, ranks) for step in program.steps if (ranks := _meeting(step))),
+        frozenset((step.phase, ranks) for step in program.steps if (ranks := step.meeting)),
     )
-
-
-def _meeting(step: Compute | Comm) -> tuple[int, ...]:
-    """The ranks that wait for each other in a step; () if none do, or a message passes phases."""
-    if isinstance(step, Comm):
-        return step.ranks if step.phase == step.target_phase else ()
-    ranks = step.node.attrs.get(AMONG, ())
-    return tuple(map(int, ranks)) if isinstance(ranks, tuple) else ()
 
 
 def _program(
@@ -188,7 +180,7 @@ def _steps(
             captures = tuple(map(own, step.node.captures))
             of = stored.get(step.node.name, ())
             local = _local_node(step, inputs, captures, of, shared)
-            among = _meeting(step)
+            among = step.meeting
             steps.append(Sending(local, among, met[among]) if among else local)
             met[among] += 1
     outputs = tuple(replace(out, value=summing(out.value)) for out in program.outputs)

@@ -167,7 +167,8 @@ def module_graph(
     given = tuple(filter(None, results))
     outputs = (*given, *gradients.values(), *written.values())
     plain = _plain_graph(calls, name, outputs, (*given, *written.values()))
-    plain = replace(plain, delivered=frozenset(given))
+    last = frozenset(calls.channels_last)
+    plain = replace(plain, delivered=frozenset(given), channels_last=last)
     graph = _finished(backward_apart(plain, plain_access(plain)), loads)
     return ModuleGraph(
         graph,
@@ -208,6 +209,7 @@ class _ModuleCalls(Calls):
     stored: dict[str, str] = field(default_factory=dict)  #: See `ModuleGraph`, as for the next two.
     fixed: dict[str, str] = field(default_factory=dict)
     rests: dict[str, str] = field(default_factory=dict)
+    channels_last: set[str] = field(default_factory=set)  #: See `Graph`.
     draws: int = 0  #: How many random draws there are.
     #: Names of the nodes that only stand for the steps of the optimizer.
     steps: set[str] = field(default_factory=set)
@@ -226,8 +228,10 @@ class _ModuleCalls(Calls):
                 self.inputs.append(self.tangent)
             elif slot.role is not Role.UNUSED:
                 value = next(names)
-                if isinstance(node.meta.get("val"), torch.Tensor):
+                if isinstance(example := node.meta.get("val"), torch.Tensor):
                     value = self.add_value(node, value)
+                    if _is_channels_last(example):
+                        self.channels_last.add(value)
                     self.inputs.append(value)
                     example_inputs.append(value)
                 else:
@@ -323,6 +327,13 @@ class _ModuleCalls(Calls):
     def _outputs(self, role: Role) -> list[tuple[Slot, fx.Node | None]]:
         outputs = zip(self.captured.outputs, flat_outputs(self.module.graph), strict=True)
         return [(slot, node) for slot, node in outputs if slot.role is role]
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if tensor.is_contiguous() or tensor.dim() not in formats:
+        return False
+    return tensor.is_contiguous(memory_format=formats[tensor.dim()])
 
 
 def _plain_graph(

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -314,9 +314,21 @@ class EvenResharder(Resharder):
             return []
         if self._is_other(source.mesh) != self._is_other(target.mesh):
             return [self._across((dtype, source, target))]
+        if self._is_other(source.mesh):
+            return [*self._of_other.hops(dtype, source, target)]
         if source.mesh != target.mesh:
             return [self._to_or_from_one((dtype, source, target))]
         return [self._within((dtype, source, target))]
+
+    @cached_property
+    def _of_other(self) -> EvenResharder:
+        """The reshards of the other group."""
+        assert self.other is not None
+        return EvenResharder(self.cluster, even=self.other)
+
+    def _is_even(self, at: Placement) -> bool:
+        even = self.other if self.other is not None and self._is_other(at.mesh) else self.even
+        return all(map(even.fits, at.sharding.dims))
 
     def _within(self, reshard: Reshard) -> Hop:
         dtype, source, target = reshard

@@ -3,7 +3,8 @@
 One function serves the search, the referee and the lowering. Pending reductions are resolved
 first (reduce-scatter straight to the target where its parts allow, else all-reduce); then one
 exchange moves exactly the parts that each device lacks, so no sequence of collectives over single
-mesh axes can move less. See docs/concepts/reshard.md.
+mesh axes can move less; between groups, it may move shares of equal parts, which are gathered
+there. See docs/concepts/reshard.md.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from partitioner.ir.exchange import (
 )
 from partitioner.ir.graph import Graph, Node, once_a_graph
 from partitioner.ir.layout import DimLayout, Placement, Sharding
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.mesh import COPIES, DeviceMesh
 from partitioner.ir.ops import is_view, row_of, writes_stored
 from partitioner.ir.program import BUCKET_BYTES, JOINING, SMALL_BYTES, Comm, CommKind
 
@@ -251,29 +252,50 @@ class Resharder:
         return real if alike else Real(len(specs), (0,))
 
     def _plan(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
-        def busiest_s(hops: Sequence[Hop]) -> float:
-            load: dict[int, float] = defaultdict(float)
-            for hop in hops:
-                for priced in hop.comms:
-                    for device, seconds in priced.seconds.items():
-                        load[device] += seconds
-            return max(load.values(), default=0.0)
-
         whole = target.without_partial()
         reductions = {op for _, op in source.sharding.partial}
         if len(reductions) > 1:
             raise CostError(f"{source} is partial by several reductions {sorted(reductions)}")
+        starts: list[list[Hop]] = [[]]
         if reductions:
-            heads = [self._all_reduce(dtype, source)]
-            if scatter := self._reduce_scatter(dtype, source, whole):
-                heads.append(scatter)
-            options = ([head, *self._move(dtype, head.after, whole)] for head in heads)
-            hops = min(options, key=busiest_s)
-        else:
-            hops = self._move(dtype, source, whole)
+            scatter = self._reduce_scatter(dtype, source, whole)
+            starts = [[self._all_reduce(dtype, source)], *([[scatter]] if scatter else [])]
+        options = []
+        for start in starts:
+            for way in ((whole,), *((at, whole) for at in self._shared(source, whole))):
+                option = [*start]
+                for end in way:
+                    option += self._move(dtype, option[-1].after if option else source, end)
+                options.append(option)
+        hops = min(options, key=_busiest_s)
         if target.sharding.partial:
             hops.append(self._mask(target))
         return tuple(hops)
+
+    def _shared(self, source: Placement, target: Placement) -> Iterator[Placement]:
+        """Yield the placement of shares, on other devices, of the parts that several are to hold.
+
+        They gather the whole among themselves. There is one at most: of the first dim that divides.
+        """
+        mesh, dims = target.mesh, target.sharding.dims
+        held = {COPIES, *target.sharding.axes}
+        free = {axis for axis, size in mesh.axes if size > 1 and axis not in held}
+        if not free or not mesh.members.isdisjoint(source.mesh.members):
+            return
+        # what the source cuts is sent as it lies
+        for dim in sorted(range(len(dims)), key=lambda dim: not source.sharding.dims[dim].axes):
+            axes = tuple(axis for axis in mesh.names if axis in free or axis in dims[dim].axes)
+            if dims[dim].size % mesh.size(axes) or not dims[dim].size:
+                continue
+            share = DimLayout.even(dims[dim].size, axes, mesh)
+            at = Placement(mesh, Sharding((*dims[:dim], share, *dims[dim + 1 :])))
+            if overlaps(at, target)[dim] is Overlap.GATHER and self._is_even(at):
+                yield at
+                return
+
+    def _is_even(self, _at: Placement) -> bool:
+        """Test whether all devices hold as much."""
+        return True
 
     def _mask(self, target: Placement) -> Hop:
         """A whole value becomes a pending sum: the first device keeps it, the others get zeros."""
@@ -374,6 +396,15 @@ class Resharder:
         if source.mesh != target.mesh or source.mesh.size() < len(self.cluster):
             return False
         return all(len(set(at.local_bytes(dtype).values())) == 1 for at in (source, target))
+
+
+def _busiest_s(hops: Iterable[Hop]) -> float:
+    """Seconds that steps take of the device with most to do."""
+    load: dict[int, float] = defaultdict(float)
+    for priced in (priced for hop in hops for priced in hop.comms):
+        for device, seconds in priced.seconds.items():
+            load[device] += seconds
+    return max(load.values(), default=0.0)
 
 
 def _comm_on(priced: PricedComm, real: Real, chosen: Container[int]) -> PricedComm:

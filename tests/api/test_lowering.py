@@ -7,6 +7,7 @@ import pytest
 from onnx import helper
 
 from helpers.onnx_files import onnx_models
+from helpers.plans.cost_cases import far_apart
 from helpers.plans.whole_plans import (
     assert_equal_to_whole,
     build,
@@ -47,6 +48,20 @@ def kinds(programs: Programs) -> list[str]:
 def matmul(m: int = 7, k: int = 7, n: int = 7) -> Graph:
     node = Node("mm", "MatMul", ("x", "w"), ("y",))
     return build([node], {"x": (m, k), "y": (m, n)}, ["x"], ["y"], {"w": weight(k, n)})
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [(8, ["send", "send", "all_gather"]), (5, ["send", "send"])],
+)
+def test_a_far_group_gets_each_element_once(rows: int, expected: list[str]) -> None:
+    """Both of its devices are to hold the value: they gather it, if its rows divide."""
+    nodes = [Node("there", "Neg", ("x",), ("h",)), Node("back", "Exp", ("h",), ("y",))]
+    graph = build(nodes, dict.fromkeys(("x", "h", "y"), (rows, 3)), ["x"], ["y"])
+    plan = hand_plan(graph, there=PAIR, back=replace(PAIR, devices=(2, 3)))
+    cluster = far_apart(nodes=2, devices=2)
+    programs = assert_equal_to_whole(graph, plan, 4, tolerance=1e-6, cluster=cluster)
+    assert kinds(programs) == expected
 
 
 @pytest.mark.parametrize("mesh", [PAIR, TRIO], ids=str)

@@ -25,6 +25,7 @@ from partitioner.cost_model.executors import executor_of
 from partitioner.frontends.model import ModuleInput
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Placement
+from partitioner.ir.loops.factors import PENDING
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import NodePlan, Pipeline, Plan, place
@@ -110,8 +111,25 @@ def traced(sizes: Sizes, sequences: int, *, keeps: bool = False) -> Graph:
     ids = torch.zeros((2 * sequences, sizes.length), dtype=torch.int64)
     opened = open_with(module, {"ids": ids, "labels": ids}, {"training": True, "optimizer": "adam"})
     assert isinstance(opened, ModuleInput)
-    graph = with_float32_state(opened.in_micro_batches(2).graph)
+    graph = with_float32_state(without_copies(opened.in_micro_batches(2).graph, sizes.heads))
     return graph if keeps else with_layers_again(graph)
+
+
+def without_copies(graph: Graph, heads: int) -> Graph:
+    """The graph whose products of attention read views.
+
+    Megatron's first dim is the length, so that sequences and heads are one dim without a copy. Our
+    trace has to begin with the batch, which is cut, and copies what a product reads of several.
+    """
+    writer, names = GraphWriter(source=graph), dict[str, str]()
+    for node in graph.nodes:
+        shape = graph.types[node.outputs[0]].shape
+        if node.op == "aten::clone" and shape[1:2] == (heads,):
+            names[node.outputs[0]] = names.get(node.inputs[0], node.inputs[0])
+            writer.backward.discard(node.name)
+        else:
+            writer.nodes.append(reading(node, names))
+    return writer.graph()
 
 
 def with_float32_state(graph: Graph) -> Graph:
@@ -240,6 +258,7 @@ def _cuts(graph: Graph, axes: tuple[tuple[str, int], ...]) -> Mapping[str, Mappi
             for factor, names in over.items()
         }
         layouts.update(_as_it_lies(node, rule, lies, layouts))
+        layouts.update(_still_to_add(node, rule, lies, mesh))
         placed = place(graph, node, mesh, layouts, rule)
         assert all(demand.honoured(node, placed) for demand in own), node
         lies.update(placed.results())
@@ -258,3 +277,13 @@ def _as_it_lies(
         for dim, layout in zip(dims, at.sharding.dims, strict=True):
             if len(dim) == len(dim[0]) == 1 and layout.axes and dim[0][0] in factors:
                 yield dim[0][0], layout
+
+
+def _still_to_add(
+    node: Node, rule: Rule, lies: Mapping[str, Placement], mesh: DeviceMesh
+) -> Iterator[tuple[str, DimLayout]]:
+    """The axis over which a node passes on what is to be added: gradients, once a step."""
+    axis = AXES["batch"]
+    operands = [lies[node.inputs[slot]] for slot in rule.linear if node.inputs[slot] in lies]
+    if operands and all((axis, "sum") in at.sharding.partial for at in operands):
+        yield PENDING, DimLayout.even(rule.factors[PENDING].size, (axis,), mesh)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from helpers.drawn.drawn_modules import Drawn, batch, drawn_stages
+from helpers.plans.cost_cases import far_apart
 from helpers.plans.staged import on_trace, staged_plan, traced
 from partitioner.backends.torch.graphs.micro_batches import micro_batch_sizes
 from partitioner.ir.phases import PhaseError
@@ -45,11 +46,12 @@ def accumulated(module: torch.nn.Module, whole: tuple[torch.Tensor, ...], count:
     return (loss, torch.cat(scores)) if scores else loss
 
 
-def check(seed: int, *, is_even: bool = True) -> int:
+def check(seed: int, *, is_even: bool = True, in_pairs: bool = False) -> int:
     """Some plans of one module; returns how many could run in micro-batches.
 
     Args:
         is_even: Whether micro-batches have equal sizes.
+        in_pairs: Whether a lane is a node of two devices, which hold the same and share sends.
     """
     draw = random.Random(seed)
     module = Drawn(draw).double()
@@ -62,9 +64,11 @@ def check(seed: int, *, is_even: bool = True) -> int:
     ran = 0
     for schedule, lanes in draw.sample(WAYS, PLANS):
         stages = partial(drawn_stages, draw, stages=len(lanes))
-        plan = staged_plan(trace.graph, [(lane,) for lane in lanes], schedule, count, stages)
+        devices = [(2 * lane, 2 * lane + 1) if in_pairs else (lane,) for lane in lanes]
+        plan = staged_plan(trace.graph, devices, schedule, count, stages)
+        cluster = far_apart(nodes=1 + max(lanes), devices=2) if in_pairs and any(lanes) else None
         try:
-            program = on_trace(trace, plan)
+            program = on_trace(trace, plan, cluster=cluster)
         except (PhaseError, PipelineScheduleError):  # buffers join stages; counts do not fit
             continue
         plain = copy.deepcopy(start)
@@ -94,6 +98,11 @@ def _after(what: str) -> Callable[[str], str]:
 )
 def test_gradients_are_those_of_accumulation(seed: int) -> None:
     check(seed)
+
+
+@pytest.mark.parametrize("seed", [402, pytest.param(417, marks=pytest.mark.slow)])
+def test_devices_that_share_sends_have_the_gradients_of_accumulation(seed: int) -> None:
+    assert check(seed, in_pairs=True) > 2
 
 
 # 3005, 3012: zeros as long as the micro-batch, which do not depend on its contents

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from onnx import helper, numpy_helper
 import partitioner
 from helpers.onnx_files.onnx_models import model
 from helpers.onnx_files.rank_files import save_edited
+from helpers.plans.cost_cases import far_apart
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
 from partitioner.api.compiled.onnx_model import OnnxModel
@@ -29,7 +31,8 @@ from partitioner.foundations.files import ResultError
 from partitioner.ir.errors import OptionError
 from partitioner.ir.pipeline.generate import pipeline_schedule
 from partitioner.ir.pipeline.text import from_csv, to_csv
-from partitioner.ir.plan import Pipeline
+from partitioner.ir.plan import NodePlan, Pipeline
+from partitioner.ir.program import CommKind
 from partitioner.search.request import Request
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.spaces import SearchError
@@ -222,6 +225,23 @@ def test_stages_are_sharded(tmp_path: Path) -> None:
     assert [mesh.size() for mesh in result.plan.groups] == [2, 2]
     assert result.evaluation.sharded_flops_share > 0.9
     check(result.run(feeds), expected(proto, feeds))
+    folder = result.save(tmp_path / "plan")
+    check(run_local(folder, feeds, 2).outputs, expected(proto, feeds))
+
+
+@pytest.mark.slow
+def test_stages_share_what_they_send(tmp_path: Path) -> None:
+    """Both devices of the second stage get half of what they both hold, and gather the whole."""
+    proto, cluster = mlp(), far_apart(nodes=2, devices=2)
+    feeds = inputs_of(proto)
+    cut = compiled(proto, 4, 3, mesh={"pp": 2, "tp": 2}, cluster=cluster).plan
+    nodes = {name: NodePlan(node.group, {}) for name, node in cut.nodes.items()}
+    whole = replace(cut, nodes=nodes, certificate=None)
+    result = partitioner.compile(proto, constraints=whole, cluster=cluster)
+    comms = [task.comm for task in result.schedule.tasks if task.comm is not None]
+    kinds = [CommKind.SEND, CommKind.SEND, CommKind.ALL_GATHER]
+    assert [comm.kind for comm in comms] == kinds
+    assert result.verify(symbolic=True)
     folder = result.save(tmp_path / "plan")
     check(run_local(folder, feeds, 2).outputs, expected(proto, feeds))
 

@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from helpers.op_rows.placements import MESHES, apply, cut, placement, random_placement
+from helpers.plans.cost_cases import far_apart
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.prices import reshard
 from partitioner.cost_model.prices.collectives import comm_cost
@@ -55,11 +56,13 @@ def one(device: int) -> Placement:
     return whole(DeviceMesh.single(device))
 
 
-def check(rng: np.random.Generator, source: Placement, target: Placement) -> None:
+def check(
+    rng: np.random.Generator, source: Placement, target: Placement, resharder: Resharder = REAL
+) -> None:
     """Run the hops; a pending target must add up, and every device must hold its share."""
     total = rng.integers(-99, 99, source.sharding.shape).astype(float)
     parts = cut(total, source, rng)
-    steps = hops(source, target)
+    steps = hops(source, target, resharder)
     for hop in steps:
         parts = apply(hop, parts)
     assert (steps[-1].after if steps else source) == target
@@ -99,6 +102,59 @@ def test_within_one_mesh_and_to_a_pending_sum(
     target = random_placement(rng, shape, mesh, partial="sum" if to_pending else "")
     assume(source != target)
     check(rng, source, target)
+
+
+#: Two nodes of four devices, with nothing but the link between them to pay for.
+APART = Resharder(far_apart(nodes=2, devices=4))
+FAR = tuple(replace(mesh, devices=(4, 5, 6, 7)) for mesh in (LINE, GRID))
+
+
+@budget
+@given(
+    st.sampled_from((LINE, GRID)),
+    st.sampled_from(FAR),
+    st.sampled_from(((8, 5), (7, 4), (6, 4, 3))),
+    st.sampled_from(["", "sum"]),
+    seeds,
+)
+def test_a_reshard_to_a_far_node_gives_the_target(
+    source: DeviceMesh, target: DeviceMesh, shape: tuple[int, ...], reduce: str, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    held = random_placement(rng, shape, source, partial=reduce)
+    check(rng, held, random_placement(rng, shape, target), APART)
+
+
+@pytest.mark.parametrize(
+    ("shape", "source", "target", "sent", "expected"),
+    [
+        ((8, 8), ((), ()), ((), ()), 16, ["send", "all_gather"]),
+        ((7, 8), ((), ()), ((), ()), 14, ["send", "all_gather"]),  # the dim that divides
+        ((1, 7), ((), ()), ((), ()), 7, ["send"]),
+        ((8, 8), (("dp",), ()), (("dp",), ()), 16, ["send", "all_gather"]),
+        ((2, 8), (("dp",), ()), (("dp",), ()), 4, ["send", "all_gather"]),
+        ((2, 7), (("dp",), ()), (("dp",), ()), 7, ["send"]),
+        ((8, 8), ((), ("dp", "tp")), ((), ()), 16, ["send", "all_gather"]),  # sent as it lies
+        ((8, 8), (("dp",), ("tp",)), (("dp",), ("tp",)), 16, ["send"]),
+    ],
+)
+def test_devices_of_a_far_node_that_hold_the_same_get_a_share_each(
+    shape: tuple[int, ...],
+    source: tuple[tuple[str, ...], ...],
+    target: tuple[tuple[str, ...], ...],
+    sent: int,
+    expected: list[str],
+) -> None:
+    """Only if the whole costs more, and if a dim divides: see Megatron's scatter and gather."""
+    held, wanted = (
+        placement(mesh, *(DimLayout.even(n, of, mesh) for n, of in zip(shape, axes, strict=True)))
+        for mesh, axes in ((GRID, source), (FAR[1], target))
+    )
+    steps = hops(held, wanted, APART)
+    assert [hop.comms[0].comm.kind.value for hop in steps] == expected
+    numbers = {t.numel for priced in steps[0].comms for t in priced.comm.transfers}
+    assert numbers == {sent}
+    assert len(hops(held, wanted, Resharder(resolve_cluster("8xideal")))) == 1
 
 
 @pytest.mark.parametrize(

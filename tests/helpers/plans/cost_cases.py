@@ -1,9 +1,11 @@
 """Small graphs, clusters and hand-made schedules with round figures."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
+from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import Key, Task
@@ -23,6 +25,13 @@ SLOW = DeviceSpec("slow", {"float32": 1e9, "float16": 4e9}, 1e9, 10**9, 1e-6)
 INNER = LinkLevel("inner", 2, 1e9, 1e-6)
 OUTER = LinkLevel("outer", 4, 1e8, 1e-5)
 TWO_LEVELS = Cluster("two", (SLOW,) * 4, (INNER, OUTER))
+
+
+def far_apart(nodes: int, devices: int) -> Cluster:
+    """Nodes of so many devices each: only what they send to each other takes time."""
+    cluster = resolve_cluster(f"{nodes}x{devices}xideal")
+    near, far = cluster.levels
+    return replace(cluster, levels=(near, replace(far, bandwidth_bytes_per_s=1.0)))
 
 
 def flat(count: int, latency_s: float = 1e-6) -> Cluster:

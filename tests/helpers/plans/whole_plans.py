@@ -11,6 +11,7 @@ from partitioner.api.lowering import lower
 from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.backends.onnx.running.simulator import run_lockstep
 from partitioner.cost_model.cluster.resolve import resolve_cluster
+from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.schedule.task_list import Schedule, schedule
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.graph import Constant, Graph, Node
@@ -60,21 +61,27 @@ def hand_plan(graph: Graph, **decisions: Decision) -> Plan:
     return Plan(graph.digest, {}, tuple(groups), nodes)
 
 
-def tasks_of(graph: Graph, plan: Plan, ranks: int) -> Schedule:
-    """The schedule of a plan on the reference accelerators."""
-    return schedule(graph, resolve(graph, plan), resolve_cluster(None, ranks))
+def tasks_of(graph: Graph, plan: Plan, ranks: int, cluster: Cluster | None = None) -> Schedule:
+    """The schedule of a plan; default: on the reference accelerators."""
+    return schedule(graph, resolve(graph, plan), cluster or resolve_cluster(None, ranks))
 
 
-def lowered(graph: Graph, plan: Plan, ranks: int) -> Programs:
+def lowered(graph: Graph, plan: Plan, ranks: int, cluster: Cluster | None = None) -> Programs:
     """Its rank programs (checked)."""
-    return lower(graph, tasks_of(graph, plan, ranks), ranks)
+    return lower(graph, tasks_of(graph, plan, ranks, cluster), ranks)
 
 
 def assert_equal_to_whole(
-    graph: Graph, plan: Plan, ranks: int, *, tolerance: float = 0.0, seed: int = 0
+    graph: Graph,
+    plan: Plan,
+    ranks: int,
+    *,
+    tolerance: float = 0.0,
+    seed: int = 0,
+    cluster: Cluster | None = None,
 ) -> Programs:
     """Run all ranks and ONNX Runtime on the whole graph; `tolerance` is relative to the largest."""
-    programs = lowered(graph, plan, ranks)
+    programs = lowered(graph, plan, ranks, cluster)
     inputs = {
         name: np.round(3 * array) if array.dtype.kind == "f" else array
         for name, array in random_inputs(graph, seed).items()

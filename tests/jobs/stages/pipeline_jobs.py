@@ -29,12 +29,14 @@ from helpers.modules.staged_models import (
     UNet,
     seeded,
 )
+from helpers.plans.cost_cases import far_apart
 from helpers.plans.staged import Stages, accumulated, loss_apart, staged, tensors
 from jobs.modules import checkpoints
 from jobs.processes.torch_ranks import Job, main
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.running.rank_module import RankModule
+from partitioner.cost_model.cluster.topology import Cluster
 
 STEPS = 10
 SOON_S = 10
@@ -66,20 +68,22 @@ def planned(
     size: int = 8,
     parallel: str = "",
     stages: Stages | None = None,
+    cluster: Cluster | None = None,
 ) -> ModuleProgram:
     """A program, which jobs make before the ranks are forked: once for all of them."""
-    return _planned(kind, devices, schedule, micro_batches, size, parallel, stages)
+    return _planned(kind, devices, schedule, micro_batches, size, parallel, stages, cluster)
 
 
 @cache
 def _planned(
     kind: Model, devices: Any, schedule: str, micro_batches: int, size: int, *how: Any
 ) -> ModuleProgram:
-    parallel, stages = how
+    parallel, stages, cluster = how
     program = staged(
         *(seeded(kind), kind.batch(0, size), devices, schedule, micro_batches),
         stages=stages,
         parallel=parallel,
+        cluster=cluster,
     )
     assert program.programs
     torch.optim.AdamW([nn.Parameter(torch.zeros(1))])  # its first use imports for seconds
@@ -602,6 +606,9 @@ JOBS = {
         )
         for parallel in ("dp", "tp", "zero3")
     },
+    "shared_sends": steps_of(
+        Tied, ((0, 1), (2, 3), (0, 1)), "1f1b", cluster=far_apart(nodes=2, devices=2)
+    ),
     "clipping": Job(2, clips_accumulates_and_scales, made(Towers)),
     "one_gradient": Job(
         2,

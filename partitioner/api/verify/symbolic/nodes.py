@@ -32,7 +32,7 @@ from partitioner.ir.ops.table import LocalOp, LocalView, OpView
 from partitioner.ir.types import TensorType
 
 #: Most choices of operands that are tried, of values that are several parts of one.
-_MOST_CHOICES = 16
+_MOST_CHOICES = 64
 #: Most local nodes that stand for one node of the model.
 MOST_NODES = 256
 #: Gives what a body's results are, in terms of a body of the model, from what its operands are.
@@ -466,9 +466,8 @@ class Match:
     def _forms(self, loops: Loops, parts: Parts) -> Iterator[LocalOp]:
         """The nodes that the op table lets a device with these parts run in place of the node."""
         row, rule, factors = row_of(self.node), loops.rule, loops.rule.factors
-        cut = {name for name, part in parts.items() if part != whole(factors[name].size)} - {
-            PENDING
-        }
+        cut = {name for name, part in parts.items() if part != whole(factors[name].size)}
+        cut = (cut | loops.slid_in_part()) - {PENDING}
         if row.localize is None or not cut:
             yield LocalOp((self.node,))
         if row.localize is None:

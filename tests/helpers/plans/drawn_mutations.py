@@ -22,7 +22,6 @@ from helpers.plans.mutation_table import Count, ModuleRunner, OnnxRunner, Runner
 from helpers.plans.staged import on_trace, staged_plan, traced
 from helpers.plans.whole_plans import candidates, lowered, random_plan
 from partitioner.api.compiled.module import ModuleProgram
-from partitioner.backends.torch.graphs.micro_batches import micro_batch_sizes
 from partitioner.frontends.model import open_model
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.errors import PartitionerError
@@ -89,9 +88,8 @@ def _stages(seed: int) -> Iterator[tuple[str, Runner]]:
     """The same in stages that are drawn, in training."""
     draw = random.Random(seed)
     module, count = Drawn(draw).double(), draw.randint(1, 4)
-    size = count * draw.randint(1, 3) if draw.random() < 0.5 else draw.randint(count, 3 * count)
+    size = count * draw.randint(1, 3)  # all ranks run the programs of one micro-batch
     whole = batch(draw, size)
-    count = len(micro_batch_sizes(whole, count))
     trace = traced(module, whole, count)
     for schedule, lanes in draw.sample(STAGED, PLANS):
         stages = partial(drawn_stages, draw, stages=len(lanes))

@@ -150,6 +150,32 @@ def _result(_: fx.GraphModule, node: fx.Node) -> bool:
     return True
 
 
+def _unwaited(module: fx.GraphModule, node: fx.Node) -> bool:
+    """What a collective gives, read before it has come."""
+    if node.target is not c10d.wait_tensor.default or not node.users:
+        return False
+    node.replace_all_uses_with(node.all_input_nodes[0])
+    module.graph.erase_node(node)
+    return True
+
+
+def _overwritten(module: fx.GraphModule, node: fx.Node) -> bool:
+    """Another value written to the memory of one that is read later."""
+    value = node.meta.get("val")
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    if not is_float or not node.users or node.target in (aten.new_empty.default, *_COPIES):
+        return False
+    with module.graph.inserting_after(node):
+        negated = module.graph.call_function(aten.neg.default, (node,))
+    with module.graph.inserting_after(negated):
+        view = module.graph.call_function(aten.alias.default, (node,))
+    with module.graph.inserting_after(view):
+        written = module.graph.call_function(aten.copy_.default, (view, negated))
+    for one in (negated, view, written):
+        one.meta["val"] = value
+    return True
+
+
 _CHANGES: dict[str, Change] = {
     "reduction": _reduction,
     "dropped": _dropped,
@@ -158,6 +184,8 @@ _CHANGES: dict[str, Change] = {
     "copy": _copied,
     "argument": _argument,
     "result": _result,
+    "not waited for": _unwaited,
+    "overwritten": _overwritten,
 }
 
 #: Words of the nodes that may have each fault.
@@ -169,4 +197,6 @@ _PLACES = {
     "copy": "aten.copy_",
     "argument": "placeholder",
     "result": "output",
+    "not waited for": "wait_tensor",
+    "overwritten": "call_function aten",
 }

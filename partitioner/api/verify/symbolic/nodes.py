@@ -254,11 +254,15 @@ def _memo_key(rank: Rank, nodes: Sequence[LocalNode]) -> Hashable | None:
 
 def _moved(model: WholeModel, rank: Rank, node: LocalNode) -> dict[str, list[Held]]:
     """Give what a local node makes by moving elements, whichever node of the model it is."""
-    moved = node.moved(model.graph.types, rank)
+    moved, types = node.moved(model.graph.types, rank), model.graph.types
+    if not moved:
+        return {}
+    name = node.outputs[0]
     if isinstance(moved, Flat):
-        rank.flats[node.outputs[0]] = moved
-        return {node.outputs[0]: [*facts_of(model.graph.types, moved)]}
-    return {node.outputs[0]: [*moved]} if moved else {}
+        moved = moved.in_type(types, rank.types[name].dtype)
+        rank.flats[name] = moved
+        return {name: [*facts_of(types, moved)]}
+    return {name: [*moved]}
 
 
 def _matches(

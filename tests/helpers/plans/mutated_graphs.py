@@ -160,19 +160,13 @@ def _unwaited(module: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _overwritten(module: fx.GraphModule, node: fx.Node) -> bool:
-    """Another value written to the memory of one that is read later."""
-    value = node.meta.get("val")
-    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-    if not is_float or not node.users or node.target in (aten.new_empty.default, *_COPIES):
+    """The first operand of a node written to the memory of its result, which is read later."""
+    if not node.users:
         return False
     with module.graph.inserting_after(node):
-        negated = module.graph.call_function(aten.neg.default, (node,))
-    with module.graph.inserting_after(negated):
         view = module.graph.call_function(aten.alias.default, (node,))
     with module.graph.inserting_after(view):
-        written = module.graph.call_function(aten.copy_.default, (view, negated))
-    for one in (negated, view, written):
-        one.meta["val"] = value
+        module.graph.call_function(aten.copy_.default, (view, node.args[0]))
     return True
 
 
@@ -198,5 +192,5 @@ _PLACES = {
     "argument": "placeholder",
     "result": "output",
     "not waited for": "wait_tensor",
-    "overwritten": "call_function aten",
+    "overwritten": "aten.add",
 }

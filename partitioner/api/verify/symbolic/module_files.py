@@ -69,7 +69,8 @@ aten = torch.ops.aten
 _COLLECTIVES = frozenset({ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL})
 #: Operators of graphs that files have no nodes for.
 _UNNAMED = frozenset({ALIAS, EITHER, KEEP, REST, STATE, UPDATE})
-_MESSAGE = re.compile(r"message of \d+ on \d+ for \d+ on \d+")
+#: The name of a message: phase and rank that it is of, phase and rank that it is for.
+_MESSAGE = re.compile(r"message of (\d+ on \d+) for (\d+ on \d+)")
 _LAST = "last "  #: Begins the names of phases of a smaller last micro-batch.
 
 
@@ -287,6 +288,12 @@ class _Phase:
             raise BackendError(f"{self.path}: {node.name} is read before it is whole")
         return self.named[node]
 
+    def _check_own(self, message: str, end: str) -> None:
+        """Refuse a message whose own end is said to be another phase, or another rank."""
+        own = f"{self.number} on {self.file.header.rank}"
+        if end != own:
+            raise BackendError(f"{self.path}: {message!r} is met in phase {own}")
+
     def _typed(self, name: str, value: Any) -> str:
         if isinstance(value, Tensor):
             self.reader.types[name] = TensorType.of(dtype_word(value.dtype), value.shape)
@@ -294,7 +301,9 @@ class _Phase:
 
     def _argument(self, node: fx.Node, name: str) -> None:
         given = {**self.file.header.inputs, **(self.file.parts or {})}
-        if _MESSAGE.fullmatch(name) and name not in given and name not in self.reader.known:
+        message = _MESSAGE.fullmatch(name)
+        if message and name not in given and name not in self.reader.known:
+            self._check_own(name, message[2])
             self.named[node] = self._typed(self._name(node), node.meta["val"])
             self.reader.receives[name] = self.number
             self.reader.steps.append(Arrival(name, self.named[node]))
@@ -313,7 +322,9 @@ class _Phase:
     def _return(self, values: Any) -> None:
         given = {*self.file.header.inputs, *(self.file.parts or {})}
         for node, name in zip(values, self.file.results, strict=True):
-            if _MESSAGE.fullmatch(name) and name not in given:
+            message = _MESSAGE.fullmatch(name)
+            if message and name not in given:
+                self._check_own(name, message[1])
                 self.reader.sends[name] = self.number
                 self.reader.steps.append(Departure(name, self._value(node)))
             else:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 import zipfile
 from collections import Counter
@@ -190,6 +191,8 @@ def spoil(path: Path, change: str) -> None:
                 name_of, (value, _) = next(iter(header["parts"].items()))
                 header["parts"][name_of] = [value, None]
             contents[name] = json.dumps(header).encode()
+            if change == "sender":
+                contents[name] = re.sub(rb"(message of \d+ on) 0", rb"\1 7", contents[name])
         elif name.endswith("models/model.json") and change == "reduction":
             contents[name] = data.replace(b'"as_string": "sum"', b'"as_string": "max"')
         elif name.endswith("models/model.json") and change == "operator":
@@ -217,6 +220,14 @@ def test_a_spoilt_file_is_refused_with_the_first_wrong_step(
         spoil(path, change)
     assert main(["verify", str(tmp_path / "out"), "--symbolic"]) == code
     assert capsys.readouterr().out.startswith(message)
+
+
+def test_a_message_in_the_name_of_another_rank_is_refused(tmp_path: Path) -> None:
+    planned(layers, 2, parallel="pp", micro_batches=2, training=False).save(tmp_path / "out")
+    for path in (tmp_path / "out").glob("rank0*.pt2"):
+        spoil(path, "sender")
+    with pytest.raises(BackendError, match=r"of \d on 7 for \d on 1' is met in phase \d on 0"):
+        read_programs(tmp_path / "out")
 
 
 def test_files_of_an_earlier_version_are_refused_in_a_line(

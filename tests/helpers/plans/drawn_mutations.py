@@ -66,14 +66,14 @@ def _layouts(seed: int) -> Iterator[tuple[str, Runner]]:
     module, whole = Drawn(draw).double(), batch(draw, draw.randint(2, 6))
     training, mesh = draw.random() < 0.7, draw.choice(MESHES)
     types = open_model(module, whole, training=training).graph.types
-    values = [v for v in types if v and max(types[v].shape, default=1) > 1]
-    chosen = [draw.choice(values) for _ in range(draw.randint(1, 2))]
-    dims = {f"d{i}": f"{v}.{draw.randrange(types[v].rank)}" for i, v in enumerate(chosen)}
+    least = DeviceMesh.of(mesh).size()
+    long = [f"{v}.{dim}" for v in types for dim, n in enumerate(types[v].shape) if n >= least]
+    dims = {f"d{i}": draw.choice(long) for i in range(1 + (draw.random() < 0.3))}
     layout = {name: draw.choice([*([axis] for axis in mesh), list(mesh)]) for name in dims}
     program = partitioner.compile(
         module,
         whole,
-        devices=DeviceMesh.of(mesh).size(),
+        devices=least,
         mesh=mesh,
         training=training,
         constraints={"dims": dims, "layout": layout},

@@ -35,3 +35,13 @@ def test_a_wrong_output_is_seen(tmp_path: Path) -> None:
     assert "partition: nothing.onnx: no such file" in shown_outputs.renewed(page, tmp_path)
     page.write_text(block.format("partition: nothing.onnx: no such file"))
     assert shown_outputs.renewed(page, tmp_path) == page.read_text()
+
+
+def test_commands_may_begin_with_variables_and_run_up_to_the_last_output(tmp_path: Path) -> None:
+    page, command = tmp_path / "page.md", "python -c 'import os; print(os.environ[\"WORD\"])'"
+    text = f'```console\nWORD=a {command}\n```\n\n```text title="Output"\n?\n```\n'
+    late = "\n```console\nWORD=b nothing-like-this\n```\n"
+    page.write_text(text + late)
+    assert shown_outputs.renewed(page, tmp_path) == text.replace("?", "a") + late
+    page.write_text(late)
+    assert shown_outputs.renewed(page, tmp_path) == late

@@ -3,6 +3,8 @@
     OMP_NUM_THREADS=1 python tests/benchmarks/mutations.py [--only WORD] [--kind WORD] [--most 6]
     OMP_NUM_THREADS=1 python tests/benchmarks/mutations.py --files [--only WORD] [--most 6]
     OMP_NUM_THREADS=1 python tests/benchmarks/mutations.py --plans [--only WORD]
+    OMP_NUM_THREADS=1 python tests/benchmarks/mutations.py --drawn KIND [--first 0] [--count 50]
+        [--most 3]
 
 Of each plan, every communication is dropped, exchanged with another, given another group, region,
 rank or reduction, and every local step reads another value, two exchanged, has another attribute or
@@ -16,6 +18,10 @@ written to rank files, which are proven.
 
 With `--plans` nothing is mutated: the proof of each plan of the zoo, of transformers and of
 training is printed in a line, and the exit code is 1 if one is not proven.
+
+With `--drawn` it is programs of plans drawn at random: `graphs` of ONNX, modules in `training`, in
+drawn `layouts` and in drawn `stages`. The exit code is 1 if a plan as it is is found wrong, or a
+mutant of a proven one has survived.
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helpers.plans.all_plans import all_plans
+from helpers.plans.drawn_mutations import KINDS, Ends, tried_drawn
 from helpers.plans.mutated_cases import CASES
 from helpers.plans.mutation_table import Case, Count, tried, tried_graphs
 from partitioner.ir.errors import PartitionerError
@@ -43,9 +50,14 @@ def main() -> int:
     parser.add_argument("--most", type=int, help="most mutants of a kind of a plan; default: all")
     parser.add_argument("--files", action="store_true", help="mutate graphs in files of PyTorch")
     parser.add_argument("--plans", action="store_true", help="print the proofs of all plans")
+    parser.add_argument("--drawn", choices=KINDS, help="plans that are drawn at random")
+    parser.add_argument("--first", type=int, default=0, help="number of the first drawn one")
+    parser.add_argument("--count", type=int, default=50, help="number of drawn ones")
     args = parser.parse_args()
     if args.plans:
         return proofs(args.only)
+    if args.drawn:
+        return drawn(args.drawn, range(args.first, args.first + args.count), args.most)
     cases = [case for case in CASES if args.only in case.name]
     if args.files:
         cases = [case for case in cases if not case.name.startswith("onnx")]
@@ -65,10 +77,29 @@ def table(cases: Sequence[Case], tried: Callable[[Case], Mapping[str, Count]]) -
         print(f"| {case.name} | {total} | {time.perf_counter() - start:.0f} |", flush=True)
         for line in total.survived:
             print(f"    {line}", flush=True)
+    table_by_mutation(by_kind)
+    return any(count.survived for count in by_kind.values())
+
+
+def table_by_mutation(by_kind: Mapping[str, Count]) -> None:
+    """Print the counts of each mutation."""
     print(f"\n| mutation | {' | '.join(HEAD)} |\n|{'---|' * (len(HEAD) + 1)}")
     for of, count in by_kind.items():
         print(f"| {of} | {count} |")
-    return any(count.survived for count in by_kind.values())
+
+
+def drawn(kind: str, seeds: range, most: int | None) -> int:
+    """Print what is found wrong, not proven or has survived of drawn plans, and the tables."""
+    ends = Ends()
+    for seed in seeds:
+        said = [*ends.wrong, *ends.unproven, *ends.survived]
+        tried_drawn(kind, seed, ends, most)
+        for line in [*ends.wrong, *ends.unproven, *ends.survived]:
+            if line not in said:
+                print(("SURVIVED: " if line in ends.survived else "") + line, flush=True)
+    print(f"\n{dict(ends.verdicts)}")
+    table_by_mutation(ends.by_kind)
+    return bool(ends.wrong or ends.survived)
 
 
 def proofs(only: str) -> int:

@@ -186,7 +186,8 @@ def test_a_folder_with_a_plan_only(
     assert main([str(here / "m.onnx"), "--plan-only", "-q", "-o", target]) == 0
     assert main([command, target]) == 1
     assert one_line(capsys.readouterr().err) == (
-        f"partition: {target} holds a plan only; partition again without --plan-only\n"
+        f"partition: {target} holds a plan only; partition again without --plan-only, or prove "
+        "the plan with verify --symbolic\n"
     )
 
 

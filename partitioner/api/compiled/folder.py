@@ -363,7 +363,8 @@ class RankFiles(ABC):
         """
         if not (self.folder / f"rank0{self.suffix}").is_file():
             raise DirectoryError(
-                f"{self.folder} holds a plan only; partition again without --plan-only"
+                f"{self.folder} holds a plan only; partition again without --plan-only, or prove "
+                "the plan with verify --symbolic"
             )
         for header in self.headers():
             name = f"rank{header.rank}{self.suffix}"

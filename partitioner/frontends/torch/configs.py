@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,10 @@ from partitioner.ir.errors import OptionError, did_you_mean, naming
 _LENGTH = 2048
 #: Samples of a second of sound, of which a model gets one where nobody says how many.
 _SAMPLES = 16_000
+#: Names of numbers of parts of a model, each of which is made by itself.
+_COUNT = re.compile(r"(^|_)n?(layers?|depths?|blocks?|experts?|stages?)($|_(?!.*(size|dim)))")
+#: The most parts of a kind: beyond any model, and making them would not end.
+_MOST_PARTS = 4_096
 #: Ends of the names of classes whose labels are a class for each sample, and for each token.
 _BY_SAMPLE = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
 _BY_TOKEN = (
@@ -93,6 +98,7 @@ def _config(file: Path, data: dict[str, Any]) -> Any:
             f"{file} needs transformers, which is not installed: pip install "
             "'graph-partitioner[huggingface]'"
         ) from error
+    _check_counts(file, data)
     kind = data["model_type"]
     if kind not in CONFIG_MAPPING:
         from transformers import __version__
@@ -109,6 +115,17 @@ def _config(file: Path, data: dict[str, Any]) -> Any:
         )
     with naming(str(file), FrontendError), _offline():
         return CONFIG_MAPPING[kind].from_dict(data)
+
+
+def _check_counts(file: Path, data: Mapping[str, Any]) -> None:
+    """Refuse numbers of layers, and of other parts, that no model has."""
+    for name, value in data.items():
+        if isinstance(value, dict):
+            _check_counts(file, value)
+        for count in value if isinstance(value, list) else [value]:
+            if isinstance(count, int) and count > _MOST_PARTS and _COUNT.search(name):
+                why = f"is over {_MOST_PARTS:,}, more than any model has"
+                raise FrontendError(f"{file}: {name} {why}")
 
 
 def _class(file: Path, data: Mapping[str, Any], config: type) -> Any:

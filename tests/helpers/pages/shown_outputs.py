@@ -12,7 +12,8 @@ A page shows an output in a block that is marked so, behind the block with its c
     ```
 
 A last line `...` says that the rest is left out. All console blocks of such a page run in order,
-in a folder of their own. A block whose title is the name of a file is written there first.
+in a folder of their own, up to the last one with an output. A block whose title is the name of a
+file is written there first.
 To write the outputs of all pages anew, or of those named:
 
     python tests/helpers/pages/shown_outputs.py [docs/tutorial.md ...]
@@ -20,6 +21,7 @@ To write the outputs of all pages anew, or of those named:
 
 import contextlib
 import io
+import itertools
 import os
 import re
 import shlex
@@ -29,6 +31,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import partitioner
 from partitioner.cli.main import main as partition
@@ -74,9 +77,16 @@ def write_files(text: str, folder: Path) -> None:
             (folder / title).write_text(content, encoding="utf-8")
 
 
+def words_of(command: str) -> tuple[dict[str, str], list[str]]:
+    """The variables of its environment that a command begins with, and its words."""
+    words = shlex.split(command, comments=True)
+    given = [*itertools.takewhile(re.compile(r"\w+=").match, words)]
+    return dict(one.split("=", 1) for one in given), words[len(given) :]
+
+
 def start(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """The result of a command with python or torchrun, with the packages of the repository."""
-    program, *arguments = shlex.split(command, comments=True)
+    variables, (program, *arguments) = words_of(command)
     launcher = {"python": [], "torchrun": ["-m", "torch.distributed.run", "--standalone"]}
     return subprocess.run(
         [sys.executable, *launcher[program], *arguments],
@@ -87,6 +97,7 @@ def start(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
             "GLOO_SOCKET_IFNAME": "lo",
             "LOGLEVEL": "ERROR",  # torchrun warns of its own late signs of life on a busy machine
             "PYTHONPATH": str(ROOT),
+            **variables,
         },
         capture_output=True,
         text=True,
@@ -97,7 +108,7 @@ def start(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def run(command: str, folder: Path) -> str:
     """What a command prints in `folder`: its result and, if it fails, its error."""
-    words = shlex.split(command, comments=True)
+    variables, words = words_of(command)
     if words[0] == "cp":
         shutil.copy(folder / words[1], folder / words[2])
         return ""
@@ -105,6 +116,7 @@ def run(command: str, folder: Path) -> str:
         out, err = io.StringIO(), io.StringIO()
         with (
             contextlib.chdir(folder),
+            mock.patch.dict(os.environ, variables),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):
@@ -142,7 +154,10 @@ def renewed(page: Path, folder: Path) -> str:
     write_files(text, folder)
     parts: list[str] = []
     last = 0
-    for item in shown(text):
+    items = shown(text)
+    while items and not items[-1].output:
+        items.pop()
+    for item in items:
         printed = run(item.command, folder)
         if not item.output:
             continue

@@ -59,6 +59,21 @@ class Convolved(nn.Module):
         return self.net(x).pow(2).mean()
 
 
+class Shortcut(nn.Module):
+    """Convolutions beside one whose windows leave out rows, and the mean square as a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 4, 3, padding=1)
+        self.second = nn.Conv2d(4, 4, 3, stride=2, padding=1)
+        self.short = nn.Conv2d(4, 4, 1, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Loss."""
+        x = self.first(x).relu()
+        return (self.second(x) + self.short(x)).relu().pow(2).mean()
+
+
 class Attention(nn.Module):
     """Causal attention of four heads, and the mean square of its results as a loss."""
 
@@ -134,6 +149,7 @@ LLAMA = onnx_model("llama")
 BLOCK = module(Block, 4, 8, 16)
 ODD_BLOCK = module(Block, 5, 7, 16)
 IMAGE = module(Convolved, 4, 2, 9, 8)
+SHORT = module(Shortcut, 2, 2, 4, 4)
 
 
 def _case(name: str, devices: int, build: Build, **options: Any) -> Case:
@@ -191,6 +207,7 @@ CASES: tuple[Case, ...] = (
     _train("train cp 2", 2, module(Attention, 2, 16, 16), parallel="cp"),
     _train("train ring 2", 2, module(Attention, 2, 16, 16), parallel="ring"),
     _train("train spatial 2", 2, IMAGE, parallel="spatial"),
+    _train("train spatial 3 odd", 3, SHORT, parallel="spatial"),
     _train("train channel 2", 2, IMAGE, strategy="intra"),
     _train("train experts 2", 2, module(Chosen, 8, 8), strategy="intra"),
     _train("train inter 2", 2, linear(), strategy="inter", cluster=None),

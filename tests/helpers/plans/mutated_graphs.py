@@ -150,6 +150,26 @@ def _result(_: fx.GraphModule, node: fx.Node) -> bool:
     return True
 
 
+def _unwaited(module: fx.GraphModule, node: fx.Node) -> bool:
+    """What a collective gives, read before it has come."""
+    if node.target is not c10d.wait_tensor.default or not node.users:
+        return False
+    node.replace_all_uses_with(node.all_input_nodes[0])
+    module.graph.erase_node(node)
+    return True
+
+
+def _overwritten(module: fx.GraphModule, node: fx.Node) -> bool:
+    """The first operand of a node written to the memory of its result, which is read later."""
+    if not node.users:
+        return False
+    with module.graph.inserting_after(node):
+        view = module.graph.call_function(aten.alias.default, (node,))
+    with module.graph.inserting_after(view):
+        module.graph.call_function(aten.copy_.default, (view, node.args[0]))
+    return True
+
+
 _CHANGES: dict[str, Change] = {
     "reduction": _reduction,
     "dropped": _dropped,
@@ -158,6 +178,8 @@ _CHANGES: dict[str, Change] = {
     "copy": _copied,
     "argument": _argument,
     "result": _result,
+    "not waited for": _unwaited,
+    "overwritten": _overwritten,
 }
 
 #: Words of the nodes that may have each fault.
@@ -169,4 +191,6 @@ _PLACES = {
     "copy": "aten.copy_",
     "argument": "placeholder",
     "result": "output",
+    "not waited for": "wait_tensor",
+    "overwritten": "aten.add",
 }

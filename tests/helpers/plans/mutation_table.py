@@ -34,6 +34,7 @@ from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH
 from partitioner.backends.torch.graphs.phases import RankPhases
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.errors import PartitionerError
+from partitioner.ir.graph import Graph
 from partitioner.ir.program import Programs
 
 #: Relative difference of results that are equal.
@@ -58,7 +59,13 @@ class Case:
         return partitioner.compile(model, example, **{"time_limit_s": 10, **self.options})
 
 
-class _Runner(Protocol):
+class Runner(Protocol):
+    """The programs of a plan, and what becomes of others of its graph."""
+
+    @property
+    def programs(self) -> Programs:
+        """The programs as they are."""
+
     def mutants(self, programs: Programs) -> Iterator[Mutant]:
         """Every mutation of the programs that it can run."""
 
@@ -70,27 +77,37 @@ class _Runner(Protocol):
 
 
 @dataclass(frozen=True)
-class _OnnxRunner:
-    compiled: Compiled
+class OnnxRunner:
+    """The programs of a plan of an ONNX model."""
+
+    graph: Graph
+    programs: Programs
+    feeds: Arrays | None = None  #: Inputs by name; random ones if there are none.
 
     def mutants(self, programs: Programs) -> Iterator[Mutant]:
         kinds = mutants, local_mutants, literal_mutants
         return itertools.chain.from_iterable(make(programs) for make in kinds)
 
     def prove(self, programs: Programs) -> Proof:
-        graph = self.compiled.graph
-        return prove(graph, read_programs(emit_models(programs, graph)))
+        """Prove the messages of all ranks."""
+        return prove(self.graph, read_programs(emit_models(programs, self.graph)))
 
     def run(self, programs: Programs) -> Arrays:
-        graph = self.compiled.graph
-        return run_lockstep(
-            emit_models(programs, graph), random_inputs(graph, 3), optimization="disable"
-        )
+        """The outputs."""
+        feeds = random_inputs(self.graph, 3) if self.feeds is None else self.feeds
+        return run_lockstep(emit_models(programs, self.graph), feeds, optimization="disable")
 
 
 @dataclass(frozen=True)
-class _ModuleRunner:
+class ModuleRunner:
+    """The programs of a plan of a module."""
+
     compiled: ModuleProgram
+
+    @property
+    def programs(self) -> Programs:
+        """The programs as they are."""
+        return self.compiled.programs
 
     def mutants(self, programs: Programs) -> Iterator[Mutant]:
         kinds = mutants, local_mutants, literal_mutants, run_mutants
@@ -140,13 +157,22 @@ class Count:
 def tried(case: Case, most: int | None = None, only: str = "") -> Mapping[str, Count]:
     """Mutate a case's programs; count by kind, of each at most so many, evenly drawn."""
     compiled = case.compiled()
-    runner: _Runner = (
-        _ModuleRunner(compiled) if isinstance(compiled, ModuleProgram) else _OnnxRunner(compiled)
+    runner = (
+        ModuleRunner(compiled)
+        if isinstance(compiled, ModuleProgram)
+        else OnnxRunner(compiled.graph, compiled.programs)
     )
     proof = runner.prove(compiled.programs)
     assert proof, f"{case.name}: {proof}"
+    return tried_programs(case.name, runner, most, only)
+
+
+def tried_programs(
+    name: str, runner: Runner, most: int | None = None, only: str = "", first: int = 0
+) -> Mapping[str, Count]:
+    """Mutate programs that are proven; else as `tried`, from the `first` mutant of a kind on."""
     by_kind: dict[str, list[Mutant]] = {}
-    for mutant in runner.mutants(compiled.programs):
+    for mutant in runner.mutants(runner.programs):
         by_kind.setdefault(mutant.kind, []).append(mutant)
     counts = {}
     right: Arrays | None = None
@@ -155,16 +181,16 @@ def tried(case: Case, most: int | None = None, only: str = "") -> Mapping[str, C
             continue
         step = max(1, -(-len(of) // most)) if most else 1
         count = counts[kind] = Count()
-        for mutant in of[::step]:
+        for mutant in of[first % step :: step]:
             count.mutants += 1
             if not _is_accepted(runner, mutant.programs):
                 count.refused += 1
                 continue
-            right = runner.run(compiled.programs) if right is None else right
+            right = runner.run(runner.programs) if right is None else right
             if _are_equal(runner, mutant.programs, right):
                 count.equal += 1
             else:
-                count.survived.append(f"{case.name}: {mutant.kind}: {mutant.what}")
+                count.survived.append(f"{name}: {mutant.kind}: {mutant.what}")
     return counts
 
 
@@ -175,7 +201,7 @@ def tried_graphs(case: Case, most: int | None = None) -> Mapping[str, Count]:
     """
     compiled = case.compiled()
     assert isinstance(compiled, ModuleProgram)
-    all_ranks, runner = compiled.ranks.all_ranks, _ModuleRunner(compiled)
+    all_ranks, runner = compiled.ranks.all_ranks, ModuleRunner(compiled)
     right = step_as_ordered(all_ranks, *runner.given)
     phases = [of_rank[0] for of_rank in all_ranks.phases]
     by_kind: dict[str, list[GraphMutant]] = {}
@@ -228,14 +254,14 @@ def _arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
     return {name: tensor.detach().double().numpy() for name, tensor in tensors.items()}
 
 
-def _is_accepted(runner: _Runner, programs: Programs) -> bool:
+def _is_accepted(runner: Runner, programs: Programs) -> bool:
     try:
         return bool(runner.prove(programs))
     except PartitionerError:  # the programs contradict each other
         return False
 
 
-def _are_equal(runner: _Runner, programs: Programs, right: Arrays) -> bool:
+def _are_equal(runner: Runner, programs: Programs, right: Arrays) -> bool:
     try:
         with torch.random.fork_rng(devices=[]):
             found = runner.run(programs)
@@ -245,14 +271,17 @@ def _are_equal(runner: _Runner, programs: Programs, right: Arrays) -> bool:
 
 
 def _all_like(found: Arrays, right: Arrays) -> bool:
-    floor = NOTHING * max((np.abs(x).max() for x in right.values() if x.size), default=0.0)
+    floor = NOTHING * max(map(_largest, right.values()), default=0.0)
     return all(_is_like(found.get(name), array, floor) for name, array in right.items())
+
+
+def _largest(array: np.ndarray) -> float:
+    """Largest finite magnitude."""
+    return float(np.abs(array, where=np.isfinite(array), out=np.zeros(array.shape)).max(initial=0))
 
 
 def _is_like(one: np.ndarray | None, other: np.ndarray, floor: float) -> bool:
     if one is None or one.shape != other.shape:
         return False
-    if not one.size:
-        return True
-    most = EQUAL * np.abs(other).max() + floor
-    return bool(np.all(np.abs(one - other) <= most))
+    most = EQUAL * _largest(other) + floor
+    return np.allclose(one.astype(float), other.astype(float), rtol=0, atol=most, equal_nan=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from partitioner.api.verify.symbolic.flat import Flat, Piece, aligned
+from partitioner.api.verify.symbolic.flat import BYTES_OF, Flat, Piece, aligned
 from partitioner.api.verify.symbolic.held import of_one_value, reduced
 from partitioner.api.verify.symbolic.parts import RefusedError
 
@@ -71,6 +71,8 @@ def _reduced(of_ranks: tuple[Piece, ...], how: str) -> Piece:
         (p.shape, p.codes, p.width) != (first.shape, first.codes, first.width) for p in of_ranks
     ):
         raise RefusedError("the ranks give parts of different forms", is_wrong=True)
+    if any(code.startswith(BYTES_OF) for code in first.codes):
+        raise RefusedError("it reduces bytes of elements", is_wrong=True)
     facts = of_one_value(
         {rank: piece.facts for rank, piece in enumerate(of_ranks)},
         lambda held: [reduced([*held.values()], how)],

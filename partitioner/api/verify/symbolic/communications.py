@@ -76,4 +76,5 @@ def _arrived(
         parts = {at: reduced(some, how) if how else some[0] for at, some in pieces.items()}
         return [placed(types, parts, type_.shape)]
 
-    return of_one_value({t.source: sources.get(t.source, ()) for t in arriving}, made)
+    in_place = sorted(arriving, key=lambda t: t.write)
+    return of_one_value({t.source: sources.get(t.source, ()) for t in in_place}, made)

@@ -19,6 +19,8 @@ from partitioner.ir.exchange import Region
 from partitioner.ir.layout import Interval
 
 Box = tuple[Interval, ...]  #: Start and length of a box in each dim.
+#: Begins the code of elements that are written as their bytes.
+BYTES_OF = "bytes of "
 #: Most pieces of a tensor.
 MOST_PIECES = 16_384
 
@@ -102,6 +104,18 @@ class Flat:
         size = math.prod(self.shape) // max(count, 1)
         rows = ((index * size, (index + 1) * size) for index in range(count))
         return [Flat((size,), tuple(self.between([row]))) for row in rows]
+
+    def in_type(self, types: Types, dtype: str) -> Flat:
+        """The elements that have not become other ones in this type."""
+        pieces = (
+            piece
+            if piece.codes
+            else replace(
+                piece, facts=tuple(h for h in piece.facts if types[h.value].dtype == dtype)
+            )
+            for piece in self.pieces
+        )
+        return replace(self, pieces=tuple(pieces))
 
     def coded(self, code: str, width: int = 1) -> Flat:
         """The same elements written in another way; each takes so many of the new ones."""

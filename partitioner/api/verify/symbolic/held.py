@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
+from typing import TypeVar
 
 from partitioner.api.verify.symbolic.parts import (
     RefusedError,
     any_of,
+    are_disjoint,
     covers,
     joined,
     region_text,
     same_region,
 )
-from partitioner.api.verify.symbolic.shares import ALL, NOTHING, Share, together
+from partitioner.api.verify.symbolic.shares import ALL, NOTHING, Box, Share, together
 from partitioner.ir.exchange import Region
 from partitioner.ir.types import TensorType
+
+T = TypeVar("T")
 
 #: Most choices that are tried among parts of one value that are alike.
 _MOST_CHOICES = 64
@@ -58,7 +62,7 @@ def of_one_value(
     found: list[Held] = []
     for value in dict.fromkeys(held.value for facts in sources.values() for held in facts):
         parts = [[held for held in facts if held.value == value] for facts in sources.values()]
-        for chosen in islice(product(*parts), _MOST_CHOICES):
+        for chosen in choices(parts, _are_apart):
             try:
                 found.extend(make(dict(zip(sources, chosen, strict=True))))
             except RefusedError as error:
@@ -69,6 +73,33 @@ def of_one_value(
         raise refused
     texts = dict.fromkeys(str(of[0]) if of else "an unknown value" for of in sources.values())
     raise RefusedError(f"it joins {' and '.join(texts)}", is_wrong=all(sources.values()))
+
+
+def choices(
+    options: Sequence[Sequence[T]], are_apart: Callable[[T, T], bool]
+) -> Iterator[tuple[T, ...]]:
+    """Choose an option for each place, first of all options that are apart from each other.
+
+    Of parts that are alike all hold; those that ranks have together are likely to be apart.
+    """
+    if not all(options):
+        return
+    if any(len(some) > 1 for some in options):
+        spread = list[T]()
+        for some in options:
+            apart = (one for one in some if all(are_apart(one, other) for other in spread))
+            spread.append(next(apart, some[0]))
+        yield tuple(spread)
+    yield from islice(product(*options), _MOST_CHOICES)
+
+
+def _are_apart(one: Held, other: Held) -> bool:
+    """Test whether parts of one value have no element in common, or shares of it no term."""
+    pairs = [*zip(one.region, other.region, strict=True)]
+    if isinstance(one.share, Box) and isinstance(other.share, Box):
+        theirs = dict(other.share.parts)
+        pairs += [(part, theirs[loop]) for loop, part in one.share.parts if loop in theirs]
+    return any(are_disjoint(a, b) for a, b in pairs)
 
 
 def reduced(helds: Sequence[Held], how: str) -> Held:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -156,11 +157,21 @@ class Loops:
             first = 0 if part[0][0] == 0 else max(0, around - near)
             last = min(around + near, last)
         tried = [((at, count),) for at in range(first, min(last, first + _MOST_PLACES) + 1)]
-        return [at for at in tried if agreed(_read(window, at, size), part) is not None]
+        return [at for at in tried if _may_read(window, at, size, part)]
+
+    def slid_in_part(self) -> set[str]:
+        """The loops whose windows slide over a part of a dim, if all of them do, too."""
+        return {
+            single(expr)
+            for index, (dims, held) in enumerate(zip(self.rule.operands, self.reads, strict=False))
+            for expr, part in zip(dims or (), () if held is None else held.region, strict=False)
+            if isinstance(window := self.rule.window(index, expr), Window)
+            and part != whole(window.size)
+        }
 
     def _check_windows(self, slid: Iterable[_Slid], parts: Parts) -> None:
         for name, window, part in slid:
-            if agreed(_read(window, parts[name], self.rule.factors[name].size), part) is None:
+            if not _may_read(window, parts[name], self.rule.factors[name].size, part):
                 raise RefusedError(
                     f"its windows over {name} read another part than {region_text((part,))}",
                     is_wrong=True,
@@ -208,17 +219,18 @@ class Loops:
             pairs = zip(dims, held.region, strict=True)
             regions.append(
                 tuple(
-                    self._place(index, expr, parts) if is_anywhere(part) else part
+                    self._place(index, expr, parts, count_of(part)) if is_anywhere(part) else part
                     for expr, part in pairs
                 )
             )
         return tuple(regions)
 
-    def _place(self, index: int, expr: DimExpr, parts: Parts) -> Intervals:
-        """The part of a dim of an operand, or of a result behind them."""
+    def _place(self, index: int, expr: DimExpr, parts: Parts, count: int = -1) -> Intervals:
+        """The part of a dim of an operand, of so many elements, or of a result behind them."""
         window, name = self.rule.window(index, expr), single(expr)
         if isinstance(window, Window):
-            return _read(window, parts[name], self.rule.factors[name].size)
+            read = _reads(window, parts[name], self.rule.factors[name].size)
+            return next((one for one in read if count_of(one) == count), ())
         if window is not None:
             return _by_position(window, parts[name])
         return dim_part(expr, parts, self.rule.factors)
@@ -329,13 +341,18 @@ def _by_position(window: ByPosition, positions: Intervals) -> Intervals:
     return parts[positions[0][0]]
 
 
-def _read(window: Window, positions: Intervals, count: int) -> Intervals:
-    """The part of a dim that positions of a window read; () if that is not one interval."""
-    if positions == whole(count):
-        return whole(window.size)
-    if len(positions) != 1 or is_anywhere(positions):
-        return ()
-    try:
-        return (window.read(*positions[0]),)
-    except LayoutError:
-        return ()
+def _may_read(window: Window, positions: Intervals, count: int, part: Intervals) -> bool:
+    """Test whether positions of a window, of which there are so many, are of a part of a dim."""
+    return any(agreed(one, part) is not None for one in _reads(window, positions, count))
+
+
+def _reads(window: Window, positions: Intervals, count: int) -> tuple[Intervals, ...]:
+    """The parts of a dim that positions of a window may be given, each of one interval.
+
+    It is what they read; all positions may be given all of the dim, too.
+    """
+    found = [whole(window.size)] if positions == whole(count) else []
+    if len(positions) == 1 and not is_anywhere(positions):
+        with suppress(LayoutError):
+            found.append((window.read(*positions[0]),))
+    return tuple(dict.fromkeys(found))

@@ -29,7 +29,14 @@ from partitioner.api.verify.symbolic.collectives import (
     REDUCE_SCATTER,
     Collective,
 )
-from partitioner.api.verify.symbolic.flat import Flat, Piece, concatenated, facts_of, known
+from partitioner.api.verify.symbolic.flat import (
+    BYTES_OF,
+    Flat,
+    Piece,
+    concatenated,
+    facts_of,
+    known,
+)
 from partitioner.api.verify.symbolic.held import Types
 from partitioner.api.verify.symbolic.micro_batches import Rows, Runs, added, said, sum_of
 from partitioner.api.verify.symbolic.nodes import LocalNode, Rank
@@ -62,7 +69,8 @@ aten = torch.ops.aten
 _COLLECTIVES = frozenset({ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL})
 #: Operators of graphs that files have no nodes for.
 _UNNAMED = frozenset({ALIAS, EITHER, KEEP, REST, STATE, UPDATE})
-_MESSAGE = re.compile(r"message of \d+ on \d+ for \d+ on \d+")
+#: The name of a message: phase and rank that it is of, phase and rank that it is for.
+_MESSAGE = re.compile(r"message of (\d+ on \d+) for (\d+ on \d+)")
 _LAST = "last "  #: Begins the names of phases of a smaller last micro-batch.
 
 
@@ -247,6 +255,8 @@ class _Phase:
     views: dict[fx.Node, tuple[fx.Node, Region]] = field(default_factory=dict)
     #: What was written so far to each new tensor: places and values.
     written: dict[fx.Node, list[tuple[Region, str]]] = field(default_factory=dict)
+    #: What collectives that nobody has waited for will be.
+    started: dict[fx.Node, str] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -272,6 +282,18 @@ class _Phase:
     def _name(self, node: fx.Node) -> str:
         return f"{self.file.which}: {node.name}"
 
+    def _value(self, node: fx.Node) -> str:
+        """Give the value that a node is; BackendError if nothing is sure to be there yet."""
+        if node not in self.named:
+            raise BackendError(f"{self.path}: {node.name} is read before it is whole")
+        return self.named[node]
+
+    def _check_own(self, message: str, end: str) -> None:
+        """Refuse a message whose own end is said to be another phase, or another rank."""
+        own = f"{self.number} on {self.file.header.rank}"
+        if end != own:
+            raise BackendError(f"{self.path}: {message!r} is met in phase {own}")
+
     def _typed(self, name: str, value: Any) -> str:
         if isinstance(value, Tensor):
             self.reader.types[name] = TensorType.of(dtype_word(value.dtype), value.shape)
@@ -279,7 +301,9 @@ class _Phase:
 
     def _argument(self, node: fx.Node, name: str) -> None:
         given = {**self.file.header.inputs, **(self.file.parts or {})}
-        if _MESSAGE.fullmatch(name) and name not in given and name not in self.reader.known:
+        message = _MESSAGE.fullmatch(name)
+        if message and name not in given and name not in self.reader.known:
+            self._check_own(name, message[2])
             self.named[node] = self._typed(self._name(node), node.meta["val"])
             self.reader.receives[name] = self.number
             self.reader.steps.append(Arrival(name, self.named[node]))
@@ -298,11 +322,13 @@ class _Phase:
     def _return(self, values: Any) -> None:
         given = {*self.file.header.inputs, *(self.file.parts or {})}
         for node, name in zip(values, self.file.results, strict=True):
-            if _MESSAGE.fullmatch(name) and name not in given:
+            message = _MESSAGE.fullmatch(name)
+            if message and name not in given:
+                self._check_own(name, message[1])
                 self.reader.sends[name] = self.number
-                self.reader.steps.append(Departure(name, self.named[node]))
+                self.reader.steps.append(Departure(name, self._value(node)))
             else:
-                self.reader.known[name] = self.named[node]
+                self.reader.known[name] = self._value(node)
 
     def _call(self, node: fx.Node) -> None:
         if node.target is getitem or node.op == "get_attr":
@@ -314,15 +340,18 @@ class _Phase:
         if call is None:
             raise BackendError(f"{self.path}: {node.target} is not followed")
         if call.op == "_c10d_functional::wait_tensor":
-            self.named[node] = self.named[node.all_input_nodes[0]]
+            of = node.all_input_nodes[0]
+            self.named[node] = self.named[of] = self.started.pop(of, "") or self._value(of)
         elif call.op.startswith("_c10d_functional::"):
             self._collective(node, call.op.partition("::")[2])
         elif call.target in SENDING:
             self._send(node, call)
         elif not self._assembles(node, call):
             self.reader.steps.append(self._local(node, call))
-            if call.op == "aten::copy_":  # its first operand has these elements from here on
-                self.named[node.all_input_nodes[0]] = self.named[node]
+            if call.op == "aten::copy_":
+                target = node.all_input_nodes[0]
+                if target.op != "placeholder" or len(target.users) > 1:
+                    raise BackendError(f"{self.path}: {node.name} writes to what others may read")
 
     def _assembles(self, node: fx.Node, call: Call) -> bool:
         """Note a new tensor, a view of one, or a write to it; with the last one it is a value."""
@@ -342,7 +371,7 @@ class _Phase:
             self.views[node] = root, at
             return bool(step == 1)
         written = self.written[root]
-        written.append((place, self.named[node.all_input_nodes[1]]))
+        written.append((place, self._value(node.all_input_nodes[1])))
         if len(written) == self._writes(root):
             places, inputs = zip(*written, strict=True)
             name = self._typed(self._name(root), root.meta["val"])
@@ -367,7 +396,7 @@ class _Phase:
         operand, *settings, group = node.args
         assert isinstance(operand, fx.Node)
         ranks = tuple(map(int, re.findall(r"\d+", str(group))))
-        writes = self.named[node] = self._typed(self._name(node), node.meta["val"])
+        writes = self.started[node] = self._typed(self._name(node), node.meta["val"])
         words = [{"product": "prod"}.get(one, one) for one in settings if isinstance(one, str)]
         splits = [tuple(map(int, one)) for one in settings if isinstance(one, list | tuple)]
         self.reader.steps.append(
@@ -375,7 +404,7 @@ class _Phase:
                 name,
                 ranks,
                 self.reader.met[ranks],
-                self.named[operand],
+                self._value(operand),
                 writes,
                 words[0] if words else "",
                 (splits[0], splits[1]) if splits else ((), ()),
@@ -392,7 +421,7 @@ class _Phase:
 
     def _branched(self, node: fx.Node) -> LocalNode:
         predicate, *branches, operands = node.args
-        inputs = tuple(self.named[one] for one in (predicate, *operands))  # type: ignore[misc]
+        inputs = tuple(self._value(one) for one in (predicate, *operands))  # type: ignore[arg-type]
         bodies = (self._body(branch) for branch in branches)  # type: ignore[arg-type]
         return LocalNode(
             self._name(node),
@@ -419,9 +448,7 @@ class _Phase:
                 name = phase.named[node] = phase._typed(phase._name(node), node.meta["val"])
                 inputs[name] = Part(name, None)
             elif node.op == "output":
-                outputs += [
-                    Output(name, name, None) for name in map(phase.named.__getitem__, node.args[0])
-                ]
+                outputs += [Output(name, name, None) for name in map(phase._value, node.args[0])]
             else:
                 phase._call(node)
         return Program(
@@ -454,7 +481,7 @@ class _Phase:
 
     def _local(self, node: fx.Node, call: Call) -> LocalNode:
         own, outputs = self._name(node), self._results(node)
-        inputs = tuple(self.named[one] if one is not None else "" for one in call.operands)
+        inputs = tuple(self._value(one) if one is not None else "" for one in call.operands)
         return LocalNode(
             own,
             call.op,
@@ -546,8 +573,8 @@ def _viewed(call: Call, _: Types, flats: Sequence[Flat], dtype: str) -> Flat | N
     if to == dtype or not flat.shape:
         return flat if to == dtype else None
     width, other = int(item_bytes(dtype)), int(item_bytes(to))
-    viewed = flat.coded(f"bytes of {dtype}", width) if to == "uint8" else None
-    viewed = flat.decoded(f"bytes of {to}", other) if dtype == "uint8" else viewed
+    viewed = flat.coded(f"{BYTES_OF}{dtype}", width) if to == "uint8" else None
+    viewed = flat.decoded(f"{BYTES_OF}{to}", other) if dtype == "uint8" else viewed
     shape = (*flat.shape[:-1], flat.shape[-1] * width // other)
     return None if viewed is None else viewed.reshaped(shape)
 

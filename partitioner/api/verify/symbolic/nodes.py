@@ -32,7 +32,7 @@ from partitioner.ir.ops.table import LocalOp, LocalView, OpView
 from partitioner.ir.types import TensorType
 
 #: Most choices of operands that are tried, of values that are several parts of one.
-_MOST_CHOICES = 16
+_MOST_CHOICES = 64
 #: Most local nodes that stand for one node of the model.
 MOST_NODES = 256
 #: Gives what a body's results are, in terms of a body of the model, from what its operands are.
@@ -254,11 +254,15 @@ def _memo_key(rank: Rank, nodes: Sequence[LocalNode]) -> Hashable | None:
 
 def _moved(model: WholeModel, rank: Rank, node: LocalNode) -> dict[str, list[Held]]:
     """Give what a local node makes by moving elements, whichever node of the model it is."""
-    moved = node.moved(model.graph.types, rank)
+    moved, types = node.moved(model.graph.types, rank), model.graph.types
+    if not moved:
+        return {}
+    name = node.outputs[0]
     if isinstance(moved, Flat):
-        rank.flats[node.outputs[0]] = moved
-        return {node.outputs[0]: [*facts_of(model.graph.types, moved)]}
-    return {node.outputs[0]: [*moved]} if moved else {}
+        moved = moved.in_type(types, rank.types[name].dtype)
+        rank.flats[name] = moved
+        return {name: [*facts_of(types, moved)]}
+    return {name: [*moved]}
 
 
 def _matches(
@@ -466,9 +470,8 @@ class Match:
     def _forms(self, loops: Loops, parts: Parts) -> Iterator[LocalOp]:
         """The nodes that the op table lets a device with these parts run in place of the node."""
         row, rule, factors = row_of(self.node), loops.rule, loops.rule.factors
-        cut = {name for name, part in parts.items() if part != whole(factors[name].size)} - {
-            PENDING
-        }
+        cut = {name for name, part in parts.items() if part != whole(factors[name].size)}
+        cut = (cut | loops.slid_in_part()) - {PENDING}
         if row.localize is None or not cut:
             yield LocalOp((self.node,))
         if row.localize is None:

@@ -281,6 +281,11 @@ def _placed(pieces: Iterable[tuple[Intervals, Intervals]]) -> Iterator[tuple[int
             at += length
 
 
+def are_disjoint(one: Intervals, other: Intervals) -> bool:
+    """Test whether parts have no element in common."""
+    return not intersect(tuple(sorted(one)), tuple(sorted(other)))
+
+
 def covers(regions: Sequence[Region], shape: Sequence[int]) -> bool:
     """Test whether regions tile a value: every element is in exactly one."""
     full = [region for region in regions if all(map(count_of, region))]
@@ -292,7 +297,7 @@ def covers(regions: Sequence[Region], shape: Sequence[int]) -> bool:
         ends = sorted(interval for region in full for interval in region[dim])
         return all(sum(one) <= other[0] for one, other in pairwise(ends))
     return not any(
-        all(intersect(tuple(sorted(a)), tuple(sorted(b))) for a, b in zip(one, other, strict=True))
+        not any(are_disjoint(a, b) for a, b in zip(one, other, strict=True))
         for index, one in enumerate(full)
         for other in full[:index]
     )

@@ -14,10 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from partitioner.api.verify.symbolic.held import Held
+from partitioner.api.verify.symbolic.held import Held, choices
 from partitioner.api.verify.symbolic.loops import Loops, Parts
 from partitioner.api.verify.symbolic.nodes import LocalNode, Match, Rank, WholeModel, unfollowed
-from partitioner.api.verify.symbolic.parts import RefusedError, count_of, likeliest, region_text
+from partitioner.api.verify.symbolic.parts import (
+    RefusedError,
+    are_disjoint,
+    count_of,
+    likeliest,
+    region_text,
+)
 from partitioner.api.verify.symbolic.shares import merged, together
 from partitioner.ir.exchange import Intervals, Region
 from partitioner.ir.graph import Node
@@ -25,9 +31,6 @@ from partitioner.ir.loops.factors import PENDING, Dispatch, names_of
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.ops.table import LocalView, OpView
 from partitioner.ir.rule import Rule
-
-#: Most choices of places of the ranks' parts that are tried.
-_MOST_CHOICES = 64
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,13 @@ def _of_rank(rank: int) -> Iterator[None]:
         raise
 
 
+def _are_apart(one: _Member, other: _Member) -> bool:
+    """Test whether two ranks have no row in common, and no owner."""
+    dispatch = one.rule.dispatch
+    loops = () if dispatch is None else (dispatch.rows, dispatch.owners)
+    return all(are_disjoint(one.parts[loop], other.parts[loop]) for loop in loops)
+
+
 def _results(group: tuple[int, ...], matches: Sequence[Match], node: Node) -> list[dict[str, Held]]:
     """Give what a node's results are on each rank of a group."""
     rule = rule_of(matches[0].graph, node)
@@ -103,7 +113,7 @@ def _results(group: tuple[int, ...], matches: Sequence[Match], node: Node) -> li
     for match in matches:
         with _of_rank(match.rank.rank):
             members.append([*_Member.of(match, rule, rule.dispatch)])
-    for chosen in itertools.islice(itertools.product(*members), _MOST_CHOICES):
+    for chosen in choices(members, _are_apart):
         try:
             return _Exchange(group, node, rule, rule.dispatch, chosen).results()
         except RefusedError as error:
@@ -123,16 +133,27 @@ class _Member:
 
     @classmethod
     def of(cls, match: Match, rule: Rule, dispatch: Dispatch) -> Iterator[_Member]:
-        """Give a rank with all parts that its operands may be of."""
-        reads, count = next(match.operands()), len(rule.operands)
+        """Give a rank with all parts that its operands may be of.
+
+        Raises:
+            RefusedError: They are of none.
+        """
+        count, refused, is_any = len(rule.operands), list[RefusedError](), False
         stated = [
             None if count + slot in dispatch.inside else match.stated(slot)
             for slot in range(len(rule.results))
         ]
-        outside = [None if i in dispatch.inside else held for i, held in enumerate(reads)]
-        own = Loops(rule, outside, stated, needs_place=True)
-        for parts in own.parts():
-            yield cls(match, rule, reads, own, parts)
+        for reads in match.operands():
+            outside = [None if i in dispatch.inside else held for i, held in enumerate(reads)]
+            own = Loops(rule, outside, stated, needs_place=True)
+            try:
+                for parts in own.parts():
+                    is_any = True
+                    yield cls(match, rule, reads, own, parts)
+            except RefusedError as error:
+                refused.append(error)
+        if not is_any:
+            raise likeliest(refused or [RefusedError("its operands are of no iterations")])
 
     def regions(self, inside: Collection[int], parts: Parts) -> tuple[Region, ...]:
         """Give the parts of its operands; those inside are of these parts, or they are refused."""

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 import zipfile
 from collections import Counter
@@ -15,6 +16,7 @@ from torch.nn import functional as fn
 
 import partitioner
 from helpers.modules.transformer_block import Block
+from helpers.plans.mutated_graphs import graph_mutants
 from helpers.plans.mutated_programs import mutants
 from partitioner.api.verify.symbolic.module_files import read_programs
 from partitioner.api.verify.symbolic.prove import prove
@@ -159,6 +161,23 @@ def test_mutations_of_files_are_refused(
     assert ends["WRONG"]
 
 
+@pytest.mark.slow
+def test_memory_that_is_not_yet_or_no_longer_what_it_was_is_refused(tmp_path: Path) -> None:
+    compiled = planned(block, 2, parallel="tp", training=False)
+    compiled.save(tmp_path / "out")
+    phases = [emit_phases(compiled.programs, rank, compiled.graph, CPU) for rank in range(2)]
+    for kind, message in {
+        "not waited for": "all_.* is read before it is whole",
+        "overwritten": "copy_.* writes to what others may read",
+    }.items():
+        mutants = (one for one in graph_mutants(phases) if one.kind == kind)
+        rank, made = next((one.rank, made) for one in mutants if (made := one.make()))
+        write_phases(tmp_path / "out", compiled.programs, made[rank], Origin())
+        with pytest.raises(BackendError, match=message):
+            read_programs(tmp_path / "out")
+        write_phases(tmp_path / "out", compiled.programs, phases[rank], Origin())
+
+
 def spoil(path: Path, change: str) -> None:
     """Change the JSON files of an archive."""
     with zipfile.ZipFile(path) as archive:
@@ -172,6 +191,8 @@ def spoil(path: Path, change: str) -> None:
                 name_of, (value, _) = next(iter(header["parts"].items()))
                 header["parts"][name_of] = [value, None]
             contents[name] = json.dumps(header).encode()
+            if change == "sender":
+                contents[name] = re.sub(rb"(message of \d+ on) 0", rb"\1 7", contents[name])
         elif name.endswith("models/model.json") and change == "reduction":
             contents[name] = data.replace(b'"as_string": "sum"', b'"as_string": "max"')
         elif name.endswith("models/model.json") and change == "operator":
@@ -199,6 +220,14 @@ def test_a_spoilt_file_is_refused_with_the_first_wrong_step(
         spoil(path, change)
     assert main(["verify", str(tmp_path / "out"), "--symbolic"]) == code
     assert capsys.readouterr().out.startswith(message)
+
+
+def test_a_message_in_the_name_of_another_rank_is_refused(tmp_path: Path) -> None:
+    planned(layers, 2, parallel="pp", micro_batches=2, training=False).save(tmp_path / "out")
+    for path in (tmp_path / "out").glob("rank0*.pt2"):
+        spoil(path, "sender")
+    with pytest.raises(BackendError, match=r"of \d on 7 for \d on 1' is met in phase \d on 0"):
+        read_programs(tmp_path / "out")
 
 
 def test_files_of_an_earlier_version_are_refused_in_a_line(

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import partitioner
+from helpers.modules import torch_models
 from helpers.modules.transformer_block import Block
+from helpers.plans.mutated_cases import CASES
 from helpers.plans.mutated_programs import mutants
 from partitioner.api.verify.symbolic.ir_programs import programs_of
 from partitioner.api.verify.symbolic.prove import prove
@@ -235,3 +237,27 @@ def test_a_rank_that_reads_another_parameter_of_the_same_form_is_refused() -> No
     programs = replace(compiled.programs, ranks=(spoilt, *others))
     assert prove(compiled.graph, programs_of(compiled.programs, compiled.graph)).proven
     assert not prove(compiled.graph, programs_of(programs, compiled.graph)).proven
+
+
+def test_a_rank_with_all_windows_that_has_what_they_read_is_proven() -> None:
+    """The middle one of three ranks has all windows of a stride, and not the last row."""
+    build = next(case for case in CASES if case.name == "train spatial 3 odd")
+    proof = build.compiled().verify(symbolic=True)
+    assert proof, str(proof)
+
+
+@pytest.mark.slow
+def test_rows_of_equal_gradients_that_ranks_send_each_other_are_proven() -> None:
+    """The gradient of a mean over space is the same in all rows: any of them are meant."""
+    model = torch_models.build("convnext", training=True)
+    compiled: Any = partitioner.compile(
+        model.module,
+        dict(model.inputs),
+        devices=3,
+        cluster="3xideal",
+        parallel="spatial",
+        training=True,
+        time_limit_s=10,
+    )
+    proof = compiled.verify(symbolic=True)
+    assert proof, str(proof)

@@ -112,8 +112,9 @@ def early() -> Report:
     """A report whose last devices do a little at the beginning of the stream."""
     data = synthetic.report()
     stream = data["timelines"][1]
-    first = stream["lanes"][-2][0]
-    stream["start_s"][first], stream["duration_s"][first] = 0.0, 1e-9
+    for device in (2, 3):
+        first = stream["device"].index(device)
+        stream["start_s"][first], stream["duration_s"][first] = 0.0, 1e-9
     return data
 
 
@@ -410,7 +411,12 @@ class TestPlan:
         in_layer = search(driver, "layer 1")
         assert in_layer
         assert not any("layers.0" in row or "layers.2" in row for row in in_layer)
+        assert in_layer[0].startswith("block")
         assert any(row.startswith("all-reduce") for row in search(driver, "all-reduce"))
+        runs = driver.execute_script("return page.plan.ribbon.lanes[1].runs")
+        assert [row.split()[0] for row in search(driver, runs)] == ["device", "device"]
+        (device,) = search(driver, "device 2")
+        assert device.startswith("device")
         (device,) = search(driver, "2: accelerator")
         assert device.startswith("device")
         driver.find_element(By.ID, "search").send_keys(Keys.ENTER)
@@ -455,6 +461,7 @@ class TestPlan:
 
     def test_a_long_training_graph_has_a_box_for_each_stage_and_pass(self, opened: Opener) -> None:
         driver = opened("long")
+        assert any("layers.3 backward" in row for row in search(driver, "layers.3 backward"))
         places = driver.execute_script(
             "return Object.fromEntries(page.graph.cy.nodes().map((node) =>"
             " [node.data('label').split('\\n').slice(0, 2).join(' '),"

@@ -419,7 +419,7 @@ def _constraints(outcome: Outcome, request: Request) -> Constraints:
 
 
 def _descend(referee: _Referee, asked: Constraints, work: Work) -> None:
-    """Give a referee better plans, by changed blocks and then by nodes, as long as there are.
+    """Give a referee better plans: of changed nodes, then of changed blocks, as long as there are.
 
     Raises:
         OutOfTime: The clock has ended it.
@@ -435,22 +435,22 @@ def _descend(referee: _Referee, asked: Constraints, work: Work) -> None:
     again = True
     while again:
         check()
-        again, groups = False, [referee.plan.nodes[node.name].group for node in graph.nodes]
+        again = _descend_by_nodes(referee, asked, work, check)
+        groups = [referee.plan.nodes[node.name].group for node in graph.nodes]
         for change in block_changes(graph, referee.plan, blocks(graph, groups)):
             check()
             if free.issuperset(change.nodes) and referee.takes(change.of(referee.plan)):
                 again = True
                 break
-        if not again:
-            again = _descend_by_nodes(referee, asked, work, check)
 
 
 def _descend_by_nodes(
     referee: _Referee, asked: Constraints, work: Work, check: Callable[[], None]
 ) -> bool:
-    """Give a referee better plans of changed nodes, and tell whether it took one.
+    """Give a referee better plans of changed nodes, and tell whether there may be more.
 
-    In stages the search estimates a step: what it takes for the best change of a node is simulated.
+    In stages the search estimates a step, so the best change of each node is simulated: with one
+    that is taken, others have other prices.
     """
     before, graph = referee.plan, referee.graph
     near = Neighbourhood(graph, before, referee.cluster, asked, check)
@@ -462,8 +462,8 @@ def _descend_by_nodes(
             check()
             best = best_other(near.alternatives(node))
             if best is not None and referee.takes(near.changed(best.placed)):
-                break
-    return referee.plan is not before
+                return True
+    return False
 
 
 def _with_plan(outcome: Outcome, plan: Plan, figures: Evaluation, request: Request) -> Outcome:

@@ -125,9 +125,9 @@ function movesTable(plan, cost) {
     minWidth: 860,
     rows: moves.map((_, at) => at),
     columns: [
-      text("Block", "label", "2.4fr"),
-      text("Runs on", "at", "1fr"),
-      text("Instead", "to", "1fr"),
+      text("Block", "label", "2fr"),
+      text("Runs on", "at", "1.1fr"),
+      text("Instead", "to", "1.4fr"),
       {
         title: "Cost",
         width: "90px",

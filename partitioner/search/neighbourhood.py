@@ -19,6 +19,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.equal_devices.columns import DeviceColumns
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.prices.reshard import Resharder, remembering
+from partitioner.cost_model.schedule.task_list import schedule
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh, copies_on
@@ -27,7 +28,7 @@ from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Cut
 from partitioner.problem.build import Built, build
 from partitioner.search.outcome import Outcome, OutOfTime, in_order_of_use
-from partitioner.search.request import EXPLICIT_NODES, Request
+from partitioner.search.request import Request
 from partitioner.solver.joint.incumbents import NODE_STEPS
 from partitioner.solver.joint.local_search import MOVE_STEPS, Goal, State, descend, peaks, tables
 from partitioner.solver.progress import ROUNDING
@@ -46,6 +47,9 @@ MAX_PAIRS = 400_000
 PAIR_DEVICES = 8
 #: Plans times nodes above which they are not priced where each is timed: 200,000 take a second.
 MAX_TIMED = 1_000_000
+#: Tasks of a step times nodes, above which the other strategies of nodes in stages are not priced:
+#: the step is simulated once for each node.
+MAX_SIMULATED = 2_000_000
 #: Nodes of the graph times plans with a changed block: of more, the first are priced, for each
 #: makes a schedule.
 MAX_MOVES = 40_000
@@ -148,11 +152,19 @@ class Neighbourhood:
     def is_priced_soon(self) -> bool:
         """Tell whether there are so few plans that all of them are priced in seconds."""
         nodes, devices = len(self.graph.nodes), len(self.cluster)
-        pairs = self.pairs * max(1.0, devices / PAIR_DEVICES)
-        if nodes * devices > MAX_PRICED or pairs > MAX_PAIRS:
+        if nodes * devices > MAX_PRICED:
+            return False
+        if self.pairs * max(1.0, devices / PAIR_DEVICES) > MAX_PAIRS:
             return False
         plans = sum(map(len, self._candidates.values()))
         return not self._waits or plans * nodes <= MAX_TIMED
+
+    @cached_property
+    def is_simulated_soon(self) -> bool:
+        """Tell whether a change of each node is simulated in seconds: tasks times nodes."""
+        placed = tuple(self.placed.values())
+        tasks = schedule(self.graph, placed, self.cluster, pipeline=self.plan.pipeline)
+        return sum(map(tasks.times, tasks.tasks)) * len(self.graph.nodes) <= MAX_SIMULATED
 
     def descend(self, referee: _Referee, work: Work) -> None:
         """Change single nodes, and runs of them, as long as the referee prices the plan lower."""
@@ -378,32 +390,15 @@ class _Referee:
         return True
 
 
-def why_not_improved(graph: Graph, plan: Plan, cluster: Cluster) -> str:
-    """Name the plans of which no changes are tried, if this is one; else "".
-
-    They are tried of requests in inference that run at once, of as many nodes and devices as have
-    columns: a training step is cut as its stored values are, which a change of one node leaves.
-    """
-    if plan.blocks:
-        return "in blocks"
-    if plan.micro_batches:
-        return "in micro-batches"
-    if graph.backward:
-        return "of training"
-    return "as large" if len(graph.nodes) * len(cluster) > EXPLICIT_NODES else ""
-
-
 def improved(outcome: Outcome, cluster: Cluster, request: Request, work: Work) -> Outcome:
     """The outcome with a plan that no change of a node or block makes cheaper, as far as they go.
 
-    Nothing is tried of plans that are proven to cost the least, and of those that
-    `why_not_improved` names. Where the clock ends the descent, the certificate says so.
+    Nothing is tried of plans that are proven to cost the least, and of those in blocks, whose
+    rounds have one decision. Where the clock ends the descent, the certificate says so.
     """
-    if outcome.certificate.gap <= ROUNDING or why_not_improved(
-        outcome.graph, outcome.plan, cluster
-    ):
+    if outcome.certificate.gap <= ROUNDING or outcome.plan.blocks:
         return outcome
-    asked = (outcome.request or request).constraints
+    asked = _constraints(outcome, outcome.request or request)
     referee = _Referee(outcome.graph, cluster, request.objective, outcome.plan, outcome.evaluation)
     with suppress(OutOfTime):
         _descend(referee, asked, work)
@@ -412,6 +407,15 @@ def improved(outcome: Outcome, cluster: Cluster, request: Request, work: Work) -
         outcome = _with_plan(outcome, referee.plan, referee.figures, request)
     is_open = outcome.certificate.gap > request.gap
     return outcome.stopped() if work.stopped and is_open else outcome
+
+
+def _constraints(outcome: Outcome, request: Request) -> Constraints:
+    """The constraints on the nodes of a plan, in stages with those of kinds of parallelism."""
+    count, sizes = outcome.plan.micro_batches, {mesh.size() for mesh in outcome.plan.groups}
+    if not count or request.parallel is None or max(sizes) == 1:
+        return request.constraints
+    inside = request.inside_stages(max(sizes), count).over(max(sizes)).on(outcome.graph)
+    return request.constraints.joined(replace(inside.constraints, pins=()))
 
 
 def _descend(referee: _Referee, asked: Constraints, work: Work) -> None:
@@ -431,16 +435,35 @@ def _descend(referee: _Referee, asked: Constraints, work: Work) -> None:
     again = True
     while again:
         check()
-        near = Neighbourhood(graph, referee.plan, referee.cluster, asked, check)
-        if near.is_priced_soon:
-            near.descend(referee, work)
-        again = False
+        again = _descend_by_nodes(referee, asked, work, check)
         groups = [referee.plan.nodes[node.name].group for node in graph.nodes]
         for change in block_changes(graph, referee.plan, blocks(graph, groups)):
             check()
             if free.issuperset(change.nodes) and referee.takes(change.of(referee.plan)):
                 again = True
                 break
+
+
+def _descend_by_nodes(
+    referee: _Referee, asked: Constraints, work: Work, check: Callable[[], None]
+) -> bool:
+    """Give a referee better plans of changed nodes, and tell whether there may be more.
+
+    In stages the search estimates a step, so the best change of each node is simulated: with one
+    that is taken, others have other prices.
+    """
+    before, graph = referee.plan, referee.graph
+    near = Neighbourhood(graph, before, referee.cluster, asked, check)
+    if not near.is_priced_soon:
+        return False
+    near.descend(referee, work)
+    if referee.plan is before and before.pipeline is not None and near.is_simulated_soon:
+        for node in graph.nodes:
+            check()
+            best = best_other(near.alternatives(node))
+            if best is not None and referee.takes(near.changed(best.placed)):
+                return True
+    return False
 
 
 def _with_plan(outcome: Outcome, plan: Plan, figures: Evaluation, request: Request) -> Outcome:

@@ -8,21 +8,23 @@ from partitioner.foundations import units
 from partitioner.ir.graph import Node
 from partitioner.report.planned import Planned
 from partitioner.report.schema import contains
-from partitioner.search.neighbourhood import why_not_improved
 
 
-def not_taken(result: Planned, nodes: Sequence[Node]) -> str:
-    """Say why a plan has no other strategy of some nodes, with which its step would be shorter."""
+def not_taken(result: Planned, nodes: Sequence[Node], better: str = "throughput") -> str:
+    """Say why a plan has no other strategy of some nodes, with which an objective would be better.
+
+    The objective is that of the plan, or `throughput` of a change whose step is known.
+    """
     bound = list(dict.fromkeys(text for node in nodes for text in constraints_on(result, node)))
     cert = result.plan.certificate
-    if result.objective != "throughput":
+    if result.objective != better:
         return f"a shorter step was not asked for: the plan's objective is {result.objective}"
     if bound:
         return f"constrained by {'; '.join(bound)}"
     if cert is None:
         return "the plan was not searched for"
-    if kind := why_not_improved(result.graph, result.plan, result.cluster):
-        return f"changes of single operators are not searched of plans {kind}"
+    if result.plan.blocks:
+        return "changes of single operators are not searched of plans in blocks"
     gap = f"a gap of {units.share(cert.gap)}"
     if cert.status == "time_limit":
         return f"the time limit ended the search with {gap}: a longer --time-limit may find it"

@@ -64,9 +64,6 @@ from partitioner.search.neighbourhood import (
     block_changes,
 )
 
-#: Tasks of a step times nodes, above which the other strategies of nodes in stages are not priced:
-#: the step is simulated once for each node.
-MAX_SIMULATED = 2_000_000
 #: Of a space whose plan costs less than so many times as much, the difference is told.
 NEARLY = 1.05
 #: Of costs, what may be of rounding.
@@ -367,15 +364,16 @@ def _runner_up(
             changed, chosen_s = near.evaluated(best), result.evaluation.step_s
             step_s, fits = changed.step_s, changed.fits_exactly
     else:  # the step is simulated
-        schedule, figures = result.schedule, result.evaluation
-        if sum(map(schedule.times, schedule.tasks)) * len(result.graph.nodes) > MAX_SIMULATED:
+        if not near.is_simulated_soon:
             return None
         try:
             changed = near.evaluated(best)
         except PhaseError:
             return None
-        step_s, chosen_s = changed.step_s, figures.step_s
-        work_s, chosen_work_s = (math.fsum(of.load_s.values()) for of in (changed, figures))
+        step_s, chosen_s = changed.step_s, result.evaluation.step_s
+        work_s, chosen_work_s = (
+            math.fsum(of.load_s.values()) for of in (changed, result.evaluation)
+        )
         fits = changed.fits_exactly
     return RunnerUp(
         group=str(best.placed.mesh),
@@ -469,9 +467,12 @@ def block_moves(result: Planned, outer: Sequence[Block]) -> list[BlockMoveRow]:
     """The changes of whole blocks that the plan's rules allow, the cheapest that fits first.
 
     A block moves to the groups, or stages, that it exchanges values with, or is not cut over an
-    axis; all other nodes keep their decisions, and the referee prices the changed plan.
+    axis; all other nodes keep their decisions, and the referee prices the changed plan. A plan in
+    blocks has none, for the search takes none of it.
     """
     graph, plan = result.graph, result.plan
+    if plan.blocks:
+        return []
     names = [node.name for node in graph.nodes]
     moves: list[BlockMoveRow] = []
     for change in block_changes(graph, plan, outer):
@@ -495,7 +496,7 @@ def block_moves(result: Planned, outer: Sequence[Block]) -> list[BlockMoveRow]:
                 fits=figures.fits_exactly,
                 reason=why(result.evaluation, figures, more, result.objective)
                 if more >= -NONE * result.cost or not figures.fits_exactly
-                else not_taken(result, [graph.by_name[name] for name in nodes]),
+                else not_taken(result, [graph.by_name[name] for name in nodes], result.objective),
             )
         )
     return sorted(moves, key=lambda move: (not move["fits"], move["change"] < 0, move["change"]))

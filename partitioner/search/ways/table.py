@@ -82,12 +82,10 @@ class Table:
         if is_short and not self.request.is_pipelined:
             room = sum(device.memory_bytes for device in self.cluster.devices) / sum(self._held)
             share = max(LEAST_SHARE, FIRST_SHARE * min(1.0, room / 2))
-        is_changed = not (self.request.is_pipelined or self.training)
-        of_ways = budget.of_clock(1 / (1 - LAST_SHARE)) if is_changed else budget
         return Weighing(
             ways,
             self.request,
-            of_ways,
+            budget.of_clock(1 / (1 - LAST_SHARE)),
             is_short=is_short,
             first_share=share,
             memory_bytes=max(device.memory_bytes for device in self.cluster.devices),

@@ -68,6 +68,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "plan": synthetic.report(),
         "equal": equal(),
         "training": training(),
+        "long": training(layers=160, stages=8),
+        "early": early(),
         "overlapping": synthetic.report(layers=2, overlapping=True),
         "hostile": synthetic.report(layers=2, names=HOSTILE),
         "large": synthetic.report(layers=357, devices=8, requests=(1, 2)),
@@ -86,17 +88,33 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def training() -> Report:
-    """A report of two layers forward, and of the same backward."""
-    data = synthetic.report(layers=4)
+def training(layers: int = 4, stages: int = 1) -> Report:
+    """A report of half of the layers forward, and of the same backward, in stages."""
+    data = synthetic.report(layers=layers, devices=4 * stages)
     data["ribbon"]["training"] = True
     for block in data["blocks"]:
         layer = int(block["label"].split("/")[0].removeprefix("layers."))
-        if layer > 1:
-            block["label"] = block["label"].replace(f"layers.{layer}", f"layers.{3 - layer}")
+        if layer >= layers // 2:
+            twin = layers - 1 - layer
+            block["label"] = block["label"].replace(f"layers.{layer}", f"layers.{twin}")
             block["part"] = "backward"
     for node in data["nodes"]:
-        node["group"] = 0
+        node["group"] = min(node["group"], 2 * stages - 1 - node["group"])
+    if stages > 1:
+        gradient = synthetic.report(layers=0)["terminals"][1] | {"name": "gradient"}
+        data["terminals"].append(
+            {**gradient, "nodes": [data["blocks"][len(data["blocks"]) // 2]["last"]]}
+        )
+    return data
+
+
+def early() -> Report:
+    """A report whose last devices do a little at the beginning of the stream."""
+    data = synthetic.report()
+    stream = data["timelines"][1]
+    for device in (2, 3):
+        first = stream["device"].index(device)
+        stream["start_s"][first], stream["duration_s"][first] = 0.0, 1e-9
     return data
 
 
@@ -393,7 +411,12 @@ class TestPlan:
         in_layer = search(driver, "layer 1")
         assert in_layer
         assert not any("layers.0" in row or "layers.2" in row for row in in_layer)
+        assert in_layer[0].startswith("block")
         assert any(row.startswith("all-reduce") for row in search(driver, "all-reduce"))
+        runs = driver.execute_script("return page.plan.ribbon.lanes[1].runs")
+        assert [row.split()[0] for row in search(driver, runs)] == ["device", "device"]
+        (device,) = search(driver, "device 2")
+        assert device.startswith("device")
         (device,) = search(driver, "2: accelerator")
         assert device.startswith("device")
         driver.find_element(By.ID, "search").send_keys(Keys.ENTER)
@@ -435,6 +458,32 @@ class TestPlan:
         legend = driver.find_element(By.ID, "graph-legend").text
         assert "block" in legend
         assert "whole" not in legend  # no node is
+
+    def test_a_long_training_graph_has_a_box_for_each_stage_and_pass(self, opened: Opener) -> None:
+        driver = opened("long")
+        assert any("layers.3 backward" in row for row in search(driver, "layers.3 backward"))
+        places = driver.execute_script(
+            "return Object.fromEntries(page.graph.cy.nodes().map((node) =>"
+            " [node.data('label').split('\\n').slice(0, 2).join(' '),"
+            " [node.position('x'), node.position('y')]]))"
+        )
+        boxes = [(label, *at) for label, at in places.items() if label[0] == "+"]
+        assert len(boxes) == 16
+        rows = []
+        for stage in range(8):
+            name = f"+ layers.{10 * stage} \u2026 layers.{10 * stage + 9}"
+            own = [box for box in boxes if box[0].startswith(name)]
+            (_, x, y), (backward, x_backward, y_backward) = own
+            assert "backward" in backward
+            assert x < x_backward
+            assert y == y_backward
+            rows.append(y)
+        assert rows == sorted(rows)
+        x, y = places["output gradient"]
+        assert x > x_backward
+        assert y in rows
+        legend = driver.find_element(By.ID, "graph-legend").text
+        assert "more" not in legend
 
     @pytest.mark.slow
     def test_blocks_open_and_close(self, opened: Opener) -> None:
@@ -1251,7 +1300,13 @@ def test_the_timeline_of_a_throughput_plan_opens_on_the_stream(opened: Opener) -
         "return page.timeline.chart.getOption().series.find((s) => s.id === 'phases').data"
     )
     assert len(named) == 3  # fill, steady state, drain
+    filled = named[0][2]
     assert [named[0][0], named[2][2]] == [
         0,
         driver.execute_script("return page.timeline.line.end_s"),
     ]
+    driver = opened("early", view="timeline")
+    named = driver.execute_script(
+        "return page.timeline.chart.getOption().series.find((s) => s.id === 'phases').data"
+    )
+    assert named[0][2] > 0.9 * filled  # a little does not fill it

@@ -13,7 +13,11 @@ function hasLadder(plan) {
 /** The level around all as a ladder: a module's forward and backward pass are in one row. */
 function inLadder(plan, visible, level) {
   const items = new Map(visible.items.map((item) => [item.id, item]));
-  const sides = rungSides(plan, items, level.nodes);
+  const asides = asidesOf(items, level);
+  const begins = firstBackward(plan);
+  const sideOf = (id) => rungOf(plan, items, { id }, begins).side;
+  const beside = ({ id }) => asides.has(id) && sideOf(asides.get(id)) === "backward";
+  const sides = rungSides(plan, items, level.nodes.filter((one) => !beside(one)));
   const rows = rungRows(sides);
   const wide = (side) => Math.max(0, ...sides[side].map(({ node }) => node.width));
   const apart = (wide("forward") + wide("backward")) / 2 + SIDE_GAP;
@@ -27,6 +31,7 @@ function inLadder(plan, visible, level) {
     y += height + gap;
   }
   rows.forEach((row, at) => row.forEach(({ node }) => (places.get(node.id).row = at)));
+  placeBeside(places, asides, level.nodes.filter(beside), apart + wide("backward") / 2);
   const nodes = level.nodes.map((node) => ({ ...node, ...places.get(node.id) }));
   const outer = { forward: -wide("forward") / 2 - 20, backward: apart + wide("backward") / 2 + 20 };
   const middle = (wide("forward") - wide("backward") + apart) / 2;
@@ -39,10 +44,35 @@ function inLadder(plan, visible, level) {
   return bounded(nodes, routes);
 }
 
+function firstBackward(plan) {
+  const backward = plan.blocks.filter(({ part, parent }) => part === "backward" && parent < 0);
+  return Math.min(...backward.map(({ first }) => first));
+}
+
+/** The item that makes each output, of those that one alone makes. */
+function asidesOf(items, level) {
+  const makers = new Map();
+  for (const { from, to } of level.routes)
+    if (items.get(to)?.kind === "output") makers.set(to, makers.has(to) ? null : from);
+  return new Map([...makers].filter(([, maker]) => maker));
+}
+
+/** Places outputs beside what makes them in the backward pass, as gradients, below each other. */
+function placeBeside(places, asides, nodes, edge) {
+  const x = edge + 44 + 8 * WIRES;
+  const lowest = new Map();
+  for (const { id, width, height } of nodes) {
+    const maker = asides.get(id);
+    const { y, row } = places.get(maker);
+    const top = lowest.get(maker) ?? y - height / 2;
+    places.set(id, { x: x + width / 2, y: top + height / 2, side: "backward", row });
+    lowest.set(maker, top + height + 10);
+  }
+}
+
 /** The items of each side in the order of their nodes, the backward ones from the last. */
 function rungSides(plan, items, nodes) {
-  const backward = plan.blocks.filter(({ part, parent }) => part === "backward" && parent < 0);
-  const begins = Math.min(...backward.map(({ first }) => first));
+  const begins = firstBackward(plan);
   const sides = { forward: [], backward: [] };
   for (const node of nodes) {
     const rung = rungOf(plan, items, node, begins);

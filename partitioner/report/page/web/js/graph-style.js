@@ -173,7 +173,10 @@ function shapeOf(plan, item) {
 
 /** The legend under the graph. */
 function graphLegend(plan) {
-  const used = [...new Set(plan.nodes.map((node) => node.group))].sort((a, b) => a - b);
+  const byName = new Map(); // groups of the same devices, as of two stages, look alike
+  for (const { group } of [...plan.nodes].sort((a, b) => a.group - b.group))
+    if (!byName.has(plan.groupNames[group])) byName.set(plan.groupNames[group], group);
+  const used = [...byName.values()];
   const groups = used.slice(0, 16).map((group) => {
     const swatch = el("span", {
       class: "swatch",

@@ -47,9 +47,15 @@ function startOverview(plan) {
 
 function overviewLegend(view) {
   const { boxes, training } = view.plan.ribbon;
-  const used = new Set(boxes.flatMap((box) => box.cuts.flatMap((cut) => cut.words)));
+  const cuts = boxes.flatMap((box) => box.cuts);
+  const used = new Set(cuts.flatMap((cut) => cut.words));
+  const coloured = new Set(
+    cuts.filter(({ words }) => words.some((word) => word !== "replicated")).map(({ axis }) => axis),
+  );
   return [
-    ...view.axes.map((axis) => key(axisColour(view, axis), `mesh axis ${plain(axis)}`)),
+    ...view.axes
+      .filter((axis) => coloured.has(axis))
+      .map((axis) => key(axisColour(view, axis), `mesh axis ${plain(axis)}`)),
     ...Object.entries(CUT_LETTERS)
       .filter(([word]) => used.has(word))
       .map(([, [letter, words]]) => el("span", { class: "key" }, el("b", {}, letter), words)),

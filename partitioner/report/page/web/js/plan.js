@@ -58,38 +58,90 @@ function depthOf(blocks, block) {
   return block.parent < 0 ? 0 : 1 + depthOf(blocks, blocks[block.parent]);
 }
 
-/** Folds runs of a level that is too long to draw into blocks of the page's own. */
+/**
+ * Folds a level that is too long to draw into blocks of the page's own.
+ *
+ * They hold what runs in one stage, or on one group of devices, if there are many of these; else
+ * runs of the level. Forward and backward passes stay apart, and have equal names.
+ */
 function foldLevel(plan, level) {
   const items = plan.children[level + 1];
   if (items.length <= FOLD_ABOVE) return;
-  const length = Math.ceil(Math.sqrt(items.length));
-  const folded = [];
-  for (let at = 0; at < items.length; at += length) {
-    const run = items.slice(at, at + length);
+  const parts = partsOf(plan, items);
+  const chunks = chunksOf(plan, items, parts);
+  const names = chunkNames(plan, items, parts, chunks);
+  const runs = new Map();
+  items.forEach((item, at) => {
+    const key = `${chunks[at]} ${parts[at]}`;
+    if (!runs.has(key)) runs.set(key, { chunk: chunks[at], part: parts[at], held: [] });
+    runs.get(key).held.push(item);
+  });
+  plan.children[level + 1] = [...runs.values()].map(({ chunk, part, held }) => {
     const index = plan.blocks.length;
-    const last = run[run.length - 1];
     plan.blocks.push({
-      label: `${itemLabel(plan, run[0])} … ${itemLabel(plan, last)}`,
-      first: run[0].at,
-      last: last.block === undefined ? last.node : plan.blocks[last.block].last,
-      nodes: run.flatMap((item) =>
-        item.block === undefined ? [item.node, item.node] : plan.blocks[item.block].nodes,
-      ),
-      part: "forward",
+      label: names.get(chunk),
+      first: held[0].at,
+      last: Math.max(...held.map(({ at, block }) => (block === undefined ? at : plan.blocks[block].last))),
+      nodes: held.flatMap(({ node, block }) => (block === undefined ? [node, node] : plan.blocks[block].nodes)),
+      part,
       parent: level,
       kind: -1,
       index: 0,
       count: 1,
     });
-    for (const item of run) if (item.block !== undefined) plan.blocks[item.block].parent = index;
-    plan.children[index + 1] = run;
-    folded.push({ block: index, at: run[0].at });
-  }
-  plan.children[level + 1] = folded;
+    for (const { block } of held) if (block !== undefined) plan.blocks[block].parent = index;
+    plan.children[index + 1] = held;
+    return { block: index, at: held[0].at };
+  });
+}
+
+/** The pass of each item: of a single node that of where it stands. */
+function partsOf(plan, items) {
+  const backward = items.filter(({ block }) => plan.blocks[block]?.part === "backward");
+  const begins = backward.length ? Math.min(...backward.map(({ at }) => at)) : Infinity;
+  return items.map(({ at, block }) => plan.blocks[block]?.part ?? (at < begins ? "forward" : "backward"));
+}
+
+/** The number of the stage, or group, or run that each item is folded into. */
+function chunksOf(plan, items, parts) {
+  const places = items.map(({ at, block }) => {
+    const node = plan.nodes[block === undefined ? at : plan.blocks[block].nodes[0]];
+    return node.stage ?? node.group;
+  });
+  if (2 * new Set(places).size >= Math.sqrt(items.length)) return places;
+  const length = Math.ceil(Math.sqrt(items.length));
+  const known = new Map();
+  let [forward, last] = [0, 0];
+  items.forEach((item, at) => {
+    if (parts[at] !== "forward") return;
+    last = Math.floor(forward++ / length);
+    if (item.block !== undefined) known.set(plan.blocks[item.block].label, last);
+  });
+  forward = 0;
+  return items.map((item, at) => {
+    if (parts[at] === "forward") return Math.floor(forward++ / length);
+    return (last = known.get(plan.blocks[item.block]?.label) ?? last);
+  });
+}
+
+/** The name of each chunk: its first and last block of the forward pass, or what it has else. */
+function chunkNames(plan, items, parts, chunks) {
+  const held = new Map();
+  items.forEach((item, at) => {
+    const rank = (parts[at] === "forward" ? 0 : 2) + (item.block === undefined ? 1 : 0);
+    if (!held.has(chunks[at])) held.set(chunks[at], [[], [], [], []]);
+    held.get(chunks[at])[rank].push(itemLabel(plan, item));
+  });
+  return new Map(
+    [...held].map(([chunk, ranks]) => {
+      const names = ranks.find((some) => some.length);
+      return [chunk, [...new Set([names[0], names.at(-1)])].join(" … ")];
+    }),
+  );
 }
 
 function itemLabel(plan, item) {
-  return item.block === undefined ? `node ${item.node}` : short(plan.blocks[item.block].label, 24);
+  return item.block === undefined ? shortName(plan.nodes[item.node]) : short(plan.blocks[item.block].label, 24);
 }
 
 /** Innermost block of each node, -1 for none. */

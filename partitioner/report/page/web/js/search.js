@@ -1,8 +1,8 @@
 // Search by what the page shows: a combobox over a listbox.
 //
 // Nodes are found by name and type, by the tensors that they read and make, and by the module or
-// layer that holds them; blocks, parts of the overview, communications and devices by their names.
-// A path may be written with dots or with slashes.
+// layer that holds them; blocks, parts of the overview, communications and devices by their names,
+// devices also by their stages and by what they run. A path may have dots or slashes.
 
 const SEARCH_SHOWN = 60;
 
@@ -80,9 +80,10 @@ function searchEntries(plan, overview) {
   const at = (group) => `@${plan.groupNames[group]}`;
   const ofNode = (id) => ({ item: { type: "node", id }, where: at(plan.nodes[id].group) });
   const entries = plan.nodes.map(({ op, name }, id) => ({ kind: op, name, ...ofNode(id) }));
-  plan.blocks.forEach(({ label: name }, id) =>
-    entries.push({ kind: "block", name, item: { type: "block", id }, where: "" }),
-  );
+  plan.blocks.forEach(({ label, part }, id) => {
+    const name = part === "backward" ? `${label} backward` : label;
+    entries.push({ kind: "block", name, item: { type: "block", id }, where: "" });
+  });
   plan.ribbon.boxes.forEach((box, index) => {
     const name = boxName(plan, box);
     const where = `@${deviceText(plan, devicesOfBox(overview, box))}`;
@@ -103,13 +104,22 @@ function searchEntries(plan, overview) {
     }),
   );
   laneNames(plan).forEach((name, id) =>
-    entries.push({ kind: "device", name, item: { type: "device", id }, where: "" }),
+    entries.push({ kind: "device", name, also: laneWords(plan, id), item: { type: "device", id }, where: "" }),
   );
   for (const entry of entries) {
     entry.text = searchable(entry.name);
+    entry.also = (entry.also ?? []).map(searchable);
     entry.type = entry.kind.toLowerCase();
   }
   return entries;
+}
+
+/** What the page says of a lane beside its name: its devices, its stages and what it runs. */
+function laneWords(plan, id) {
+  const rows = plan.ribbon.lanes.filter(({ devices }) => devices.includes(id));
+  const stages = rows.flatMap((row) => [stageText(row), ...row.stages.map((stage) => `stage ${stage}`)]);
+  const where = deviceText(plan, [id]);
+  return [`device ${where}`, `devices ${where}`, ...stages, ...rows.map(({ runs }) => runs)];
 }
 
 /**
@@ -121,11 +131,14 @@ function searchEntries(plan, overview) {
 function searchHits(plan, entries, text) {
   const number = /^layers? (\d+)$/.exec(text)?.[1];
   const layer = number === undefined ? null : new RegExp(`[a-z_]\\.${number}(\\.|$)`);
+  const ends = number === undefined ? null : new RegExp(`[a-z_]\\.${number}( backward)?$`);
   const has = (name) => name.includes(text) || Boolean(layer?.test(name));
   const ranked = entries.map((entry, at) => {
-    const { text: name, type } = entry;
-    const whole = name === text || name.endsWith(`.${text}`);
-    const ranks = [type === text, type.startsWith(text), whole, has(name), type.includes(text)];
+    const { text: name, type, also } = entry;
+    const said = name === text || name.endsWith(`.${text}`) || also.includes(text);
+    const whole = said || Boolean(ends?.test(name));
+    const other = type.includes(text) || also.some((words) => words.includes(text));
+    const ranks = [type === text, type.startsWith(text), whole, has(name), other];
     return [ranks.indexOf(true), at, entry];
   });
   ranked.sort((a, b) => a[0] - b[0] || a[1] - b[1]);

@@ -6,11 +6,13 @@ function firstTimeline(plan) {
   return Math.max(0, plan.timelines.findIndex((timeline) => timeline.requests > 1));
 }
 
+const IDLE_SHARE = 0.02; // of a lane's work, before and after which it is not in the stream
+
 /**
  * Fill, steady state and drain of a stream: [[name, from, to], ...].
  *
  * The stream is filled once all devices that do anything have begun, and drains from when the
- * first of them is done; none if no time lies between.
+ * first of them is done, but for little that stands apart; none if no time lies between.
  */
 function streamPhases(line) {
   if (line.requests < 2 || line.turn !== "request") return [];
@@ -19,8 +21,10 @@ function streamPhases(line) {
   for (let at = 0; at < line.lanes.length; at += 2) {
     const events = [...line.lanes[at], ...line.lanes[at + 1]];
     if (!events.length) continue;
-    begun.push(Math.min(...events.map((event) => line.start_s[event])));
-    done.push(Math.max(...events.map((event) => endOf(line, event))));
+    events.sort((a, b) => line.start_s[a] - line.start_s[b]);
+    begun.push(line.start_s[past(line, events)]);
+    events.sort((a, b) => endOf(line, b) - endOf(line, a));
+    done.push(endOf(line, past(line, events)));
   }
   const [filled, drains] = [Math.max(...begun), Math.min(...done)];
   if (!begun.length || filled >= drains) return [];
@@ -29,6 +33,13 @@ function streamPhases(line) {
     ["steady state", filled, drains],
     ["drain", drains, line.end_s],
   ].filter(([, from, to]) => to > from);
+}
+
+/** The first of some events with which more than `IDLE_SHARE` of their seconds are done. */
+function past(line, events) {
+  const secondsOf = (event) => endOf(line, event) - line.start_s[event];
+  let left = IDLE_SHARE * events.reduce((sum, event) => sum + secondsOf(event), 0);
+  return events.find((event) => (left -= secondsOf(event)) < 0) ?? events[0];
 }
 
 /** The name of a part of the stream, at the top of the lanes, and a line where it ends. */

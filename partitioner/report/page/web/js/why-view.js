@@ -12,7 +12,8 @@ function startWhy(plan) {
   byId("why-spaces").append(...(rows.length ? rows : ["The plan does not say what was searched."]));
   const nodes = plan.nodes.flatMap((row, index) => (row.runner_up ? [index] : []));
   nodes.sort((a, b) => rankOf(plan, a) - rankOf(plan, b));
-  byId("why-count").append(`${count(nodes.length)} operators`);
+  byId("why-count").append(nodes.length ? `${count(nodes.length)} operators` : "none was priced");
+  byId("why-nodes").hidden = !nodes.length;
   const table = makeTable({
     label: "Best other strategies",
     minWidth: 760,
@@ -124,9 +125,9 @@ function movesTable(plan, cost) {
     minWidth: 860,
     rows: moves.map((_, at) => at),
     columns: [
-      text("Block", "label", "1.2fr"),
-      text("Runs on", "at", "0.9fr"),
-      text("Instead", "to", "0.9fr"),
+      text("Block", "label", "2fr"),
+      text("Runs on", "at", "1.1fr"),
+      text("Instead", "to", "1.4fr"),
       {
         title: "Cost",
         width: "90px",
@@ -136,7 +137,7 @@ function movesTable(plan, cost) {
       },
       {
         title: "Reason",
-        width: "4fr",
+        width: "3fr",
         value: (at) => moves[at].reason,
         cell: (at) => el("span", { title: plain(moves[at].reason) }, plain(moves[at].reason)),
       },

@@ -212,6 +212,7 @@ FORMS: Mapping[str, Form] = {
     "names": Form(several(str)),
     "sizes": Form(several(memory)),
     "counts": Form(several(positive)),
+    "naturals": Form(several(natural)),
     "page": Form(output_file((".html", ".htm"))),
 }
 

@@ -43,6 +43,9 @@ def run(
     optimization: OptimizationLevel = None,
     seed: InputSeed = 0,
     requests: Annotated[int, listed("run", "requests")] = 1,
+    feed: Annotated[list[Any] | None, listed("run", "feed")] = None,
+    until: Annotated[int | None, listed("run", "until")] = None,
+    prompt: Annotated[Any, listed("run", "prompt")] = None,
     outputs: Annotated[Path | None, listed("run", "outputs")] = None,
     profile: Annotated[bool, listed("run", "profile")] = False,
     steps: Annotated[int | None, listed("run", "steps")] = None,
@@ -52,8 +55,33 @@ def run(
     for name, value in (("steps", steps), ("calibrate", calibrate)):
         if value and not profile:
             wrong(f"--{name} is of --profile: give that too")
+    for name, value in (("feed", feed), ("prompt", prompt)):
+        if value and until is None:
+            wrong(f"--{name} is of --until: give that too")
+    alone = {"module": module, "model": model, "requests": requests > 1, "profile": profile}
+    for name in (name for name, value in alone.items() if value and until is not None):
+        wrong(f"--until calls an ONNX model in turn: leave --{name} out")
     with on_terminal() as say:
         say("running one process for each rank")
+        if until is not None:
+            from partitioner.run.generate import generate_directory
+
+            pairs = None if feed is None else dict(feed)
+            print(
+                fitted(
+                    generate_directory(
+                        folder,
+                        inputs,
+                        outputs,
+                        until=until,
+                        feed=pairs,
+                        prompt=prompt or (),
+                        optimization=optimization,
+                        seed=seed,
+                    )
+                )
+            )
+            return 0
         from partitioner.backends.observed import STEPS
         from partitioner.run.local import run_directory
 

@@ -237,8 +237,8 @@ class Programs:
     #: Whether each rank delivers the parts that it holds, also those that others deliver: all of a
     #: module's results.
     delivers_all: bool = False
-    #: The input of the next call that each of these results becomes, by name. Each rank delivers the
-    #: part of such a result that it holds.
+    #: The input of the next call that each of these results becomes, by name. Each rank delivers
+    #: the part of such a result that it holds.
     fed: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:

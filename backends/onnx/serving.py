@@ -17,9 +17,9 @@ import numpy as np
 
 from partitioner.backends.arrays import assemble, check_inputs, local_inputs
 from partitioner.backends.errors import BackendError, one_line
-from partitioner.backends.launch import serving_job
 from partitioner.backends.feeding import local_feeds
 from partitioner.backends.header import Header
+from partitioner.backends.launch import serving_job
 from partitioner.backends.onnx.files.load import read_directory
 from partitioner.backends.onnx.local import RUNNER
 from partitioner.ir.checks import is_a
@@ -111,18 +111,7 @@ class Session:
         after the other does not let them.
         """
         requests = tuple(requests)
-        if self.feed and len(requests) > 1:
-            result, name = next(iter(self.feed.items()))
-            raise BackendError(
-                f"feed {result}={name}: a request waits for the results of the one before it; give "
-                "one after the other to run"
-            )
-        for inputs in requests:
-            if not is_a(inputs, Mapping):
-                names = ", ".join(map(repr, self._headers[0].whole_inputs))
-                what = f"the inputs of a request are {typed(inputs)}"
-                raise BackendError(f"{what}, not a dict of arrays by name ({names})")
-            check_inputs(self._taking(inputs)[0], inputs)
+        self._check(requests)
         if self._process != os.getpid():  # two processes would read each other's answers
             raise BackendError("the session is of another process: start one after the fork")
         with self._lock:
@@ -153,6 +142,21 @@ class Session:
             assemble(headers, {header.rank: next(parts[header.rank]) for header in headers})
             for headers in serving
         ]
+
+    def _check(self, requests: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Refuse requests that cannot be run, before any is."""
+        if self.feed and len(requests) > 1:
+            result, name = next(iter(self.feed.items()))
+            raise BackendError(
+                f"feed {result}={name}: a request waits for the results of the one before it; give "
+                "one after the other to run"
+            )
+        for inputs in requests:
+            if not is_a(inputs, Mapping):
+                names = ", ".join(map(repr, self._headers[0].whole_inputs))
+                what = f"the inputs of a request are {typed(inputs)}"
+                raise BackendError(f"{what}, not a dict of arrays by name ({names})")
+            check_inputs(self._taking(inputs)[0], inputs)
 
     def _taking(self, inputs: Mapping[str, np.ndarray]) -> tuple[Header, ...]:
         """The headers of a request, with those of the held inputs that are given anew."""

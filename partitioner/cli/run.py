@@ -55,12 +55,12 @@ def run(
     for name, value in (("steps", steps), ("calibrate", calibrate)):
         if value and not profile:
             wrong(f"--{name} is of --profile: give that too")
-    for name, value in (("feed", feed), ("prompt", prompt)):
-        if value and until is None:
-            wrong(f"--{name} is of --until: give that too")
-    alone = {"module": module, "model": model, "requests": requests > 1, "profile": profile}
-    for name in (name for name, value in alone.items() if value and until is not None):
-        wrong(f"--until calls an ONNX model in turn: leave --{name} out")
+    in_turn = {"feed": feed, "prompt": prompt}
+    others = {"module": module, "model": model, "requests": requests > 1, "profile": profile}
+    for option in (name for name, given in in_turn.items() if given and until is None):
+        wrong(f"--{option} is of --until: give that too")
+    for option in (name for name, given in others.items() if given and until is not None):
+        wrong(f"--until calls an ONNX model in turn: leave --{option} out")
     with on_terminal() as say:
         say("running one process for each rank")
         if until is not None:

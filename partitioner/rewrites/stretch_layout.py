@@ -162,7 +162,8 @@ class _Cutter:
     @cached_property
     def made_inside(self) -> Mapping[str, Node]:
         """The node of the stretch that makes each value, but for stored ones, which are whole."""
-        return {value: node for node in self.nodes if node.name not in self._stores for value in node.writes}
+        inside = (node for node in self.nodes if node.name not in self._stores)
+        return {value: node for node in inside for value in node.writes}
 
     @cached_property
     def followed(self) -> Mapping[str, _Followed]:

@@ -75,8 +75,8 @@ def generate_directory(
     files.check(load_plan(directory))
     if not isinstance(files, OnnxFiles):
         raise RunError(
-            f"{directory}: --until is of ONNX models; a module keeps its caches as buffers, and its "
-            "ranks stay up under torchrun"
+            f"{directory}: --until is of ONNX models; a module keeps its caches as buffers, and "
+            "its ranks stay up under torchrun"
         )
     if outputs is not None:
         check_outputs(outputs, directory)

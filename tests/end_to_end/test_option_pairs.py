@@ -49,7 +49,7 @@ SENTENCES = (
     r"tune runs the plans, which needs the weights: leave plan_only out",
     r"; blocks are not searched with the plan in constraints",
     r"tune runs plans on this machine, and cluster '.*' is not known to be it",
-    r"'y/feed' of stage 0 reads a value of 'y' of stage 1: values .* go from lower stages to higher",
+    r"'y/feed' of stage 0 reads a value of 'y' of stage 1: values .* go from lower stages",
     r"whole copies serve requests that know nothing of each other, and 'y/feed' is kept",
     r"a profile is of cluster 'local', the cluster is '.*': leave the profile out",
 )

@@ -66,9 +66,7 @@ class OnnxRequest:
         shapes = {name: list(shape) for name, shape in self.shapes.items()}
         model = _relative(self.model, final)
         dims, feed = dict(self.dims), dict(self.feed)
-        _write(
-            folder, {**vars(self), "model": model, "dims": dims, "shapes": shapes, "feed": feed}
-        )
+        _write(folder, {**vars(self), "model": model, "dims": dims, "shapes": shapes, "feed": feed})
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class BlockPlan:
     def _devices(self, graph: Graph, cut: BlockGraph, count: int) -> Mapping[str, int]:
         """The device of each node of the graph of all blocks, of so many."""
         blocks = {graph.order[s.first]: s.blocks for s in self.blocks.stretches if s.chunks}
-        devices = {}
+        devices: dict[str, int] = {}
         for node in cut.graph.nodes:
             position = cut.positions[node.name]
             device = max((begin, device) for begin, device in self.stages if begin <= position)[1]

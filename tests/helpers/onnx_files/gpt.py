@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -111,6 +111,11 @@ def gpt(
 def _gain(build: _Nodes, name: str, width: int) -> str:
     build.weights[name] = np.ones(width, np.float32)
     return name
+
+
+def held_names(names: Iterable[str]) -> list[str]:
+    """The names of caches among those of inputs."""
+    return [name for name in names if name.startswith("past_key_values")]
 
 
 def calls(style: Style, length: int) -> Iterator[dict[str, np.ndarray]]:

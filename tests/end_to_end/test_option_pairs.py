@@ -368,6 +368,7 @@ def test_impossible_pairs_are_few() -> None:
         ("onnx", {"training": True}, "training is for PyTorch modules; the model is a ModelProto"),
         ("inference", {"dims": {"n": 1}}, "dims"),
         ("inference", {"shapes": {"x": (1,)}}, "shapes"),
+        ("inference", {"feed": {"y": "x"}}, "feed is for ONNX models"),
     ],
 )
 def test_options_of_other_models_are_refused(

@@ -95,6 +95,7 @@ class RankProcess:
         """
         answers: list[dict[str, np.ndarray]] = [{} for _ in requests]
         feeds = [self._held.joined(self._executor.fed(inputs)) for inputs in requests]
+        self._executor.places = self._held.places
         for event in self._executor.run(feeds):
             if isinstance(event, Done):
                 self._held.take(event.values)

@@ -41,9 +41,9 @@ def local_feeds(header: Header, feed: Mapping[str, str]) -> dict[str, LocalFeed]
         if result in header.bounded:
             raise BackendError(f"{text}: the size of the result depends on data")
         try:
-            dim = grown_dim(header.whole_outputs[result], header.whole_inputs[part.whole])
+            dim = grown_dim(text, header.whole_outputs[result], header.whole_inputs[part.whole])
         except OptionError as error:
-            raise BackendError(f"{text}: {error}") from None
+            raise BackendError(str(error)) from None
         wanted = _places(header, part.whole, part.region, dim)
         of_result = (output for output in header.outputs if output.whole == result)
         value = next(

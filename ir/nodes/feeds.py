@@ -50,8 +50,10 @@ def named_pairs(feed: Feed, results: Collection[str], inputs: Collection[str]) -
     return pairs
 
 
-def grown_dim(result: TensorType, fed: TensorType) -> int | None:
+def grown_dim(what: str, result: TensorType, fed: TensorType) -> int | None:
     """The dim in which a result is longer than the input that it becomes; None if none is.
+
+    A refusal begins with `what`, the pair for people.
 
     Raises:
         OptionError: The result cannot become the input.
@@ -61,8 +63,8 @@ def grown_dim(result: TensorType, fed: TensorType) -> int | None:
     fits = len(longer) <= 1 and all(result.shape[dim] > fed.shape[dim] for dim in longer)
     if result.dtype != fed.dtype or result.rank != fed.rank or not fits:
         raise OptionError(
-            f"a result of type {result} cannot become an input of type {fed}: give both one type "
-            "and one shape, but for one dim in which the result is longer"
+            f"{what}: a result of type {result} cannot become an input of type {fed}: give both "
+            "one type and one shape, but for one dim in which the result is longer"
         )
     return longer[0] if longer else None
 

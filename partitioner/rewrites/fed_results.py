@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from partitioner.ir.errors import OptionError, naming
+from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.nodes.feeds import Feed, grown_dim, named_pairs
 from partitioner.ir.ops.onnx.feeding import FEED
@@ -34,13 +34,13 @@ def with_fed_results(graph: Graph, feed: Feed) -> Graph:
 
 
 def _check(graph: Graph, result: str, value: str) -> None:
-    with naming(f"feed {graph.output_names.get(result, result)}={value}", OptionError):
-        grown_dim(graph.types[result], graph.types[value])
-        if graph.output_names.get(result, result) in graph.bounded or result in graph.bounded:
-            raise OptionError("the size of the result depends on data")
-        for node in graph.consumers[result]:
-            if result in node.captures:
-                raise OptionError(f"{node.name!r} reads the result inside of its body")
+    text = f"feed {graph.output_names.get(result, result)}={value}"
+    grown_dim(text, graph.types[result], graph.types[value])
+    if result in graph.bounded:
+        raise OptionError(f"{text}: the size of the result depends on data")
+    for node in graph.consumers[result]:
+        if result in node.captures:
+            raise OptionError(f"{text}: {node.name!r} reads the result inside of its body")
 
 
 def _written(graph: Graph, pairs: Mapping[str, str]) -> Graph:

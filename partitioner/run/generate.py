@@ -123,8 +123,8 @@ class _Calls:
         if prompt and not greedy:
             raise RunError(f"--prompt: the model has no input {IDS} and result {LOGITS}")
         pairs = feed.items()
-        grows = any(grown_dim(results[one], types[other]) is not None for one, other in pairs)
-        return cls(feed, grows, greedy, prompt)
+        dims = [grown_dim(f"feed {one}={to}", results[one], types[to]) for one, to in pairs]
+        return cls(feed, any(dim is not None for dim in dims), greedy, prompt)
 
     def first(self, inputs: Arrays, given: set[str]) -> dict[str, np.ndarray]:
         """The inputs of the first call; positions and masks that are not given begin there."""

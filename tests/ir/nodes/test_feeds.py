@@ -44,12 +44,14 @@ def test_a_refusal_says_which_name_is_wrong(feed: dict[str, str], message: str) 
 
 def test_a_result_may_be_longer_in_one_dim() -> None:
     def dim(result: tuple[int, ...], fed: tuple[int, ...], dtype: str = "float32") -> int | None:
-        return grown_dim(TensorType.of("float32", result), TensorType.of(dtype, fed))
+        return grown_dim("feed y=x", TensorType.of("float32", result), TensorType.of(dtype, fed))
 
     assert dim((1, 4, 8), (1, 4, 8)) is None
     assert dim((1, 5, 8), (1, 4, 8)) == 1
     for wrong in (((1, 3, 8), (1, 4, 8)), ((2, 5, 8), (1, 4, 8)), ((4, 8), (1, 4, 8))):
-        with pytest.raises(OptionError, match="cannot become an input of type"):
+        with pytest.raises(
+            OptionError, match=r"feed y=x: a result of .* cannot become an input of type"
+        ):
             dim(*wrong)
     with pytest.raises(OptionError, match="cannot become an input of type"):
         dim((1, 4, 8), (1, 4, 8), "float16")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from partitioner.backends.regions import region_shape
@@ -62,6 +62,9 @@ class Header:
     copies: Copies | None = None  #: Whole copies, of which each request has one.
     #: Part of a whole constant by local value; None in files of versions that do not tell.
     constants: Mapping[str, Part] | None = None
+    #: The input of the next call that each of these outputs becomes, by name: ranks deliver the
+    #: parts of such an output that they hold, also those that others deliver.
+    fed: Mapping[str, str] = field(default_factory=dict)
 
     def of_request(self, number: int, headers: Sequence[Header]) -> list[Header]:
         """The headers, of those of all ranks, that have a part in a request."""
@@ -123,6 +126,7 @@ def header_data(
         **({} if batch is None else {"batch": batch}),
         **({"bounded": sorted(programs.bounded)} if programs.bounded else {}),
         **({"copies": vars(programs.copies)} if programs.copies else {}),
+        **({"fed": dict(programs.fed)} if programs.fed else {}),
     }
 
 
@@ -150,6 +154,9 @@ def parse_header(data: Any) -> Header:
     ranks, bounded = count(data["ranks"]), frozenset(map(text, data.get("bounded", ())))
     if unknown := sorted(bounded - outputs.keys()):
         raise ValueError(f"{unknown[0]!r} is not an output")
+    fed = {text(result): text(name) for result, name in data.get("fed", {}).items()}
+    if not (fed.keys() <= outputs.keys() and set(fed.values()) <= inputs.keys()):
+        raise ValueError(f"{fed} are not pairs of an output and an input")
     batch = _parse_batch(data["batch"], {**inputs, **outputs}, ranks) if "batch" in data else None
 
     def part(whole: str, region: Any) -> Region | None:
@@ -178,6 +185,7 @@ def parse_header(data: Any) -> Header:
         bounded=bounded,
         copies=_parse_copies(data["copies"], ranks) if "copies" in data else None,
         constants=_parse_constants(data["constants"]) if "constants" in data else None,
+        fed=fed,
     )
 
 

@@ -203,7 +203,7 @@ class RankProgram:
     types: Mapping[str, TensorType]  #: Type of every local value.
     steps: tuple[Compute | Comm, ...]  #: In the order of execution.
     #: Parts of graph outputs. Over all ranks they tile each output exactly once; in programs of a
-    #: module, every rank delivers the parts that it holds.
+    #: module, and of results in `Programs.fed`, every rank delivers the parts that it holds.
     outputs: tuple[Output, ...] = ()
     #: Values that a node makes where its first operand lies, a stored value (`ir.nodes.in_place`).
     in_place: frozenset[str] = frozenset()
@@ -250,6 +250,9 @@ class Programs:
     #: Whether each rank delivers the parts that it holds, also those that others deliver: all of a
     #: module's results.
     delivers_all: bool = False
+    #: The input of the next call that each of these results becomes, by name. Each rank delivers
+    #: the part of such a result that it holds.
+    fed: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
         """Prove that no rank waits for ever and that every value is computed before it is read.

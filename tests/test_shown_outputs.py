@@ -8,7 +8,10 @@ from helpers.pages import shown_outputs
 
 DOCS = shown_outputs.ROOT / "docs"
 PAGES = [path.relative_to(DOCS).as_posix() for path in shown_outputs.pages()]
-SLOW = {"how-to/hand-written.md", "how-to/pipelines.md", "reference/python.md", "tutorial.md"}
+SLOW = {
+    *("how-to/generate.md", "how-to/hand-written.md", "how-to/pipelines.md"),
+    *("reference/python.md", "tutorial.md"),
+}
 
 
 @pytest.mark.parametrize(

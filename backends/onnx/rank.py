@@ -25,6 +25,7 @@ from partitioner.backends.onnx.measuring.recording import record
 from partitioner.backends.onnx.measuring.timing import NAME
 from partitioner.backends.onnx.running.distributed import DistributedCommunicator, rank_sets
 from partitioner.backends.onnx.running.executor import Done, Executor
+from partitioner.backends.onnx.running.held_inputs import HeldInputs
 from partitioner.backends.onnx.sessions.segments import SessionConfig
 from partitioner.backends.process_group import (
     clock_offset,
@@ -53,7 +54,13 @@ def rank_device(local_rank: int, local_ranks: int) -> torch.device:
 class RankProcess:
     """A rank that is ready to run on its device (`rank_device`), whatever that of `config` is."""
 
-    def __init__(self, model: RankModel, device: torch.device, config: SessionConfig) -> None:
+    def __init__(
+        self,
+        model: RankModel,
+        device: torch.device,
+        config: SessionConfig,
+        feed: Mapping[str, str] | None = None,
+    ) -> None:
         self.model, self.device = model, device
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -63,6 +70,9 @@ class RankProcess:
         self._executor = Executor(
             self.model, communicator, replace(config, gpu=self.device.index, shared_arena=True)
         )
+        self._held = HeldInputs(model, feed or {}, device)
+        kept = (out.value for out in model.header.outputs if out.whole not in (feed or {}))
+        self._delivered = tuple(dict.fromkeys(kept))
 
     def run(
         self, inputs: Mapping[str, np.ndarray], requests: int
@@ -79,10 +89,16 @@ class RankProcess:
         return self._outputs(values), seconds
 
     def answer(self, requests: Arrays) -> list[dict[str, np.ndarray]]:
-        """Local output values of requests, given by local inputs, several of them in flight."""
+        """Local output values of requests, given by local inputs, several of them in flight.
+
+        Results that are inputs of the next request are held, and no part of an answer.
+        """
         answers: list[dict[str, np.ndarray]] = [{} for _ in requests]
-        for event in self._executor.run([self._executor.fed(inputs) for inputs in requests]):
+        feeds = [self._held.joined(self._executor.fed(inputs)) for inputs in requests]
+        self._executor.places = self._held.places
+        for event in self._executor.run(feeds):
             if isinstance(event, Done):
+                self._held.take(event.values)
                 # copies, as a later request may be written to the same buffers
                 outputs = self._outputs(event.values)
                 answers[event.request] = {name: array.copy() for name, array in outputs.items()}
@@ -91,8 +107,8 @@ class RankProcess:
 
     def _outputs(self, values: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
         """The arrays of the outputs, on the memory of `values` on a processor."""
-        names = dict.fromkeys(output.value for output in self.model.header.outputs)
-        return {name: to_numpy(values[name], self.model.types[name].dtype) for name in names}
+        types = self.model.types
+        return {name: to_numpy(values[name], types[name].dtype) for name in self._delivered}
 
     def record(self, inputs: Mapping[str, np.ndarray], steps: int) -> RankLog:
         """Record steps once on all ranks; sessions write profiles and graphs (`SessionConfig`)."""
@@ -138,7 +154,7 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
         optimization=job["optimization"], threads=job["threads"], profile=own, optimized=own
     )
     model = load_rank(Path(job["directory"]) / f"rank{rank}.onnx")
-    process = RankProcess(model, rank_device(rank, job["ranks"]), config)
+    process = RankProcess(model, rank_device(rank, job["ranks"]), config, job.get("feed"))
     if job.get("answers"):
         with Client(str(folder / SOCKET), "AF_UNIX") as connection:
             connection.send_bytes(str(rank).encode())  # that it is ready

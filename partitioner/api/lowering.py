@@ -20,6 +20,7 @@ from partitioner.ir.exchange import Region, listed
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import Copies
+from partitioner.ir.nodes.feeds import fed_pairs
 from partitioner.ir.nodes.in_place import writes_in_place
 from partitioner.ir.nodes.local_node import localized
 from partitioner.ir.ops import is_stored, row_of
@@ -53,7 +54,8 @@ def lower(
     """Rank programs of a schedule, checked to be free of deadlock.
 
     Ranks without work get an empty program. If `deliver_all`, every rank delivers the part of each
-    output that it holds; else one holder of each part in each of the `copies`. `plain` is as of
+    output that it holds; else one holder of each part in each of the `copies`, but for results that
+    are inputs of the next call (`ir.nodes.feeds`). `plain` is as of
     `Programs`.
     """
     names = _Names(frozenset(graph.types))
@@ -64,12 +66,14 @@ def lower(
         for value, at in task.placed.results()
     }
     deliveries = set()  # (rank, graph output): one holder of every distinct part, or all holders
+    fed = fed_pairs(graph)
     copy_of = {device: copy for copy in copies.devices for device in copy} if copies else {}
     for value, (_, at) in plan_schedule.output_keys.items():
+        every = deliver_all or graph.output_names.get(value, value) in fed
         delivered: set[tuple[object, Region]] = set()
         for device, region in at.parts():
             part = copy_of.get(device), region
-            if deliver_all or part not in delivered:
+            if every or part not in delivered:
                 deliveries.add((device, value))
             delivered.add(part)
     shared = _Shared(graph, plan_schedule, names, frozenset(deliveries))
@@ -83,6 +87,7 @@ def lower(
         frozenset(graph.output_names.get(value, value) for value in graph.bounded),
         copies,
         deliver_all,
+        fed,
     )
     programs.check()
     return programs

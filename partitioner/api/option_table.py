@@ -131,6 +131,7 @@ class ModelOptions(TypedDict, total=False):
 
     dims: Mapping[str, int] | None
     shapes: Mapping[str, tuple[int, ...]] | None
+    feed: Mapping[str, str] | None
     training: bool
     optimizer: "Optimizer"
     progress: "Say | None"

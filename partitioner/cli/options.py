@@ -64,6 +64,11 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(count(part, text, least=0) for part in value.split(","))
 
 
+def feed(text: str) -> tuple[str, str]:
+    """The result and input of ``RESULT=INPUT``."""
+    return _pair(text, "present.*=past.*")
+
+
 def mesh(text: str) -> dict[str, int]:
     """The axis sizes of ``dp=2,tp=2``."""
     pairs = [_pair(part, "dp=2,tp=2", text) for part in text.split(",")]
@@ -202,10 +207,12 @@ FORMS: Mapping[str, Form] = {
     "recompute": Form(choices=Literal["auto", "yes", "no"], keyword=_RECOMPUTE.__getitem__),
     "dims": Form(dim, repeated=True, keyword=dict),
     "shapes": Form(shape, repeated=True, keyword=dict),
+    "feed": Form(feed, repeated=True, keyword=dict),
     "meshes": Form(mesh, repeated=True),
     "names": Form(several(str)),
     "sizes": Form(several(memory)),
     "counts": Form(several(positive)),
+    "naturals": Form(several(natural)),
     "page": Form(output_file((".html", ".htm"))),
 }
 

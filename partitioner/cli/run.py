@@ -43,6 +43,9 @@ def run(
     optimization: OptimizationLevel = None,
     seed: InputSeed = 0,
     requests: Annotated[int, listed("run", "requests")] = 1,
+    feed: Annotated[list[Any] | None, listed("run", "feed")] = None,
+    until: Annotated[int | None, listed("run", "until")] = None,
+    prompt: Annotated[Any, listed("run", "prompt")] = None,
     outputs: Annotated[Path | None, listed("run", "outputs")] = None,
     profile: Annotated[bool, listed("run", "profile")] = False,
     steps: Annotated[int | None, listed("run", "steps")] = None,
@@ -52,22 +55,41 @@ def run(
     for name, value in (("steps", steps), ("calibrate", calibrate)):
         if value and not profile:
             wrong(f"--{name} is of --profile: give that too")
+    in_turn = {"feed": feed, "prompt": prompt}
+    others = {"module": module, "model": model, "requests": requests > 1, "profile": profile}
+    for option in (name for name, value in in_turn.items() if value and until is None):
+        wrong(f"--{option} is of --until: give that too")
+    for option in (name for name, value in others.items() if value and until is not None):
+        wrong(f"--until calls an ONNX model in turn: leave --{option} out")
     with on_terminal() as say:
         say("running one process for each rank")
         from partitioner.backends.observed import STEPS
+        from partitioner.run.generate import generate_directory
         from partitioner.run.local import run_directory
 
-        report = run_directory(
-            folder,
-            inputs,
-            outputs,
-            module=module,
-            model=model,
-            optimization=optimization,
-            requests=requests,
-            seed=seed,
-            steps=(steps or STEPS) if profile else 0,
-        )
+        if until is not None:
+            report = generate_directory(
+                folder,
+                inputs,
+                outputs,
+                until=until,
+                feed=None if feed is None else dict(feed),
+                prompt=prompt or (),
+                optimization=optimization,
+                seed=seed,
+            )
+        else:
+            report = run_directory(
+                folder,
+                inputs,
+                outputs,
+                module=module,
+                model=model,
+                optimization=optimization,
+                requests=requests,
+                seed=seed,
+                steps=(steps or STEPS) if profile else 0,
+            )
     print(fitted(report))
     if calibrate:
         from partitioner.api.profiling.calibrate import calibrate as add_measurements

@@ -21,6 +21,7 @@ from partitioner.frontends.torch.source import Example, ModuleSource
 from partitioner.ir.checks import is_a, is_whole
 from partitioner.ir.errors import OptionError, typed
 from partitioner.ir.graph import Graph
+from partitioner.ir.nodes.feeds import Feed
 from partitioner.ir.nodes.loads import Loads
 from partitioner.rewrites.micro_batch_graph import even_parts
 
@@ -39,6 +40,7 @@ class OnnxInput:
     dims: Mapping[str, int] = field(default_factory=dict)  #: Sizes of symbolic dims by symbol.
     #: Shapes of inputs by name.
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    feed: Feed = field(default_factory=dict)  #: Results that are inputs of the next call.
     plan_only: bool = False  #: Whether files of weights may be missing.
     training = False
     executor = ONNX_RUNTIME
@@ -56,7 +58,9 @@ class OnnxInput:
     @cached_property
     def traced(self) -> Traced:
         """The model as read; FrontendError if it cannot be."""
-        return load_onnx(self.model, self.dims, self.shapes, plan_only=self.plan_only)
+        return load_onnx(
+            self.model, self.dims, self.shapes, feed=self.feed, plan_only=self.plan_only
+        )
 
     @property
     def graph(self) -> Graph:
@@ -131,6 +135,7 @@ def open_model(
     plan_only: bool = False,
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    feed: Feed | None = None,
 ) -> OnnxInput | ModuleInput:
     """Open a model with the options of its kind; all arguments are those of `partitioner.compile`.
 
@@ -157,10 +162,12 @@ def open_model(
             raise OptionError(
                 f"loads {loads[0][0]!r}: no layer of experts of an ONNX model is one operator"
             )
-        return OnnxInput(model, dims or {}, shapes or {}, plan_only)
+        return OnnxInput(model, dims or {}, shapes or {}, feed or {}, plan_only)
     given = {"shapes": shapes, "dims": {} if opened[2].is_config else dims}
     for name in (name for name, value in given.items() if value):
         raise OptionError(f"{name} is for ONNX models: give example inputs instead")
+    if feed:
+        raise OptionError("feed is for ONNX models: a module keeps its caches as buffers")
     options = ModuleOptions(training, optimizer, at_rest, loads)
     if recompute is True and not training:
         raise OptionError("recompute is for training: inference keeps nothing")

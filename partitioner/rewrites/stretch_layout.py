@@ -150,9 +150,20 @@ class _Cutter:
         return DeviceMesh(tuple(zip(AXES, sizes, strict=False)), tuple(range(math.prod(sizes))))
 
     @cached_property
+    def _stores(self) -> frozenset[str]:
+        """The nodes that hold a value from step to step, or write to one: that is done once."""
+        written = ((node, row_of(node).in_place) for node in self.graph.nodes)
+        held = [node.inputs[slot] for node, slot in written if slot is not None]
+        makers = self.graph.producers
+        names = {makers[value].name for value in held if value in makers}
+        stores = (node.name for node in self.nodes if is_stored(node) or writes_stored(node))
+        return frozenset(names.union(stores))
+
+    @cached_property
     def made_inside(self) -> Mapping[str, Node]:
         """The node of the stretch that makes each value, but for stored ones, which are whole."""
-        return {value: node for node in self.nodes if not _is_store(node) for value in node.writes}
+        inside = (node for node in self.nodes if node.name not in self._stores)
+        return {value: node for node in inside for value in node.writes}
 
     @cached_property
     def followed(self) -> Mapping[str, _Followed]:
@@ -189,7 +200,7 @@ class _Cutter:
         followed = _Followed(chunk, {chunk.value: chunk.dim})
         readers: dict[str, list[Node]] = defaultdict(list)
         for node in self.nodes:
-            for value in () if _is_store(node) else node.reads:
+            for value in () if node.name in self._stores else node.reads:
                 readers[value].append(node)
         todo = [chunk.value]
         while todo:
@@ -300,11 +311,6 @@ class _Cutter:
 def _tensors(node: Node, rule: Rule) -> Iterator[tuple[str, Dims | None]]:
     yield from zip(node.inputs, rule.operands, strict=True)
     yield from zip(node.outputs, rule.results, strict=True)
-
-
-def _is_store(node: Node) -> bool:
-    """Tell whether a node holds a value from step to step, or writes to one: that is done once."""
-    return is_stored(node) or writes_stored(node)
 
 
 def _refusal(node: Node, why: str) -> BlockError:

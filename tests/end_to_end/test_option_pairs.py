@@ -49,6 +49,8 @@ SENTENCES = (
     r"tune runs the plans, which needs the weights: leave plan_only out",
     r"; blocks are not searched with the plan in constraints",
     r"tune runs plans on this machine, and cluster '.*' is not known to be it",
+    r"'y/feed' of stage 0 reads a value of 'y' of stage 1: values .* go from lower stages",
+    r"whole copies serve requests that know nothing of each other, and 'y/feed' is kept",
     r"a profile is of cluster 'local', the cluster is '.*': leave the profile out",
 )
 #: One pair of so many is tried by default, and of those on many devices one of so many at all.
@@ -186,6 +188,7 @@ def local(_setting: str) -> Mapping[str, Any]:
 VALUES = (
     Value("dims", {}, decides=False),
     Value("shapes", {}, decides=False),
+    Value("feed", {"y": "x"}, "feed"),
     Value("optimizer", "adamw", decides=False),
     Value("progress", lambda _setting: str, label="progress", decides=False),
     Value("parallel", "dp", "parallel|dp"),
@@ -226,7 +229,7 @@ VALUES = (
         "schedule|stage",
         "schedule",
     ),
-    Value("micro_batches", 2, "micro_batches"),
+    Value("micro_batches", 2, "micro_batches|micro-batches"),
     Value("micro_batches", "auto", "micro_batches"),
     Value("recompute", True, "recompute"),
     Value("recompute", False, "recompute"),
@@ -263,6 +266,8 @@ def pairs() -> Iterator[tuple[str, Value, Value]]:
         own = [setting for setting in SETTINGS if applies(one, setting) and applies(other, setting)]
         if one.name == other.name or not own:
             continue
+        if one.name == "feed" and str(other).endswith("plan"):
+            continue  # a plan is of the graph that its feed makes
         if not (one.decides and other.decides):
             own = [own[zlib.crc32(f"{one}{other}".encode()) % len(own)]]
         yield from ((setting, one, other) for setting in own)
@@ -363,6 +368,7 @@ def test_impossible_pairs_are_few() -> None:
         ("onnx", {"training": True}, "training is for PyTorch modules; the model is a ModelProto"),
         ("inference", {"dims": {"n": 1}}, "dims"),
         ("inference", {"shapes": {"x": (1,)}}, "shapes"),
+        ("inference", {"feed": {"y": "x"}}, "feed is for ONNX models"),
     ],
 )
 def test_options_of_other_models_are_refused(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ from partitioner.backends.regions import cut, is_whole
 from partitioner.ir.errors import naming
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Interval
+from partitioner.ir.ops.onnx.feeding import FEED
 from partitioner.ir.program import BatchParts, Comm, CommKind, Compute, Programs, RankProgram
 from partitioner.ir.types import onnx_dtype
 
@@ -162,6 +163,9 @@ def _add_step(body: GraphProto, step: Compute | Comm, program: RankProgram, opse
     if isinstance(step, Compute):
         what = f"rank {program.rank}: node {step.node.name!r} ({step.node.op})"
         with naming(what, BackendError):
+            if step.node.op == FEED:  # where its result is, is all that it says
+                held = replace(step.node, op="Identity", inputs=step.node.inputs[:1])
+                step = replace(step, node=held)
             node = node_proto(step.node, dict(step.renames))
         _add_node(body, node, step.phase, step.origin)
     elif step.kind is CommKind.SLICE:

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from partitioner.backends.errors import BackendError, one_line, why_unreadable
+from partitioner.backends.feeding import local_feeds
 from partitioner.backends.header import Header, fits
 from partitioner.backends.onnx.files.messages import (
     BLOCK_KEY,
@@ -98,16 +99,20 @@ def check_ranks(files: Sequence[RankFile], where: str) -> tuple[Header, ...]:
 def _shared(header: Header) -> tuple[object, ...]:
     """The fields that are equal in all files of a folder."""
     plan = header.ranks, header.programs, header.origin, header.batch, header.copies
-    return *plan, header.whole_inputs, header.whole_outputs
+    return *plan, header.whole_inputs, header.whole_outputs, header.fed
 
 
 def _check_delivery(headers: Sequence[Header]) -> None:
-    """Refuse files that do not deliver every output once."""
+    """Refuse files that do not deliver every output once, or do not feed one where it lies."""
+    for header in headers:
+        local_feeds(header, header.fed)
     for name in headers[0].whole_outputs:
         type_ = headers[0].run_type(name)
-        parts = [out.region for header in headers for out in header.outputs if out.whole == name]
         copies = headers[0].copies
         times = 1 if copies is None else len(copies.devices)
+        parts = [out.region for header in headers for out in header.outputs if out.whole == name]
+        if name in headers[0].fed:  # each holder delivers its part
+            parts = [part for part in dict.fromkeys(parts) for _ in range(times)]
         delivered = sum(type_.numel if part is None else region_numel(part) for part in parts)
         if delivered != times * type_.numel:
             raise BackendError(

@@ -82,6 +82,15 @@ def write_parts(
         write_region(target, region, combine(summands, cut.comm.reduce))
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where results of a request go that runs alone and as a whole; others go to new memory."""
+
+    into: Mapping[str, torch.Tensor] = field(default_factory=dict)  #: By local name.
+    #: Requests of one turn are likely to have their values at the same places.
+    turn: int = 0
+
+
 #: Gets an action that was just done and the values of its pass.
 Observer = Callable[[Action, Mapping[str, torch.Tensor]], None]
 
@@ -122,7 +131,10 @@ class Executor:
             if batch is not None and batch.order.phases.is_once(action.phase)
             for name in action.writes
         )
-        self._bindings: dict[int, _Binding] = {}  # of sessions that stay open, by step
+        self._frees: dict[bool, Mapping[Action, list[str]]] = {}  # in phases or not
+        self.places = Places()  #: Of the next request.
+        #: Of sessions that stay open, by step and turn.
+        self._bindings: dict[tuple[int, int], _Binding] = {}
         self._nowhere = torch.empty(1, device=self._device)  # of tensors without elements
         self._in_place = frozenset(_in_place(model.steps, self._kept))
 
@@ -145,7 +157,10 @@ class Executor:
         batch = self.model.header.batch
         turns = Turns.of(batch, len(feeds))
         in_phases = turns.passes > 1 or batch is not None
-        frees = _frees(self.actions, self._kept | self._once, in_phases=in_phases)
+        if in_phases not in self._frees:
+            kept = self._kept | self._once
+            self._frees[in_phases] = _frees(self.actions, kept, in_phases=in_phases)
+        frees = self._frees[in_phases]
         flying: dict[int, Values] = {}
         results: dict[int, Values] = defaultdict(dict)  # of all micro-batches, by request
         self.communicator.begin(turns)
@@ -213,10 +228,15 @@ class Executor:
         else:
             in_place = step.comm.target in self._in_place
             assert step.target is not None
-            target = values[step.comm.source] if in_place else self._empty(step.target)
+            name = step.comm.target
+            target = values[step.comm.source] if in_place else self._place(name, step.target)
             yield Waiting(step, number)
             with failing(f"rank {self.model.rank}:", step):
                 values[step.comm.target] = self.communicator.receive(step, number, target)
+
+    def _place(self, name: str, type_: TensorType) -> torch.Tensor:
+        place = self.places.into.get(name)
+        return self._empty(type_) if place is None else place
 
     def _empty(self, type_: TensorType) -> torch.Tensor:
         return torch.empty(type_.shape, dtype=torch_dtype(type_.dtype), device=self._device)
@@ -224,13 +244,14 @@ class Executor:
     def _compute(self, index: int, segment: Segment, values: Values) -> None:
         for name in segment.writes:
             if name not in self.model.bounded:  # else its size is not known
-                values[name] = self._empty(self.model.types[name])
+                values[name] = self._place(name, self.model.types[name])
         with self.sessions.opened(index) as session:
-            binding = self._bindings.get(index)
+            key = index, self.places.turn
+            binding = self._bindings.get(key)
             if binding is None:
                 binding = _Binding(session, session.io_binding(), self._nowhere.data_ptr())
             if segment.block is None:
-                self._bindings[index] = binding
+                self._bindings[key] = binding
             self._run(binding, segment, values)
 
     def _run(self, binding: _Binding, segment: Segment, values: Values) -> None:

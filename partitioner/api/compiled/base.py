@@ -41,6 +41,7 @@ from partitioner.foundations.no_gc import no_collection
 from partitioner.frontends.inputs import drawn_inputs
 from partitioner.ir.errors import hints_keywords
 from partitioner.ir.graph import Graph
+from partitioner.ir.nodes.feeds import Feed
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
 from partitioner.ir.types import TensorType
@@ -74,7 +75,7 @@ class Ranks(ABC):
         """Run one request in this process, in lock-step over simulated communications."""
 
     @abstractmethod
-    def session(self) -> Session:
+    def session(self, feed: Feed | None = None) -> Session:
         """Start one process a rank, which stay up between requests."""
 
     @abstractmethod
@@ -265,21 +266,29 @@ class Compiled(Planned):
         with naming_runtimes():
             return self.ranks.at(optimization).run(inputs)
 
-    def session(self, *, optimization: Optimization | None = None) -> Session:
+    def session(
+        self, feed: Feed | None = None, *, optimization: Optimization | None = None
+    ) -> Session:
         """Start the ranks of an ONNX model as processes that stay up and answer requests.
 
         ``with result.session() as session: session.run(inputs)`` gives what `run` gives. One
         process a rank loads its file once; `Session.run_all` has several requests in flight.
 
         Args:
+            feed: Results that are inputs of the next request and never leave their ranks, as
+                ``{"present.*": "past_key_values.*"}``; a ``*`` stands for the same text in both
+                names. None for those that the plan was made for (`compile(..., feed=)`), {} for
+                none.
             optimization: As of `run`.
 
         Raises:
-            BackendError: A rank cannot be started, or the model is a PyTorch module: its ranks stay
+            OptionError: There is no such result or input.
+            BackendError: A rank cannot be started, a result does not lie where the input does that
+                it becomes, or the model is a PyTorch module: its ranks stay
                 up under torchrun, as `ModuleProgram.module`.
         """
         with naming_runtimes():
-            return self.ranks.at(optimization).session()
+            return self.ranks.at(optimization).session(feed)
 
     def close(self) -> None:
         """Free the ranks that runs have opened, and their temporary files.

@@ -24,6 +24,7 @@ from partitioner.frontends.torch.options import AtRest
 from partitioner.ir.checks import fits
 from partitioner.ir.graph import Graph
 from partitioner.ir.graph_data import GraphDataError, graph_data, graph_of, type_data, type_of
+from partitioner.ir.nodes.feeds import Feed
 from partitioner.ir.nodes.loads import Loads
 from partitioner.ir.plan import Objective, Plan, PlanError, Status, Trial
 from partitioner.report.delivery import Delivery
@@ -58,12 +59,14 @@ class OnnxRequest:
     graph_digest: str
     dims: Mapping[str, int]  #: Sizes of symbolic dims, by symbol.
     shapes: Mapping[str, tuple[int, ...]]  #: Shapes of inputs, by name.
+    feed: Feed = field(default_factory=dict)  #: Results that are inputs of the next call.
 
     def write(self, folder: Path, final: Path) -> None:
         """Write `request.json` into `folder`, which will be moved to `final`."""
         shapes = {name: list(shape) for name, shape in self.shapes.items()}
         model = _relative(self.model, final)
-        _write(folder, {**vars(self), "model": model, "dims": dict(self.dims), "shapes": shapes})
+        dims, feed = dict(self.dims), dict(self.feed)
+        _write(folder, {**vars(self), "model": model, "dims": dims, "shapes": shapes, "feed": feed})
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
         )
     kind = data.get("kind", "onnx")
     if kind == "onnx":
+        data = {"feed": {}, **data}  # older folders have no such field
         _check_fields(folder, "request.json", data, _REQUEST)
         try:
             model = folder / data["model"]
@@ -115,7 +119,7 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
                 f"{folder}: request.json has model = {_shown(data['model'])}: {error}"
             ) from None
         shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
-        return OnnxRequest(model, data["graph_digest"], data["dims"], shapes)
+        return OnnxRequest(model, data["graph_digest"], data["dims"], shapes, data["feed"])
     if kind != "module":
         raise ResultError(f"{folder}: request.json has kind = {_shown(kind)}")
     data = {"at_rest": "", "loads": [], "dims": {}, **data}  # older folders have no such fields
@@ -278,6 +282,7 @@ _REQUEST: Mapping[str, Any] = {
     "graph_digest": str,
     "dims": dict[str, int],
     "shapes": dict[str, list[int]],
+    "feed": dict[str, str],
 }
 _MODULE: Mapping[str, Any] = {
     **dict.fromkeys(("file", "factory", "graph_digest", "call", "optimizer"), str),

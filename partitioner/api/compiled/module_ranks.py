@@ -37,6 +37,7 @@ from partitioner.frontends.torch.building.graph import ModuleGraph
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
+from partitioner.ir.nodes.feeds import Feed
 from partitioner.ir.phases import have_equal_fixed_nodes
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
@@ -211,7 +212,7 @@ class ModuleRanks(Ranks):
                     del last
                 gc.collect()  # graphs refer to themselves
 
-    def session(self) -> Session:
+    def session(self, feed: Feed | None = None) -> Session:  # noqa: ARG002 - see below
         """See `Ranks.session`: a BackendError, as `module()` is what stays up."""
         raise BackendError(
             "a session is of an ONNX model: a module's ranks stay up under torchrun, as "

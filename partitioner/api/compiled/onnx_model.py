@@ -30,6 +30,7 @@ from partitioner.frontends.onnx.load import Traced
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError, typed
 from partitioner.ir.graph import Graph
+from partitioner.ir.nodes.feeds import Feed
 from partitioner.ir.ops.onnx.factories import RANDOM
 from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.plan import Plan
@@ -68,6 +69,7 @@ class OnnxModel(Model):
     source: Path | onnx.ModelProto
     dims: Mapping[str, int]  #: Sizes of symbolic dims, by symbol.
     shapes: Mapping[str, tuple[int, ...]]  #: Shapes of inputs, by name.
+    feed: Feed = field(default_factory=dict)  #: Results that are inputs of the next call.
     #: The part of a request that is planned, if it runs in micro-batches.
     part: MicroBatch | None = None
     cut: Graph | None = None  #: The graph that runs in blocks, if any of it does.
@@ -120,7 +122,8 @@ class OnnxModel(Model):
         if not isinstance(model, Path):
             (folder / "model.onnx").write_bytes(model.SerializeToString())
             model = final.resolve() / "model.onnx"
-        OnnxRequest(model, self.graph.digest, self.dims, self.shapes).write(folder, final)
+        request = OnnxRequest(model, self.graph.digest, self.dims, self.shapes, self.feed)
+        request.write(folder, final)
 
     def ranks(self, programs: Programs, plan: Plan, read_from: Path | None = None) -> OnnxRanks:
         """See `Model.ranks`; the files are written on first use."""
@@ -152,7 +155,7 @@ class OnnxGraphs(ModelGraphs):
             source = opened.model
             if isinstance(source, str | Path):
                 source = Path(source).parent.resolve() / Path(source).name
-            model = OnnxModel(opened.traced, source, opened.dims, opened.shapes)
+            model = OnnxModel(opened.traced, source, opened.dims, opened.shapes, opened.feed)
         kept = self.request.constraints.plan
         return model if kept is None else model.of_form(kept.graph_digest)
 
@@ -319,11 +322,11 @@ class OnnxRanks(Ranks):
                 self._open[state] = Simulator(self.folder, optimization=self.optimization)
             return dict(self._open[state].run([dict(inputs)])[0].outputs)
 
-    def session(self) -> Session:
+    def session(self, feed: Feed | None = None) -> Session:
         """See `Ranks.session`."""
         from partitioner.backends.onnx.serving import Session
 
-        return Session(self.folder, self.optimization, owner=self)
+        return Session(self.folder, self.optimization, owner=self, feed=feed)
 
     def close(self) -> None:
         """See `Ranks.close`."""

@@ -214,8 +214,9 @@ def _load_onnx(folder: Path, request: OnnxRequest, named: str | Path | None = No
             raise ResultError(f"{named}: no such file")
     elif not model.is_file():
         raise ResultError(_gone(folder, model))
-    traced = load_onnx(model, request.dims, request.shapes, plan_only=True)
-    onnx_model = OnnxModel(traced, model, request.dims, request.shapes)
+    sizes = request.dims, request.shapes
+    traced = load_onnx(model, *sizes, feed=request.feed, plan_only=True)
+    onnx_model = OnnxModel(traced, model, *sizes, request.feed)
     onnx_model = onnx_model.of_form(request.graph_digest)
     plan = load_plan(folder)
     have = "or the blocks of its plan have" if plan.blocks else "has"

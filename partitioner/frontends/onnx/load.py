@@ -34,10 +34,12 @@ from partitioner.frontends.onnx.reading.runtime import runtime_operators
 from partitioner.frontends.onnx.rewriting.fold import lift_constants, settle_outputs
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Attr, Constant, Graph, Node, Opaque
+from partitioner.ir.nodes.feeds import Feed
 from partitioner.ir.ops import rule_of
 from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import Dim, TensorType, from_onnx_dtype, onnx_dtype
+from partitioner.rewrites.fed_results import with_fed_results
 from partitioner.rewrites.graph_writer import in_parts
 from partitioner.rewrites.keys import keys_in_parts
 from partitioner.rewrites.onnx_forms import WITH_KERNELS, WITHOUT_KERNELS
@@ -78,6 +80,7 @@ def load_onnx(
     dims: Mapping[str, int] = _NOTHING,
     shapes: Mapping[str, tuple[int, ...]] = _NOTHING,
     *,
+    feed: Feed = _NOTHING,
     plan_only: bool = False,
 ) -> Traced:
     """Read a model. Weights in external files are mapped when a constant is loaded.
@@ -86,6 +89,7 @@ def load_onnx(
         model: Path of an .onnx file, or the message (without external data).
         dims: Sizes of symbolic dims by symbol.
         shapes: Sizes of inputs by name, and of results of nodes that the model does not tell.
+        feed: Results that are inputs of the next call, see `ir.nodes.feeds`.
         plan_only: Whether files of weights may be missing. Such a weight is known by its type only;
             to load it raises a FrontendError.
 
@@ -95,7 +99,8 @@ def load_onnx(
     """
     check_installed("onnxruntime")
     with border(name_of(model)):
-        return _traced(read_source(model, plan_only=plan_only), dims, shapes)
+        traced = _traced(read_source(model, plan_only=plan_only), dims, shapes)
+    return replace(traced, graph=with_fed_results(traced.graph, feed)) if feed else traced
 
 
 def _traced(

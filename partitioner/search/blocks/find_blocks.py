@@ -22,6 +22,7 @@ from partitioner.cost_model.memory.lifetimes import kept_bytes
 from partitioner.cost_model.prices.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of
 from partitioner.ir.pieces.blocks import Blocks
 from partitioner.ir.pipeline.actions import PipelineScheduleError
 from partitioner.ir.plan import NodePlan, Plan
@@ -104,7 +105,7 @@ class BlockPlan:
     def _devices(self, graph: Graph, cut: BlockGraph, count: int) -> Mapping[str, int]:
         """The device of each node of the graph of all blocks, of so many."""
         blocks = {graph.order[s.first]: s.blocks for s in self.blocks.stretches if s.chunks}
-        devices = {}
+        devices: dict[str, int] = {}
         for node in cut.graph.nodes:
             position = cut.positions[node.name]
             device = max((begin, device) for begin, device in self.stages if begin <= position)[1]
@@ -112,6 +113,9 @@ class BlockPlan:
                 of = blocks[position]
                 turn = cut.numbers[node.name] * min(count, of) // of
                 device = (device + turn) % count
+            slot = row_of(node).in_place
+            if slot is not None:  # it lies where what it writes to does
+                device = devices[cut.graph.producers[node.inputs[slot]].name]
             devices[node.name] = device
         return devices
 

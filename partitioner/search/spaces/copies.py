@@ -14,7 +14,7 @@ from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import COPIES, Copies, DeviceMesh
-from partitioner.ir.ops import is_stored
+from partitioner.ir.ops import is_stored, writes_stored
 from partitioner.ir.plan import Certificate, Plan
 from partitioner.search.outcome import Candidate, Outcome
 from partitioner.search.request import Budget, Request
@@ -40,7 +40,8 @@ class CopiesSearch:
             SearchError: The model keeps values from one request to the next, or is trained.
             PlanError: The plan that is kept is not of the graph.
         """
-        kept = next((node for node in self.graph.nodes if is_stored(node)), None)
+        nodes = self.graph.nodes
+        kept = next((node for node in nodes if is_stored(node) or writes_stored(node)), None)
         if self.graph.backward or kept is not None:
             what = "training keeps weights" if kept is None else f"{kept.name!r} is kept"
             raise SearchError(

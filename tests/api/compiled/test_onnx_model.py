@@ -382,6 +382,7 @@ def test_a_model_in_memory_is_saved_with_its_plan(compiled: Compiled, saved: Pat
         "graph_digest": compiled.graph.digest,
         "dims": {},
         "shapes": {},
+        "feed": {},
     }
     assert onnx.load(saved / "model.onnx").graph.name == "mlp"
     assert partitioner.load(saved).model.path == (saved / "model.onnx").resolve()

@@ -107,6 +107,23 @@ class Step(nn.Module):
         return (ids, torch.arange(at, at + rows), *(cache.to(dtype) for cache in caches))
 
 
+class Static(nn.Module):
+    """A model whose caches are buffers of a fixed length: ids, position -> logits."""
+
+    def __init__(self, model: nn.Module, length: int) -> None:
+        super().__init__()
+        self.step = Step(model)
+        for index, cache in enumerate(self.step.example(length, 0)[2:]):
+            self.register_buffer(f"cache{index}", torch.zeros_like(cache))
+
+    def forward(self, ids: Tensor, position: Tensor) -> Tensor:
+        held = [*self.buffers(recurse=False)]
+        logits, *following = self.step(ids, position, *held)
+        for cache, new in zip(held, following, strict=True):
+            cache.copy_(new)
+        return logits
+
+
 class Attend(nn.Module):
     """Attention of a few queries over a cache, by the products and the softmax of its lines."""
 

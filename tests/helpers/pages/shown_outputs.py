@@ -43,6 +43,7 @@ REST = "..."
 VARYING = re.compile(
     r"(?<=seed \d, )[\d.,]+ m?s\b"
     r"|(?<=requests in )[\d.,]+ m?s, [\d.,]+(?=/s\b)"
+    r"|(?<=the first in )[\d.,]+ m?s, the others in [\d.,]+ m?s each, [\d.,]+(?=/s\b)"
     r"|\b[0-9a-f]{12}(?=\.\.\.)"
 )
 

@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import partitioner
-from helpers.onnx_files.decoders import Keeping
+from helpers.onnx_files.decoders import Keeping, Static, llama
 from partitioner.api.compiled.module import ModuleProgram
 
 WIDTH, LENGTH = 8, 4096
+#: Tokens that are made, and places of the caches for them.
+TOKENS = 32
 
 
 class Twice(Keeping):
@@ -47,6 +50,16 @@ def keeping() -> ModuleProgram:
 def twice() -> ModuleProgram:
     torch.manual_seed(0)
     return _compiled(Twice(WIDTH, LENGTH))
+
+
+@cache
+def generating() -> ModuleProgram:
+    torch.manual_seed(0)
+    module = Static(llama(), TOKENS).eval()
+    example = torch.tensor([[1]]), torch.tensor([0])
+    program = partitioner.compile(module, example, devices=2, parallel="tp", time_limit_s=3)
+    assert isinstance(program, ModuleProgram)
+    return program
 
 
 class _Sizes(TorchDispatchMode):
@@ -81,6 +94,28 @@ def copies_no_cache(_: int) -> None:
             result = module(x, torch.tensor([position]))
         assert not sizes.noted, sizes.noted
         torch.testing.assert_close(result, plain(x, torch.tensor([position])))
+
+
+def generates(_: int) -> None:
+    """Greedy tokens are those of one process, and each rank keeps half of the caches."""
+    program = generating()
+    module, plain = program.module(), copy.deepcopy(program.whole)
+    made = []
+    for model in (module, plain):
+        token, tokens = torch.tensor([[1]]), list[int]()
+        with torch.inference_mode():
+            for step in range(TOKENS):
+                token = model(token, torch.tensor([step]))[:, -1:].argmax(-1)
+                tokens.append(int(token))
+        made.append(tokens)
+    assert made[0] == made[1], made
+    names = [name for name, _ in plain.named_buffers() if name.startswith("cache")]
+    assert len(names) == 4
+    own = dict(module.named_buffers())
+    for name in names:
+        part = own[name]
+        local = part.to_local() if isinstance(part, DTensor) else part
+        assert 2 * local.numel() == plain.get_buffer(name).numel(), name
 
 
 def reads_before_it_writes(_: int) -> None:

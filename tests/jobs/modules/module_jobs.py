@@ -881,6 +881,7 @@ JOBS = {
         )
     },
     "caches": Job(2, cached_modules.copies_no_cache, [cached_modules.keeping]),
+    "caches_of_a_decoder": Job(2, cached_modules.generates, [cached_modules.generating]),
     "caches_read_before": Job(2, cached_modules.reads_before_it_writes, [cached_modules.twice]),
     "first_names": Job(
         2, placed_modules.lists_parameters_by_their_first_names, [placed_modules.twice]

@@ -21,6 +21,7 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Attr, Graph, Node
 from partitioner.ir.ops import is_stored
 from partitioner.ir.ops.aten.state import ALIAS
+from partitioner.ir.ops.onnx.feeding import FEED
 from partitioner.ir.phases import Part as StepPart
 from partitioner.ir.program import (
     Comm,
@@ -143,8 +144,9 @@ def _program(
             },
             **{name: id(array) for name, array in program.literals.items()},
         },
-        unnamed=frozenset({ALIAS} & {node.op for node in graph.nodes}),
+        unnamed=frozenset({ALIAS, FEED} & {node.op for node in graph.nodes}),
         delivers_all=programs.delivers_all,
+        fed=programs.fed,
         cuts_constants=True,
         runs=runs,
     )

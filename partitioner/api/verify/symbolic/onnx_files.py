@@ -21,6 +21,7 @@ from partitioner.backends.onnx.files.load import captured_values, check_ranks, l
 from partitioner.backends.onnx.files.messages import ORIGIN_KEY, node_proto
 from partitioner.backends.onnx.files.steps import Cut
 from partitioner.ir.graph import Node
+from partitioner.ir.ops.onnx.feeding import FEED
 
 #: Operators that reduce what their operands are terms of.
 _REDUCTIONS = {"Add": "sum", "Sum": "sum", "Max": "max", "Min": "min", "Mul": "prod"}
@@ -67,6 +68,8 @@ def read_programs(source: Path | Sequence[ModelProto]) -> tuple[Program, ...]:
                 opsets,
                 None if header.batch is None else header.batch.parts,
                 header.copies,
+                unnamed=frozenset({FEED}),
+                fed=header.fed,
             )
         )
     return tuple(programs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -85,6 +85,8 @@ class Program:
     #: Whether each rank delivers the parts that it holds, also those that others deliver: all of a
     #: module's results.
     delivers_all: bool = False
+    #: The outputs that are inputs of the next call, of which ranks deliver what they hold, too.
+    fed: Collection[str] = ()
     #: Whether its constants will be cut from the model's: there is nothing to compare.
     cuts_constants: bool = False
     #: How its phases run in the micro-batches of a step; None if it runs as it is.

@@ -534,7 +534,8 @@ class _Check:
                 raise self._refused([rank], rank.rank, f"output {out.whole!r}", error)
             regions = delivered.setdefault((self._together(value)[rank.rank], value), [])
             is_again = part > 0 and program.batch and out.whole not in program.batch.regions
-            if not is_again and not (program.delivers_all and region in regions):
+            several = program.delivers_all or out.whole in program.fed
+            if not is_again and not (several and region in regions):
                 regions.append(region)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from partitioner.api.compiled.module import ModuleProgram
     from partitioner.api.compiled.reload import load
     from partitioner.api.compiler import compile, dump_problem
+    from partitioner.api.fitting import Fitted, fit
     from partitioner.api.profiling.calibrate import calibrate
     from partitioner.api.profiling.profile import profile
     from partitioner.api.sweeping import sweep
@@ -36,6 +37,7 @@ __all__ = [
     "Cluster",
     "Compiled",
     "Constraints",
+    "Fitted",
     "Infeasible",
     "ModuleProgram",
     "OptionError",
@@ -46,6 +48,7 @@ __all__ = [
     "calibrate",
     "compile",
     "dump_problem",
+    "fit",
     "load",
     "profile",
     "sweep",
@@ -58,6 +61,7 @@ _HOME = {
     "Cluster": "partitioner.cost_model.cluster.topology",
     "Compiled": "partitioner.api.compiled.base",
     "Constraints": "partitioner.strategies.constraints",
+    "Fitted": "partitioner.api.fitting",
     "Infeasible": "partitioner.solver.outcome",
     "ModuleProgram": "partitioner.api.compiled.module",
     "OptionError": "partitioner.ir.errors",
@@ -67,6 +71,7 @@ _HOME = {
     "calibrate": "partitioner.api.profiling.calibrate",
     "compile": "partitioner.api.compiler",
     "dump_problem": "partitioner.api.compiler",
+    "fit": "partitioner.api.fitting",
     "load": "partitioner.api.compiled.reload",
     "profile": "partitioner.api.profiling.profile",
     "sweep": "partitioner.api.sweeping",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from partitioner.api.compiled.module import ModuleProgram
     from partitioner.api.compiled.reload import load
     from partitioner.api.compiler import compile, dump_problem
-    from partitioner.api.fitting import Fitted, fit
+    from partitioner.api.fitting import fit
     from partitioner.api.profiling.calibrate import calibrate
     from partitioner.api.profiling.profile import profile
     from partitioner.api.sweeping import sweep
@@ -37,7 +37,6 @@ __all__ = [
     "Cluster",
     "Compiled",
     "Constraints",
-    "Fitted",
     "Infeasible",
     "ModuleProgram",
     "OptionError",
@@ -61,7 +60,6 @@ _HOME = {
     "Cluster": "partitioner.cost_model.cluster.topology",
     "Compiled": "partitioner.api.compiled.base",
     "Constraints": "partitioner.strategies.constraints",
-    "Fitted": "partitioner.api.fitting",
     "Infeasible": "partitioner.solver.outcome",
     "ModuleProgram": "partitioner.api.compiled.module",
     "OptionError": "partitioner.ir.errors",

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import partitioner
-from partitioner import Fitted, OptionError, PartitionerError, examples
-from partitioner.api.fitting import CLASSES, CLASSES_IN_TRAINING
+from partitioner import OptionError, PartitionerError, examples
+from partitioner.api.fitting import CLASSES, CLASSES_IN_TRAINING, Fitted
 from partitioner.cli.main import main
 from partitioner.cost_model.cluster import presets
 from partitioner.cost_model.cluster.resolve import resolve_cluster

@@ -184,6 +184,7 @@ class CompileOptions(
     micro_batches: "MicroBatchCount"
     recompute: "Recompute"
     plan_only: bool
+    cache: bool
 
 
 class GridOptions(TypedDict, total=False):

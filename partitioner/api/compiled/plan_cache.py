@@ -28,6 +28,7 @@ from partitioner.foundations.files import (
     FileError,
     ResultError,
     cache_folder,
+    check_no_link,
     read_text,
     write_file,
 )

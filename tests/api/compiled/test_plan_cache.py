@@ -22,6 +22,7 @@ from partitioner import examples
 from partitioner.api import compiler
 from partitioner.api.compiled import plan_cache
 from partitioner.api.compiled.plan_cache import FROM_CACHE, PlanCache, plans_folder
+from partitioner.api.options import open_with
 from partitioner.cli.main import main
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.profiles.database import Profile
@@ -74,7 +75,8 @@ def mlp(hidden: int = 32) -> onnx.ModelProto:
 
 
 def of_onnx(**options: Any) -> partitioner.Compiled:
-    return partitioner.compile(mlp(), None, **{**COMMON, **options})
+    program: partitioner.Compiled = partitioner.compile(mlp(), None, **{**COMMON, **options})
+    return program
 
 
 def inference(**options: Any) -> partitioner.Compiled:
@@ -171,13 +173,13 @@ def _first_node(data: dict[str, Any]) -> dict[str, Any]:
     return nodes[next(iter(nodes))]  # type: ignore[no-any-return]
 
 
-FAULTS: dict[str, Callable[[Path], None]] = {
-    "empty": lambda entry: entry.write_text("") and None,
-    "no text": lambda entry: entry.write_bytes(b"\xff\xfe\x00") and None,
-    "half": lambda entry: entry.write_bytes(entry.read_bytes()[:-200]) and None,
-    "a list": lambda entry: entry.write_text("[]") and None,
-    "nothing": lambda entry: entry.write_text("{}") and None,
-    "deep": lambda entry: entry.write_text("[" * 200_000) and None,
+FAULTS: dict[str, Callable[[Path], object]] = {
+    "empty": lambda entry: entry.write_text(""),
+    "no text": lambda entry: entry.write_bytes(b"\xff\xfe\x00"),
+    "half": lambda entry: entry.write_bytes(entry.read_bytes()[:-200]),
+    "a list": lambda entry: entry.write_text("[]"),
+    "nothing": lambda entry: entry.write_text("{}"),
+    "deep": lambda entry: entry.write_text("[" * 200_000),
     "a folder": _as_folder,
     "a FIFO": _as_fifo,
     "a device": _as_device,
@@ -208,7 +210,7 @@ FAULTS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_an_entry_that_is_wrong_ends_in_a_search(
-    fault: Callable[[Path], None], folder: Path, searches: list[None]
+    fault: Callable[[Path], object], folder: Path, searches: list[None]
 ) -> None:
     first = of_onnx()
     (entry,) = folder.iterdir()
@@ -292,7 +294,7 @@ def test_the_plan_of_runs_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPa
 
 def _entry(folder: Path, cluster: partitioner.Cluster) -> PlanCache:
     clock, request = StageClock(silent), Request()
-    opened = compiler.open_with(mlp(), None, {})
+    opened = open_with(mlp(), None, {})
     return PlanCache(
         compiler.graphs_of(opened, cluster, request, clock), cluster, request, clock, folder
     )

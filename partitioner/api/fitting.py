@@ -130,7 +130,9 @@ class Fitted:
         rows = [("class", "at the peak", "share", "at the end")]
         for kind, peak in self.bytes.items():
             end = self.end_bytes[kind]
-            rows.append((kind, units.size(peak), units.share(peak / total), units.size(end)))
+            rows.append(
+                (kind, units.size(peak), units.share(peak / max(total, 1)), units.size(end))
+            )
         lines = [head, "", *table(rows)]
         held = [card for card in self.cards if card.holds is not None]
         if held:
@@ -293,16 +295,13 @@ class _Fitting:
                 smallest[card] -= 1
         self._look_for_faster([clusters[card][index] for card, index in smallest.items()])
         self.say("pricing the plans")
-        cards = tuple(
-            CardFit(
-                card,
-                self._held(own[smallest[card]]) if card in smallest else None,
-                tuple(self._refusal(one) for one in own[: smallest.get(card, len(own))]),
-            )
-            for card, own in clusters.items()
-        )
+        cards = []
+        for card, own in clusters.items():
+            held = self._held(own[smallest[card]]) if card in smallest else None
+            smaller = own if held is None else own[: smallest[card]]
+            cards.append(CardFit(card, held, tuple(map(self._refusal, smaller))))
         turn = turn_of(self.graph)
-        return Fitted(self.opened.name, turn, whole.parts, _classes(self.graph, end), cards)
+        return Fitted(self.opened.name, turn, whole.parts, _classes(self.graph, end), tuple(cards))
 
     def _whole(self, cluster: Cluster) -> tuple[_Known, Mapping[str, int]]:
         """The plan of the whole batch at once on one device, and its bytes when it ends."""

@@ -186,3 +186,13 @@ def test_a_kind_that_few_cards_cannot_have_is_tried_on_more() -> None:
     (card,) = partitioner.fit(module, x, parallel="tp", cards=["h100"]).cards
     assert card.holds is not None
     assert card.holds.devices in (1, 2)
+
+
+def test_a_model_without_operators_takes_nothing() -> None:
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])
+    graph = onnx.helper.make_graph([], "nothing", [x], [x])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    fitted = partitioner.fit(model, cards=["h100"])
+    (card,) = fitted.cards
+    assert card.holds is not None
+    assert "1xh100" in str(fitted)

@@ -384,7 +384,8 @@ class _Fitting:
         """The cost of the fastest known plan that fits a cluster."""
         held = []
         for one in self._fitting(cluster):
-            figures = evaluate(one.graph, one.plan, cluster)
+            alone = len(cluster) == 1  # nothing is brought to other devices
+            figures = evaluate(one.graph, one.plan, cluster, delivers=not alone)
             if figures.fits_exactly:
                 holds = Holds(
                     cluster.name,

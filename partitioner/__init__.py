@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from partitioner.api.compiled.module import ModuleProgram
     from partitioner.api.compiled.reload import load
     from partitioner.api.compiler import compile, dump_problem
+    from partitioner.api.fitting import fit
     from partitioner.api.profiling.calibrate import calibrate
     from partitioner.api.profiling.profile import profile
     from partitioner.api.sweeping import sweep
@@ -46,6 +47,7 @@ __all__ = [
     "calibrate",
     "compile",
     "dump_problem",
+    "fit",
     "load",
     "profile",
     "sweep",
@@ -67,6 +69,7 @@ _HOME = {
     "calibrate": "partitioner.api.profiling.calibrate",
     "compile": "partitioner.api.compiler",
     "dump_problem": "partitioner.api.compiler",
+    "fit": "partitioner.api.fitting",
     "load": "partitioner.api.compiled.reload",
     "profile": "partitioner.api.profiling.profile",
     "sweep": "partitioner.api.sweeping",

@@ -21,6 +21,8 @@ from partitioner import examples
 
 # Each worker and each rank that it starts has one thread: more of them only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No plan of an earlier run: tests of the cache name a folder of their own.
+os.environ["PARTITIONER_CACHE"] = "off"
 
 count_computed_seconds()
 

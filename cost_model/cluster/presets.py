@@ -41,6 +41,7 @@ class Preset:
     network_gb_per_s: float  #: Of one device to other nodes, one direction, 1e9 bytes/s.
     source: str  #: Document that gives the figures.
     cuda_names: tuple[str, ...]  #: Ends of the device name that the driver reports.
+    home: bool = False  #: Whether machines at homes have it, which lie alone.
     table: str | None = None  #: Name of its measurements in `published`.
     overlap: float | None = None  #: `LinkLevel.overlap` of its links, where it is published.
     overlap_source: str = ""  #: Document that gives it.
@@ -61,6 +62,11 @@ def accelerators() -> Mapping[str, Preset]:
         name: Preset(**{**row, "cuda_names": tuple(row["cuda_names"])})
         for name, row in _figures()["accelerators"].items()
     }
+
+
+def usual_cards() -> tuple[str, ...]:
+    """Names of the accelerators that are tried where none is named."""
+    return tuple(_figures()["fit"]["cards"])
 
 
 def full_name(name: str) -> str:

@@ -19,6 +19,7 @@ import partitioner
 from partitioner.api.option_table import (
     CompileOptions,
     DumpOptions,
+    FitOptions,
     Option,
     ProfileOptions,
     SweepOptions,
@@ -30,6 +31,7 @@ from partitioner.cli.app import command_line
 TABLES: dict[str, type] = {
     "compile": CompileOptions,
     "plan": CompileOptions,
+    "fit": FitOptions,
     "sweep": SweepOptions,
     "profile": ProfileOptions,
     "dump_problem": DumpOptions,

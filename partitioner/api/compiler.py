@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 
 from partitioner.api.compiled.base import Compiled
 from partitioner.api.compiled.onnx_model import OnnxGraphs
+from partitioner.api.compiled.plan_cache import PlanCache, plans_folder
 from partitioner.api.option_table import CompileOptions, DumpOptions
 from partitioner.api.options import open_with, processes, request_of, takes, target_cluster
 from partitioner.api.tuning import check_tunable, tuned
@@ -110,8 +111,12 @@ def compile(  # noqa: A001 - the public name
         check_tunable(cluster, is_module=isinstance(opened, ModuleInput))
     cluster = cluster.run_by(opened.executor, training=opened.training)
     graphs = graphs_of(opened, cluster, request, clock)
+    folder = plans_folder() if options.get("cache", True) and request.tune is None else None
+    cache = None if folder is None else PlanCache(graphs, cluster, request, clock, folder)
 
     def search() -> tuple[Outcome, Mapping[str, Any]]:
+        if cache is not None and (known := cache.read()) is not None:
+            return known
         table = Table(graphs, cluster, request, clock)
         outcome = table.best()
         run_notes: tuple[str, ...] = ()
@@ -125,7 +130,10 @@ def compile(  # noqa: A001 - the public name
                 fewer = f"fewer than the {request.tune} to run"
                 run_notes = (f"the search met {count} {plans}, {fewer}",)
         outcome = table.beside_others(outcome)
-        return outcome, summarise(outcome, cluster, request, (*graphs.notes, *run_notes))
+        summary = summarise(outcome, cluster, request, (*graphs.notes, *run_notes))
+        if cache is not None:
+            cache.write(outcome.plan, summary)
+        return outcome, summary
 
     result = graphs.planned(search)
     if len(cluster) <= MOST_EXPLICIT:  # now rather than on first use

@@ -10,7 +10,7 @@ tables of the reference (`docs/hooks/options.py`). The module loads nothing heav
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -185,6 +185,7 @@ class CompileOptions(
     micro_batches: "MicroBatchCount"
     recompute: "Recompute"
     plan_only: bool
+    cache: bool
 
 
 class GridOptions(TypedDict, total=False):
@@ -198,6 +199,13 @@ class GridOptions(TypedDict, total=False):
 
 class SweepOptions(KindOptions, GoalOptions, GridOptions, SearchOptions, total=False):
     """Options of `sweep`."""
+
+
+class FitOptions(KindOptions, SearchOptions, total=False):
+    """Options of `fit`."""
+
+    cards: Sequence[str]
+    launches: _Launches | None
 
 
 class ProfileOptions(ModelOptions, total=False):

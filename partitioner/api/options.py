@@ -49,6 +49,7 @@ _NAMED: Mapping[str, Any] = {
 _DEFAULTS: Mapping[str, Any] = {
     **{field.name: field.default for field in (*fields(Request), *fields(ModuleOptions))},
     "plan_only": False,
+    "cache": True,
     "constraints": None,
 }
 

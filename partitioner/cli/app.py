@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from partitioner.cli.pictures import check, draw
 from partitioner.cli.plan import plan
-from partitioner.cli.report import diff, explain, report, show, sweep
+from partitioner.cli.report import diff, explain, fit, report, show, sweep
 from partitioner.cli.run import calibrate, profile, run, verify
 from partitioner.cli.schedule import schedule
 from partitioner.cli.solve import evaluate, solve
@@ -25,7 +25,7 @@ If your model file is called like a command, put its folder before it: `partitio
 
 #: The commands in the order of the help, by its panels.
 _PANELS: Mapping[str, Sequence[Callable[..., int]]] = {
-    "A model": (plan, sweep, profile),
+    "A model": (plan, fit, sweep, profile),
     "A folder that `partition MODEL` wrote": (
         *(show, explain, report, diff, draw),
         *(verify, run, calibrate),

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,6 +206,7 @@ FORMS: Mapping[str, Form] = {
     "mesh": Form(mesh),
     "micro_batches": Form(micro_batches),
     "recompute": Form(choices=Literal["auto", "yes", "no"], keyword=_RECOMPUTE.__getitem__),
+    "off": Form(keyword=operator.not_),
     "dims": Form(dim, repeated=True, keyword=dict),
     "shapes": Form(shape, repeated=True, keyword=dict),
     "feed": Form(feed, repeated=True, keyword=dict),

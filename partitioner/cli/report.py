@@ -1,4 +1,4 @@
-"""The commands that show a plan: show, explain, report, diff, sweep."""
+"""The commands that show plans: show, explain, report, diff, sweep, fit."""
 
 import json
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partitioner.api.option_table import SweepOptions
+from partitioner.api.option_table import FitOptions, SweepOptions
 from partitioner.cli import options
 from partitioner.cli.options import listed, wrong
 from partitioner.cli.terminal import looked_at, progress
@@ -118,6 +118,27 @@ def sweep(
         swept = search_all(model, devices=devices or (), **chosen)
     print(json.dumps(swept.data, indent=1) if as_json else fitted(str(swept)), flush=True)
     _write(output, swept.data)
+    return 0
+
+
+@options.takes(FitOptions)
+def fit(
+    model: options.Model,
+    *,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    **values: Any,
+) -> int:
+    """Say which cards hold a model, how many, and what a request or step takes there."""
+    chosen = options.given(model, FitOptions, values)
+    options.check_model(model)
+    with progress(quiet) as say:
+        say("loading the compiler")
+        from partitioner.api.fitting import fit as search_all
+
+        chosen = {**chosen, "progress": say}
+        found = search_all(model, **chosen)
+    print(json.dumps(found.data, indent=1) if as_json else fitted(str(found)))
     return 0
 
 

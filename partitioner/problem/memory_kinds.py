@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import observed_schedule
 from partitioner.cost_model.memory.lifetimes import (
+    Lifetime,
     exact_lifetimes,
     loaded_among_activations,
     safe_lifetimes,
     with_headroom,
 )
-from partitioner.cost_model.memory.lives import StepLives
+from partitioner.cost_model.memory.lives import Moments, StepLives
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.foundations import units
 from partitioner.ir.graph import Graph
@@ -59,6 +60,21 @@ class Holdings:
             headroom: Whether activations have head-room; None: by the safe formula alone.
         """
         headroom = not exact if headroom is None else headroom
+        lifetimes = exact_lifetimes if exact else safe_lifetimes
+        return self._at(device, lifetimes, lambda moments: moments.peak, headroom=headroom)
+
+    def at_end(self, device: int) -> Mapping[str, int]:
+        """Bytes of each kind, by liveness, when the last task of a request or step has run."""
+        return self._at(device, exact_lifetimes, lambda moments: len(moments.run) - 1)
+
+    def _at(
+        self,
+        device: int,
+        lifetimes: Callable[[Schedule], Iterable[Lifetime]],
+        moment: Callable[[Moments], int],
+        *,
+        headroom: bool = False,
+    ) -> Mapping[str, int]:
         kinds, device = Kinds(self.graph), self.first.get(device, device)
         parts: Counter[str] = Counter()
         for key, nbytes in self.schedule.residents.items():
@@ -69,12 +85,11 @@ class Holdings:
                 parts[_ZEROS] += nbytes
             elif where == device:
                 parts.update(kinds.resident(value, nbytes))
-        lifetimes = exact_lifetimes if exact else safe_lifetimes
         lives = [life for life in lifetimes(self.schedule) if life.device == device]
         loaded = loaded_among_activations(self.schedule)
         lives += [life for life in loaded if life.device == device]
         moments = StepLives.of(self.schedule, lives).moments(device)
-        for life, count in moments.at(moments.peak):
+        for life, count in moments.at(moment(moments)):
             if life in loaded:
                 parts.update(kinds.resident(life.value, loaded[life]))
                 continue

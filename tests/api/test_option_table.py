@@ -15,6 +15,7 @@ from partitioner.api.option_table import (
     PANELS,
     CompileOptions,
     DumpOptions,
+    FitOptions,
     Option,
     ProfileOptions,
     SearchOptions,
@@ -33,10 +34,16 @@ DOCS = Path(partitioner.__file__).resolve().parents[1] / "docs"
 TABLES = {
     "compile": CompileOptions,
     "sweep": SweepOptions,
+    "fit": FitOptions,
     "profile": ProfileOptions,
     "dump_problem": DumpOptions,
 }
-COMMANDS = {"plan": CompileOptions, "sweep": SweepOptions, "profile": ProfileOptions}
+COMMANDS = {
+    "plan": CompileOptions,
+    "sweep": SweepOptions,
+    "fit": FitOptions,
+    "profile": ProfileOptions,
+}
 ROWS = {
     f"{table}-{name}": row for table in TABLES for name, row in described(TABLES[table]).items()
 }

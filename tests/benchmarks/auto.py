@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import random
 import sys
 import tempfile
@@ -43,6 +44,8 @@ from helpers.modules.unets import UNet
 from partitioner.examples import llama, zoo
 from partitioner.ir.errors import PartitionerError
 from partitioner.solver import work
+
+os.environ["PARTITIONER_CACHE"] = "off"  # searches are measured
 
 #: Shares of what one device needs; None is no limit beyond the device's.
 SHARES = (None, 0.6, 0.4, 0.25, 0.15)

@@ -10,6 +10,7 @@ blocks on N devices, each with a fifth of what the model needs.
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import tempfile
@@ -30,6 +31,8 @@ from partitioner.backends.onnx.files.steps import Segment
 from partitioner.backends.onnx.running.simulator import Simulator
 from partitioner.backends.onnx.sessions.segments import SessionConfig, open_session
 from partitioner.frontends.inputs import random_inputs
+
+os.environ["PARTITIONER_CACHE"] = "off"  # searches are measured
 
 MIB = 2**20
 SHARES, SHARES_OF_EACH = (1.0, 0.25), (0.2,)

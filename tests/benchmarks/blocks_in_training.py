@@ -12,6 +12,7 @@ trains a batch of N images on N devices, with `parallel="dp"`.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from torch import nn
 import partitioner
 from helpers.modules.trained_images import Loss, apart, normed_unet, plain_unet, vgg
 from partitioner.api.compiled.module import ModuleProgram
+
+os.environ["PARTITIONER_CACHE"] = "off"  # searches are measured
 
 MIB = 2**20
 NETS: dict[str, Callable[[], nn.Module]] = {

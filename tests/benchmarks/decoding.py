@@ -17,6 +17,7 @@ over rounds of the ratio to the twin's, with the least and the largest one.
 
 import argparse
 import copy
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -29,6 +30,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import partitioner
+
+os.environ["PARTITIONER_CACHE"] = "off"  # searches are measured
 
 #: Most seconds in which the machine is measured.
 MEASURING_S = 60.0

@@ -15,6 +15,7 @@ with the least and the largest one.
 
 import argparse
 import copy
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,8 @@ from torch.nn.parallel import DistributedDataParallel
 import partitioner
 from partitioner.api.compiled.module import ModuleProgram
 from partitioner.strategies.constraints import Constraints, Pin
+
+os.environ["PARTITIONER_CACHE"] = "off"  # searches are measured
 
 
 class Bags(nn.Module):

@@ -9,6 +9,7 @@ turns; seconds are the slower rank's, medians, and ratios are medians of the rou
 """
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ from torch import Tensor, nn
 import partitioner
 from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
 from partitioner.search.spaces import explicit
+
+os.environ["PARTITIONER_CACHE"] = "off"  # searches are measured
 
 CALLS = 5  # of one program in a round
 

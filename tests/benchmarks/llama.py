@@ -10,6 +10,7 @@ wall-clock; the last line has CPU seconds too. Rank programs are made for up to 
 """
 
 import argparse
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import resolve
 from partitioner.report.stages import step_facts, step_sentence
 from partitioner.search.request import MOST_EXPLICIT
+
+os.environ["PARTITIONER_CACHE"] = "off"  # searches are measured
 
 #: Hidden size, layers, heads, key-value heads, intermediate size.
 SIZES = {"8b": (4096, 32, 32, 8, 14_336), "70b": (8192, 80, 64, 8, 28_672)}

@@ -68,6 +68,8 @@ from training import GPT, VOCABULARY, Block
 
 from helpers.plans.staged import on_trace, staged_plan, traced
 
+os.environ["PARTITIONER_CACHE"] = "off"  # searches are measured
+
 RANKS = 2
 TWICE = ("interleaved", "zbv", "dualpipev")  #: Schedules with two stages on each process.
 #: PyTorch's schedules by our names; the first two take one stage, the others a list.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,8 @@ from helpers.modules.small_gpt import small_gpt
 from partitioner import examples
 from partitioner.examples import llama, zoo
 from partitioner.ir.errors import PartitionerError
+
+os.environ["PARTITIONER_CACHE"] = "off"  # searches are measured
 
 Request = tuple[str, Callable[[], tuple[Any, Any]], Mapping[str, Any]]
 

@@ -15,6 +15,7 @@ line on which the whole model lies (docs/reference/presets.md).
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections import Counter
@@ -26,6 +27,8 @@ from llama import Loss, described
 
 import partitioner
 from partitioner.api.compiled.module import ModuleProgram
+
+os.environ["PARTITIONER_CACHE"] = "off"  # searches are measured
 
 #: Bandwidth is derated as the preset's is: 2.4e12 x 2.90 / 3.35.
 CLUSTER = """

@@ -13,6 +13,7 @@ toy decoder, with its sessions kept and opened anew (and its files written anew)
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,8 @@ from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced, load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Compute, Programs
+
+os.environ["PARTITIONER_CACHE"] = "off"  # searches are measured
 
 
 def cut_in(programs: Programs, parts: int, ends: Sequence[int]) -> Programs:

@@ -13,6 +13,7 @@ ratio to the twin of the same round.
 """
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from torch.distributed.tensor.experimental._context_parallel import _attention a
 from torch.nn import functional
 
 import partitioner
+
+os.environ["PARTITIONER_CACHE"] = "off"  # searches are measured
 
 aten = torch.ops.aten
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

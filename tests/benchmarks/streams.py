@@ -12,6 +12,7 @@ rounds of requests a second beside the whole session's in the same round. Bert i
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -31,6 +32,8 @@ from partitioner.backends.onnx.local import run_local
 from partitioner.backends.onnx.sessions.whole import open_whole
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced, load_onnx
+
+os.environ["PARTITIONER_CACHE"] = "off"  # searches are measured
 
 RANKS = 2
 #: Options of `partitioner.compile` by the name of a plan.

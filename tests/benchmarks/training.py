@@ -21,6 +21,7 @@ each: the fixed cost of a step shows in the ratios of the shortest ones.
 """
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -43,6 +44,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import partitioner
+
+os.environ["PARTITIONER_CACHE"] = "off"  # searches are measured
 
 VOCABULARY = 4096
 TWINS = {"dp": "ddp", "zero3": "fsdp", "tp": "hand-tp"}

@@ -64,12 +64,12 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["m.onnx", "--memory", "0"], "size '0' is not like '8GiB'"),
         (
             ["verfiy", "d"],
-            "unknown command 'verfiy' (there are plan, sweep, profile, show,",
+            "unknown command 'verfiy' (there are plan, fit, sweep, profile,",
         ),
         (["shwo"], "did you mean 'show'?"),
         (
             ["inspect", "d"],
-            "unknown command 'inspect' (there are plan, sweep, profile, show,",
+            "unknown command 'inspect' (there are plan, fit, sweep, profile,",
         ),
         (["run"], "partition run: Missing argument 'DIR'"),
         (["run", "d", "--requests", "0"], "'0' is not a whole number of at least 1"),

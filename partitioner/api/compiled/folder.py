@@ -6,6 +6,7 @@ This module loads no framework and no solver.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from abc import ABC, abstractmethod
@@ -18,6 +19,7 @@ import numpy as np
 
 from partitioner.backends.header import Header
 from partitioner.backends.optimization import DEFAULT, Optimization
+from partitioner.cost_model.executors import MOST_RANKS
 from partitioner.foundations.files import DirectoryError, ResultError, read_text
 from partitioner.frontends.inputs import InputRange
 from partitioner.frontends.torch.options import AtRest
@@ -26,7 +28,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.graph_data import GraphDataError, graph_data, graph_of, type_data, type_of
 from partitioner.ir.nodes.feeds import Feed
 from partitioner.ir.nodes.loads import Loads
-from partitioner.ir.plan import Objective, Plan, PlanError, Status, Trial
+from partitioner.ir.plan import Certificate, Objective, Plan, PlanError, Status, Trial
 from partitioner.report.delivery import Delivery
 from partitioner.report.one_device import OneDevice
 from partitioner.report.schema import Space
@@ -34,8 +36,12 @@ from partitioner.report.verdict import Rival
 
 if TYPE_CHECKING:
     from partitioner.backends.launch import LocalRun
+    from partitioner.cost_model.cluster.topology import Cluster
+    from partitioner.cost_model.evaluate import Evaluation
 
 SOURCE_VERSION = 1
+#: Largest relative difference of a plan's recomputed cost from the stored one: rounding.
+COST_TOLERANCE = 1e-9
 #: Name of the file of the plan's graph, which is looked at without a model.
 GRAPH_FILE, GRAPH_VERSION = "graph.json", 1
 #: Name of the file of a module's example inputs, by name of the graph's inputs.
@@ -220,15 +226,28 @@ def load_plan(folder: Path) -> Plan:
 
 def load_summary(folder: Path) -> dict[str, Any]:
     """`summary.json`: what ``--json`` prints, and stages' seconds; a ResultError if it is wrong."""
-    data = read_object(folder, "summary.json")
-    _check_fields(folder, "summary.json", data, _SUMMARY)
+    return checked_summary(folder, read_object(folder, "summary.json"))
+
+
+def checked_summary(place: Path, data: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a summary as they are stored, from a folder or file; a ResultError if wrong."""
+    _check_fields(place, "summary.json", data, _SUMMARY)
     if isinstance(delivery := data.get("delivery"), dict):
         # folders of earlier versions have bytes there, too, which are now in the plan's figures
         names = {one.name for one in fields(Delivery)}
         data["delivery"] = {name: given for name, given in delivery.items() if name in names}
     given = {key: kind for key, kind in _SUMMARY_MAY_HAVE.items() if key in data}
-    _check_fields(folder, "summary.json", data, given)
+    _check_fields(place, "summary.json", data, given)
     return data
+
+
+def is_certified(certificate: Certificate, cluster: Cluster, evaluation: Evaluation) -> bool:
+    """Test whether a plan costs what its certificate says."""
+    cost = evaluation.cost(certificate.objective)
+    # of more than `MOST_RANKS` devices the certificate's cost is an upper estimate
+    if len(cluster) > MOST_RANKS and certificate.bound <= cost <= certificate.cost:
+        return True
+    return math.isclose(cost, certificate.cost, rel_tol=COST_TOLERANCE)
 
 
 def _read(folder: Path, name: str) -> str:

@@ -221,6 +221,25 @@ class ModuleGraphs:
                 self._traced[count] = self.opened.in_micro_batches(count)
         return self._traced[count]
 
+    @property
+    def _first(self) -> TracedModule:
+        """The trace that a request begins with; a BackendError if its batch cannot be cut so."""
+        if not self.request.is_pipelined:
+            return self.traced
+        count = self.request.micro_batch_count or 1
+        self.batch_size(count)
+        return self._part(count)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What tells the module and its inputs from others whose plans differ."""
+        batch = "" if not self.request.is_pipelined else str(self.batch_size())
+        return ("module", self._first.graph.digest, batch, repr(self.opened.options))
+
+    def graph_of(self, plan: Plan) -> Graph:
+        """The graph of a plan of the module; a PartitionerError if it has none."""
+        return self._trace_of(plan).graph
+
     def compiled(self, candidate: Candidate) -> ModuleProgram:
         """The program of a plan, without a summary."""
         module = self._trace_of(candidate.plan).on(candidate.graph)
@@ -236,12 +255,7 @@ class ModuleGraphs:
         is_up = dist.is_available() and dist.is_initialized() and dist.get_world_size() == devices
         agreement = Agreement(devices if is_up else 1, searches=True)
         with agreement.together("compile()"):
-            if not self.request.is_pipelined:
-                first = self.traced
-            else:
-                count = self.request.micro_batch_count or 1
-                self.batch_size(count)  # refuses one that cannot be cut
-                first = self._part(count)
+            first = self._first
         module, plan, evaluation, summary = self._plan_of(agreement, first, search)
         model = ModuleModel(module, self.opened.source)
         delivery = Delivery.of(model.graph, plan, self.cluster, evaluation)

@@ -221,6 +221,20 @@ class OnnxGraphs(ModelGraphs):
                 self._parts[count] = self.model.in_micro_batches(count)
         return self._parts[count]
 
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What tells the model from others whose plans differ."""
+        return ("onnx", self.model.graph.digest)
+
+    def graph_of(self, plan: Plan) -> Graph:
+        """The graph of a plan of the model; a PartitionerError if it has none."""
+        return self._model_of(plan).graph
+
+    def _model_of(self, plan: Plan) -> OnnxModel:
+        count = plan.micro_batches
+        model = self.model if count is None else self._part(count)
+        return model.in_blocks(plan.blocks).of_form(plan.graph_digest)
+
     def planned(self, search: Callable[[], tuple[Outcome, Mapping[str, Any]]]) -> Compiled:
         """The program of the plan that a search finds."""
         outcome, summary = search()
@@ -230,10 +244,7 @@ class OnnxGraphs(ModelGraphs):
         self, planned: Candidate | Outcome, summary: Mapping[str, Any] = MappingProxyType({})
     ) -> Compiled:
         """The program of a plan."""
-        plan = planned.plan
-        count = plan.micro_batches
-        model = self.model if count is None else self._part(count)
-        model = model.in_blocks(plan.blocks).of_form(planned.graph.digest)
+        plan, model = planned.plan, self._model_of(planned.plan)
         figures, seconds = planned.evaluation, self.clock.seconds
         return Compiled.of(model, self.cluster, plan, figures, summary, seconds)
 

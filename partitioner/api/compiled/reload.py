@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -19,6 +18,7 @@ from partitioner.api.compiled.folder import (
     GraphFile,
     ModuleRequest,
     OnnxRequest,
+    is_certified,
     load_plan,
     load_request,
     load_summary,
@@ -38,15 +38,12 @@ from partitioner.ir.plan import Plan
 from partitioner.report.measured import FILE, Measured
 from partitioner.rewrites.block_graph import block_graph
 from partitioner.rewrites.stretch_layout import BlockError
-from partitioner.search.request import MOST_EXPLICIT
 
 if TYPE_CHECKING:
     from torch import nn
 
     from partitioner.api.compiled.module import ModuleModel, ModuleProgram
 
-#: Largest relative difference of a plan's recomputed cost from the stored one: rounding.
-COST_TOLERANCE = 1e-9
 Kind = TypeVar("Kind", bound=Compiled)
 #: How a module is named: ``package.module:function``.
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -345,10 +342,8 @@ def _planned(kind: type[Kind], model: Model, folder: Path) -> Kind:
     evaluation = evaluate(model.graph, plan, cluster)
     summary = load_summary(folder)
     stale, cert = "", plan.certificate
-    cost = 0.0 if cert is None else evaluation.cost(cert.objective)
-    # of more than `MOST_EXPLICIT` devices the certificate's cost is an upper estimate
-    estimated = cert and len(cluster) > MOST_EXPLICIT and cert.bound <= cost <= cert.cost
-    if cert and not estimated and not math.isclose(cost, cert.cost, rel_tol=COST_TOLERANCE):
+    if cert and not is_certified(cert, cluster, evaluation):
+        cost = evaluation.cost(cert.objective)
         files = {str(one.file) for spec in cluster.devices if (one := spec.profile) is not None}
         other = f", or {' and '.join(sorted(files))} has other measurements now" if files else ""
         stale = (

@@ -110,6 +110,10 @@ class Table:
         holds = f"when a step ends, any holds {units.size(least.bytes, 5)} at least ({parts})"
         return f"{holds}, and {have} {units.size(memory, 5)}"
 
+    def why_not_in(self, count: int) -> str:
+        """Why so many micro-batches are not taken without being asked for; "" if they are."""
+        return self._parts.why_not(count)
+
     def _improved(self, found: Outcome, budget: Budget) -> Outcome:
         """The outcome with the changes that make it cheaper, found in what is left of the clock."""
         seconds = max(budget.work.left_s, LAST_SHARE * self.request.time_limit_s)

@@ -36,6 +36,7 @@ from unittest import mock
 import partitioner
 from partitioner.cli.main import main as partition
 
+os.environ["PARTITIONER_CACHE"] = "off"  # outputs are those of a first run
 ROOT = Path(partitioner.__file__).resolve().parents[1]
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"\n]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 REST = "..."

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.utils.data import DistributedSampler
 import partitioner
 import partitioner.api.compiler
 from jobs.processes.torch_ranks import Job
+from partitioner.api.compiled.plan_cache import FROM_CACHE
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreeing.agreement import Meeting
 from partitioner.backends.torch.running.held_state import HeldState
@@ -394,6 +396,21 @@ def compiles_together(rank: int) -> None:
     training_step(partitioner.compile(Net(), batch(0), **options).module(), *batch(0))  # they go on
 
 
+def compiles_from_the_cache(rank: int) -> None:
+    """Started again, ranks take the plan that rank 0 kept, and no rank searches."""
+    options: dict[str, Any] = {"training": True, "cluster": "ideal", "parallel": "dp"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PARTITIONER_CACHE", "plans" if rank == 0 else "others")
+        first = partitioner.compile(Net(), batch(0), **options)
+        patch.setattr(partitioner.api.compiler, "summarise", pytest.fail)
+        again = partitioner.compile(Net(), batch(0), **options)
+    assert again.plan == first.plan
+    assert FROM_CACHE in again.summary["notes"]
+    assert not Path("others").exists()
+    torch.manual_seed(0)
+    training_step(again.module(), *batch(0))
+
+
 JOBS = {
     "other weights": Job(2, begins_with_other_weights, [program, lambda: program(training=False)]),
     "other loads": Job(2, loads_other_weights, [program]),
@@ -417,4 +434,5 @@ JOBS = {
     "comes late": Job(2, comes_late, [program], slow=True),
     "changes on one": Job(2, changes_on_one_rank, [program]),
     "compiles together": Job(2, compiles_together),
+    "compiles from the cache": Job(2, compiles_from_the_cache),
 }

@@ -93,7 +93,7 @@ class Holds:
 
 @dataclass(frozen=True)
 class CardFit:
-    """What was found of one card."""
+    """The smallest cluster of one card that holds a model, and those that do not."""
 
     card: str
     holds: Holds | None  #: None where no plan is known on any of its clusters that were tried.
@@ -279,7 +279,7 @@ class _Fitting:
     graphs: list[OnnxGraphs | ModuleGraphs] = field(default_factory=list)
 
     def all(self, clusters: Mapping[str, Sequence[Cluster]]) -> Fitted:
-        """What is found of cards, each with its clusters in the order of their devices."""
+        """Fit the model to cards, each with its clusters in the order of their devices."""
         whole, end = self._whole(next(iter(clusters.values()))[0])
         by_memory = sorted(clusters, key=lambda card: _memory(clusters[card][0]))
         smallest: dict[str, int] = {}

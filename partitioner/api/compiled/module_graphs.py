@@ -232,7 +232,7 @@ class ModuleGraphs:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What tells the module and its inputs from others whose plans differ."""
+        """Words that differ where plans of the module and its inputs do."""
         batch = "" if not self.request.is_pipelined else str(self.batch_size())
         return ("module", self._first.graph.digest, batch, repr(self.opened.options))
 

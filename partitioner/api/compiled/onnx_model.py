@@ -223,7 +223,7 @@ class OnnxGraphs(ModelGraphs):
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What tells the model from others whose plans differ."""
+        """Words that differ where plans of the model do."""
         return ("onnx", self.model.graph.digest)
 
     def graph_of(self, plan: Plan) -> Graph:

@@ -421,7 +421,8 @@ class _Phase:
 
     def _branched(self, node: fx.Node) -> LocalNode:
         predicate, *branches, operands = node.args
-        inputs = tuple(self._value(one) for one in (predicate, *operands))  # type: ignore[arg-type]
+        taken = (predicate, *operands)  # type: ignore[misc]
+        inputs = tuple(self._value(one) for one in taken)  # type: ignore[arg-type]
         bodies = (self._body(branch) for branch in branches)  # type: ignore[arg-type]
         return LocalNode(
             self._name(node),

@@ -422,7 +422,7 @@ class _Phase:
     def _branched(self, node: fx.Node) -> LocalNode:
         predicate, *branches, operands = node.args
         taken = (predicate, *operands)  # type: ignore[misc]
-        inputs = tuple(self._value(one) for one in taken)  # type: ignore[arg-type]
+        inputs = tuple(self._value(one) for one in taken)
         bodies = (self._body(branch) for branch in branches)  # type: ignore[arg-type]
         return LocalNode(
             self._name(node),

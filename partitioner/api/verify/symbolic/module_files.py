@@ -421,7 +421,7 @@ class _Phase:
 
     def _branched(self, node: fx.Node) -> LocalNode:
         predicate, *branches, operands = node.args
-        inputs = tuple(self._value(one) for one in (predicate, *operands))  # type: ignore[arg-type]
+        inputs = tuple(self._value(one) for one in (predicate, *operands))  # type: ignore[misc]
         bodies = (self._body(branch) for branch in branches)  # type: ignore[arg-type]
         return LocalNode(
             self._name(node),

@@ -20,8 +20,8 @@ With `--plans` nothing is mutated: the proof of each plan of the zoo, of transfo
 training is printed in a line, and the exit code is 1 if one is not proven.
 
 With `--drawn` it is programs of plans drawn at random: `graphs` of ONNX, modules in `training`, in
-drawn `layouts` and in drawn `stages`. An interrupt ends with the tables so far. The exit code is 1 if a plan as it is is found wrong, or a
-mutant of a proven one has survived.
+drawn `layouts` and in drawn `stages`. An interrupt ends with the tables so far. The exit code is 1
+if a plan as it is is found wrong, or a mutant of a proven one has survived.
 """
 
 from __future__ import annotations

@@ -123,11 +123,13 @@ class GroupColumns(DeviceColumns):
             if not row.view or row.either:
                 holding.update(() if row.stored else node.writes)
                 continue
-            value, result = node.inputs[0], node.outputs[0]
+            if len(node.writes) != 1:
+                continue
+            value, (result,) = node.inputs[0], node.writes
             before, after = graph.types[value], graph.types[result]
             alike = (before.numel, before.dtype) == (after.numel, after.dtype)
             alone = len(graph.consumers[value]) == 1 and value not in graph.outputs
-            if value in holding and alike and alone and len(node.writes) == 1:
+            if value in holding and alike and alone:
                 takers.add(node.name)
                 holding.add(result)
         return frozenset(takers)

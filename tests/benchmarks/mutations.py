@@ -20,8 +20,8 @@ With `--plans` nothing is mutated: the proof of each plan of the zoo, of transfo
 training is printed in a line, and the exit code is 1 if one is not proven.
 
 With `--drawn` it is programs of plans drawn at random: `graphs` of ONNX, modules in `training`, in
-drawn `layouts` and in drawn `stages`. The exit code is 1 if a plan as it is is found wrong, or a
-mutant of a proven one has survived.
+drawn `layouts` and in drawn `stages`. An interrupt ends with the tables so far. The exit code is 1
+if a plan as it is is found wrong, or a mutant of a proven one has survived.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -91,12 +92,13 @@ def table_by_mutation(by_kind: Mapping[str, Count]) -> None:
 def drawn(kind: str, seeds: range, most: int | None) -> int:
     """Print what is found wrong, not proven or has survived of drawn plans, and the tables."""
     ends = Ends()
-    for seed in seeds:
-        said = [*ends.wrong, *ends.unproven, *ends.survived]
-        tried_drawn(kind, seed, ends, most)
-        for line in [*ends.wrong, *ends.unproven, *ends.survived]:
-            if line not in said:
-                print(("SURVIVED: " if line in ends.survived else "") + line, flush=True)
+    with suppress(KeyboardInterrupt):
+        for seed in seeds:
+            said = [*ends.wrong, *ends.unproven, *ends.survived]
+            tried_drawn(kind, seed, ends, most)
+            for line in [*ends.wrong, *ends.unproven, *ends.survived]:
+                if line not in said:
+                    print(("SURVIVED: " if line in ends.survived else "") + line, flush=True)
     print(f"\n{dict(ends.verdicts)}")
     table_by_mutation(ends.by_kind)
     return bool(ends.wrong or ends.survived)

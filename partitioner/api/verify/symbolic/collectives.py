@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from partitioner.api.verify.symbolic.flat import BYTES_OF, Flat, Piece, aligned
+from partitioner.api.verify.symbolic.flat import Flat, Piece, aligned
 from partitioner.api.verify.symbolic.held import of_one_value, reduced
 from partitioner.api.verify.symbolic.parts import RefusedError
 
 #: Kinds, by name of the operator.
 ALL_REDUCE, ALL_GATHER = "all_reduce", "all_gather_into_tensor"
 REDUCE_SCATTER, ALL_TO_ALL = "reduce_scatter_tensor", "all_to_all_single"
+#: Begins the code of elements that are written as their bytes, which add up to nothing.
+BYTES_OF = "bytes of "
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,6 @@ from partitioner.ir.exchange import Region
 from partitioner.ir.layout import Interval
 
 Box = tuple[Interval, ...]  #: Start and length of a box in each dim.
-#: Begins the code of elements that are written as their bytes.
-BYTES_OF = "bytes of "
 #: Most pieces of a tensor.
 MOST_PIECES = 16_384
 

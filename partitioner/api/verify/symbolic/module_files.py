@@ -26,17 +26,11 @@ from partitioner.api.verify.symbolic.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
+    BYTES_OF,
     REDUCE_SCATTER,
     Collective,
 )
-from partitioner.api.verify.symbolic.flat import (
-    BYTES_OF,
-    Flat,
-    Piece,
-    concatenated,
-    facts_of,
-    known,
-)
+from partitioner.api.verify.symbolic.flat import Flat, Piece, concatenated, facts_of, known
 from partitioner.api.verify.symbolic.held import Types
 from partitioner.api.verify.symbolic.micro_batches import Rows, Runs, added, said, sum_of
 from partitioner.api.verify.symbolic.nodes import LocalNode, Rank
@@ -421,8 +415,7 @@ class _Phase:
 
     def _branched(self, node: fx.Node) -> LocalNode:
         predicate, *branches, operands = node.args
-        taken = (predicate, *operands)  # type: ignore[misc]
-        inputs = tuple(self._value(one) for one in taken)
+        inputs = tuple(self._value(one) for one in (predicate, *operands))  # type: ignore[misc]
         bodies = (self._body(branch) for branch in branches)  # type: ignore[arg-type]
         return LocalNode(
             self._name(node),

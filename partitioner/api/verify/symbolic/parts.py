@@ -135,7 +135,7 @@ def factor_parts(
 ) -> dict[str, Intervals]:
     """The parts of the loops of which a dim's part is made; RefusedError if it is of none."""
     found: dict[str, Intervals] = {}
-    at = 0
+    at, pieces = 0, list[Interval]()
     for term in expr:
         size = math.prod(factors[name].size for name in term)
         if len(expr) == 1:
@@ -148,12 +148,15 @@ def factor_parts(
                 for start, n in part
                 if max(start, at) < min(start + n, at + size)
             )
+        pieces.extend((at + start, length) for start, length in own)
         for name, of_factor in _term_parts(term, own, factors).items():
             both = agreed(found.get(name), of_factor)
             if both is None:
                 raise RefusedError(f"loop {name} would have two parts")
             found[name] = both
         at += size
+    if len(expr) > 1 and plain(pieces) != part:
+        raise RefusedError("its pieces are in another order", closeness=2)
     return found
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from partitioner.api.verify.symbolic.collectives import ALL_REDUCE, Collective, collect
-from partitioner.api.verify.symbolic.flat import BYTES_OF, Flat, facts_of
+from partitioner.api.verify.symbolic.collectives import ALL_REDUCE, BYTES_OF, Collective, collect
+from partitioner.api.verify.symbolic.flat import Flat, facts_of
 from partitioner.api.verify.symbolic.held import Held
 from partitioner.api.verify.symbolic.parts import RefusedError, whole
 from partitioner.api.verify.symbolic.shares import ALL, times

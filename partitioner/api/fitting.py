@@ -196,6 +196,12 @@ def fit(
     """
     begun_s, say = now_s(), options.get("progress") or silent
     cards = _cards(options.get("cards", ()))
+    if (batch := options.get("batch")) is not None:
+        if "batch" in (dims := options.get("dims") or {}):
+            raise OptionError(
+                f"batch is {batch}, and dims has a batch of {dims['batch']}: give one"
+            )
+        options["dims"] = {**dims, "batch": batch}
     request = request_of({"time_limit_s": LIMIT_S, **options})
     opened = open_with(model, example_inputs, options)
     say("reading the model")

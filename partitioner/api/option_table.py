@@ -204,6 +204,7 @@ class SweepOptions(KindOptions, GoalOptions, GridOptions, SearchOptions, total=F
 class FitOptions(KindOptions, SearchOptions, total=False):
     """Options of `fit`."""
 
+    batch: int | None
     cards: Sequence[str]
     launches: _Launches | None
 

@@ -161,6 +161,12 @@ def test_without_cards_those_of_usual_sizes_are_tried() -> None:
         (["--training"], 2, "--training is for PyTorch modules"),
         (["--time-limit", "0"], 2, "'0' is not a number of seconds above 0"),
         (["--dim", "batch=2"], 1, "batch"),
+        (["--batch", "2"], 1, "batch"),
+        (
+            ["--batch", "2", "--dim", "batch=3"],
+            2,
+            "batch is 2, and dims has a batch of 3: give one",
+        ),
     ],
 )
 def test_refused(
@@ -171,6 +177,16 @@ def test_refused(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert re.search(message, error), error
+
+
+def test_batch_is_the_dim_of_that_name(mixture: Path) -> None:
+    pytest.importorskip("transformers")
+    one, other = (
+        partitioner.fit(mixture, cards=["h100"], dims={"length": 8, **dims}, **batch)
+        for dims, batch in (({"batch": 6}, {}), ({}, {"batch": 6}))
+    )
+    assert one.data == other.data
+    assert one.bytes["activations"] > 0
 
 
 def test_cards_are_a_list() -> None:

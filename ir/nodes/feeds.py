@@ -22,8 +22,8 @@ def named_pairs(feed: Feed, results: Collection[str], inputs: Collection[str]) -
     """The input that each result becomes, by name; a ``*`` stands for the same text in both names.
 
     Raises:
-        OptionError: A name or pattern matches nothing, a result has no such input or two of them, or
-            one input has two results.
+        OptionError: A name or pattern matches nothing, a result has no such input or two of them,
+            or one input has two results.
     """
     pairs: dict[str, str] = {}
     for one, other in feed.items():

@@ -144,9 +144,7 @@ def test_another_model_is_searched(folder: Path, searches: list[None]) -> None:
     assert (len(searches), len(list(folder.iterdir()))) == (4, 4)
 
 
-def test_what_is_no_part_of_the_digest_is_another_entry(
-    folder: Path, searches: list[None]
-) -> None:
+def test_what_is_no_part_of_the_digest_is_another_entry(folder: Path, searches: list[None]) -> None:
     images = torch.ones(2, 4, 8, 8)
     programs = [
         partitioner.compile(nn.Conv2d(4, 4, 3), example, **COMMON)

@@ -67,6 +67,7 @@ def _places(header: Header, name: str, region: Region | None, dim: int | None) -
     def places(region: Region | None, shape: tuple[int, ...]) -> list[object]:
         full = whole_region(shape)
         pairs = enumerate(zip(full if region is None else region, full, strict=True))
-        return [None if at == dim and got == all_ else got for at, (got, all_) in pairs]
+        # a part of the dim that grows has other elements of the one than of the other
+        return [got if at != dim else None if got == all_ else name for at, (got, all_) in pairs]
 
     return [places(one, whole) for one in batch], places(region, own)

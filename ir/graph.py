@@ -188,6 +188,12 @@ class Graph:
         return hashlib.sha256("\n".join(self._digest_lines()).encode()).hexdigest()
 
     @cached_property
+    def search_digest(self) -> str:
+        """SHA-256 over all that a search of plans reads: the digest, and what is no part of it."""
+        lines = [self.digest, *self._facts_beside()]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    @cached_property
     def weights_digest(self) -> str:
         """SHA-256 over the contents of all constants, by name; reads them all (about 1 GB/s)."""
         digest = hashlib.sha256()
@@ -250,6 +256,22 @@ class Graph:
         for value, constant in sorted(self.constants.items()):
             if constant.type.numel <= DIGEST_CONSTANT and not constant.weight:
                 yield f"{value} {_attr_text(constant.load())}"
+
+    def _facts_beside(self) -> Iterator[str]:
+        sets = self.bounded, self.delivered, self.channels_last
+        yield json.dumps([*map(sorted, sets), sorted(self.twins.items())])
+        yield json.dumps(sorted(self.output_names.items()))
+        for value in sorted(self.constants):
+            array = self.constant(value)
+            yield f"{value} {None if array is None else _attr_text(array)}"
+        for node in self.nodes:
+            for key, attr in sorted(node.attrs.items()):
+                if isinstance(attr, Graph):
+                    yield f"{node.name} {key} {attr.search_digest}"
+                elif isinstance(attr, Opaque):
+                    yield f"{node.name} {key} {attr.flops}"
+                elif key == LOADS:
+                    yield f"{node.name} {key} {_attr_text(attr)}"
 
 
 def needed(nodes: Sequence[Node], values: Iterable[str], roots: Container[str] = ()) -> list[Node]:

@@ -22,8 +22,8 @@ def named_pairs(feed: Feed, results: Collection[str], inputs: Collection[str]) -
     """The input that each result becomes, by name; a ``*`` stands for the same text in both names.
 
     Raises:
-        OptionError: A name or pattern matches nothing, a result has no such input, or one input has
-            two results.
+        OptionError: A name or pattern matches nothing, a result has no such input or two of them,
+            or one input has two results.
     """
     pairs: dict[str, str] = {}
     for one, other in feed.items():
@@ -43,7 +43,9 @@ def named_pairs(feed: Feed, results: Collection[str], inputs: Collection[str]) -
             if name not in inputs:
                 near = did_you_mean(name, inputs)
                 raise OptionError(f"{text}: {match[0]!r} would become {name!r}, no input{near}")
-            pairs[match[0]] = name
+            if pairs.setdefault(match[0], name) != name:
+                known = pairs[match[0]]
+                raise OptionError(f"{text}: {match[0]!r} already becomes {known!r}: give it once")
     for name in {name for name in pairs.values() if [*pairs.values()].count(name) > 1}:
         several = ", ".join(repr(result) for result, to in pairs.items() if to == name)
         raise OptionError(f"feed: input {name!r} would be several results: {several}")

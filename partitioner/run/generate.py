@@ -147,7 +147,7 @@ class _Calls:
             inputs = {name: array for name, array in inputs.items() if name not in self._held}
             for name in inputs.keys() & set(POSITIONS):
                 inputs[name] = inputs[name] + np.ones_like(inputs[name])
-            if MASK in inputs and done + 1 < until:
+            if MASK in inputs and (self.prompt or done + 1 < until):  # a call follows
                 inputs[MASK] = self._with_one(inputs[MASK])
             if self.prompt:
                 inputs[IDS] = np.full_like(inputs[IDS], self.prompt.pop(0))
@@ -170,7 +170,7 @@ class _Calls:
         if self.grows:
             return np.concatenate([mask[..., 1:], np.ones_like(mask[..., :1])], -1)
         is_first = (mask == 0) & (np.cumsum(mask == 0, -1) == 1)
-        if not is_first.any():
+        if not is_first.any(-1).all():
             raise RunError(f"--until: {MASK} {list(mask.shape)} has no place for one token more")
         return np.where(is_first, np.ones_like(mask), mask)
 

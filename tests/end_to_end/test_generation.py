@@ -220,6 +220,10 @@ def test_the_command_makes_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[
     with np.load(file) as arrays:
         assert arrays["tokens"].tolist() == [wanted[1:9]]
         assert sorted(arrays.files) == ["logits", "tokens"]
+    # of one token, too, the mask shows the whole prompt
+    prompt = ",".join(map(str, [1, *wanted[:3]]))
+    assert main(["run", folder, "--prompt", prompt, "--until", "1"]) == 0
+    assert f"tokens: {wanted[3]}\n" in capsys.readouterr().out
 
 
 def test_the_command_refuses_what_it_cannot_do(

@@ -184,6 +184,31 @@ def test_small_constants_count_by_content_and_weights_by_type(size: int, equal: 
     assert (holding(1).digest == holding(2).digest) == equal
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (diamond(), replace(diamond(), delivered=frozenset({"vd"}))),
+        (diamond(), replace(diamond(), bounded=frozenset({"vd"}))),
+        (diamond(), replace(diamond(), channels_last=frozenset({"x"}))),
+        (diamond(), replace(diamond(), twins={"d": "a"})),
+        (diamond(), replace(diamond(), output_names={"vd": "y"})),
+        (diamond(loads=(1.0, 1.0)), diamond(loads=(1.0, 2.0))),
+        (diamond(p=Opaque("Graph", b"a", 1.0)), diamond(p=Opaque("Graph", b"a", 2.0))),
+        (diamond(p=diamond(loads=(1.0,))), diamond(p=diamond(loads=(2.0,)))),
+        *[
+            tuple(
+                graph(node("a", ("x",), "v"), constants={"w": np.full(SMALL_CONSTANT, value)})
+                for value in (1, 2)
+            )
+        ],
+    ],
+)
+def test_what_searches_read_beside_the_digest_has_a_digest(one: Graph, other: Graph) -> None:
+    assert one.digest == other.digest
+    assert one.search_digest == replace(one).search_digest
+    assert one.search_digest != other.search_digest
+
+
 def test_a_constant_knows_the_names_of_small_floats() -> None:
     for dtype, name in ((ml_dtypes.float8_e5m2, "float8e5m2"), (ml_dtypes.bfloat16, "bfloat16")):
         assert str(Constant.of(np.zeros(3, dtype)).type) == f"{name}[3]"

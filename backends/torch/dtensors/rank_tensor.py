@@ -136,7 +136,9 @@ class RankTensor(DTensor):
         part = self._local_tensor.detach()
         part = part if part.nbytes == part.untyped_storage().nbytes() else part.clone()
         made = DTensor.__new__(DTensor, part, self._spec, requires_grad=self.requires_grad)
-        return loaded_part, (dist.get_rank(), made)
+        at, ranks = self._spec.mesh.get_coordinate(), self._spec.mesh.mesh
+        rank = None if at is None else int(ranks[tuple(at)])  # also when the group has ended
+        return loaded_part, (rank, made)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # PyTorch declares it without its class
@@ -160,16 +162,24 @@ class RankTensor(DTensor):
         return rule(func, args, kwargs)
 
 
-def loaded_part(rank: int, part: DTensor) -> DTensor:
+def loaded_part(rank: int | None, part: DTensor) -> DTensor:
     """Give a part that was pickled on a rank, as by `torch.save`; other ranks have other parts.
+
+    Args:
+        rank: That rank; None for one that has no part of the tensor.
+        part: Its part.
 
     Raises:
         BackendError: Another rank loads it.
     """
-    if dist.is_initialized() and dist.get_rank() != rank:
+    if not dist.is_initialized():
+        return part
+    own = dist.get_rank()
+    if rank != (own if own in part.device_mesh.mesh else None):
+        saver = "a rank without one" if rank is None else f"rank {rank}"
         raise BackendError(
-            f"rank {dist.get_rank()} loads a part of a tensor that rank {rank} saved: each rank "
-            "saves and loads a file of its own, or all use torch.distributed.checkpoint"
+            f"rank {own} loads a part of a tensor that {saver} saved: each rank saves and loads "
+            "a file of its own, or all use torch.distributed.checkpoint"
         )
     return part
 

@@ -22,7 +22,10 @@ def joined_rows(
     args, kwargs = signature.bound(args, kwargs)
     flat, spec = pytree.tree_flatten((args, dict(kwargs)))
     rows = [x for x in flat if isinstance(x, Tensor) and x.ndim]
-    joined = iter(agreement.joined(f"its rows {signature.described(args, kwargs)}", rows))
-    flat = [next(joined) if isinstance(x, Tensor) and x.ndim else x for x in flat]
+    joined = agreement.joined(f"its rows {signature.described(args, kwargs)}", rows)
+    for whole, own in zip(joined, rows, strict=True):
+        whole.requires_grad_(own.requires_grad)  # none would come back: the call refuses it
+    wholes = iter(joined)
+    flat = [next(wholes) if isinstance(x, Tensor) and x.ndim else x for x in flat]
     joined_args, joined_kwargs = pytree.tree_unflatten(flat, spec)
     return joined_args, joined_kwargs

@@ -234,7 +234,7 @@ class ModuleGraphs:
     def identity(self) -> tuple[str, ...]:
         """Words that differ where plans of the module and its inputs do."""
         batch = "" if not self.request.is_pipelined else str(self.batch_size())
-        return ("module", self._first.graph.digest, batch, repr(self.opened.options))
+        return ("module", self._first.graph.search_digest, batch, repr(self.opened.options))
 
     def graph_of(self, plan: Plan) -> Graph:
         """The graph of a plan of the module; a PartitionerError if it has none."""

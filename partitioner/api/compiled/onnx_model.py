@@ -224,7 +224,7 @@ class OnnxGraphs(ModelGraphs):
     @property
     def identity(self) -> tuple[str, ...]:
         """Words that differ where plans of the model do."""
-        return ("onnx", self.model.graph.digest)
+        return ("onnx", self.model.graph.search_digest)
 
     def graph_of(self, plan: Plan) -> Graph:
         """The graph of a plan of the model; a PartitionerError if it has none."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
@@ -157,9 +158,9 @@ def plans_folder() -> Path | None:
 
 
 def _make_room(folder: Path) -> None:
-    """Remove the entries that were not used for longest, beyond `MOST_BYTES`."""
+    """Remove the entries that were not used for longest, beyond `MOST_BYTES`; no other files."""
     kept: list[tuple[float, int, Path]] = []
-    for path in folder.glob("*.json"):
+    for path in filter(_is_entry, folder.glob("*.json")):
         with suppress(FileNotFoundError):  # another process removed it
             status = path.lstat()
             kept.append((status.st_mtime, status.st_size, path))
@@ -169,6 +170,10 @@ def _make_room(folder: Path) -> None:
             return
         path.unlink(missing_ok=True)
         total -= size
+
+
+def _is_entry(path: Path) -> bool:
+    return re.fullmatch(r"[0-9a-f]{64}", path.stem) is not None
 
 
 @cache

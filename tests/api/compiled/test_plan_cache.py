@@ -144,6 +144,16 @@ def test_another_model_is_searched(folder: Path, searches: list[None]) -> None:
     assert (len(searches), len(list(folder.iterdir()))) == (4, 4)
 
 
+def test_what_is_no_part_of_the_digest_is_another_entry(folder: Path, searches: list[None]) -> None:
+    images = torch.ones(2, 4, 8, 8)
+    programs = [
+        partitioner.compile(nn.Conv2d(4, 4, 3), example, **COMMON)
+        for example in (images, images.to(memory_format=torch.channels_last))
+    ]
+    assert programs[0].graph.digest == programs[1].graph.digest
+    assert (len(searches), len(list(folder.iterdir()))) == (2, 2)
+
+
 def _edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     def edit(entry: Path) -> None:
         data = json.loads(entry.read_text())
@@ -358,6 +368,18 @@ def test_what_was_not_used_for_longest_goes(
     monkeypatch.setattr(plan_cache, "MOST_ENTRY", 10)
     of_onnx(seed=4)
     assert len(list(folder.iterdir())) == 2
+
+
+def test_files_of_others_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder that the environment names may be any."""
+    folder.mkdir()
+    others = [folder / "data.json", folder / "notes"]
+    for other in others:
+        other.write_text("of the user")
+        os.utime(other, (0, 0))
+    monkeypatch.setattr(plan_cache, "MOST_BYTES", 10)
+    of_onnx()
+    assert sorted(folder.iterdir()) == others
 
 
 def test_the_command_takes_the_plan_of_another_process(

@@ -34,6 +34,10 @@ def test_a_star_stands_for_the_same_text_in_both_names() -> None:
         ({"present.*": "past.0.key"}, "give one * on both sides, or none"),
         ({"pres*.*": "past*.*"}, "give one * on both sides, or none"),
         ({"logits": "past.0.key", "present.0.key": "past.0.key"}, "would be several results"),
+        (
+            {"present.*": "past.*", "present.0.key": "past.1.key"},
+            "'present.0.key' already becomes 'past.0.key'",
+        ),
         ({"logits": 3}, "feed has an int, not a name"),
     ],
 )

@@ -121,6 +121,7 @@ def test_a_plan_is_searched_that_fits_a_smaller_last_micro_batch() -> None:
     assert module.last_in(5) is None
 
 
+@pytest.mark.slow
 def test_changes_of_a_plan_fit_a_smaller_last_micro_batch() -> None:
     """The last one of one row cannot be cut in two, as others in stages are at best."""
     options: dict[str, Any] = {"cluster": "ideal", "mesh": {"pp": 2, "a": 2}, "time_limit_s": 4.0}

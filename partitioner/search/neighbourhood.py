@@ -398,7 +398,7 @@ def improved(outcome: Outcome, cluster: Cluster, request: Request, work: Work) -
     """
     if outcome.certificate.gap <= ROUNDING or outcome.plan.blocks:
         return outcome
-    asked = _constraints(outcome, outcome.request or request)
+    asked = _constraints(outcome, request)
     referee = _Referee(outcome.graph, cluster, request.objective, outcome.plan, outcome.evaluation)
     with suppress(OutOfTime):
         _descend(referee, asked, work)

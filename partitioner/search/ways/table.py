@@ -117,8 +117,11 @@ class Table:
     def _improved(self, found: Outcome, budget: Budget) -> Outcome:
         """The outcome with the changes that make it cheaper, found in what is left of the clock."""
         seconds = max(budget.work.left_s, LAST_SHARE * self.request.time_limit_s)
+        request, count = found.request or self.request, found.plan.micro_batches
+        last = self.model.last_in(count) if count else None
+        request = replace(request, constraints=replace(request.constraints, last=last))
         with self.clock("searching"):
-            return improved(found, self.cluster, self.request, Work.within(seconds))
+            return improved(found, self.cluster, request, Work.within(seconds))
 
     def beside_others(self, outcome: Outcome) -> Outcome:
         """The outcome beside data parallelism, see `beside_data_parallelism`, and parts of a batch.

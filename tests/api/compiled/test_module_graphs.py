@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import partitioner
+from helpers.modules.sized_models import Loss
 from partitioner.api.compiled.module_graphs import ModuleGraphs
 from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.foundations.files import ResultError
@@ -118,6 +119,17 @@ def test_a_plan_is_searched_that_fits_a_smaller_last_micro_batch() -> None:
     assert last is not None
     assert last.types["x"].shape[0] == 2
     assert module.last_in(5) is None
+
+
+@pytest.mark.slow
+def test_changes_of_a_plan_fit_a_smaller_last_micro_batch() -> None:
+    """The last one of one row cannot be cut in two, as others in stages are at best."""
+    options: dict[str, Any] = {"cluster": "ideal", "mesh": {"pp": 2, "a": 2}, "time_limit_s": 4.0}
+    layers = (nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU()) for _ in range(4))
+    module, x = Loss(nn.Sequential(*layers)), torch.randn(5, 64)
+    program = partitioner.compile(module, x, devices=4, micro_batches=3, training=True, **options)
+    assert isinstance(program, partitioner.ModuleProgram)
+    assert program.verify().equal
 
 
 def test_a_kind_that_a_smaller_last_micro_batch_cannot_have_is_refused() -> None:

@@ -156,6 +156,8 @@ def _sliced(node: NodeProto, contents: _Contents, held: Held) -> Iterator[Held]:
     if any(step != 1 for step in given.get("steps", ())):
         return
     region = list(held.region)
+    if len({len(axes), len(starts), len(ends)}) > 1 or not all(_has(held, n) for n in axes):
+        return
     for axis, start, end in zip(axes, starts, ends, strict=True):
         count = sum(length for _, length in region[axis])
         first, last, _ = slice(start, end).indices(count)
@@ -163,7 +165,14 @@ def _sliced(node: NodeProto, contents: _Contents, held: Held) -> Iterator[Held]:
     yield Held(held.value, tuple(region), held.share, held.how)
 
 
+def _has(held: Held, axis: int) -> bool:
+    """Test whether a part has a dim of this number, which a file may give; -1 is the last."""
+    return -len(held.region) <= axis < len(held.region)
+
+
 def _joined(first: Held, others: Sequence[Facts], axis: int) -> Iterator[Held]:
+    if not _has(first, axis):
+        return
     part = list(first.region[axis])
     for facts in others:
         like = next((held for held in facts if held.value == first.value), None)

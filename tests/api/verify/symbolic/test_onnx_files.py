@@ -7,11 +7,15 @@ from typing import Any
 
 import onnx
 import pytest
+from onnx import helper
 
 import partitioner
 from partitioner import examples
 from partitioner.api.compiled.base import Compiled
+from partitioner.api.verify.symbolic.onnx_files import read_programs
+from partitioner.api.verify.symbolic.prove import prove
 from partitioner.backends.errors import BackendError
+from partitioner.backends.onnx.files.emit import emit_models
 from partitioner.ir.pipeline.generate import pipeline_schedule
 from partitioner.ir.pipeline.text import to_csv
 
@@ -132,3 +136,21 @@ def test_a_reduction_of_one_rank_alone_is_refused(
     to = copied(folder, tmp_path / "plan", {1: other_reduction})
     with pytest.raises(BackendError, match=r"rank1.onnx and rank0.onnx differ in communication"):
         plan.prove_written(to)
+
+
+@pytest.mark.parametrize("op", ["Concat", "Slice"])
+def test_a_move_along_a_dim_that_there_is_not_is_not_proven(op: str) -> None:
+    model = examples.build("mlp", layers=2, hidden=16, batch=6)
+    plan = partitioner.compile(model, devices=2, parallel="dp")
+    files = emit_models(plan.programs, plan.graph)
+    body = files[0].graph
+    first = body.node[0]
+    given = [name for name in first.input if name in {one.name for one in body.input}][:1]
+    number = helper.make_tensor("number", onnx.TensorProto.INT64, [1], [7])
+    inputs = {"Concat": given, "Slice": [*given, "number", "number", "number"]}[op]
+    settings = {"Concat": {"axis": 7}, "Slice": {}}[op]
+    body.initializer.append(number)
+    body.node.insert(0, helper.make_node(op, inputs, ["moved"], **settings))
+    first = body.node[1]
+    first.input[:] = ["moved" if name in given else name for name in first.input]
+    assert not prove(plan.graph, read_programs(files))

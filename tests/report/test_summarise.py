@@ -157,3 +157,21 @@ def test_spoilt_changes_are_refused(
     file.write_text(json.dumps(data))
     with pytest.raises(ResultError, match=r"summary.json has spaces = "):
         load_summary(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("fewer_devices", {"a": 1}),
+        ("launches", {"a": 1}),
+        ("launches", "zzz"),
+    ],
+)
+def test_spoilt_facts_are_refused(
+    result: partitioner.Compiled, tmp_path: Path, key: str, value: object
+) -> None:
+    folder = result.save(tmp_path / "m", plan_only=True)
+    file = folder / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    with pytest.raises(ResultError, match=f"summary.json has {key} = "):
+        load_summary(folder)

@@ -19,6 +19,7 @@ import numpy as np
 
 from partitioner.backends.header import Header
 from partitioner.backends.optimization import DEFAULT, Optimization
+from partitioner.cost_model.cluster.launches import launches
 from partitioner.cost_model.executors import MOST_RANKS
 from partitioner.foundations.files import DirectoryError, ResultError, read_text
 from partitioner.frontends.inputs import InputRange
@@ -335,10 +336,14 @@ _SUMMARY: Mapping[str, Any] = {
     "peak_bytes": list[int],
     "not_searched": dict[str, str],
     "notes": list[str],
-    "fewer_devices": dict[str, float] | None,
+    "fewer_devices": lambda value: (
+        value is None
+        or (fits(value, dict[str, float]) and value.keys() == {"devices", "cost", "cost_here"})
+    ),
 }
 #: Those that not every plan has, or that folders of earlier versions lack.
 _SUMMARY_MAY_HAVE: Mapping[str, Any] = {
+    "launches": lambda value: fits(value, dict[str, float]) and value.keys() <= launches().keys(),
     "trials": list[Trial],
     "delivery": Delivery,
     "spaces": list[Space],

@@ -457,12 +457,15 @@ def _descend_by_nodes(
     if not near.is_priced_soon:
         return False
     near.descend(referee, work)
-    if referee.plan is before and before.pipeline is not None and near.is_simulated_soon:
-        for node in graph.nodes:
-            check()
-            best = best_other(near.alternatives(node))
-            if best is not None and referee.takes(near.changed(best.placed)):
-                return True
+    if before.pipeline is None or not near.is_simulated_soon:
+        return False
+    if referee.plan is not before:
+        return True
+    for node in graph.nodes:
+        check()
+        best = best_other(near.alternatives(node))
+        if best is not None and referee.takes(near.changed(best.placed)):
+            return True
     return False
 
 

@@ -60,6 +60,7 @@ LARGE = (80, 256)
 LARGE_SENTENCES = (
     r"\d+ devices cannot share a batch of \d+ equally, as devices of a large cluster must",
     r"strategy 'inter' places whole operators, and mesh .* has stages of \d+ devices",
+    r"\d+ stages were asked for, and the model has \d+ at most",
 )
 
 
@@ -356,7 +357,7 @@ def test_pairs_on_many_devices(pair: tuple[str, Value, Value]) -> None:
 
 
 def test_impossible_pairs_are_few() -> None:
-    assert len(SENTENCES) + len(LARGE_SENTENCES) <= 17
+    assert len(SENTENCES) + len(LARGE_SENTENCES) <= 18
     assert len(PAIRS) > 150
 
 

@@ -314,7 +314,7 @@ class PipelineSearch:
         if len(lane_of) > most:
             raise PipelineScheduleError(
                 f"{len(lane_of)} stages were asked for, and the model has {most} at most: nodes "
-                "that read and write one buffer stay together"
+                "that read and write one buffer stay together; strategy 'intra' cuts operators"
             )
         estimate = StepEstimate(self.figures, table)
         lost_s = None if self.again is None else self.again.lost_s

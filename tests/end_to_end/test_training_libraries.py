@@ -1,15 +1,12 @@
 """The page on training libraries: Trainer and Accelerate train ranks as one process."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from helpers.processes.torch_jobs import ROOT
+from helpers.processes.torch_jobs import ROOT, run_script
 
 PAGE = (ROOT / "docs/how-to/trainer.md").read_text(encoding="utf-8")
 
@@ -19,21 +16,7 @@ def losses(folder: Path, script: str, *command: str) -> list[float]:
     (text,) = re.findall(rf'```python title="{script}"\n(.*?)```', PAGE, re.DOTALL)
     folder.mkdir()
     (folder / script).write_text(text)
-    ran = subprocess.run(
-        [sys.executable, *command],
-        check=False,
-        cwd=folder,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONPATH": str(ROOT),
-        },
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr[-4000:]
+    ran = run_script(folder, *command)
     (line,) = re.findall("^losses (.*)", ran.stdout, re.MULTILINE)
     return [float(loss) for loss in line.split()]
 

@@ -25,16 +25,16 @@ class LibraryModule(RankModule):
         return nullcontext()
 
 
-def module_class(kind: type[nn.Module]) -> type[RankModule]:
+def module_class(model: type[nn.Module]) -> type[RankModule]:
     """Make a class of rank modules for a model's class.
 
     Its `forward` has the signature of the model's, by which Trainer tells a batch's columns and
     labels.
     """
-    own = RankModule.forward
-    forward = FunctionType(own.__code__, own.__globals__, "forward", None, own.__closure__)
-    forward.__doc__ = own.__doc__
-    forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
+    call = RankModule.forward
+    forward = FunctionType(call.__code__, call.__globals__, "forward", None, call.__closure__)
+    forward.__doc__ = call.__doc__
+    forward.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
     contents = {
         "__doc__": RankModule.__doc__,
         "__module__": RankModule.__module__,

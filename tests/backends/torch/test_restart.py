@@ -1,6 +1,5 @@
 """The page on restarts: a rank is killed, and torchrun's next life ends with the same losses."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.processes.torch_jobs import ROOT
+from helpers.processes.torch_jobs import ROOT, run_script
 
 # torchrun ends the other rank as soon as it sees the dead one, often before gloo tells that rank,
 # or while it is still at the end of step 4: it does not listen, so its own words can be read.
@@ -33,29 +32,9 @@ def run(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
     (folder / "resume.py").write_text(script)
     variable, command = page("console").splitlines()
     name, value = variable.removeprefix("export ").split("=")
-    environment = {
-        **os.environ,
-        name: value,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": str(ROOT),
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", *shlex.split(command)[1:]],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    return run_script(
+        folder, "-m", "torch.distributed.run", *shlex.split(command)[1:], **{name: value}
     )
-    try:
-        out, err = process.communicate(timeout=250)
-    finally:
-        if process.poll() is None:
-            process.terminate()  # torchrun ends its ranks
-            process.communicate()
-    assert process.returncode == 0, out + err[-4000:]
-    return subprocess.CompletedProcess(command, 0, out, err)
 
 
 def losses(out: str) -> list[tuple[int, float]]:

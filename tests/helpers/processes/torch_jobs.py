@@ -59,6 +59,34 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     }
 
 
+def run_script(
+    folder: Path, *arguments: str, limit_s: float = 250, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with arguments in a folder, such as torchrun as a module, and fail if it does."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONPATH": str(ROOT),
+            **variables,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = process.communicate(timeout=limit_s)
+    finally:
+        if process.poll() is None:
+            process.terminate()  # torchrun ends its ranks
+            process.communicate()
+    assert process.returncode == 0, out + err[-4000:]
+    return subprocess.CompletedProcess(process.args, 0, out, err)
+
+
 @contextmanager
 def job_scripts(popen: Callable[..., Any]) -> Iterator[RunJob]:
     """Runs jobs; a script is started by `popen` when the first of its jobs is to run."""

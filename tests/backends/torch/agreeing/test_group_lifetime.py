@@ -3,15 +3,11 @@
 One that frees a tensor while Python shuts down would end the process with SIGABRT.
 """
 
-import os
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from helpers.processes.torch_jobs import ROOT
+from helpers.processes.torch_jobs import run_script
 
 SCRIPT = """
 import pathlib
@@ -83,22 +79,6 @@ print(f"{len(before) > 0} before, {after} after\\n", end="", flush=True)
 )
 def test_no_thread_of_a_group_runs_after_its_end(tmp_path: Path, layout: str) -> None:
     (tmp_path / "end.py").write_text(SCRIPT)
-    done = subprocess.run(
-        shlex.split(
-            f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 "
-            f"end.py {layout}"
-        ),
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONPATH": str(ROOT),
-        },
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = run_script(tmp_path, *torchrun, "end.py", layout)
     assert done.stdout.count("True before, [] after") == 2, done.stdout

@@ -109,15 +109,16 @@ def verify_module(
     step = ours.step()
     others = [replace(step, results=results) for results in step.copies]
     copies = [_named(module, one) for one in (step, *others)]
-    floor = GRADIENT_FLOOR * _largest_gradient(whole)
+    floors = _floors(whole)
     table = MEASURED
-    compared = _compared(module, copies, whole, floor, table)
+    compared = _compared(module, copies, whole, floors, table)
     if not all(output.equal for output in compared):
-        rounding = _rounding_allowances(module, args, kwargs, floor)
+        rounding = _rounding_allowances(module, args, kwargs, floors)
         table = MEASURED if rounding else TOLERANCE
-        compared = _compared(module, copies, whole, floor, table, rounding)
+        compared = _compared(module, copies, whole, floors, table, rounding)
     first = None
     if not all(output.equal for output in compared) and ranks.micro.count == 1:
+        floor = GRADIENT_FLOOR * _largest_gradient(whole)
         first = first_difference(
             module.graph, ours.side, ours.alone(module.graph).side, floor, table
         )
@@ -130,11 +131,11 @@ def verify_module(
     at_once = replace(module, micro=None)
     try:
         whole = _eager(at_once, args, kwargs)
-        floor = GRADIENT_FLOOR * _largest_gradient(whole)
-        beside = _compared(module, copies, whole, floor, MEASURED)
+        floors = _floors(whole)
+        beside = _compared(module, copies, whole, floors, MEASURED)
         if not all(output.equal for output in beside):
-            rounding = _rounding_allowances(at_once, args, kwargs, floor)
-            beside = _compared(module, copies, whole, floor, MEASURED, rounding)
+            rounding = _rounding_allowances(at_once, args, kwargs, floors)
+            beside = _compared(module, copies, whole, floors, MEASURED, rounding)
     except Exception as error:  # noqa: BLE001 - the module's own code may refuse so many samples
         return replace(verification, no_whole_batch=f"the module refuses it ({one_line(error)})")
     return replace(verification, whole_batch=beside)
@@ -324,7 +325,10 @@ def _copied(module: nn.Module) -> nn.Module:
 
 
 def _rounding_allowances(
-    module: TracedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], floor: float
+    module: TracedModule,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    floors: Mapping[str, float],
 ) -> dict[str, float]:
     """The errors that the module's own rounding allows, by name (see `allowance`).
 
@@ -353,7 +357,7 @@ def _rounding_allowances(
     allowances = {}
     for name, tensor in exact.items():
         ours, theirs = _array(tensor), _array(_wide(whole[name]))
-        error = compare(name, ours, theirs, _floor_of(name, floor)).error
+        error = compare(name, ours, theirs, floors.get(name, 0.0)).error
         allowances[name] = allowance(error, theirs, ours)
     return allowances
 
@@ -384,7 +388,7 @@ def _compared(
     module: TracedModule,
     copies: Sequence[Values],
     whole: Values,
-    floor: float,
+    floors: Mapping[str, float],
     table: Mapping[str, float],
     rounding: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Difference, ...]:
@@ -395,7 +399,7 @@ def _compared(
     known, differences = tolerances(module.graph, table), []
     for name, value in _compared_values(module).items():
         own = rounding.get(name, 0.0)
-        one, zero, least = _array(whole[name]), _floor_of(name, floor), max(known[value], own)
+        one, zero, least = _array(whole[name]), floors.get(name, 0.0), max(known[value], own)
         arrays = (_array(copy[name]) for copy in copies)
         found = worst(compare(name, ours, one, zero, least, table) for ours in arrays)
         is_of_rounding = name in rounding and found.tolerance == own
@@ -403,9 +407,19 @@ def _compared(
     return tuple(differences)
 
 
-def _floor_of(name: str, floor: float) -> float:
-    """Least magnitude that the errors of a tensor are relative to."""
-    return floor if name.startswith("grad:") else 0.0
+def _floors(whole: Values) -> dict[str, float]:
+    """Least magnitudes that errors are relative to, by the tensor's name; 0 of those left out.
+
+    A running mean is that of values whose spread its running variance knows, and rounds as they do:
+    it may be nearly zero, where the layer before has made the mean zero.
+    """
+    gradient = GRADIENT_FLOOR * _largest_gradient(whole)
+    floors = {name: gradient for name in whole if name.startswith("grad:")}
+    for name in whole:
+        variance = whole.get(f"{name.removesuffix('running_mean')}running_var")
+        if name.endswith("running_mean") and variance is not None:
+            floors[name] = math.sqrt(largest(_array(variance)))
+    return floors
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import helper
+from torch import Tensor, nn
 
 import partitioner
 from helpers.drawn import drawn_plans
@@ -230,3 +232,24 @@ def test_inputs_of_a_file_are_verified(tmp_path: Path, capsys: pytest.CaptureFix
     np.savez(tmp_path / "other.npz", z=np.ones(3))
     assert main([*command, str(tmp_path / "other.npz")]) == 1
     assert "input 'z' is not one of the model's" in capsys.readouterr().err
+
+
+class TwoNorms(nn.Module):
+    """A normalisation of values whose mean the one before has made all but zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.BatchNorm1d(64), nn.BatchNorm1d(64)
+        nn.init.constant_(self.one.bias, 1e-8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x)).square().mean()
+
+
+def test_a_running_mean_that_is_zero_but_for_rounding_is_equal() -> None:
+    torch.manual_seed(0)
+    options = {"parallel": "dp", "training": True}
+    program = partitioner.compile(TwoNorms(), (torch.randn(48, 64),), cluster="3xcpu", **options)
+    for seed in range(2):
+        verification = program.verify(seed=seed)
+        assert verification.equal, str(verification)

@@ -253,7 +253,7 @@ def test_micro_batches_that_are_not_proven_are_not_taken(
     (parts,) = (tmp_path / "parts").iterdir()
     entry.write_bytes(parts.read_bytes())
     monkeypatch.setenv("PARTITIONER_CACHE", str(folder))
-    assert made().plan == whole.plan
+    assert made().plan.micro_batches == whole.plan.micro_batches != 2
     assert len(searches) == 3
 
 

@@ -10,27 +10,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import starmap
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from partitioner.ir.graph import Attr, Graph, Node
 from partitioner.ir.types import Dim, TensorType
 
+_T = TypeVar("_T", Graph, tuple[Any, ...])
 
-def in_proportion(whole: Graph, part: Graph, count: int, wanted: int) -> Graph | None:
+
+def in_proportion(whole: _T, part: _T, count: int, wanted: int) -> _T | None:
     """The graph of one of `wanted` micro-batches; None if it does not follow from the others.
 
     Args:
-        whole: The graph of the whole batch.
+        whole: The graph of the whole batch, or a tuple of what else differs in sizes.
         part: That of one of `count` micro-batches.
         count: At least 2.
         wanted: The number of micro-batches of the graph that is made.
     """
     try:
-        return _Proportion(count, wanted).graph(whole, part)
+        made: _T = _Proportion(count, wanted).attr(whole, part)
     except _Unlike:
         return None
+    return made
 
 
 class _Unlike(Exception):  # noqa: N818 - a verdict
@@ -55,7 +58,7 @@ class _Proportion:
         is_alike = whole.attrs.keys() == part.attrs.keys()
         if not is_alike or replace(whole, attrs={}) != replace(part, attrs={}):
             raise _Unlike
-        attrs = {key: self._attr(value, part.attrs[key]) for key, value in whole.attrs.items()}
+        attrs = {key: self.attr(value, part.attrs[key]) for key, value in whole.attrs.items()}
         return replace(part, attrs=attrs)
 
     def _type(self, whole: TensorType, part: TensorType) -> TensorType:
@@ -67,7 +70,8 @@ class _Proportion:
         )
         return TensorType(part.dtype, tuple(dims))
 
-    def _attr(self, whole: Attr, part: Attr) -> Any:
+    def attr(self, whole: Attr, part: Attr) -> Any:
+        """A value between two, or a graph."""
         if type(whole) is not type(part):
             raise _Unlike
         if isinstance(whole, np.ndarray):
@@ -79,7 +83,7 @@ class _Proportion:
         if whole == part:
             return part
         if isinstance(whole, tuple) and isinstance(part, tuple):
-            return tuple(starmap(self._attr, _pairs(whole, part)))
+            return tuple(starmap(self.attr, _pairs(whole, part)))
         if isinstance(whole, int | float) and isinstance(part, int | float):
             return self._number(whole, part)
         raise _Unlike

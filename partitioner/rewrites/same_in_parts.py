@@ -48,6 +48,8 @@ class Difference:
     #: Whether the only reason is that each sample has other random numbers, as in a dropout: a step
     #: of the whole batch has others in each call, too.
     redrawn: bool = False
+    #: Whether a node of a micro-batch is not that of the whole batch, of another size.
+    sized: bool = False
 
 
 class _Value(NamedTuple):
@@ -110,7 +112,8 @@ class _Proof:
             elif value and shape and value.sharding != cut_along(self.mesh, shape, 0):
                 self.reasons.setdefault("combines", f"the result {name!r} is not one of samples")
         ordered = tuple(self.reasons[kind] for kind in _KINDS if kind in self.reasons)
-        return Difference(ordered, tuple(self.counted), self.reasons.keys() == {_REDRAWN})
+        is_redrawn, is_sized = self.reasons.keys() == {_REDRAWN}, "size" in self.reasons
+        return Difference(ordered, tuple(self.counted), is_redrawn, is_sized)
 
     @cached_property
     def mesh(self) -> DeviceMesh:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+import partitioner
 from partitioner.frontends.model import ModuleInput, open_model
+from partitioner.frontends.torch.trace import sample_graph
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.in_proportion import in_proportion
@@ -45,6 +48,46 @@ def test_a_guess_is_what_the_tracer_gives(known: int, wanted: int) -> None:
     assert guess is not None
     assert guess.graph.digest == traced.graph.digest
     assert guess.offered.digest == traced.offered.digest
+
+
+class Turned(nn.Module):
+    """A linear layer over a tensor that is contiguous if the batch is one sample."""
+
+    def __init__(self, factor: Callable[[int], float]) -> None:
+        super().__init__()
+        self.layer, self.factor = nn.Linear(8, 8), factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = (self.layer(x.transpose(0, 1)) * self.factor(len(x))).square().mean()
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("factor", "same"),
+    [(lambda _: 2.0, True), (lambda size: 3.0 if size == 1 else 2.0, False)],
+    ids=["all sizes alike", "one sample otherwise"],
+)
+def test_one_sample_is_what_others_are_if_the_module_calls_the_same(
+    factor: Callable[[int], float], *, same: bool
+) -> None:
+    model = opened(Turned(factor), 8, 5, 8)
+    part, sample = model.in_micro_batches(2), model.in_micro_batches(8)
+    graph = sample_graph(model.traced, part, sample)
+    assert (graph is not None) == same
+    if graph is not None:  # it is traced as other calls
+        ops = [{node.op for node in one.nodes} for one in (graph, part.graph, sample.graph)]
+        assert ops[0] == ops[1] != ops[2]
+        assert [graph.types[name] for name in graph.inputs] == [
+            sample.graph.types[name] for name in sample.graph.inputs
+        ]
+
+
+@pytest.mark.parametrize("by_size", [False, True])
+def test_one_sample_each_is_proven_to_be_the_whole_batch(*, by_size: bool) -> None:
+    module = Turned(float if by_size else lambda _: 2.0)
+    x = torch.randn(4, 5, 8)
+    program = partitioner.compile(module, x, 1, training=True, micro_batches=4, recompute=False)
+    assert ("not proven" in " ".join(program.summary["notes"])) == by_size
 
 
 class Squared(nn.Module):

@@ -140,8 +140,9 @@ def test_what_combines_samples_is_named(name: str) -> None:
 def test_one_sample_each_is_the_same_too() -> None:
     assert of(SAME["two losses"], count=SAMPLES // 2).reasons == ()
     assert of(SAME["mean"], count=SAMPLES).reasons == ()
-    traced_otherwise = of(crossed, count=SAMPLES).reasons
-    assert "depends on the size of the batch" in traced_otherwise[0]
+    traced_otherwise = of(crossed, count=SAMPLES)
+    assert "depends on the size of the batch" in traced_otherwise.reasons[0]
+    assert traced_otherwise.sized
 
 
 def test_a_mean_over_targets_counts_the_ignored() -> None:

@@ -24,7 +24,7 @@ from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.model import ModuleInput
-from partitioner.frontends.torch.trace import TracedModule, guessed_micro_batch
+from partitioner.frontends.torch.trace import TracedModule, guessed_micro_batch, sample_graph
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, needed
 from partitioner.ir.pieces.blocks import Blocks
@@ -184,14 +184,15 @@ class ModuleGraphs:
         whole = self._whole_if_any
         if isinstance(whole, str):
             return Difference((f"the whole batch has no trace: {whole}",))
-        found = difference(
-            whole.graph,
-            part.graph,
-            part.micro.split,
-            tuple(filter(None, whole.traced.call.results)),
-            count,
-            whole.traced.call.seed,
-        )
+        split, call = part.micro.split, whole.traced.call
+        results = tuple(filter(None, call.results))
+        found = difference(whole.graph, part.graph, split, results, count, call.seed)
+        fewer = [number for number in self.even_counts() if 1 < number < count]
+        if found.sized and fewer and count == sum(part.micro.sizes):  # it may be traced otherwise
+            known = [number for number in fewer if number in self._traced] or fewer
+            graph = sample_graph(whole, self._part(known[-1]), part)
+            if graph is not None:
+                found = difference(whole.graph, graph, split, results, count, call.seed)
         if found.counted and (value := _unlike_counts(part, found.counted)):
             node = part.graph.producers[value].name
             counts = f"{node} counts unlike numbers of targets in the micro-batches of the example"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.tracing.capture import (
     ASSIGNED,
     Role,
+    calls_of,
     capture,
     export_module,
     materialised,
@@ -36,6 +38,7 @@ from partitioner.frontends.torch.tracing.capture import (
 from partitioner.ir.errors import naming
 from partitioner.ir.graph import Graph
 from partitioner.ir.types import TensorType
+from partitioner.rewrites.in_proportion import in_proportion
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class TracedModule:
     micro: MicroBatches | None = None
     batch: Signature | None = None  #: The signature of a call with all of them.
     rest: TracedModule | None = None  #: The trace of the last of them, if it is smaller.
+    calls: tuple[Any, ...] = field(default=(), repr=False)  #: See `calls_of`.
 
     @property
     def graph(self) -> Graph:
@@ -139,6 +143,7 @@ def trace_module(
         parameters = dict(module.named_parameters())
         trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
         check_memory_apart({**plain, **parameters, **dict(module.named_buffers())}, trained)
+    calls = calls_of(program)
     replace_experts(program.graph_module, training=options.training)
     replace_lookups(program.graph_module)
     keep_composites(program.graph_module)
@@ -154,7 +159,8 @@ def trace_module(
         captured, name, options.optimizer, keep, at_rest=at_rest, loads=options.loads
     )
     assigned = program.graph_module.meta[ASSIGNED]
-    return TracedModule(module, graph, options, Snapshot.of(module, before, assigned, graph.fixed))
+    snapshot = Snapshot.of(module, before, assigned, graph.fixed)
+    return TracedModule(module, graph, options, snapshot, calls=calls)
 
 
 def _check_statistics(module: nn.Module) -> None:
@@ -292,3 +298,16 @@ def guessed_micro_batch(whole: TracedModule, part: TracedModule, count: int) -> 
     sizes = (batch // count,) * count
     micro = MicroBatches.of(sizes, part.signature, traced.graph.types)
     return replace(part, traced=traced, micro=micro)
+
+
+def sample_graph(whole: TracedModule, part: TracedModule, sample: TracedModule) -> Graph | None:
+    """The graph of one sample in the nodes of other batches, which computes what its trace does.
+
+    None unless the module's code calls for one sample what it calls for the others.
+    """
+    assert part.micro is not None
+    known, batch = part.micro.count, sum(part.micro.sizes)
+    if in_proportion(whole.calls, part.calls, known, batch) != sample.calls:
+        return None
+    traced = whole.traced.in_proportion(part.traced, known, batch)
+    return None if traced is None else traced.graph

@@ -171,6 +171,28 @@ def _exported(
     return program, assigned
 
 
+def calls_of(program: ExportedProgram) -> tuple[Any, ...]:
+    """The calls of an exported module, with their arguments, and types and sizes of their results.
+
+    They are those of the module's code. What a trace writes for them may depend on the batch: for
+    one sample, a tensor is contiguous whatever the stride of the batch is.
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return str(value.dtype), tuple(value.shape)
+        return value if isinstance(value, int | float) else str(value)
+
+    return tuple(
+        (
+            str(node.target),
+            *map(plain, pytree.tree_leaves((node.args, node.kwargs, node.meta.get("val")))),
+        )
+        for part in graph_modules(program.graph_module)
+        for node in part.graph.nodes
+    )
+
+
 def _alike(program: ExportedProgram, other: ExportedProgram) -> bool:
     texts = [
         [str(part.graph) for part in graph_modules(one.graph_module)] for one in (program, other)

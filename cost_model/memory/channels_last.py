@@ -19,11 +19,15 @@ _DECIDES: Mapping[str, int] = {
     "partitioner::convolution_grad_weight": 1,
     "partitioner::batch_norm_grad_input": 1,
     **dict.fromkeys(("aten::convolution", "aten::cat", "aten::constant_pad_nd"), 0),
-    **dict.fromkeys(("aten::max_pool2d_with_indices", "aten::avg_pool2d"), 0),
+    **dict.fromkeys(("aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices"), 0),
+    "aten::avg_pool2d": 0,
 }
 #: Operators whose results lie in order, or in one of their own.
 _OTHERS = frozenset(
-    {"partitioner::convolution_grad_input", "aten::view", "aten::permute", "aten::transpose.int"}
+    {
+        *("partitioner::convolution_grad_input", "aten::avg_pool3d", "aten::avg_pool3d_backward"),
+        *("aten::view", "aten::permute", "aten::transpose.int"),
+    }
 )
 _FORMATS = ("channels_last", "channels_last_3d")
 

@@ -196,10 +196,6 @@ def exact_lifetimes(
     is_summed = bool(buckets) and schedule.order.table.micro_batches > 1
     summed = summed_tensors(schedule, roots) if is_summed else frozenset[LocalKey]()
     members = {member.position: bucket for bucket in buckets for member in bucket.members}
-    for position, bucket in members.items():
-        for key in schedule.tasks[position].reads:  # copied into the bucket
-            root = roots.get(key, key)
-            last[root] = max(last[root], bucket.begins)
     for written, key, nbytes, is_buffer in _tensors(schedule, either=False):
         if written in members or key in roots:
             continue
@@ -213,14 +209,19 @@ def exact_lifetimes(
 def _read_at(
     schedule: Schedule, roots: Mapping[LocalKey, LocalKey]
 ) -> tuple[dict[LocalKey, int], dict[LocalKey, int]]:
-    """The first and the last position at which each tensor is read, sent or returned."""
+    """The first and the last position at which each tensor is read, sent or returned.
+
+    What a bucket brings is copied into it where it leaves.
+    """
     first: dict[LocalKey, int] = {}
     last: dict[LocalKey, int] = {}
+    copied = {m.position: bucket.begins for bucket in schedule.buckets for m in bucket.members}
     for position, task in enumerate(schedule.tasks):
+        at = copied.get(position, position)
         for key in (*task.reads, *(new for new, _ in task.aliases)):
             root = roots.get(key, key)
-            first.setdefault(root, position)
-            last[root] = position
+            first[root] = min(at, first.get(root, at))
+            last[root] = max(at, last.get(root, at))
     for key in schedule.outputs:
         last[roots.get(key, key)] = len(schedule.tasks) - 1
     for sent in in_flight(schedule, roots):
@@ -264,14 +265,15 @@ def in_flight(schedule: Schedule, roots: Mapping[LocalKey, LocalKey]) -> Iterato
                 sent.append(InFlight(position, operand, result, end_of[task.phase]))
         if not is_part:
             brought.update(results.values())
-    yield from _until_read(schedule, sent, roots)
+    yield from _until_read(schedule, sent)
 
 
-def _until_read(
-    schedule: Schedule, sent: Sequence[InFlight], roots: Mapping[LocalKey, LocalKey]
-) -> Iterator[InFlight]:
-    """Let what is sent end where the result, or a part of it that is taken then, is waited for."""
-    read: dict[LocalKey, int] = {}
+def _until_read(schedule: Schedule, sent: Sequence[InFlight]) -> Iterator[InFlight]:
+    """Let what is sent end where the result, or a part of it that is taken then, is waited for.
+
+    A result that is the device's own part of the operand is waited for, too.
+    """
+    read, roots = dict[LocalKey, int](), roots_of(schedule)
     for position, task in enumerate(schedule.tasks):
         row = UNKNOWN if task.placed is None else row_of(task.placed.node)
         # The result of some nodes is their first operand itself, or a view of it.

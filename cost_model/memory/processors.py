@@ -50,9 +50,11 @@ def held_curves(graph: Graph, schedule: Schedule, gpus: Container[int]) -> Curve
     They are those of the tensors by their lives, and what kernels take for themselves.
     """
     uses = Uses.of(schedule, _passed_on(schedule))
-    exact = StepLives.of(schedule, exact_lifetimes(schedule, uses.roots), uses).curves()
+    lives = list(exact_lifetimes(schedule, uses.roots))
+    exact = StepLives.of(schedule, lives, uses).curves()
     last = channels_last(graph, schedule)
-    scratch = scratch_curves(graph, schedule, gpus, last)
+    ends = {life.local: life.last for life in lives if life.local not in schedule.feeds}
+    scratch = scratch_curves(graph, schedule, gpus, last, ends)
     on_gpus = {device: curve for device, curve in exact.items() if device in gpus}
     curves = {device: curve + scratch.get(device, 0) for device, curve in on_gpus.items()}
     if others := exact.keys() - on_gpus.keys():

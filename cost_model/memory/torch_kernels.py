@@ -25,6 +25,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -34,7 +35,8 @@ from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
-from partitioner.ir.ops import row_of
+from partitioner.ir.nodes.local_node import local_op
+from partitioner.ir.ops import is_view, row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.types import dense_bytes, item_bytes
 
@@ -48,6 +50,10 @@ FEW_CHANNELS = 3
 HALF_BLOCK = 8
 #: Threads of a kernel that are counted.
 THREADS = 2
+#: Rows and columns of a resized image up to which PyTorch resizes it with its channels last
+#: (`_use_vectorized_kernel_cond_2d`), and the modes of which it does.
+SMALL_RESIZED = 128
+_RESIZED_LAST = ("nearest", "nearest-exact", "linear")
 #: Blocked weights that their gradient takes where channels of images lie last.
 SUMS_LAST = 3
 _IMAGE_DIMS = 4  # of a batch of images: those that `use_mkldnn` multiplies
@@ -70,8 +76,7 @@ class _Call:
     node: Node
     operands: tuple[Tensor | None, ...]  #: Its operands; None where absent.
     results: tuple[Tensor | None, ...]  #: Its results; None where absent.
-    #: Whether each operand is a strided part of another tensor, or one that is padded.
-    strided: tuple[bool, ...]
+    strided: tuple[bool, ...]  #: Whether each operand is a strided part of another tensor.
     last: tuple[bool, ...]  #: Whether the channels of each operand lie last.
 
     def operand(self, index: int) -> Tensor:
@@ -111,23 +116,24 @@ def scratch_curves(
     schedule: Schedule,
     gpus: Container[int],
     last: Collection[LocalKey] = frozenset(),
+    ends: Mapping[LocalKey, int] = MappingProxyType({}),
 ) -> Curves:
     """Bytes that kernels take for themselves at each position of a task, by device with any.
 
-    Of the tensors in `last`, channels lie last in memory. Steps of optimizers are those of `gpus`,
-    where the last parameter is updated.
+    Of the tensors in `last`, channels lie last in memory; those in `ends` go behind a position.
+    Steps of optimizers are those of `gpus`, where the last parameter is updated.
     """
     curves: dict[int, Curve] = defaultdict(lambda: np.zeros(len(schedule.tasks), np.int64))
     for position, task in enumerate(schedule.tasks):
         if task.placed is None or task.placed.node.op not in _KERNELS:
             continue
         points = dict(task.placed.mesh.coords())
+        keys = task.placed.operands()
         for device in task.devices:
-            own = (
-                {key[0] for key in task.placed.operands() if (device, key) in last} if last else ()
-            )
+            own = [key[0] for key in keys if (device, key) in last]
+            ending = [key[0] for key in keys if ends.get((device, key)) == position]
             if device not in gpus and (
-                taken := scratch_bytes(graph, task.placed, points[device], own)
+                taken := scratch_bytes(graph, task.placed, points[device], own, ending)
             ):
                 curves[device][position] = taken
     for device, (position, updates) in updates_of(schedule).items():
@@ -185,31 +191,53 @@ def _updated(graph: Graph, updates: Sequence[PlacedNode], device: int) -> Iterat
 
 
 def scratch_bytes(
-    graph: Graph, placed: PlacedNode, point: _Point, last: Collection[str] = ()
+    graph: Graph,
+    placed: PlacedNode,
+    point: _Point,
+    last: Collection[str] = (),
+    ends: Collection[str] = (),
 ) -> int:
-    """Bytes that a node's kernel takes for itself on a processor; 0 if that is not known.
+    """Bytes that a node's kernels take beside operands and results on a processor, if known.
 
-    Of the operands in `last`, channels lie last in memory.
+    Of the operands in `last`, channels lie last in memory; nothing reads those in `ends` later.
     """
-    kernel = _KERNELS.get(placed.node.op)
-    if kernel is None or placed.absent:
+    if placed.node.op not in _KERNELS or placed.absent:
         return 0
-    node = placed.node
-
-    def tensor(value: str, at: Placement | None) -> Tensor | None:
-        if at is None:
-            return None
-        return Tensor(at.sharding.local_shape(at.mesh, point), graph.types[value].dtype)
-
-    slides = placed.rule is not None and placed.rule.slides(placed.layouts)
-    call = _Call(
-        node,
-        tuple(map(tensor, node.inputs, placed.ins)),
-        tuple(map(tensor, node.outputs, placed.outs)),
-        tuple(bool(value) and (slides or _is_strided(graph, value)) for value in node.inputs),
-        tuple(value in last for value in node.inputs),
-    )
-    return kernel(call)
+    node, types = placed.node, graph.types
+    sides = zip((*node.inputs, *node.outputs), (*placed.ins, *placed.outs), strict=True)
+    tensors = {
+        value: Tensor(at.sharding.local_shape(at.mesh, point), types[value].dtype)
+        for value, at in sides
+        if at is not None
+    }
+    local = local_op(graph, placed, point)
+    tensors |= {name: Tensor(of.shape, of.dtype) for name, of in local.types.items()}
+    read_last = {value: at for at, step in enumerate(local.nodes) for value in step.inputs}
+    to_come = sum(tensors[value].nbytes for value in node.outputs if value)
+    most = beside = 0
+    ordered = set(last)
+    for at, step in enumerate(local.nodes):
+        call = _Call(
+            step,
+            tuple(map(tensors.get, step.inputs)),
+            tuple(map(tensors.get, step.outputs)),
+            tuple(value in types and _is_strided(graph, value) for value in step.inputs),
+            tuple(value in ordered for value in step.inputs),
+        )
+        if is_view(step):
+            continue
+        for value in filter(None, step.outputs):
+            if value in local.types:
+                beside += tensors[value].nbytes
+            else:
+                to_come -= tensors[value].nbytes
+            if ordered.intersection(step.inputs[:1]):
+                ordered.add(value)
+        kernel = _KERNELS.get(step.op)
+        most = max(most, beside - to_come + (0 if kernel is None else kernel(call)))
+        gone = {value for value in step.inputs if read_last[value] == at}
+        beside -= sum(tensors[value].nbytes for value in gone & {*local.types, *ends})
+    return most
 
 
 def _is_strided(graph: Graph, value: str) -> bool:
@@ -419,6 +447,38 @@ def _pool_gradient(call: _Call) -> int:
     return sum(x.nbytes for x, last in orders if x is not None and last != call.last[0])
 
 
+def _pool_of_part(call: _Call) -> int:
+    """A padded image, and indices of maxima split into a coordinate for each dim, and shifted."""
+    indices, pads = call.results[1], call.setting("pads")
+    assert indices is not None
+    space, image = len(pads) // 2, call.operand(0)
+    sides = zip(image.shape[-space:], pads[:space], pads[space:], strict=True)
+    padded = math.prod((*image.shape[:-space], *(sum(side) for side in sides)))
+    taken = dense_bytes(padded, image.dtype) if any(pads) else 0
+    return taken + (2 * space + 1) * indices.nbytes
+
+
+def _pool_gradient_of_part(call: _Call) -> int:
+    """``gradient, indices -> gradient of the part``: coordinates, places, which are inside."""
+    gradient, indices = call.operand(0), call.operand(1)
+    coordinates = (len(call.setting("sizes")) + 1) * indices.nbytes
+    return coordinates + math.prod(indices.shape) + gradient.nbytes
+
+
+def _resized(call: _Call) -> int:
+    """A small image is copied with its channels last, and so is what is made of it."""
+    (data, *_), made = call.operands, call.made
+    is_copied = str(call.node.attrs.get("mode")) in _RESIZED_LAST and not call.last[0]
+    if data is None or not is_copied or len(made.shape) != _IMAGE_DIMS:
+        return call.copied(0)
+    return data.nbytes + made.nbytes if sum(made.shape[2:]) <= SMALL_RESIZED else call.copied(0)
+
+
+def _in_order(call: _Call) -> int:
+    """A kernel whose first operand is copied unless its dims lie in order."""
+    return call.operand(0).nbytes if call.strided[0] or call.last[0] else 0
+
+
 def _copying(*indices: int) -> Callable[[_Call], int]:
     return lambda call: call.copied(*indices)
 
@@ -440,7 +500,14 @@ _KERNELS: Mapping[str, Callable[[_Call], int]] = {
     "aten::_softmax": _copying(0),
     "aten::_softmax_backward_data": _copying(0),
     "aten::max_pool2d_with_indices": _copying(0),
+    "aten::max_pool3d_with_indices": _copying(0),
     "aten::avg_pool2d": _copying(0),
+    "aten::avg_pool3d": _in_order,
     "aten::max_pool2d_with_indices_backward": _pool_gradient,
+    "aten::max_pool3d_with_indices_backward": _pool_gradient,
     "aten::avg_pool2d_backward": _pool_gradient,
+    "partitioner::max_pool_part": _pool_of_part,
+    "partitioner::max_pool_grad_part": _pool_gradient_of_part,
+    "partitioner::upsample": _resized,
+    "aten::avg_pool3d_backward": _in_order,
 }

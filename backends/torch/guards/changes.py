@@ -278,8 +278,8 @@ def _check_options(optimizer: Optimizer, group: Mapping[str, Any]) -> None:
     PyTorch's checkpoints hold one rank's groups for all ranks, by the names of their parameters. A
     rank with other parameters finds none of its own there, and no options either.
     """
-    lacking = sorted(optimizer.defaults.keys() - group.keys())
-    if lacking:
+    if not optimizer.defaults.keys() <= group.keys():
+        lacking = sorted(optimizer.defaults.keys() - group.keys())
         raise BackendError(
             f"{type(optimizer).__name__} has no {', '.join(map(repr, lacking))} for parameters of "
             "this rank: torch.distributed.checkpoint saved the options of another rank's "

@@ -42,7 +42,7 @@ def is_whole(region: Region | None, shape: tuple[int, ...]) -> bool:
 @lru_cache(maxsize=1024)  # each call of a rank takes the same parts
 def boxes(region: Region) -> tuple[tuple[Index, Index], ...]:
     """The contiguous boxes of a region: (index in the tensor, index in the packed part)."""
-    found = []
+    found: list[tuple[Index, Index]] = []
     for box in itertools.product(*map(_placed, region)):
         tensor = tuple(slice(start, start + length) for start, length, _ in box)
         packed = tuple(slice(at, at + length) for _, length, at in box)

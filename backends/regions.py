@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from functools import lru_cache
 from types import EllipsisType
 from typing import Any, TypeVar
 
@@ -39,12 +39,15 @@ def is_whole(region: Region | None, shape: tuple[int, ...]) -> bool:
     )
 
 
-def boxes(region: Region) -> Iterator[tuple[Index, Index]]:
+@lru_cache(maxsize=1024)  # each call of a rank takes the same parts
+def boxes(region: Region) -> tuple[tuple[Index, Index], ...]:
     """The contiguous boxes of a region: (index in the tensor, index in the packed part)."""
+    found: list[tuple[Index, Index]] = []
     for box in itertools.product(*map(_placed, region)):
         tensor = tuple(slice(start, start + length) for start, length, _ in box)
         packed = tuple(slice(at, at + length) for _, length, at in box)
-        yield (*tensor, ...), (*packed, ...)
+        found.append(((*tensor, ...), (*packed, ...)))
+    return tuple(found)
 
 
 def _placed(intervals: tuple[Interval, ...]) -> list[tuple[int, int, int]]:
@@ -58,11 +61,8 @@ def _placed(intervals: tuple[Interval, ...]) -> list[tuple[int, int, int]]:
 
 def box_view(tensor: ArrayT, region: Region) -> ArrayT | None:
     """A view of a region that is one box; None if it is several."""
-    if any(len(intervals) != 1 for intervals in region):
-        return None
-    index, _ = next(boxes(region))
-    view: ArrayT = tensor[index]
-    return view
+    found = boxes(region)
+    return tensor[found[0][0]] if len(found) == 1 else None
 
 
 def read_region(tensor: ArrayT, region: Region, part: ArrayT) -> None:

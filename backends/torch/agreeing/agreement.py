@@ -527,8 +527,9 @@ class Meeting:
                 return False, part
             reduced, part, self._marks = part, None, _MARKED
         self.post(part)
-        assert self._posted is not None
-        rows, table, asks = self._posted()
+        posted, self._posted = self._posted, None  # which refers to this meeting
+        assert posted is not None
+        rows, table, asks = posted()
         if reduced is not None:  # all ranks have a gradient that is no number
             return False, reduced
         agreement.marking = agreement.meetings if all(row[2] for row in table) else -1

@@ -241,9 +241,10 @@ def count_steps(
         optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Arguments | None:
         for group in optimizer.param_groups:
-            for tensor in (x for x in group["params"] if id(x) in others and x.grad is not None):
-                tensor.requires_grad_(False)  # else PyTorch's checkpoints look for its state
-                tensor.grad = None
+            for tensor in group["params"] if others else ():
+                if id(tensor) in others and tensor.grad is not None:
+                    tensor.requires_grad_(False)  # else PyTorch's checkpoints look for its state
+                    tensor.grad = None
             if any(id(x) in ours for x in group["params"]):
                 _check_options(optimizer, group)
                 if isinstance(optimizer, torch.optim.LBFGS) and not holds_all:
@@ -278,8 +279,8 @@ def _check_options(optimizer: Optimizer, group: Mapping[str, Any]) -> None:
     PyTorch's checkpoints hold one rank's groups for all ranks, by the names of their parameters. A
     rank with other parameters finds none of its own there, and no options either.
     """
-    lacking = sorted(optimizer.defaults.keys() - group.keys())
-    if lacking:
+    if not optimizer.defaults.keys() <= group.keys():
+        lacking = sorted(optimizer.defaults.keys() - group.keys())
         raise BackendError(
             f"{type(optimizer).__name__} has no {', '.join(map(repr, lacking))} for parameters of "
             "this rank: torch.distributed.checkpoint saved the options of another rank's "

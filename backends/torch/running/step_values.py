@@ -197,9 +197,10 @@ class StepValues:
 
     def finish(self, run: Run, results: Sequence[Tensor]) -> list[tuple[Message, Tensor]]:
         """Keep the results of a phase; returns the messages to send."""
-        own = self._values[run.micro_batch]
+        own, joined = self._values[run.micro_batch], () if run.is_once else self.plan.joined
         for place, name in run.kept:
-            own[name] = self._in_whole(name, run, results[place])
+            result = results[place]
+            own[name] = self._in_whole(name, run, result) if name in joined else result
         for place, name, others in run.shared:
             for micro_batch in others:
                 self._values[micro_batch].setdefault(name, results[place])
@@ -217,9 +218,7 @@ class StepValues:
         return [(message, results[place]) for place, message in run.sends]
 
     def _in_whole(self, name: str, run: Run, result: Tensor) -> Tensor:
-        """Copy a result to its rows of the whole batch's, if it is put together with others."""
-        if run.is_once or name not in self.plan.joined:
-            return result
+        """Copy a result to its rows of the whole batch's."""
         rows = self.plan.joined[name]
         if name not in self._wholes:
             self._wholes[name] = _longer(result, rows[-1].stop)

@@ -4,6 +4,7 @@ A rank that does something else while others wait in a backward pass joins them,
 them say so.
 """
 
+import gc
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -69,6 +70,19 @@ def takes_two_messages(_: int) -> None:
     module(*batch(0))
     took = collectives(lambda: module(*batch(1)))
     assert took == ["c10d.alltoall_base_.default"], took
+
+
+def leaves_nothing(_: int) -> None:
+    """A step that is over holds no message, also before Python looks for cycles."""
+    module = program().module()
+    training_step(module, *batch(0))
+    gc.collect()
+    gc.disable()
+    try:
+        training_step(module, *batch(1))
+        assert not [one for one in gc.get_objects() if type(one) is agreement.Meeting]
+    finally:
+        gc.enable()
 
 
 def trains_to_the_same_weights(ranks: int) -> Callable[[int], None]:
@@ -235,6 +249,7 @@ def ends(rank: int) -> None:
 
 JOBS = {
     "two messages": Job(2, takes_two_messages, [program]),
+    "two messages, over": Job(2, leaves_nothing, [program]),
     "two messages train": Job(2, trains_to_the_same_weights(2), [program]),
     "two messages train on 4": Job(4, trains_to_the_same_weights(4), [lambda: program(4)]),
     "two messages, something else": Job(2, does_something_else, [program]),

@@ -71,6 +71,17 @@ assert main({[str(tmp_path / "m.onnx"), *options]!r}) == 0
     assert not names & {"torch", "numba", "scipy", "matplotlib"}
 
 
+def test_a_plan_without_constant_nodes_or_rank_files_loads_no_onnx_runtime(tmp_path: Path) -> None:
+    onnx.save(examples.build("mlp", layers=2, hidden=8, batch=4), tmp_path / "m.onnx")
+    options = ["--cluster", "4xh100", "--plan-only", "-o", str(tmp_path / "m.partition")]
+    names = loaded(f"""
+from partitioner.cli.main import main
+assert main({[str(tmp_path / "m.onnx"), *options]!r}) == 0
+assert main({["show", str(tmp_path / "m.partition")]!r}) == 0
+""")
+    assert not names & {"torch", "numba", "onnxruntime"}
+
+
 @pytest.mark.slow
 def test_a_rank_loads_no_solver_and_no_front_end(tmp_path: Path) -> None:
     model = examples.build("mlp", layers=2, hidden=8, batch=4)

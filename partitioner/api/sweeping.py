@@ -19,7 +19,6 @@ from partitioner.cost_model.cluster.resolve import resolve_cluster
 from partitioner.cost_model.cluster.topology import Cluster, parse_bytes
 from partitioner.foundations import units
 from partitioner.foundations.files import write_file
-from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.report.findings.bottleneck import turn_of
@@ -27,17 +26,18 @@ from partitioner.report.planned import Planned
 from partitioner.report.schema import VERSION, Point, Sweep
 from partitioner.report.summarise import summarise
 from partitioner.report.text.tables import table
-from partitioner.search.find_plan import find_plan
-from partitioner.search.request import Budget, Request, StageClock, silent
+from partitioner.search.request import Request, StageClock, silent
 from partitioner.search.ways.table import Table
 from partitioner.solver.outcome import Infeasible
 from partitioner.strategies.constraints import ConstraintError
-from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import check_mesh, check_space
 
 if TYPE_CHECKING:
     import onnx
     from torch import nn
+
+    from partitioner.api.compiled.module_graphs import ModuleGraphs
+    from partitioner.api.compiled.onnx_model import OnnxGraphs
 
 
 _PARETO = "* Pareto: no other point is as good in devices, latency, throughput and memory"
@@ -116,12 +116,13 @@ def sweep(
 
     targets = _targets(grid, tuple(options.get("meshes", ())), request, made)
     say("reading the model")
-    rules = Rules.of(opened.graph)
+    first = targets[0]
+    graphs = graphs_of(opened, first.cluster, first.request, StageClock(silent))
     points = []
     for index, target in enumerate(targets, 1):
         words = _in_words(len(target.cluster), target.name, target.limit)
         say(f"point {index} of {len(targets)}: {words}")
-        points.append(_point(opened, rules, target))
+        points.append(_point(graphs, target))
     points = _with_pareto(points)
     data = Sweep(
         version=VERSION,
@@ -208,16 +209,13 @@ def _row(point: Point) -> tuple[str, ...]:
     )
 
 
-def _point(opened: OnnxInput | ModuleInput, rules: Rules, target: _Target) -> Point:
-    cluster, request = target.cluster, target.request
-    graph = opened.graph
+def _point(known: OnnxGraphs | ModuleGraphs, target: _Target) -> Point:
+    cluster, request, clock = target.cluster, target.request, StageClock(silent)
+    graphs = replace(known, cluster=cluster, request=request, clock=clock)
     outcome, why = None, ""
     try:
-        request = request.on(graph)
-        clock = StageClock(silent)
-        outcome = find_plan(graph, cluster, request, Budget.of(request), rules)
-        graphs = graphs_of(opened, cluster, target.request, clock)
-        outcome = Table(graphs, cluster, target.request, clock).beside_others(outcome)
+        table = Table(graphs, cluster, request, clock)
+        outcome = table.beside_others(table.best())
     except (Infeasible, ConstraintError) as error:  # ConstraintError: of a kind of parallelism
         why = str(error)
     figures = outcome.evaluation if outcome else None
@@ -226,7 +224,7 @@ def _point(opened: OnnxInput | ModuleInput, rules: Rules, target: _Target) -> Po
     speedup, verdict = None, ""
     if outcome is not None:
         planned = Planned(
-            name=graph.name,
+            name=outcome.graph.name,
             graph=outcome.graph,
             cluster=cluster,
             plan=outcome.plan,

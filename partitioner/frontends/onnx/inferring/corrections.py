@@ -52,11 +52,7 @@ from partitioner.frontends.onnx.inferring.window_counts import (
     pool_counts,
     transposed_counts,
 )
-from partitioner.frontends.onnx.reading.runtime import (
-    infer_by_runtime,
-    runtime_operators,
-    shares_buffer,
-)
+from partitioner.frontends.onnx.reading.runtime import infer_by_runtime, shares_buffer
 
 _DOMAIN = "com.microsoft"
 #: A rule that stands before the library's own, which it gets first.
@@ -71,7 +67,7 @@ def correct_inference() -> None:
     _put_before("Range", _range)
     _put_before("Resize", _scaled)
     _put_before("Upsample", _scaled)
-    for domain, op in runtime_operators():
+    for domain, op, _ in list(registry.iter_supported()):
         if domain == _DOMAIN:
             ask = _group_query if op == "GroupQueryAttention" else _ask
             _put_before(op, ask, 1, domain=_DOMAIN)

@@ -147,8 +147,9 @@ def _runtime_nodes(proto: ModelProto) -> Iterator[NodeProto]:
     """Nodes of ONNX's own domain whose operators only ONNX Runtime has in this opset."""
     opset = own_opset(proto)
     for node in all_nodes(proto):
-        first = runtime_operators().get(("", node.op_type), opset + 1)
-        if not node.domain and not onnx.defs.has(node.op_type, opset) and first <= opset:
+        if node.domain or onnx.defs.has(node.op_type, opset):
+            continue
+        if runtime_operators().get(("", node.op_type), opset + 1) <= opset:
             yield node
 
 

@@ -201,10 +201,11 @@ def _write_as_onnx(proto: ModelProto, name: str) -> bool:
         changed = True
     imported = {entry.domain for entry in proto.opset_import}
     used = {node.domain for node in all_nodes(proto) if node.domain}
-    versions = runtime_domains()  # those that ONNX Runtime takes
-    for domain in sorted((used - imported) & versions.keys()):
-        proto.opset_import.append(helper.make_opsetid(domain, versions[domain]))
-        changed = True
+    for domain in sorted(used - imported):
+        version = runtime_domains().get(domain)
+        if version is not None:
+            proto.opset_import.append(helper.make_opsetid(domain, version))
+            changed = True
     names = {value.name for value in proto.graph.input}
     alone = any(tensor.name not in names for tensor in proto.graph.initializer)
     if proto.ir_version < _INITIALIZERS_ALONE and alone:

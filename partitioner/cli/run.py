@@ -42,6 +42,7 @@ def run(
     model: ModelFile = None,
     optimization: OptimizationLevel = None,
     seed: InputSeed = 0,
+    shapes: Annotated[list[Any] | None, listed("run", "shapes")] = None,
     requests: Annotated[int, listed("run", "requests")] = 1,
     feed: Annotated[list[Any] | None, listed("run", "feed")] = None,
     until: Annotated[int | None, listed("run", "until")] = None,
@@ -56,7 +57,10 @@ def run(
         if value and not profile:
             wrong(f"--{name} is of --profile: give that too")
     in_turn = {"feed": feed, "prompt": prompt}
-    others = {"module": module, "model": model, "requests": requests > 1, "profile": profile}
+    of_modules = {"module": module, "profile": profile}
+    others = {**of_modules, "shape": shapes, "model": model, "requests": requests > 1}
+    for option in (name for name, value in of_modules.items() if value and shapes):
+        wrong(f"--shape runs an ONNX model: leave --{option} out")
     for option in (name for name, value in in_turn.items() if value and until is None):
         wrong(f"--{option} is of --until: give that too")
     for option in (name for name, value in others.items() if value and until is not None):
@@ -65,7 +69,7 @@ def run(
         say("running one process for each rank")
         from partitioner.backends.observed import STEPS
         from partitioner.run.generate import generate_directory
-        from partitioner.run.local import run_directory
+        from partitioner.run.local import run_directory, run_sized
 
         if until is not None:
             report = generate_directory(
@@ -76,6 +80,17 @@ def run(
                 feed=None if feed is None else dict(feed),
                 prompt=prompt or (),
                 optimization=optimization,
+                seed=seed,
+            )
+        elif shapes:
+            report = run_sized(
+                folder,
+                inputs,
+                outputs,
+                dict(shapes),
+                model=model,
+                optimization=optimization,
+                requests=requests,
                 seed=seed,
             )
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from partitioner.api.compiled.folder import EXAMPLES, OnnxFiles, load_plan, load
 from partitioner.backends.arrays import save_named_arrays
 from partitioner.backends.errors import one_line
 from partitioner.backends.launch import LocalJob, LocalRun
-from partitioner.backends.optimization import Optimization, level_line
+from partitioner.backends.optimization import DEFAULT, Optimization, level_line
 from partitioner.cost_model.cluster.topology import Cluster
 from partitioner.foundations import units
 from partitioner.foundations.files import (
@@ -113,6 +114,39 @@ def run_directory(
     write_file(directory / FILE, comparison.measured.to_json().encode())
     comparison.result.report(directory / "report.html")
     return f"{text}\n\n{comparison}\n\nwritten to {directory / FILE} and report.html"
+
+
+def run_sized(
+    directory: Path,
+    inputs: Path | None,
+    outputs: Path | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    model: Path | None = None,
+    optimization: Optimization | None = None,
+    requests: int = 1,
+    seed: int = 0,
+) -> str:
+    """Run a saved ONNX model with other shapes of inputs than planned; else as `run_directory`.
+
+    Its ranks are made for them, with the weights that the model has now (`Compiled.of_sizes`).
+    """
+    from partitioner.api.compiled.reload import load
+
+    if not isinstance(rank_files(directory), OnnxFiles):
+        raise RunError(f"{directory}: --shape is of ONNX models, and the plan is of a module")
+    if outputs is not None:
+        check_outputs(outputs, directory)
+    program = load(directory, model=model).of_sizes(shapes)
+    drawn = program.model.random_inputs(seed)
+    arrays = read_inputs(inputs, program.model.input_types) if inputs else drawn
+    level = optimization or DEFAULT
+    with tempfile.TemporaryDirectory(prefix="partitioner-run-") as name:
+        program.ranks.write(Path(name))
+        run = OnnxFiles(Path(name), optimization=level).run(arrays, requests)
+    if outputs is not None:
+        write_outputs(outputs, run.outputs)
+    return report(run, requests, "", "request", level)
 
 
 def report(

@@ -19,6 +19,7 @@ from partitioner.api.verify.compare import Verification, VerificationError
 from partitioner.api.verify.symbolic.micro_batches import Rows
 from partitioner.api.verify.symbolic.proof import Proof
 from partitioner.backends.arrays import save_named_arrays
+from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.header import Origin
 from partitioner.backends.launch import LocalJob, LocalRun
 from partitioner.backends.observed import STEPS, RankLog
@@ -26,7 +27,7 @@ from partitioner.backends.optimization import Optimization
 from partitioner.backends.runtimes import naming_runtimes
 from partitioner.cost_model.cluster.resolve import device_type
 from partitioner.cost_model.cluster.topology import Cluster
-from partitioner.cost_model.evaluate import Evaluation
+from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.memory.sessions import Held
 from partitioner.cost_model.schedule.readings import passes, timeline_json
 from partitioner.cost_model.schedule.simulate import simulate
@@ -38,8 +39,10 @@ from partitioner.foundations.files import (
     write_file,
 )
 from partitioner.foundations.no_gc import no_collection
+from partitioner.foundations.recent import Recent
 from partitioner.frontends.inputs import drawn_inputs
-from partitioner.ir.errors import hints_keywords
+from partitioner.ir.checks import is_a
+from partitioner.ir.errors import PartitionerError, did_you_mean, hints_keywords
 from partitioner.ir.graph import Graph
 from partitioner.ir.nodes.feeds import Feed
 from partitioner.ir.plan import Plan
@@ -55,6 +58,10 @@ if TYPE_CHECKING:
     import networkx as nx
 
     from partitioner.backends.onnx.serving import Session
+
+
+#: Programs for inputs of other sizes that are kept, beside the planned one; each has its weights.
+KEPT_SIZES = 4
 
 
 class ProfiledRun(Comparison[PlannedT_co]):
@@ -151,6 +158,14 @@ class Model(ABC):
         return {}
 
     @abstractmethod
+    def resized(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> tuple[Self, Plan]:
+        """The model whose inputs have these shapes, and this model's plan for it.
+
+        Raises:
+            PartitionerError: The model, or the plan, does not take inputs of such shapes.
+        """
+
+    @abstractmethod
     def write_request(self, folder: Path, final: Path) -> None:
         """Write `request.json` into `folder`, which will be moved to `final`."""
 
@@ -241,6 +256,59 @@ class Compiled(Planned):
         """
         return self.model.ranks(self.programs, self.plan)
 
+    def of_sizes(self, shapes: Mapping[str, Sequence[int]]) -> Self:
+        """The program of the same plan for inputs of other sizes; no plan is searched.
+
+        An ONNX model is read with these sizes, each node keeps its devices and the dims that are
+        cut, and ranks are made anew: what runs is what a plan for these sizes would run.
+        `Compiled.run` and `Compiled.verify` do it by themselves; the last few programs are kept.
+
+        Args:
+            shapes: Sizes of inputs by name; the others have the planned ones.
+
+        Raises:
+            BackendError: There is no such input, or the model or its plan does not fit the sizes.
+        """
+        planned = {name: type_.shape for name, type_ in self.model.input_types.items()}
+        for name in shapes.keys() - planned.keys():
+            hint = did_you_mean(name, planned)
+            raise BackendError(f"there is no input {name!r}, only {', '.join(planned)}{hint}")
+        wanted = planned | {name: tuple(sizes) for name, sizes in shapes.items()}
+        if wanted == planned:
+            return self
+        key = tuple(sorted(wanted.items()))
+        if key not in self._of_sizes:
+            try:
+                made = self.of_model(*self.model.resized(wanted, self.plan))
+            except PartitionerError as error:
+                other = (
+                    f"{name!r} has shape {sizes}, not {planned[name]} as planned"
+                    for name, sizes in wanted.items()
+                    if sizes != planned[name]
+                )
+                raise BackendError(f"input {', '.join(other)}: {one_line(error)}") from error
+            self._of_sizes[key] = made
+        return self._of_sizes[key]
+
+    @cached_property
+    def _of_sizes(self) -> Recent[tuple[tuple[str, tuple[int, ...]], ...], Self]:
+        return Recent(KEPT_SIZES)
+
+    def _taking(self, inputs: Mapping[str, np.ndarray] | None) -> Self:
+        """The program for inputs of these sizes; this one for inputs that none takes."""
+        types = self.model.input_types
+        if inputs is None or not is_a(inputs, Mapping) or inputs.keys() != types.keys():
+            return self
+        given = {name: np.shape(array) for name, array in inputs.items()}
+        alike = all(len(given[name]) == type_.rank for name, type_ in types.items())
+        return self.of_sizes(given) if alike else self
+
+    def of_model(self, model: Model, plan: Plan) -> Self:
+        """The program of another form of the model with a plan on the same cluster."""
+        figures = evaluate(model.graph, plan, self.cluster)
+        about = self.summary, self.seconds, self.warnings
+        return self.of(model, self.cluster, plan, figures, *about)
+
     def run(
         self, inputs: Mapping[str, np.ndarray], *, optimization: Optimization | None = None
     ) -> dict[str, np.ndarray]:
@@ -264,7 +332,7 @@ class Compiled(Planned):
                 input or output is of 4-bit elements.
         """
         with naming_runtimes():
-            return self.ranks.at(optimization).run(inputs)
+            return self._taking(inputs).ranks.at(optimization).run(inputs)
 
     def session(
         self, feed: Feed | None = None, *, optimization: Optimization | None = None
@@ -298,6 +366,9 @@ class Compiled(Planned):
         """
         if "ranks" in self.__dict__:
             self.ranks.close()
+        for program in self._of_sizes.values():
+            program.close()
+        self._of_sizes.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -354,7 +425,7 @@ class Compiled(Planned):
         """
         if not symbolic:
             with naming_runtimes():
-                return self.ranks.at(optimization).verify(seed, inputs)
+                return self._taking(inputs).ranks.at(optimization).verify(seed, inputs)
         if seed or inputs is not None or optimization is not None:
             raise VerificationError(
                 "a symbolic verification runs nothing: leave seed, inputs and optimization out"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ from partitioner.backends.tensors import to_numpy
 from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH
 from partitioner.backends.torch.graphs.signature import Signature
 from partitioner.backends.torch.running.all_ranks import Step
-from partitioner.cost_model.evaluate import evaluate
 from partitioner.foundations.files import ResultError
 from partitioner.frontends.inputs import input_ranges
 from partitioner.frontends.torch.building.graph import ModuleGraph
@@ -93,6 +92,10 @@ class ModuleModel(Model):
             name: to_numpy(tensor.detach().cpu(), types[name].dtype)
             for name, tensor in signature.feed(args, kwargs, 0).items()
         }
+
+    def resized(self, *_: object) -> NoReturn:
+        """See `Model.resized`: a module is traced with arguments, which `RankModule` has."""
+        raise BackendError("compile the module for it; program.module() under torchrun takes it")
 
     @property
     def input_types(self) -> Mapping[str, TensorType]:
@@ -384,11 +387,7 @@ class ModuleProgram(Compiled):
 
     def over(self, module: TracedModule, plan: Plan) -> ModuleProgram:
         """The program of another trace of the module with a plan on the same cluster."""
-        model = replace(self.model, module=module)
-        figures = evaluate(module.graph, plan, self.cluster)
-        return ModuleProgram.of(
-            model, self.cluster, plan, figures, self.summary, self.seconds, self.warnings
-        )
+        return self.of_model(replace(self.model, module=module), plan)
 
     @cached_property
     def stored(self) -> tuple[Stored, ...]:

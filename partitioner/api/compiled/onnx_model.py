@@ -17,6 +17,7 @@ import numpy as np
 
 from partitioner.api.compiled.base import Compiled, Model, Ranks, origin
 from partitioner.api.compiled.folder import GraphFile, OnnxFiles, OnnxRequest
+from partitioner.api.compiled.taken_over import SIZES, taken_over
 from partitioner.api.verify.compare import Verification
 from partitioner.api.verify.onnx_model import check_seeds, verify
 from partitioner.api.verify.symbolic.proof import Proof
@@ -103,6 +104,25 @@ class OnnxModel(Model):
         """The model of which these stretches run in blocks; an OptionError if one cannot."""
         graph = self.traced.graph if self.part is None else self.part.graph
         return replace(self, cut=block_graph(graph, blocks)) if blocks else self
+
+    def resized(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> tuple[Self, Plan]:
+        """See `Model.resized`: the model is read with these sizes.
+
+        Micro-batches are as many as the plan's, or the next smaller number that divides the batch.
+        """
+        for name in self.shapes.keys() - self.input_types.keys():
+            raise OptionError(f"the sizes of {name!r} were given with the planned ones")
+        traced = self.traced.of_sizes(shapes, self.feed)
+        model = replace(self, traced=traced, dims={}, shapes=shapes, part=None, cut=None)
+        if plan.pipeline is not None:
+            most = plan.pipeline.micro_batches
+            count = max(n for n in even_parts(batch_size(traced.graph)) if n <= most)
+            model = model.in_micro_batches(count)
+            plan = replace(plan, pipeline=replace(plan.pipeline, micro_batches=count))
+        forms = [form.in_blocks(plan.blocks) for form in model.forms]
+        names = self.graph.by_name.keys()
+        form = next((form for form in forms if form.graph.by_name.keys() == names), forms[0])
+        return form, taken_over(plan, self.graph, form.graph, SIZES)
 
     @cached_property
     def described(self) -> GraphFile:

@@ -75,6 +75,8 @@ class _StoredModel(Model):
             f"{self.folder}: its plan was read without its model: partitioner.load reads both"
         )
 
+    resized = ranks
+
 
 @overload
 def load(

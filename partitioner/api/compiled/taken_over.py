@@ -11,11 +11,14 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, share_cut
 from partitioner.ir.loops.factors import Dims
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rule_of, rules_of
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, resolve, resolve_node
 from partitioner.ir.rule import Cut, Rule
 
-#: Of calls of other sizes, and of the last micro-batch: what they are, and what helps.
+#: Of calls of a module and of an ONNX model in other sizes, and of the last micro-batch: what they
+#: are, and what helps.
+SIZES = "inputs of these sizes", "compile the model for them"
 OTHER = "a batch of these sizes", "compile the module for them, or leave the batch out"
 LAST = "the last micro-batch, which is smaller", "give micro_batches that divide the batch"
 
@@ -27,7 +30,7 @@ def taken_over(plan: Plan, graph: Graph, other: Graph, of: tuple[str, str] = OTH
     added = [name for name in other.by_name if name not in graph.by_name]
     if missing or added:
         which = f"without {missing[0]!r}" if missing else f"with {added[0]!r}"
-        raise ResultError(f"with {batch}, the module is another graph, {which}: {advice}")
+        raise ResultError(f"with {batch}, the model is another graph, {which}: {advice}")
     moved = replace(plan, graph_digest=other.digest, certificate=None)
     moved = replace(moved, nodes=_resized_nodes(plan, graph, moved, other))
     try:
@@ -41,15 +44,20 @@ def _resized_nodes(plan: Plan, graph: Graph, moved: Plan, other: Graph) -> dict[
     """The decisions of a plan, whose parts of explicit sizes have those of another graph.
 
     A cut that follows from that of a neighbour, as stripes of a dim that is two dims before it,
-    follows from it again; others are in proportion.
+    follows from it again; others are in proportion. A factor that has fewer elements than the cut
+    has parts is not cut.
     """
-    nodes = dict(plan.nodes)
+    rules = rules_of(other)
+    nodes = {
+        name: NodePlan(node.group, _possible(node, rules[name], plan.groups[node.group]))
+        for name, node in plan.nodes.items()
+    }
     left = [name for name, node in nodes.items() if _is_striped(node)]
     known = {name: node for name, node in nodes.items() if not _is_striped(node)}
     old = {placed.node.name: placed for placed in resolve(graph, plan)} if left else {}
     new: dict[str, PlacedNode] = {}
     while left:
-        rules, at = rules_of(other), replace(moved, nodes=known)
+        at = replace(moved, nodes=known)
         for name in known.keys() - new.keys():
             with suppress(IRError):  # told with all others
                 new[name] = resolve_node(other, at, other.by_name[name], rules[name])
@@ -63,6 +71,12 @@ def _resized_nodes(plan: Plan, graph: Graph, moved: Plan, other: Graph) -> dict[
         resized = {f: _resized(c, f, graph, other, name) for f, c in nodes[name].cuts.items()}
         nodes[name] = NodePlan(nodes[name].group, resized)
     return nodes
+
+
+def _possible(node: NodePlan, rule: Rule | str, mesh: DeviceMesh) -> dict[str, Cut]:
+    factors = rule.factors if isinstance(rule, Rule) else {}
+    sizes = {name: factors[name].size if name in factors else 1 for name in node.cuts}
+    return {name: cut for name, cut in node.cuts.items() if sizes[name] >= mesh.size(cut.axes)}
 
 
 def _is_striped(node: NodePlan) -> bool:
@@ -125,7 +139,7 @@ def _resized(cut: Cut, factor: str, graph: Graph, other: Graph, name: str) -> Cu
     old, new = _size(graph, name, factor), _size(other, name, factor)
     if any(part * new % old for parts in cut.segments for part in parts):
         shares = [sum(pieces) for pieces in zip(*cut.segments, strict=True)]
-        if new < len(shares) or not all(shares):
+        if not all(shares):
             return cut  # `resolve` refuses it, with its sizes
         return Cut(cut.axes, (share_cut(new, shares),))
     return Cut(cut.axes, tuple(tuple(part * new // old for part in p) for p in cut.segments))

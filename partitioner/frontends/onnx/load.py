@@ -58,15 +58,36 @@ class Traced:
     """A model as read."""
 
     graph: Graph  #: The model, simplified, with static types.
-    #: The model as the user gave it, which ONNX Runtime can run for comparison: the same inputs by
-    #: name, the same outputs in order. Its IR version is one that ONNX Runtime reads, its nodes
-    #: (and results that these must have) are named and in order, and its outputs have the names
-    #: that the graph gives them; nothing else differs.
-    whole: ModelProto
-    #: Where external data files of `whole` lie (ONNX Runtime's session config entry
-    #: "session.model_external_initializers_file_folder_path"); None without any.
-    folder: Path | None
+    source: Source  #: What was read.
     notes: tuple[str, ...]  #: Remarks for the user, one line each.
+
+    @property
+    def whole(self) -> ModelProto:
+        """The model as the user gave it, which ONNX Runtime can run for comparison.
+
+        It has the same inputs by name, and the same outputs in order. Its IR version is one that
+        ONNX Runtime reads, its nodes (and results that these must have) are named and in order, and
+        its outputs have the names that the graph gives them; nothing else differs.
+        """
+        return self.source.proto
+
+    @property
+    def folder(self) -> Path | None:
+        """Where external data files of `whole` lie; None without any.
+
+        It is for ONNX Runtime's session config entry
+        "session.model_external_initializers_file_folder_path".
+        """
+        return self.source.folder
+
+    def of_sizes(self, shapes: Mapping[str, tuple[int, ...]], feed: Feed = _NOTHING) -> Traced:
+        """The same model with other sizes of its inputs, by name; a FrontendError if it has none.
+
+        The weights are those that were read, also where the file has changed since.
+        """
+        with border(self.source.where):
+            traced = _traced(self.source, _NOTHING, shapes)
+        return _fed(traced, feed)
 
     @property
     def forms(self) -> tuple[Traced, ...]:
@@ -100,6 +121,10 @@ def load_onnx(
     check_installed("onnxruntime")
     with border(name_of(model)):
         traced = _traced(read_source(model, plan_only=plan_only), dims, shapes)
+    return _fed(traced, feed)
+
+
+def _fed(traced: Traced, feed: Feed) -> Traced:
     return replace(traced, graph=with_fed_results(traced.graph, feed)) if feed else traced
 
 
@@ -151,7 +176,7 @@ def _traced(
         if value.type.WhichOneof("value") is None:  # outputs that declare no element type
             value.type.tensor_type.elem_type = onnx_dtype(graph.types[name].dtype)
     notes = (*_notes(source, binding, graph), *remarks)
-    return Traced(graph, source.proto, source.folder, notes)
+    return Traced(graph, source, notes)
 
 
 def _bind_inputs(

@@ -85,7 +85,7 @@ def test_another_graph_in_micro_batches_is_refused() -> None:
         Turned(), torch.randn(6, 4, 8), 2, training=True, parallel="dp", micro_batches=2
     )
     assert isinstance(program, ModuleProgram)
-    match = "with a batch of these sizes, the module is another graph, without '/clone'"
+    match = "with a batch of these sizes, the model is another graph, without '/clone'"
     with pytest.raises(ResultError, match=match):
         variant(program, (torch.randn(6, 1, 8),), {}, training=True, share=lambda run: run())
 

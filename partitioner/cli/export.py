@@ -92,6 +92,8 @@ def _export_schedule(folder: Path, target: Path) -> int:
     if result.plan.pipeline is None:
         raise OptionError(f"{folder}: its plan runs in no micro-batches, so it has no schedule")
     order = result.schedule.order
+    if not order.table.trains:
+        raise OptionError(f"{folder}: its plan does not train, and PyTorch reads no such schedule")
     write_file(target, to_csv(order.table).encode())
     print(safe(f"written to {target}, with a row for each of"))
     for lane, devices in enumerate(order.lanes):

@@ -213,7 +213,9 @@ class _Joining:
                 (part.model.constants, part.model.folder),  # sent or delivered as it is
             ):
                 if name in tensors:
-                    self.at[rank, name] = self._constant(tensors[name], folder, rank)
+                    of = (part.model.header.constants or {}).get(name)
+                    wanted = name if of is None else of.whole
+                    self.at[rank, name] = self._constant(wanted, tensors[name], folder, rank)
                     break
         return self.at.get((rank, name))
 
@@ -255,16 +257,16 @@ class _Joining:
         self.wanted.append((name, rank))
         return len(self.wanted) - 1
 
-    def _constant(self, tensor: TensorProto, folder: Path | None, rank: int) -> int:
+    def _constant(self, name: str, tensor: TensorProto, folder: Path | None, rank: int) -> int:
         """A constant; equal ones of one name are one."""
         if tensor.data_type == TensorProto.STRING:
             data = tensor.SerializeToString(deterministic=True)
         else:
             data = _array(tensor, folder).tobytes()
         digest = hashlib.sha256(data).digest()
-        key = tensor.name, tensor.data_type, tuple(tensor.dims), digest
+        key = name, tensor.data_type, tuple(tensor.dims), digest
         if key not in self.known:
-            self.known[key] = self._new(tensor.name, rank)
+            self.known[key] = self._new(name, rank)
             self.constants[self.known[key]] = tensor, folder
         value: int = self.known[key]
         return value
@@ -337,7 +339,7 @@ class _Joining:
     ) -> int:
         shape = type_.shape
         if not type_.numel:
-            return self._constant(inline_tensor(name, type_, None), None, rank)
+            return self._constant(name, inline_tensor(name, type_, None), None, rank)
         ends = [{0, size} for size in shape]
         for piece in pieces:
             for found, intervals in zip(ends, piece.write, strict=True):
@@ -381,7 +383,7 @@ class _Joining:
         if key not in self.known:
             build = Builder(f"{DOMAIN}.join{len(self.wanted)}", self.opsets[""])
             build.slice("value", f"{build.prefix}.part", cuts)
-            literals = {each.name: self._constant(each, None, rank) for each in build.literals}
+            literals = {t.name: self._constant(t.name, t, None, rank) for t in build.literals}
             made = self._placed(build.nodes[0], rank, {"value": piece.value, **literals})
             (self.known[key],) = made.values()
         value: int = self.known[key]

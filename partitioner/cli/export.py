@@ -72,10 +72,10 @@ def export(
     check_target(target, force=False)
     with on_terminal() as say:
         say("reading the rank files")
-        write = partial(write_parts, _ranks(folder, f"--to {to}"))
-        if to == "triton":
-            devices = Cluster.from_data(load_plan(folder).cluster).devices
-            write = partial(write_triton, *write.args, on_gpu=[one.is_gpu for one in devices])
+        models, devices = _ranks(folder, f"--to {to}"), Cluster.from_data(load_plan(folder).cluster)
+        on_gpu = [device.is_gpu for device in devices.devices]
+        triton = partial(write_triton, models, on_gpu=on_gpu)
+        write = triton if to == "triton" else partial(write_parts, models)
         say(f"writing {target}")
         replace_directory(target, write, force=False)
     print(safe(f"written to {target}"))

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -29,9 +29,8 @@ from partitioner.backends.onnx.files.messages import (
     DOMAIN,
     attribute_graphs,
     rename_outer,
-    value_info,
 )
-from partitioner.backends.onnx.files.parts import Part
+from partitioner.backends.onnx.files.parts import Part, whole_infos
 from partitioner.backends.onnx.files.steps import Cut
 from partitioner.backends.onnx.files.weights import EXTERNAL_BYTES, WeightFile, inline_tensor
 from partitioner.backends.regions import is_whole, whole_region
@@ -41,6 +40,7 @@ from partitioner.ir.exchange import Intervals, Region
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import TensorType, from_onnx_dtype
 
+Item = TypeVar("Item")
 _REDUCTIONS = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul"}
 _OF_BOOLS = {"sum": "Or", "max": "Or", "min": "And", "prod": "And"}
 
@@ -120,7 +120,6 @@ class _Placed:
     """A node of the joined model. Its values are numbers, and None for what is left out."""
 
     proto: NodeProto
-    name: str  #: Wanted.
     rank: int
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
@@ -143,28 +142,19 @@ class _Joining:
 
     @cached_property
     def opsets(self) -> Mapping[str, int]:
-        """The operator sets of all parts."""
-        found: dict[str, int] = {}
-        for part in self.parts:
-            for entry in part.proto.opset_import:
-                if found.setdefault(entry.domain, entry.version) != entry.version:
-                    raise BackendError(
-                        f"rank {part.model.rank} imports version {entry.version} of operator set "
-                        f"{entry.domain or 'ai.onnx'!r}, and a rank before it "
-                        f"{found[entry.domain]}: convert them to one"
-                    )
-        return found
+        """The operator sets of all parts, by domain."""
+        return self._same("version of operator set", _opsets)
 
-    @cached_property
-    def functions(self) -> Mapping[tuple[str, str], FunctionProto]:
-        """The functions of all parts, by domain and name."""
-        found: dict[tuple[str, str], FunctionProto] = {}
+    def _same(
+        self, what: str, of: Callable[[ModelProto], Iterable[tuple[str, Item]]]
+    ) -> dict[str, Item]:
+        """What parts have by name, of which each has the same."""
+        found: dict[str, Item] = {}
         for part in self.parts:
-            for one in part.proto.functions:
-                if found.setdefault((one.domain, one.name), one) != one:
+            for name, own in of(part.proto):
+                if found.setdefault(name, own) != own:
                     raise BackendError(
-                        f"rank {part.model.rank} has another function {one.name!r} of domain "
-                        f"{one.domain!r} than a rank before it"
+                        f"rank {part.model.rank} has another {what} {name!r} than a rank before it"
                     )
         return found
 
@@ -248,7 +238,7 @@ class _Joining:
             made = {name: self._new(name, rank) for name in node.output if name}
             outputs = tuple(made.get(name) for name in node.output)
             inner = {text: values[name] for name, text in captures.items()}
-            self.nodes.append(_Placed(plain, node.name, rank, inputs, outputs, inner))
+            self.nodes.append(_Placed(plain, rank, inputs, outputs, inner))
             self.known[key] = made
         found: Mapping[str, int] = self.known[key]
         return found
@@ -414,7 +404,7 @@ class _Joining:
         )
         for domain, version in sorted(self.opsets.items()):
             model.opset_import.add(domain=domain, version=version)
-        model.functions.extend(self.functions.values())
+        model.functions.extend(self._same("function", _functions).values())
         own = self.parts[0].model
         model.metadata_props.extend(
             entry for entry in own.proto.metadata_props if not entry.key.startswith(f"{DOMAIN}.")
@@ -423,14 +413,18 @@ class _Joining:
         graph.name = own.proto.graph.name.removesuffix(f".rank{own.rank}")
         taken = {""}
         graph.node.extend(_named(node, name_of, taken) for node in self.nodes)
-        graph.input.extend(value_info(n, type_) for n, type_ in header.whole_inputs.items())
-        for name, type_ in header.whole_outputs.items():
-            info = value_info(name, type_)
-            for dim in info.type.tensor_type.shape.dim if name in header.bounded else ():
-                dim.ClearField("dim_value")
-            graph.output.append(info)
+        graph.input.extend(whole_infos(header, header.whole_inputs))
+        graph.output.extend(whole_infos(header, header.whole_outputs))
         constants = [(name_of[n], *each) for n, each in self.constants.items()]
         return Joined(model, constants)
+
+
+def _opsets(model: ModelProto) -> Iterator[tuple[str, int]]:
+    return ((entry.domain, entry.version) for entry in model.opset_import)
+
+
+def _functions(model: ModelProto) -> Iterator[tuple[str, FunctionProto]]:
+    return ((f"{one.domain}::{one.name}", one) for one in model.functions)
 
 
 def _is_all(piece: _Piece, shape: tuple[int, ...]) -> bool:
@@ -476,8 +470,8 @@ def _named(node: _Placed, name_of: Mapping[int, str], taken: set[str]) -> NodePr
     proto = node.proto
     if not proto.domain:
         proto.ClearField("domain")
-    if node.name:
-        proto.name = _free(node.name, node.rank, taken)
+    if proto.name:
+        proto.name = _free(proto.name, node.rank, taken)
     proto.input[:] = ["" if value is None else name_of[value] for value in node.inputs]
     proto.output[:] = ["" if value is None else name_of[value] for value in node.outputs]
     inner = {name: name_of[value] for name, value in node.captures.items()}

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
 from partitioner.backends.errors import BackendError, why_unreadable
+from partitioner.backends.header import Header
 from partitioner.backends.onnx.files.emit import IDLE
 from partitioner.backends.onnx.files.load import MOST_BYTES, check_ranks, load_rank
 from partitioner.backends.onnx.files.messages import DOMAIN, value_info
@@ -80,6 +81,15 @@ def part_of(model: RankModel, phase: int | None = None) -> Part:
     graph.output.extend(model.output_info(n) for n in dict.fromkeys(wanted) if n in made)
     graph.initializer.extend(t for name, t in model.constants.items() if name in constants)
     return Part(model, model.around(graph), model.folder)
+
+
+def whole_infos(header: Header, types: Mapping[str, TensorType]) -> list[ValueInfoProto]:
+    """The model's inputs or outputs; a size that depends on data is left open."""
+    infos = [value_info(name, type_) for name, type_ in types.items()]
+    for info in infos:
+        for dim in info.type.tensor_type.shape.dim if info.name in header.bounded else ():
+            dim.ClearField("dim_value")
+    return infos
 
 
 def write_parts(models: Sequence[RankModel], folder: Path) -> None:

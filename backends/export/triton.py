@@ -192,7 +192,7 @@ def _tensor(value: ValueInfoProto, *, inside: bool) -> Mapping[str, Any]:
             f"{value.name!r} is {dtype}, which Triton passes to no model of ONNX Runtime"
         )
     dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in type_.shape.dim]
-    reshape = {"reshape": {}} if inside and not dims else {}
+    reshape: Mapping[str, Any] = {"reshape": {}} if inside and not dims else {}
     return {"name": value.name, "data_type": _TYPES[dtype], "dims": dims or [1], **reshape}
 
 

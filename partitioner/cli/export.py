@@ -1,5 +1,6 @@
 """The commands that write plans in the forms of others: join, export."""
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -30,7 +31,7 @@ def join(
     from partitioner.backends.onnx.files.join import join as join_parts
     from partitioner.backends.onnx.files.parts import part_of, read_part
 
-    target: Path = output or folder.with_suffix(".joined.onnx")
+    target: Path = output or _beside(folder, ".joined.onnx")
     check_file(target)
     with on_terminal() as say:
         say("reading the rank files")
@@ -60,14 +61,14 @@ def export(
 ) -> int:
     """Write a plan in the form of another tool."""
     if to == "schedule":
-        return _export_schedule(folder, output or folder.with_suffix(".csv"))
+        return _export_schedule(folder, output or _beside(folder, ".csv"))
     from partitioner.api.compiled.folder import load_plan
     from partitioner.backends.export.triton import write_triton
     from partitioner.backends.onnx.files.parts import write_parts
     from partitioner.cost_model.cluster.topology import Cluster
 
-    target = output or folder.with_suffix(f".{to}")
-    if target.exists():
+    target = output or _beside(folder, f".{to}")
+    if os.path.lexists(target):
         wrong(f"{target} is there already: name another folder with --output")
     check_target(target, force=False)
     with on_terminal() as say:
@@ -99,6 +100,13 @@ def _export_schedule(folder: Path, target: Path) -> int:
     for lane, devices in enumerate(order.lanes):
         print(safe(f"lane {lane}: devices {numbers(devices)}"))
     return 0
+
+
+def _beside(folder: Path, suffix: str) -> Path:
+    """The default place of what is made of a folder: beside it, under its name."""
+    whole = Path(os.path.abspath(folder))  # noqa: PTH100 - links stay
+    parent = whole.parent if folder.name in ("", "..") else folder.parent
+    return parent / f"{whole.name.removesuffix('.partition')}{suffix}"
 
 
 def _ranks(folder: Path, what: str) -> "tuple[RankModel, ...]":

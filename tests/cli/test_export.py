@@ -67,6 +67,18 @@ def test_a_model_is_joined(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(onnx.load("one.onnx").graph.node) > len(nodes)
 
 
+@pytest.mark.parametrize("folder", [".", "../whole.partition", "inside/.."])
+def test_a_joined_model_lies_beside_the_folder(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path.cwd()
+    Path("whole").rename("whole.partition")
+    monkeypatch.chdir("whole.partition")
+    Path("inside").mkdir()
+    assert main(["join", folder]) == 0
+    assert {"whole.joined.onnx", "whole.joined.weights"} <= {*names(str(root))}
+
+
 def test_parts_are_written_and_joined(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "whole", "--to", "parts"]) == 0
     assert capsys.readouterr().out == "written to whole.parts\n"

@@ -9,7 +9,6 @@ triton-inference-server/common.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -161,7 +160,7 @@ def _names(
 
 
 def _write_model(folder: Path, part: Part, on_gpu: bool) -> None:
-    """Write a model of the ensemble; with weights outside it is a folder called model.onnx."""
+    """Write a model of the ensemble."""
     graph, rank = part.proto.graph, part.model.rank
     config: dict[str, Any] = {
         "name": folder.name,
@@ -173,13 +172,9 @@ def _write_model(folder: Path, part: Part, on_gpu: bool) -> None:
     }
     if on_gpu:
         config["instance_group"] = {"count": 1, "kind": "KIND_GPU", "gpus": [rank]}
-    place, weights = folder / "1" / "model.onnx", f"rank{rank}.weights"
-    if any(tensor.external_data for tensor in graph.initializer) and part.folder is not None:
-        place.mkdir(parents=True)
-        shutil.copyfile(part.folder / weights, place / weights)
-        place = place / "model.onnx"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(part.proto.SerializeToString())
+    place = folder / "1" / "model.onnx"  # a folder, as models of several files are
+    place.mkdir(parents=True)
+    part.write(place / "model.onnx")
     (folder / CONFIG).write_text(_text(config), "utf-8")
 
 

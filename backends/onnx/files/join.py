@@ -17,12 +17,11 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
-from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
 
-from partitioner.backends.errors import BackendError, one_line
+from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.files.emit import Builder
 from partitioner.backends.onnx.files.load import captured_values
 from partitioner.backends.onnx.files.messages import (
@@ -30,15 +29,15 @@ from partitioner.backends.onnx.files.messages import (
     attribute_graphs,
     rename_outer,
 )
-from partitioner.backends.onnx.files.parts import Part, whole_infos
+from partitioner.backends.onnx.files.parts import Part, contents, stored, whole_infos
 from partitioner.backends.onnx.files.steps import Cut
-from partitioner.backends.onnx.files.weights import EXTERNAL_BYTES, WeightFile, inline_tensor
+from partitioner.backends.onnx.files.weights import WeightFile, inline_tensor
 from partitioner.backends.regions import is_whole, whole_region
 from partitioner.foundations.files import FileError, draft_folder, write_files
 from partitioner.ir.errors import naming
 from partitioner.ir.exchange import Intervals, Region
 from partitioner.ir.program import CommKind
-from partitioner.ir.types import TensorType, from_onnx_dtype
+from partitioner.ir.types import TensorType
 
 Item = TypeVar("Item")
 _REDUCTIONS = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul"}
@@ -66,7 +65,7 @@ class Joined:
             draft, outside = folder / target.name, folder / weights.name
             with closing(WeightFile(outside)) as file:
                 for name, tensor, place in self.constants:
-                    model.graph.initializer.append(_stored(name, tensor, place, file))
+                    model.graph.initializer.append(stored(name, tensor, place, file))
             try:
                 draft.write_bytes(model.SerializeToString())
             except (ValueError, EncodeError):
@@ -76,24 +75,6 @@ class Joined:
             has_weights = outside.exists()
             write_files({**({weights: outside} if has_weights else {}), target: draft})
         return weights if has_weights else None
-
-
-def _stored(name: str, tensor: TensorProto, folder: Path | None, file: WeightFile) -> TensorProto:
-    """A constant of this name; a large one goes to the file."""
-    if tensor.data_location == TensorProto.EXTERNAL or len(tensor.raw_data) >= EXTERNAL_BYTES:
-        type_ = TensorType.of(from_onnx_dtype(tensor.data_type), tensor.dims)
-        return file.tensor(name, type_, _array(tensor, folder))
-    own = TensorProto()
-    own.CopyFrom(tensor)
-    own.name = name
-    return own
-
-
-def _array(tensor: TensorProto, folder: Path | None) -> np.ndarray:
-    try:
-        return numpy_helper.to_array(tensor, base_dir=str(folder or ""))
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise BackendError(f"{folder}: constant {tensor.name!r}: {one_line(error)}") from None
 
 
 def join(parts: Sequence[Part]) -> Joined:
@@ -252,7 +233,7 @@ class _Joining:
         if tensor.data_type == TensorProto.STRING:
             data = tensor.SerializeToString(deterministic=True)
         else:
-            data = _array(tensor, folder).tobytes()
+            data = contents(tensor, folder).tobytes()
         digest = hashlib.sha256(data).digest()
         key = name, tensor.data_type, tuple(tensor.dims), digest
         if key not in self.known:

@@ -6,24 +6,27 @@ parts, so a tool may change all that is inside of one.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
-from partitioner.backends.errors import BackendError, why_unreadable
+from partitioner.backends.errors import BackendError, one_line, why_unreadable
 from partitioner.backends.header import Header
 from partitioner.backends.onnx.files.emit import IDLE
 from partitioner.backends.onnx.files.load import MOST_BYTES, check_ranks, load_rank
 from partitioner.backends.onnx.files.messages import DOMAIN, value_info
 from partitioner.backends.onnx.files.steps import Cut, RankModel, Segment
+from partitioner.backends.onnx.files.weights import EXTERNAL_BYTES, WeightFile
 from partitioner.foundations.files import read_file
 from partitioner.ir.errors import OptionError
-from partitioner.ir.types import TensorType, onnx_dtype
+from partitioner.ir.types import TensorType, from_onnx_dtype, onnx_dtype
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,16 @@ class Part:
     def constants(self) -> Mapping[str, TensorProto]:
         """Its constants by name."""
         return {tensor.name: tensor for tensor in self.proto.graph.initializer}
+
+    def write(self, path: Path) -> None:
+        """Write the model and, beside it, a file of its large constants."""
+        proto = ModelProto()
+        proto.CopyFrom(self.proto)
+        del proto.graph.initializer[:]
+        with closing(WeightFile(path.with_suffix(".weights"))) as file:
+            for name, tensor in self.constants.items():
+                proto.graph.initializer.append(stored(name, tensor, self.folder, file))
+        path.write_bytes(proto.SerializeToString())
 
     @property
     def cuts(self) -> Iterator[Cut]:
@@ -95,12 +108,28 @@ def whole_infos(header: Header, types: Mapping[str, TensorType]) -> list[ValueIn
 def write_parts(models: Sequence[RankModel], folder: Path) -> None:
     """Write the parts of all ranks that compute something: `rank0.onnx`, ..., and their weights."""
     for model in models:
-        part, name = part_of(model), f"rank{model.rank}"
+        part = part_of(model)
         if part.proto.graph.node:
-            (folder / f"{name}.onnx").write_bytes(part.proto.SerializeToString())
-            outside = any(t.data_location == TensorProto.EXTERNAL for t in part.constants.values())
-            if outside and model.folder is not None:
-                shutil.copyfile(model.folder / f"{name}.weights", folder / f"{name}.weights")
+            part.write(folder / f"rank{model.rank}.onnx")
+
+
+def stored(name: str, tensor: TensorProto, folder: Path | None, file: WeightFile) -> TensorProto:
+    """A constant of this name; a large one goes to the file."""
+    if tensor.data_location == TensorProto.EXTERNAL or len(tensor.raw_data) >= EXTERNAL_BYTES:
+        type_ = TensorType.of(from_onnx_dtype(tensor.data_type), tensor.dims)
+        return file.tensor(name, type_, contents(tensor, folder))
+    own = TensorProto()
+    own.CopyFrom(tensor)
+    own.name = name
+    return own
+
+
+def contents(tensor: TensorProto, folder: Path | None) -> np.ndarray:
+    """The elements of a constant, whose external data lies in a folder; else a BackendError."""
+    try:
+        return numpy_helper.to_array(tensor, base_dir=str(folder or ""))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise BackendError(f"{folder}: constant {tensor.name!r}: {one_line(error)}") from None
 
 
 def read_part(model: RankModel, path: Path) -> Part:

@@ -54,6 +54,7 @@ def repository(tmp_path: Path) -> Path:
 
 def test_an_ensemble_computes_the_model(repository: Path) -> None:
     check_triton(repository)
+    assert sorted(path.name for path in repository.rglob("*.weights")) == ["model.weights"]
     assert sorted(path.name for path in repository.iterdir()) == [
         "ensemble",
         "rank0_phase0",

@@ -81,9 +81,8 @@ def _check_step(step: Any, place: Path, known: dict[str, tuple[int, list[int]]])
 
 
 def model_file(place: Path) -> Path:
-    """The main file of a model, whose folder is that of weights if it has some outside."""
-    file = place / "1" / "model.onnx"
-    return file / "model.onnx" if file.is_dir() else file
+    """The main file of a model of several files."""
+    return place / "1" / "model.onnx" / "model.onnx"
 
 
 def config_of(place: Path) -> Any:

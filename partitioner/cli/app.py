@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
+from partitioner.cli.export import export, join
 from partitioner.cli.pictures import check, draw
 from partitioner.cli.plan import plan
 from partitioner.cli.report import diff, explain, fit, report, show, sweep
@@ -28,7 +29,7 @@ _PANELS: Mapping[str, Sequence[Callable[..., int]]] = {
     "A model": (plan, fit, sweep, profile),
     "A folder that `partition MODEL` wrote": (
         *(show, explain, report, diff, draw),
-        *(verify, run, calibrate),
+        *(verify, run, calibrate, join, export),
     ),
     "A problem file": (solve, evaluate),
     "Other files": (check, schedule),

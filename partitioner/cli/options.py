@@ -216,6 +216,7 @@ FORMS: Mapping[str, Form] = {
     "counts": Form(several(positive)),
     "naturals": Form(several(natural)),
     "page": Form(output_file((".html", ".htm"))),
+    "model": Form(output_file((".onnx",))),
 }
 
 

@@ -10,10 +10,11 @@ tensor, or zeros). A local slice is standard nodes, a Slice per piece and a Conc
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,10 @@ from partitioner.ir.types import onnx_dtype
 
 #: The newest that ONNX Runtime 1.31 reads without multi-device annotations.
 IR_VERSION = 10
+#: The node and the value of a rank that computes nothing.
+IDLE = f"{DOMAIN}.idle"
 _NO_ORIGIN = Origin()
+_NONE: Mapping[str, str] = MappingProxyType({})
 #: First operator sets with ConstantOfShape, and where Slice takes its bounds as operands.
 _CONSTANT_OF_SHAPE, _SLICE_OPERANDS = 9, 10
 _ATTRIBUTES = (
@@ -71,11 +75,12 @@ def emit(
     directory: Path,
     origin: Origin = _NO_ORIGIN,
     parts: BatchParts | None = None,
+    metadata: Mapping[str, str] = _NONE,
 ) -> None:
     """Write `rank0.onnx`, ... and, for ranks with large constants, `rank0.weights`, ...
 
     Constants of the graph are read one at a time. If the graph is of a micro-batch, `parts` has
-    the requests that it is a part of.
+    the requests that it is a part of. Rank files keep the model's own `metadata`.
 
     Raises:
         ProgramError: The programs would deadlock or read a value before it is made.
@@ -85,6 +90,9 @@ def emit(
     for program in programs.ranks:
         with closing(WeightFile(directory / f"rank{program.rank}.weights")) as weights:
             model = _build(program, programs, graph, weights.tensor, origin, parts)
+            for key, text in metadata.items():
+                if not key.startswith(f"{DOMAIN}."):
+                    model.metadata_props.add(key=key, value=text)
         (directory / f"rank{program.rank}.onnx").write_bytes(weights.sealed(model))
 
 
@@ -125,9 +133,8 @@ def _build(
     body.value_info.extend(value_info(n, program.types[n]) for n in made if n in program.types)
     if not body.node:  # stock ONNX Runtime does not load a file without any
         idle = tensor_proto("", np.zeros((), np.int64), "int64")
-        name = f"{DOMAIN}.idle"
-        body.node.append(helper.make_node("Constant", [], [name], name=name, value=idle))
-        body.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, ()))
+        body.node.append(helper.make_node("Constant", [], [IDLE], name=IDLE, value=idle))
+        body.output.append(helper.make_tensor_value_info(IDLE, TensorProto.INT64, ()))
     comms = [node for node in body.node if node.domain == DOMAIN]
     functions = {node.op_type: node for node in comms}
     opsets = sorted(graph.opsets.items()) + ([(DOMAIN, 1)] if comms else [])
@@ -307,8 +314,8 @@ def _sizes(shape: tuple[int, ...], dtype: type = np.int64) -> TensorProto:
 
 
 @dataclass
-class _Builder:
-    """Nodes and literals of one slice, named after its `seq`."""
+class Builder:
+    """Nodes and literals of one slice, named after a prefix."""
 
     prefix: str
     opset: int
@@ -317,20 +324,24 @@ class _Builder:
     names: int = 0
 
     def fresh(self) -> str:
+        """A new name."""
         self.names += 1
         return f"{self.prefix}.{self.names}"
 
     def add(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        """Add a node; its result."""
         name = f"{self.prefix}.{op}{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, inputs, [output], name=name, **attributes))
         return output
 
     def literal(self, values: list[int]) -> str:
+        """A constant of whole numbers."""
         name = self.fresh()
         self.literals.append(numpy_helper.from_array(np.array(values, np.int64), name))
         return name
 
-    def slice(self, value: str, output: str, cuts: dict[int, Interval]) -> str:
+    def slice(self, value: str, output: str, cuts: Mapping[int, Interval]) -> str:
+        """Cut a value along dims, each to an interval."""
         axes, starts = list(cuts), [start for start, _ in cuts.values()]
         ends = [start + length for start, length in cuts.values()]
         if self.opset < _SLICE_OPERANDS:
@@ -347,7 +358,7 @@ def _slice_nodes(
     (own,), target = local, program.types[comm.target]
     assert own.source == own.target, comm
     assert is_whole(own.write, target.shape), comm
-    build = _Builder(f"{DOMAIN}.slice{comm.seq}", opset)
+    build = Builder(f"{DOMAIN}.slice{comm.seq}", opset)
     shape = program.types[comm.source].shape
     read = [
         tuple(interval for interval in intervals if interval[1]) or ((0, 0),)

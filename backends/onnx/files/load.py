@@ -37,7 +37,7 @@ from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import TensorType, from_onnx_dtype
 
 #: Most bytes of a rank file without its weights: what a protobuf message may have.
-_MOST_BYTES = 2**31 - 1
+MOST_BYTES = 2**31 - 1
 Steps = Sequence[Segment | Cut]
 #: The header of a rank file, and its steps, of which segments have their first node only.
 RankFile = tuple[Header, tuple[Segment | Cut, ...]]
@@ -222,7 +222,7 @@ def load_rank(source: Path | ModelProto, keep: Collection[str] = ()) -> RankMode
 
 def _read_file(path: Path) -> tuple[bytes, ModelProto, Header]:
     try:
-        data = read_file(path, _MOST_BYTES)
+        data = read_file(path, MOST_BYTES)
         proto = ModelProto.FromString(data)
     except (OSError, ValueError, DecodeError) as error:
         raise BackendError(f"{path}: {why_unreadable(error)}") from error

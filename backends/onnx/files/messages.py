@@ -86,7 +86,7 @@ def attribute_graphs(attribute: AttributeProto) -> Sequence[GraphProto]:
     return [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs
 
 
-def _rename_outer(body: GraphProto, rename: Mapping[str, str]) -> None:
+def rename_outer(body: GraphProto, rename: Mapping[str, str]) -> None:
     """Rename the outer values that a body reads, in place; names that bodies define stay."""
     defined = {value.name for value in (*body.input, *body.initializer)}
     defined.update(name for node in body.node for name in node.output)
@@ -95,7 +95,7 @@ def _rename_outer(body: GraphProto, rename: Mapping[str, str]) -> None:
         node.input[:] = [outer.get(name, name) for name in node.input]
         for attribute in node.attribute:
             for inner in attribute_graphs(attribute):
-                _rename_outer(inner, outer)
+                rename_outer(inner, outer)
     for value in body.output:
         value.name = outer.get(value.name, value.name)
 
@@ -103,7 +103,7 @@ def _rename_outer(body: GraphProto, rename: Mapping[str, str]) -> None:
 def _attribute(key: str, value: Attr, empty_type: int, rename: Mapping[str, str]) -> AttributeProto:
     if isinstance(value, Opaque) and value.kind == "GraphProto":
         body = GraphProto.FromString(value.data)
-        _rename_outer(body, rename)
+        rename_outer(body, rename)
         return helper.make_attribute(key, body)
     if isinstance(value, Opaque) and value.kind == "AttributeProto":
         attribute: AttributeProto = AttributeProto.FromString(value.data)

@@ -320,10 +320,11 @@ class OnnxRanks(Ranks):
         from partitioner.backends.onnx.files.emit import emit
         from partitioner.backends.onnx.sessions.whole import check_loadable
 
-        graph, part = self.model.graph, self.model.part
+        graph, part, whole = self.model.graph, self.model.part, self.model.traced.whole
         parts = None if part is None else part.parts
-        emit(self.programs, graph, folder, origin(self.plan, graph), parts)
-        check_loadable(folder, len(self.programs.ranks), self.model.traced.whole)
+        metadata = {entry.key: entry.value for entry in whole.metadata_props}
+        emit(self.programs, graph, folder, origin(self.plan, graph), parts, metadata)
+        check_loadable(folder, len(self.programs.ranks), whole)
 
     def write(self, folder: Path) -> None:
         """See `Ranks.write`; files that were emitted before are copied."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from partitioner.api.verify.compare import Verification
     from partitioner.backends.torch.by_hand.chain import Chain
     from partitioner.cost_model.cluster.topology import Cluster
+    from partitioner.frontends.torch.with_loss import with_loss
     from partitioner.ir.errors import OptionError, PartitionerError
     from partitioner.ir.plan import Plan
     from partitioner.solver.outcome import Infeasible
@@ -51,6 +52,7 @@ __all__ = [
     "load",
     "profile",
     "sweep",
+    "with_loss",
 ]
 
 __version__ = "0.1.0.dev0"
@@ -73,6 +75,7 @@ _HOME = {
     "load": "partitioner.api.compiled.reload",
     "profile": "partitioner.api.profiling.profile",
     "sweep": "partitioner.api.sweeping",
+    "with_loss": "partitioner.frontends.torch.with_loss",
 }
 
 

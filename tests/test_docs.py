@@ -112,11 +112,11 @@ def test_the_line_split_says_why_nothing_is_cut() -> None:
     ],
 )
 def test_the_session_of_a_page(page: str) -> None:
-    (session,) = blocks(page, "pycon")
-    example = doctest.DocTestParser().get_doctest(session, {}, page, page, 0)
-    result = doctest.DocTestRunner(verbose=False).run(example)
-    assert result.attempted == session.count(">>>")
-    assert not result.failed
+    for session in blocks(page, "pycon"):
+        example = doctest.DocTestParser().get_doctest(session, {}, page, page, 0)
+        result = doctest.DocTestRunner(verbose=False).run(example)
+        assert result.attempted == session.count(">>>")
+        assert not result.failed
 
 
 def run_command(command: str, folder: Path) -> str:

@@ -1,20 +1,25 @@
 """Accelerators by name: datasheet figures with their sources, and the shares that are reached.
 
-The figures stand in `data/presets.toml` as the makers print them, those of "cpu" and "ideal" in
-cluster files beside it. `device` and `levels` derate peak rates by the measurements in `published`,
-where the accelerator names a table there, else by the shares of the file.
+In place of a name its figures may stand, see `described`. Those of names are in
+`data/presets.toml` as the makers print them, those of "cpu" and "ideal" in cluster files beside it.
+`device` and `levels` derate peak rates by the measurements in `published`, where the accelerator
+names a table there, else by the shares of the file.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from partitioner.cost_model.cluster.launches import BY_DEFAULT, BY_EXECUTOR, launches
 from partitioner.cost_model.cluster.published import data_file, kernels
-from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel
+from partitioner.cost_model.cluster.topology import Cluster, DeviceSpec, LinkLevel, parse_bytes
+from partitioner.cost_model.errors import ClusterOptionError, CostError
+from partitioner.ir.errors import did_you_mean
 
 _TERA = 1e12
 _GIGA = 1e9
@@ -64,6 +69,72 @@ def accelerators() -> Mapping[str, Preset]:
     }
 
 
+def described(text: str) -> tuple[str, Preset]:
+    """The name and the accelerator of a text in parentheses, which has its datasheet's figures.
+
+    Raises:
+        ClusterOptionError: A figure is missing, unknown, given twice, or of another unit.
+
+    >>> figures = "bandwidth=936GB/s,float32=35.6TFLOPS,float16=71TFLOPS,link=31.5GB/s"
+    >>> name, card = described(f"(memory=24GB,{figures})")
+    >>> name, card.memory_gb, card.peak_tflops["bfloat16"]
+    ('card', 24.0, 71.0)
+    """
+    given: dict[str, str] = {}
+    for part in text[1:-1].split(","):
+        key, _, value = (word.strip() for word in part.partition("="))
+        if key in given:
+            raise ClusterOptionError(f"cluster {text!r} gives {key} twice; {_TOLD}")
+        if key not in (*_FIGURES, "name", "network"):
+            hint = did_you_mean(key, _FIGURES)
+            raise ClusterOptionError(f"cluster {text!r}: {key!r} is no figure{hint}; {_TOLD}")
+        given[key] = value
+    if missing := [key for key in _FIGURES if key not in given]:
+        raise ClusterOptionError(f"cluster {text!r} gives no {', no '.join(missing)}; {_TOLD}")
+    name = given.pop("name", "card")
+    if not re.fullmatch(r"[A-Za-z][\w.-]*", name):
+        raise ClusterOptionError(f"cluster {text!r}: name {name!r} is not of letters and digits")
+    of = {key: _figure(text, key, value) for key, value in given.items()}
+    rates = {"float32": of["float32"], "float16": of["float16"], "bfloat16": of["float16"]}
+    network = of.get("network", _figures()["card"]["network_gb_per_s"])
+    return name, Preset(rates, of["bandwidth"], of["memory"], "link", of["link"], network, text, ())
+
+
+#: Figures of a card that are needed, with an example of each.
+_FIGURES = {
+    "memory": "24GB",
+    "bandwidth": "936GB/s",
+    "float32": "35.6TFLOPS",
+    "float16": "71TFLOPS",
+    "link": "31.5GB/s",
+}
+_TOLD = f"a card is like ({','.join(f'{key}={value}' for key, value in _FIGURES.items())})"
+
+
+def _figure(text: str, key: str, value: str) -> float:
+    """A figure in 1e9 bytes, 1e9 bytes/s or 1e12 FLOP/s; a ClusterOptionError of another unit."""
+    example = _FIGURES.get(key, _FIGURES["link"])
+    flops = re.fullmatch(r"([0-9]*\.?[0-9]+) ?([GTP])(FLOPS|FLOP/s|F)", value)
+    rate = value.removesuffix("/s")
+    if example.endswith("FLOPS") and flops and float(flops[1]):
+        return float(flops[1]) * {"G": 1e-3, "T": 1.0, "P": 1e3}[flops[2]]
+    if not example.endswith("FLOPS") and (rate != value) == example.endswith("/s"):
+        with suppress(CostError):
+            if not rate[-1:].isdigit():  # a number alone has no unit
+                return parse_bytes(rate) / _GIGA
+    raise ClusterOptionError(f"cluster {text!r}: {key} is {value!r}, not like {example!r}")
+
+
+def _row(name: str) -> tuple[str, Preset]:
+    """The name for people, and the accelerator, of a name or of a text in parentheses."""
+    return described(name) if name.startswith("(") else (name, accelerators()[name])
+
+
+def is_known(name: str) -> bool:
+    """Test whether `device` takes a name; a text in parentheses that it does not is refused."""
+    return name in names() or (name.startswith("(") and bool(described(name)))
+
+
 def usual_cards() -> tuple[str, ...]:
     """Names of the accelerators that are tried where none is named."""
     return tuple(_figures()["fit"]["cards"])
@@ -80,15 +151,15 @@ def _cluster(name: str) -> Cluster:
 
 
 def device(name: str) -> DeviceSpec:
-    """The device of a preset, of "cpu" or of "ideal", at the rates that it reaches."""
+    """The device of a preset, of "cpu", of "ideal" or of figures, at the rates that it reaches."""
     if name in _CLUSTERS:
         return _cluster(name).devices[0]
-    row = accelerators()[name]
+    title, row = _row(name)
     measured = kernels(row.table) if row.table is not None else None
     shares = measured.compute_shares if measured is not None else {}
     memory_share = measured.memory_share if measured is not None else _share("memory")
     return DeviceSpec(
-        name,
+        title,
         {
             dtype: tflops * _TERA * shares.get(dtype, _share("compute"))
             for dtype, tflops in row.peak_tflops.items()
@@ -107,7 +178,7 @@ def levels(name: str, nodes: int, per_node: int) -> tuple[LinkLevel, ...]:
     if name in _CLUSTERS:
         inner, outer = _cluster(name).levels
     else:
-        row = accelerators()[name]
+        _, row = _row(name)
         links = _figures()["links"]
         overlap = _figures()["overlap"]["share"] if row.overlap is None else row.overlap
         inner, outer = (

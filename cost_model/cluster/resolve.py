@@ -45,7 +45,8 @@ def resolve_cluster(
     Args:
         spec: A preset's name, with counts in front ("4xh100", "2x4xh200": 2 nodes of 4) or
             without, or several of one node ("rtx-3090+2xrtx-3060"); "ideal" or "local" in the same
-            way; a TOML file; None for the reference accelerator.
+            way; figures in parentheses in place of a name (see `presets.described`); a TOML file;
+            None for the reference accelerator.
         devices: Number of devices; must agree with `spec` where both give it.
         otherwise: Number of devices of a preset, or of processes, where neither gives it.
         profile: File with measurements of this machine, for "local"; default: that of the user's
@@ -71,7 +72,7 @@ def resolve_cluster(
             raise ClusterOptionError("neither a number of devices nor a cluster is given")
         _check_no_profile(f"{devices}x{presets.REFERENCE}", profile)
         return preset_cluster(presets.REFERENCE, 1, int(devices))
-    if isinstance(spec, Path) or spec.endswith(".toml") or "/" in spec:
+    if isinstance(spec, Path) or spec.endswith(".toml") or ("/" in spec and "(" not in spec):
         _check_no_profile(str(spec), profile)
         cluster = _read_cluster(Path(spec))
         _check_agreement(str(spec), len(cluster), devices)
@@ -81,10 +82,10 @@ def resolve_cluster(
 
 def preset_cluster(name: str, nodes: int, per_node: int) -> Cluster:
     """Equal devices of a preset; devices of one node are numbered one after the other."""
-    count = nodes * per_node
-    title = f"{nodes}x{per_node}x{name}" if nodes > 1 else f"{per_node}x{name}"
-    levels = presets.levels(name, nodes, per_node)
-    return Cluster(title, (presets.device(name),) * count, levels)
+    device, levels = presets.device(name), presets.levels(name, nodes, per_node)
+    title = f"{nodes}x{per_node}x" if nodes > 1 else f"{per_node}x"
+    title += device.name if name.startswith("(") else name
+    return Cluster(title, (device,) * (nodes * per_node), levels)
 
 
 def local_cluster(
@@ -224,14 +225,14 @@ def _named(spec: str, devices: int | None, otherwise: int, profile: Path | None)
     if "+" in spec:
         _check_no_profile(spec, profile)
         return _joined(spec, devices)
-    match = re.fullmatch(r"((?:[0-9]{1,9}x){0,2})([a-z][a-z0-9-]*)", spec.lower())
+    match = re.fullmatch(r"((?:[0-9]{1,9}[xX]){0,2})([a-zA-Z][a-zA-Z0-9-]*|\(.*\))", spec)
     if match is None:
         raise ClusterOptionError(
-            f"cluster {spec!r} is not like '4xh100', '2x4xh200', 'rtx-3090+rtx-3060', 'ideal' or "
-            "FILE.toml"
+            f"cluster {spec!r} is not like '4xh100', '2x4xh200', 'rtx-3090+rtx-3060', 'ideal', "
+            "'2x(memory=24GB,...)' or FILE.toml"
         )
-    counts = [int(count) for count in match[1].split("x") if count]
-    name = presets.full_name(match[2])
+    counts = [int(count) for count in match[1].lower().split("x") if count]
+    name = match[2] if match[2].startswith("(") else presets.full_name(match[2].lower())
     if not all(counts):
         raise ClusterOptionError(f"cluster {spec!r} has no devices")
     total = counts[0] * counts[-1] if len(counts) == 2 else counts[0] if counts else None
@@ -241,7 +242,7 @@ def _named(spec: str, devices: int | None, otherwise: int, profile: Path | None)
         _check_agreement(spec, total, devices)
     if name == "local":
         return local_cluster(total or devices, profile=profile, processes=otherwise)
-    if name not in presets.names():
+    if not presets.is_known(name):
         known = (*presets.names(), "local")
         turned = re.fullmatch(r"(.+?)x([0-9]+)", name)  # "h100x4" is "4xh100"
         hint = did_you_mean(name, known)
@@ -269,7 +270,9 @@ def _joined(spec: str, devices: int | None) -> Cluster:
     joined = tuple(itertools.chain.from_iterable(part.devices for part in parts))
     _check_agreement(spec, len(joined), devices)
     level = min((part.levels[0] for part in parts), key=lambda one: one.bandwidth_bytes_per_s)
-    return Cluster("+".join(names).lower(), joined, (replace(level, size=len(joined), table=None),))
+    named = zip(names, parts, strict=True)
+    titles = (part.name.removeprefix("1x") if "(" in n else n.lower() for n, part in named)
+    return Cluster("+".join(titles), joined, (replace(level, size=len(joined), table=None),))
 
 
 def _check_no_profile(spec: str, profile: Path | None) -> None:
@@ -315,7 +318,7 @@ def _with_preset(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     if "preset" in own:
         preset = str(own["preset"])
         name = presets.full_name(preset)
-        if name not in presets.names():
+        if not presets.is_known(name):
             raise CostError(f"no preset {name!r}; there are {', '.join(presets.names())}")
         spec = vars(presets.device(name))
         figures = {key: value for key, value in spec.items() if value is not None}

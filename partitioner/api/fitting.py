@@ -225,7 +225,7 @@ def _cards(names: Sequence[str]) -> tuple[str, ...]:
         raise OptionError(f"cards is {names!r}; give a list, as [{names!r}]")
     known, cards = presets.accelerators(), [presets.full_name(name) for name in names]
     for name in cards:
-        if name not in known:
+        if name not in known and not (name.startswith("(") and presets.is_known(name)):
             hint = did_you_mean(name, known)
             raise ClusterOptionError(
                 f"card {name!r} is no preset of one; there are {', '.join(known)}{hint}"
@@ -234,7 +234,8 @@ def _cards(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _makes_sense(card: str, nodes: int, per_node: int) -> bool:
-    return not presets.accelerators()[card].home or nodes * per_node <= MOST_AT_HOME
+    known = presets.accelerators().get(card)
+    return known is None or not known.home or nodes * per_node <= MOST_AT_HOME
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ tables of the reference (`docs/hooks/options.py`). The module loads nothing heav
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -134,6 +134,8 @@ class ModelOptions(TypedDict, total=False):
     feed: Mapping[str, str] | None
     training: bool
     optimizer: "Optimizer"
+    loss: Callable[..., Any] | str | int | None
+    target: Any
     progress: "Say | None"
 
 

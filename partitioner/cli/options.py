@@ -3,6 +3,7 @@
 import difflib
 import inspect
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,10 +139,10 @@ def fraction(text: str) -> float:
 
 
 def several(item: Callable[[str], Item]) -> Callable[[str], tuple[Item, ...]]:
-    """A list with commas, of items of a type of option."""
+    """A list with commas, of items of a type of option; those in parentheses part no items."""
 
     def read(text: str) -> tuple[Item, ...]:
-        return tuple(item(part.strip()) for part in text.split(","))
+        return tuple(item(part.strip()) for part in re.split(r",(?![^(]*\))", text))
 
     return read
 

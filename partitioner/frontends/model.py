@@ -6,7 +6,7 @@ PyTorch is loaded for modules only.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -136,6 +136,8 @@ def open_model(
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     feed: Feed | None = None,
+    loss: Callable[..., Any] | str | int | None = None,
+    target: Any = None,
 ) -> OnnxInput | ModuleInput:
     """Open a model with the options of its kind; all arguments are those of `partitioner.compile`.
 
@@ -154,6 +156,8 @@ def open_model(
         of_modules = {
             "training": training,
             "recompute": recompute is True,
+            "loss": loss is not None,
+            "target": target is not None,
             "example_inputs": example_inputs is not None,
         }
         for name in (name for name, value in of_modules.items() if value):
@@ -168,6 +172,8 @@ def open_model(
         raise OptionError(f"{name} is for ONNX models: give example inputs instead")
     if feed:
         raise OptionError("feed is for ONNX models: a module keeps its caches as buffers")
+    if loss is not None or target is not None:
+        opened = _with_loss(*opened, loss, target, training=training)
     options = ModuleOptions(training, optimizer, at_rest, loads)
     if recompute is True and not training:
         raise OptionError("recompute is for training: inference keeps nothing")
@@ -189,6 +195,37 @@ def _open_module(
     if example_inputs is not None:
         raise OptionError(f"example_inputs: {_described(model)} has its own")
     return *source.open(training=training), source
+
+
+def _with_loss(
+    module: nn.Module,
+    example: Example,
+    source: ModuleSource,
+    loss: Callable[..., Any] | str | int | None,
+    target: Any,
+    *,
+    training: bool,
+) -> tuple[nn.Module, Example, ModuleSource]:
+    """A module that was opened, with the loss of a training step; see `with_loss`."""
+    from partitioner.frontends.torch.with_loss import TARGET, with_loss
+
+    if loss is None or not training:
+        given = "target" if loss is None else "loss"
+        needed = "a loss, a function of (outputs, target)" if loss is None else "training=True"
+        raise OptionError(f"{given} is for {needed}: give both or neither")
+    if source != ModuleSource():
+        raise OptionError(
+            f"loss is for a module in Python; {source.name} gives one: let a function return "
+            "partitioner.with_loss(module, loss) and its example inputs"
+        )
+    if target is not None:
+        if TARGET in example.kwargs:
+            raise OptionError("target is given twice, in example_inputs, too")
+        example = Example(example.args, {**example.kwargs, TARGET: target})
+    view = with_loss(module, loss)
+    if target is not None and not callable(loss):
+        raise OptionError(f"target is an argument of a function; loss is {loss!r}, which is none")
+    return view, example, source
 
 
 def _described(model: object) -> str:

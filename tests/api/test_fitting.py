@@ -144,6 +144,20 @@ def test_the_command_prints_both_tables(tmp_path: Path, capsys: pytest.CaptureFi
     assert "not proven" not in text
 
 
+def test_cards_of_figures_are_items_of_the_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(examples.build("mlp", layers=2, hidden=32, batch=4), tmp_path / "m.onnx")
+    rates = "bandwidth=1TB/s,float32=30TFLOPS,float16=60TFLOPS,link=30GB/s"
+    cards = f"(name=mine,memory=4GB,{rates}),l4"
+    assert main(["fit", str(tmp_path / "m.onnx"), "--cards", cards, "-q"]) == 0
+    text = capsys.readouterr().out
+    assert "1xmine" in text
+    assert "1xl4" in text
+    assert main(["fit", str(tmp_path / "m.onnx"), "--cards", "(memory=4GB)", "-q"]) == 2
+    assert "gives no bandwidth" in capsys.readouterr().err
+
+
 def test_without_cards_those_of_usual_sizes_are_tried() -> None:
     fitted = partitioner.fit(Layers(8, 1), torch.ones(2, 8))
     assert isinstance(fitted, Fitted)

@@ -185,12 +185,22 @@ def local(_setting: str) -> Mapping[str, Any]:
     return {"cluster": "local", "profile": Path("none", "profile.sqlite")}
 
 
+ONE = torch.ones(8, 1)
+
+
+def plus_mean(outputs: Tensor, target: Tensor) -> Tensor:
+    """A criterion of a module that returns a scalar."""
+    return outputs + target.mean()
+
+
 #: Values of options whose types do not say which there are.
 VALUES = (
     Value("dims", {}, decides=False),
     Value("shapes", {}, decides=False),
     Value("feed", {"y": "x"}, "feed"),
     Value("optimizer", "adamw", decides=False),
+    Value("loss", lambda _: plus_mean, "loss", "loss", lambda _: {"target": ONE}, decides=False),
+    Value("target", lambda _: ONE, "target", "one", lambda _: {"loss": plus_mean}, decides=False),
     Value("progress", lambda _setting: str, label="progress", decides=False),
     Value("parallel", "dp", "parallel|dp"),
     Value("parallel", "pp", "parallel|pp|stage"),
@@ -267,8 +277,8 @@ def pairs() -> Iterator[tuple[str, Value, Value]]:
         own = [setting for setting in SETTINGS if applies(one, setting) and applies(other, setting)]
         if one.name == other.name or not own:
             continue
-        if one.name == "feed" and str(other).endswith("plan"):
-            continue  # a plan is of the graph that its feed makes
+        if one.name in ("feed", "loss", "target") and str(other).endswith("plan"):
+            continue  # a plan is of the graph that they make
         if not (one.decides and other.decides):
             own = [own[zlib.crc32(f"{one}{other}".encode()) % len(own)]]
         yield from ((setting, one, other) for setting in own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,16 +39,29 @@ class Signature:
     differentiable: tuple[bool, ...] = ()
     #: Names of the arguments that the module takes by position, in its order, as far as known.
     parameters: tuple[str, ...] = ()
+    #: Values of the arguments, by name, that the module takes where a call leaves them out.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def bound(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """A call in the form of the trace; one that the module would not take stays as it is."""
-        if len(args) == (count := self._positions):
+        """A call in the form of the trace; one that the module would not take stays as it is.
+
+        What it leaves out has its default where the trace has no tensor, and what the trace left
+        out may be given as its default.
+        """
+        count, traced = self._positions, dict.fromkeys(self.in_spec.child(1).context)
+        if len(args) == count and kwargs.keys() == traced.keys():
             return args, kwargs
         first, given = self.parameters[:count], dict(zip(self.parameters, args, strict=False))
         taken = len(given) == len(args) and len(first) == count and not given.keys() & kwargs.keys()
         given.update(kwargs)
+        traced.update(dict.fromkeys(first))
+        for name, default in self.defaults.items():
+            if name in self._fixed:
+                given.setdefault(name, default)
+            elif name not in traced and name in given and _is_same(given[name], default):
+                del given[name]
         if not taken or not given.keys() >= set(first):
             return args, kwargs
         return tuple(given.pop(name) for name in first), given
@@ -102,6 +116,19 @@ class Signature:
     def _positions(self) -> int:
         """Number of arguments of the trace by position."""
         return len(self.in_spec.child(0).children())
+
+    @cached_property
+    def _fixed(self) -> frozenset[str]:
+        """Names of the arguments of the trace that hold no tensors, as far as known."""
+        args, kwargs = self.in_spec.child(0), self.in_spec.child(1)
+        names = (*self.parameters[: self._positions], *kwargs.context)
+        if len(names) < self._positions + len(kwargs.context):
+            return frozenset()
+        ends = itertools.accumulate(
+            one.num_leaves for one in (*args.children(), *kwargs.children())
+        )
+        slots = zip(names, itertools.pairwise((0, *ends)), strict=True)
+        return frozenset(name for name, (start, end) in slots if not any(self.inputs[start:end]))
 
     @cached_property
     def _keywords(self) -> dict[str, None] | None:
@@ -191,6 +218,13 @@ class Signature:
         results = zip(self.results, self.others, strict=True)
         flat = [values[name] if name else other for name, other in results]
         return pytree.tree_unflatten(flat, self.out_spec)
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    """Test whether a value is a default, without comparing tensors."""
+    if value is default:
+        return True
+    return type(value) is type(default) and not isinstance(value, Tensor) and value == default
 
 
 def _structure(spec: pytree.TreeSpec) -> str:

@@ -35,6 +35,7 @@ from partitioner.frontends.torch.tracing.capture import (
     export_module,
     materialised,
 )
+from partitioner.frontends.torch.with_loss import losses_needed
 from partitioner.ir.errors import naming
 from partitioner.ir.graph import Graph
 from partitioner.ir.types import TensorType
@@ -134,7 +135,8 @@ def trace_module(
         arguments = pytree.tree_map_only(torch.Tensor, distinct, given)
     traceable, before = materialised(module), settings_of(module)
     try:
-        program = export_module(traceable, *arguments, training=options.training)
+        with losses_needed(training=options.training):
+            program = export_module(traceable, *arguments, training=options.training)
     except FrontendError:
         _check_statistics(module)
         raise

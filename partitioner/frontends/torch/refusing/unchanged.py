@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 import types
@@ -136,6 +137,13 @@ def check_registered(settings: Settings, constants: Iterable[torch.Tensor]) -> N
                     "requires a gradient and is no parameter of the module: make it an "
                     "nn.Parameter that is an attribute, or hold it in an nn.ParameterList"
                 )
+    for one in gc.get_objects() if places else ():
+        if type(one) is nn.Parameter and one.requires_grad and one.data_ptr() in places:
+            raise FrontendError(
+                f"forward, or the loss, reads a parameter of {list(one.shape)} that requires a "
+                "gradient and is of no part of the module: make what holds it a submodule, or, if "
+                "it is not trained, call its requires_grad_(False)"
+            )
 
 
 #: Attributes of every module.

@@ -9,6 +9,7 @@ buffers themselves.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -53,6 +54,8 @@ def writing_assigned_buffers(module: nn.Module) -> Iterator[set[str]]:
             assigned.update(_write(buffers, after, parameters, paths))
         return result
 
+    # a method's function may say its signature, which begins with `self`
+    run.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
     vars(module)["forward"] = run
     try:
         yield assigned

@@ -286,6 +286,11 @@ def capture(
         autocast=autocast.dtype,
         differentiable=differentiable,
         parameters=_parameters(module, program),
+        defaults={
+            parameter.name: parameter.default
+            for parameter in inspect.signature(module.forward).parameters.values()
+            if parameter.default is not parameter.empty
+        },
     )
     return Captured(
         joint,

@@ -34,7 +34,6 @@ from partitioner.cost_model.memory.lifetimes import Curve, Curves
 from partitioner.cost_model.schedule.task_list import Schedule
 from partitioner.cost_model.schedule.tasks import LocalKey
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import Placement
 from partitioner.ir.nodes.local_node import local_op
 from partitioner.ir.ops import is_view, row_of
 from partitioner.ir.plan import PlacedNode

@@ -211,12 +211,19 @@ def _read_at(
 ) -> tuple[dict[LocalKey, int], dict[LocalKey, int]]:
     """The first and the last position at which each tensor is read, sent or returned.
 
-    What a bucket brings is copied into it where it leaves.
+    What a bucket brings is copied into it where it leaves, and may go before a gather's result is
+    there. Another name for a tensor reads nothing.
     """
     first: dict[LocalKey, int] = {}
     last: dict[LocalKey, int] = {}
-    copied = {m.position: bucket.begins for bucket in schedule.buckets for m in bucket.members}
+    copied = {
+        member.position: bucket.begins - (bucket.kind is CommKind.ALL_GATHER)
+        for bucket in schedule.buckets
+        for member in bucket.members
+    }
     for position, task in enumerate(schedule.tasks):
+        if task.placed is not None and row_of(task.placed.node).again:
+            continue
         at = copied.get(position, position)
         for key in (*task.reads, *(new for new, _ in task.aliases)):
             root = roots.get(key, key)

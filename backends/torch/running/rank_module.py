@@ -434,14 +434,13 @@ class RankModule(nn.Module):
         try:
             self._contents.check(self)
             check_call(self)
-            tensors = signature.plain(args, kwargs)
             if training:
-                check_inputs(tensors or pytree.tree_leaves((args, kwargs)))
+                check_inputs(signature.plain(args, kwargs) or pytree.tree_leaves((args, kwargs)))
             if self._local_inputs:
                 inputs = signature.flatten(args, kwargs)
                 base.local(inputs)
             else:
-                key = self._in_words(args, kwargs, tensors)
+                key = self._in_words(args, kwargs)
                 if word == self._word:
                     inputs = signature.flatten(args, kwargs)  # others may be another loss
         except BackendError as error:
@@ -501,18 +500,15 @@ class RankModule(nn.Module):
         self.steps += draws
         return total
 
-    def _in_words(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        tensors: tuple[Tensor, ...] | None,
-    ) -> str:
-        """A call in words, equal if one trace fits both; `tensors` are its `Signature.plain`."""
+    def _in_words(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """A call in words; equal if one trace fits both."""
+        signature = self._whole.signature
+        tensors = signature.plain(args, kwargs)
         if tensors is None:
-            return self._whole.signature.described(args, kwargs)
+            return signature.described(args, kwargs)
         sizes = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
         if sizes not in self._described:
-            self._described[sizes] = self._whole.signature.described(args, kwargs)
+            self._described[sizes] = signature.described(args, kwargs)
         return self._described[sizes]
 
     def _input_sums(self, word: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sums:

@@ -40,8 +40,7 @@ def apart(tensors: Mapping[str, Tensor], others: Collection[Tensor] = ()) -> dic
     One that has memory of one before it, or of `others`, is copied. Parameters that are added
     together have one gradient.
     """
-    of_all = (*others, *tensors.values())
-    taken = sorted([(x.data_ptr(), x.nbytes if x.is_contiguous() else extent(x)) for x in of_all])
+    taken = sorted([(x.data_ptr(), extent(x)) for x in (*others, *tensors.values())])
     if all(start + size <= behind for (start, size), (behind, _) in pairwise(taken)):
         return dict(tensors)
     ends: dict[int, int] = {}  # of what is written to, by its address
@@ -65,5 +64,7 @@ def apart(tensors: Mapping[str, Tensor], others: Collection[Tensor] = ()) -> dic
 
 def extent(tensor: Tensor) -> int:
     """Bytes from its first element in memory to the end of its last one."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size() if tensor.numel() else 0

@@ -66,6 +66,14 @@ class Evaluation:
         return Copies(self.copies_on, tuple(seconds)) if self.copies_on else None
 
     @cached_property
+    def serving(self) -> Mapping[int, float]:
+        """The share of a stream's requests that each device works on: 1 but in whole copies."""
+        if self.copies is None:
+            return dict.fromkeys(self.compute_s, 1.0)
+        of_copies = zip(self.copies.devices, self.copies.seconds, strict=True)
+        return {device: self.step_s / (s or 1) for copy, s in of_copies for device in copy}
+
+    @cached_property
     def load_s(self) -> Mapping[int, float]:
         """Seconds that each device is busy, one request."""
         return {device: seconds + self.comm_s[device] for device, seconds in self.compute_s.items()}

@@ -45,13 +45,12 @@ def lines(summary: Mapping[str, Any], verdict: Verdict, search_s: float | None =
     used, delivery = summary["devices_used"], ""
     if facts := summary.get("delivery"):
         delivery = Delivery(**facts).sentence(objective)
-    beaten = any(r.is_open and not r.is_split and r.cost < summary["bound"] for r in verdict.rivals)
     idle = ", the others idle" if used < summary["devices"] else ""
     made = [
         *([f"  instead     {verdict.instead}"] if verdict.instead else []),
         f"  plan        {summary['strategy']} on {used} of {summary['devices']} devices{idle}: "
         + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status")))
-        + (" (the bound is of what was searched alone)" if beaten else ""),
+        + verdict.bound_note(summary["bound"]),
         *([f"  step        {step}"] if (step := step_sentence(summary)) else []),
         *(
             f"  blocks      {line}"

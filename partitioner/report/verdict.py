@@ -132,6 +132,11 @@ class Verdict:
         others = (rival for rival in self.rivals if rival.is_open and not rival.is_split)
         return min(others, key=lambda rival: rival.cost, default=None)
 
+    def bound_note(self, bound: float) -> str:
+        """Say that a bound of the cost is above what one would do instead; "" if it is not."""
+        is_above = self.best is not None and self.best.cost < bound
+        return " (the bound is of what was searched alone)" if is_above else ""
+
     @property
     def gain(self) -> float | None:
         """The cost of `best` over the plan's; None without `best`, and of a plan without cost."""

@@ -18,10 +18,10 @@ class _Chain(nn.Module):
 
 def test_a_point_that_fits_in_blocks_alone_is_planned_as_compile_does() -> None:
     model = examples.build("mlp", layers=2, hidden=32, batch=2)
-    options = {"memory": 3_900, "time_limit_s": 2}
-    program = partitioner.compile(model, devices=2, cluster="ideal", **options)
-    options["memory"] = [3_900]
-    swept = partitioner.sweep(model, devices=[2], clusters=["ideal"], **options)
+    program = partitioner.compile(model, devices=2, cluster="ideal", memory=3_900, time_limit_s=2)
+    swept = partitioner.sweep(
+        model, devices=[2], clusters=["ideal"], memory=[3_900], time_limit_s=2
+    )
     (point,) = swept.data["points"]
     assert program.plan.blocks
     assert point["step_s"] == program.evaluation.step_s
@@ -29,8 +29,15 @@ def test_a_point_that_fits_in_blocks_alone_is_planned_as_compile_does() -> None:
 
 
 def test_points_of_stages_run_in_micro_batches() -> None:
-    options = {"training": True, "parallel": "pp", "time_limit_s": 2}
-    swept = partitioner.sweep(_Chain(), torch.randn(8, 16), [2], clusters=["ideal"], **options)
+    swept = partitioner.sweep(
+        _Chain(),
+        torch.randn(8, 16),
+        [2],
+        clusters=["ideal"],
+        training=True,
+        parallel="pp",
+        time_limit_s=2,
+    )
     (point,) = swept.data["points"]
     assert point["strategy"] == "pipeline"
     assert point["speedup"] is not None

@@ -252,6 +252,8 @@ def test_a_bound_above_what_copies_cost_is_said_to_hold_for_partitions() -> None
         plan = lines({**result.summary, "bound": bound_s}, result.verdict())[1]
         assert plan.startswith("  plan ")
         assert plan.endswith(said) == is_said
+    plan = replace(result.plan, certificate=replace(result.plan.certificate, bound=copies_s * 1.01))
+    assert headline(replace(result, plan=plan))["status"].endswith(said)
 
 
 def test_a_split_that_no_device_can_do_without_is_compared_with_the_smallest() -> None:

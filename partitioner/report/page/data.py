@@ -158,13 +158,13 @@ def headline(
         delivered = Delivered(
             step_s=delivery.step_s, latency_s=delivery.latency_s, communication=share
         )
-    status = status_text(cert.status, cert.gap) if cert else ""
-    status = status if figures.fits_exactly else "does not fit"
     step_measured_s, latency_measured_s = _measured_seconds(result, comparison)
     measured_s = None
     if comparison is None or comparison.measured.is_on(result.cluster):
         measured_s = {"throughput": step_measured_s, "latency": latency_measured_s}.get(objective)
     said = result.verdict(measured_s)
+    status = status_text(cert.status, cert.gap) + said.bound_note(cert.bound) if cert else ""
+    status = status if figures.fits_exactly else "does not fit"
     facts = step_facts(result.plan, figures)
     step = None
     if facts:

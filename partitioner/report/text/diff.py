@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import defaultdict
+from collections.abc import Mapping
 
+from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule.tasks import Task
 from partitioner.foundations import units
 from partitioner.report.delivery import cost_with
@@ -79,10 +81,10 @@ def diff(
         traffic=[
             DiffTraffic(
                 kind=kind,
-                count_before=len(sizes[kind]),
-                count_after=len(new_sizes[kind]),
-                bytes_before=sum(sizes[kind]),
-                bytes_after=sum(new_sizes[kind]),
+                count_before=round(sum(share for share, _ in sizes[kind])),
+                count_after=round(sum(share for share, _ in new_sizes[kind])),
+                bytes_before=round(sum(share * size for share, size in sizes[kind])),
+                bytes_after=round(sum(share * size for share, size in new_sizes[kind])),
             )
             for kind in sorted({*sizes, *new_sizes})
         ],
@@ -107,11 +109,13 @@ def diff_verdict(before: Planned, after: Planned, names: tuple[str, str], object
     words = {"memory": ("needs more", "needs less")}.get(objective, ("is slower", "is faster"))
     verb = words[0] if change > 0 else words[1]
     by = units.relative(abs(change)).removeprefix("+")
-    here, there = (max(of.load_s, key=of.load_s.__getitem__) for of in (old, new))
-    more = {
-        "communicates": new.comm_s[there] - old.comm_s[here],
-        "computes": new.compute_s[there] - old.compute_s[here],
-    }
+    loads, new_loads = (_of_a_request(of, of.load_s) for of in (old, new))
+    here, there = (max(of, key=of.__getitem__) for of in (loads, new_loads))
+    sent, computed = (
+        _of_a_request(new, here_s(new))[there] - _of_a_request(old, here_s(old))[here]
+        for here_s in (operator.attrgetter("comm_s"), operator.attrgetter("compute_s"))
+    )
+    more = {"communicates": sent, "computes": computed}
     does = max(more, key=lambda name: abs(more[name]))
     reason = ""
     if objective != "memory" and more[does]:
@@ -199,6 +203,10 @@ def _decision(result: Planned, task: Task) -> str:
 def _measures(result: Planned, *, staged: bool) -> list[_Measure]:
     """The figures of a plan; one without stages is one stage that runs all at once."""
     figures, facts = result.evaluation, step_facts(result.plan, result.evaluation)
+    busy_s, comm_s, sent_bytes = (
+        float(sum(_of_a_request(figures, of).values()))
+        for of in (figures.load_s, figures.comm_s, figures.sent_bytes)
+    )
     of_step: list[_Measure] = [
         ("stages", "count", "", float(facts.get("stages", 1))),
         ("micro-batches", "count", "", float(facts.get("micro_batches", 1))),
@@ -209,9 +217,9 @@ def _measures(result: Planned, *, staged: bool) -> list[_Measure]:
         ("latency", "s", "less", figures.latency_s),
         ("throughput", "per_s", "more", units.finite(figures.throughput_per_s)),
         ("speed-up over one device", "times", "more", result.speedup),
-        ("busy seconds of all devices", "s", "less", sum(figures.load_s.values())),
-        ("communication of them", "s", "less", sum(figures.comm_s.values())),
-        ("bytes sent", "bytes", "less", float(sum(figures.sent_bytes.values()))),
+        ("busy seconds of all devices", "s", "less", busy_s),
+        ("communication of them", "s", "less", comm_s),
+        ("bytes sent", "bytes", "less", sent_bytes),
         ("fullest device", "bytes", "less", float(max(figures.needed_bytes.values()))),
         ("fullest device, of its memory", "share", "less", 1 - tightest(figures)[1]),
         ("balance", "share", "more", balance(figures)),
@@ -220,12 +228,20 @@ def _measures(result: Planned, *, staged: bool) -> list[_Measure]:
     ]
 
 
-def _sizes(result: Planned) -> dict[str, list[int]]:
-    sizes: dict[str, list[int]] = defaultdict(list)
+def _of_a_request(figures: Evaluation, of: Mapping[int, float]) -> dict[int, float]:
+    """What each device has of one request of a stream, by what it has of one that it serves."""
+    return {device: of.get(device, 0) * share for device, share in figures.serving.items()}
+
+
+def _sizes(result: Planned) -> dict[str, list[tuple[float, int]]]:
+    """The share of requests in which each communication runs and its bytes, by kind."""
+    sizes: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    serving = result.evaluation.serving
     for task in result.schedule.tasks:
         if task.comm is not None:
-            times = result.schedule.times(task)
-            sizes[task.comm.kind.spelled] += [crossing_bytes(task)] * times
+            share = max(serving.get(device, 0.0) for device in task.devices)
+            each = share, crossing_bytes(task)
+            sizes[task.comm.kind.spelled] += [each] * result.schedule.times(task)
     return sizes
 
 

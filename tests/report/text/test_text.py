@@ -17,10 +17,10 @@ from partitioner.report.schema import Diff, Point, Sweep
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """m.onnx, planned as inter/ and as intra/."""
+    """m.onnx, planned as inter/, as intra/ and as copies/."""
     folder = tmp_path_factory.mktemp("plans")
     onnx.save(examples.build("mlp", layers=4, hidden=64), folder / "m.onnx")
-    for strategy in ("inter", "intra"):
+    for strategy in ("inter", "intra", "copies"):
         options = ["--devices", "2", "--strategy", strategy, "--plan-only", "-q"]
         assert main([str(folder / "m.onnx"), *options, "-o", str(folder / strategy)]) == 0
     return folder
@@ -84,6 +84,14 @@ def test_diff(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {row["name"] for row in back["moved"]} == {row["name"] for row in changes["moved"]}
     for one, two in zip(changes["figures"], back["figures"], strict=True):
         assert (one["before"], one["after"]) == (two["after"], two["before"])
+
+
+def test_a_diff_has_what_one_request_takes_of_whole_copies(
+    plans: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = json.loads(_said(capsys, "diff", plans / "inter", plans / "copies", "--json"))
+    figures = {figure["name"]: figure["after"] for figure in changes["figures"]}
+    assert figures["busy seconds of all devices"] == pytest.approx(2 * figures["step"])
 
 
 def test_a_plan_does_not_differ_from_itself(

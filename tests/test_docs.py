@@ -167,7 +167,7 @@ def test_the_server_of_the_page_on_serving() -> None:
 
 @pytest.mark.slow
 def test_the_module_of_the_page_on_serving(tmp_path: Path) -> None:
-    (tmp_path / "serve_module.py").write_text(blocks("how-to/serving.md", "python")[1])
+    (tmp_path / "serve_module.py").write_text(blocks("how-to/serving.md", "python")[-1])
     printed = run_command(blocks("how-to/serving.md", "console")[0], tmp_path)
     assert printed.splitlines() == ["answered (8, 4)"] * 2
 

@@ -15,6 +15,7 @@ sizes, are other programs over the same shards, made when they are first called 
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError, CommunicationError
@@ -82,6 +84,8 @@ from partitioner.backends.torch.state.whole import (
     check_saving,
 )
 from partitioner.backends.waiting import STEPS
+from partitioner.foundations.no_gc import no_collection
+from partitioner.foundations.recent import Recent
 from partitioner.ir.errors import PartitionerError
 
 #: Runs a function on rank 0 and returns its text on every rank; all ranks call it.
@@ -102,6 +106,7 @@ class RankModule(nn.Module):
         seed: Seed of dropout: a step's draws follow from ``(seed << 32) + steps``.
         compared: Calls of each kind (training, evaluation) whose inputs the ranks compare, from the
             first one on; None for all.
+        kept_sizes: Programs of `variants` that are kept; the one called least recently is freed.
         variants: Makes programs for evaluation and for batches of other sizes.
         agreement: Messages between the ranks, for this module alone.
 
@@ -112,7 +117,7 @@ class RankModule(nn.Module):
     Raises:
         BackendError: torch.distributed is not up or has another number of processes, `inputs`
             is neither, with "local" a rank reads an input in two different parts, `compared` is
-            negative, or the ranks have other options, weights or constants.
+            negative, `kept_sizes` below 1, or the ranks have other options, weights or constants.
     """
 
     def __init__(
@@ -123,6 +128,7 @@ class RankModule(nn.Module):
         inputs: str,
         seed: int,
         compared: int | None,
+        kept_sizes: int,
         variants: Variants,
         agreement: Agreement,
     ) -> None:
@@ -144,6 +150,8 @@ class RankModule(nn.Module):
             problem = f"inputs is {inputs!r}, not 'global', 'local' or 'rows'"
         elif compared is not None and compared < 0:
             problem = f"check_inputs is {compared}, not a number of calls, or None for all"
+        elif kept_sizes < 1:
+            problem = f"kept_sizes is {kept_sizes}; it must be at least 1"
         weights = "the model's weights"
         if isinstance(source, Initialiser):
             weights = f"init_seed={source.seed}"
@@ -160,10 +168,12 @@ class RankModule(nn.Module):
         agreement.words = 1 + (1 if self._input_keys is None else len(self._input_keys))
         self._whole = whole
         self._traced = whole.signature.traced
-        self._described: dict[Hashable, str] = {}  # calls in words, by sizes and types
+        self._described = Recent[Hashable, str](_MOST_WORDS)  # calls in words, by sizes and types
         self._word = "training" if whole.training else "inference"
         with agreement.together("module()"):
-            self._passes = {"": self._passes_of(whole)}
+            # the first one is read at each call, so that it is kept
+            self._passes = Recent[str, RankPasses](max(kept_sizes, 1) + 1)
+            self._passes[""] = self._passes_of(whole)
         self._compiled: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
         meshes = torch_meshes_of(self._places, device)
@@ -532,21 +542,31 @@ class RankModule(nn.Module):
         """The graphs of a call, made with the first call of its kind."""
         name = self._variant_name(word, key)
         if name not in self._passes:
-            share = partial(self._agreement.first, doing=name)
-            with self._agreement.together(name):
-                try:
-                    whole = self._variants(training, args, kwargs, share)
-                except (CommunicationError, AgreedError):
-                    raise
-                except PartitionerError as error:
-                    raise BackendError(f"{name}: {error}") from error
-                if whole.programs.copies is not None:  # groups are made by all ranks together
-                    check_groups(whole.programs, self._whole.programs)
-                passes = self._passes_of(whole)
+            with self._agreement.together(name), no_collection():
+                passes = self._passes_of(self._made(name, training, args, kwargs))
             if self._compiled is not None:
                 passes.compile(*self._compiled[0], **self._compiled[1])
+            frees = len(self._passes) == self._passes.most
             self._passes[name] = passes
+            if frees:
+                FakeTensorMode.cache_clear()  # PyTorch's own, which has the sizes of all traces
+                gc.collect()  # graphs refer to themselves
         return self._passes[name]
+
+    def _made(
+        self, name: str, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Whole:
+        try:
+            whole = self._variants(
+                training, args, kwargs, partial(self._agreement.first, doing=name)
+            )
+        except (CommunicationError, AgreedError):
+            raise
+        except PartitionerError as error:
+            raise BackendError(f"{name}: {error}") from error
+        if whole.programs.copies is not None:  # groups are made by all ranks together
+            check_groups(whole.programs, self._whole.programs)
+        return whole
 
     def _passes_of(self, whole: Whole) -> RankPasses:
         places, roll = self._places.by_name, self._agreement.roll
@@ -559,6 +579,8 @@ class RankModule(nn.Module):
             passes.compile(*args, **kwargs)
 
 
+#: Sizes and types of calls whose words are kept.
+_MOST_WORDS = 1024
 #: Attributes that copies of a module share.
 _SHARED = ("_agreement", "_described", "_passes", "_places", "_variants", "_whole")
 #: Why results have no backward pass.

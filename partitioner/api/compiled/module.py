@@ -35,6 +35,7 @@ from partitioner.backends.torch.graphs.micro_batches import WHOLE_BATCH
 from partitioner.backends.torch.graphs.signature import Signature
 from partitioner.backends.torch.running.all_ranks import Step
 from partitioner.foundations.files import ResultError
+from partitioner.foundations.recent import Recent
 from partitioner.frontends.inputs import input_ranges
 from partitioner.frontends.torch.building.graph import ModuleGraph
 from partitioner.frontends.torch.source import Example, ModuleSource
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
     from partitioner.backends.torch.running.submodules import Source
     from partitioner.backends.torch.state.initialise import Init
     from partitioner.backends.torch.state.whole import Stored, Whole
+
+
+#: Programs for other sizes that a rank keeps: tens of MiB each for a module of some layers.
+KEPT_SIZES = 16
 
 
 @dataclass(frozen=True)
@@ -284,6 +289,7 @@ class ModuleProgram(Compiled):
         init_seed: int | None = None,
         init: Init | None = None,
         check_inputs: int | None = 3,
+        kept_sizes: int = KEPT_SIZES,
     ) -> RankModule:
         """Make this rank's part an ordinary module, under torchrun.
 
@@ -304,6 +310,8 @@ class ModuleProgram(Compiled):
                 `reset_parameters()`, then `_init_weights` of the model that contains it.
             check_inputs: Calls of each kind (training, evaluation) in which the ranks compare
                 checksums of their inputs, from the first one on; None compares in all calls.
+            kept_sizes: Programs for other batches, lengths and evaluation that are kept, at least
+                1; the one called least recently is freed, and made anew when it is called again.
 
         Raises:
             BackendError: torch.distributed is not up, or has another number of processes than the
@@ -330,14 +338,15 @@ class ModuleProgram(Compiled):
         with agreement.together("module()"):
             check_same_graph(agreement.rank, module.graph.digest, plan.graph_digest)
         program = self if plan is self.plan else self.over(module, plan)
-        known: list[ModuleProgram] = []
+        known = Recent[tuple[bool, int], ModuleProgram](kept_sizes)  # one of each set of nodes
 
         def variant_of(
             training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any], share: Share
         ) -> Whole:
             """A variant as a rank needs it; later ones take over its plan."""
-            made = variant(program, args, kwargs, training=training, share=share, like=known)
-            known.append(made)
+            like = tuple(known.values())
+            made = variant(program, args, kwargs, training=training, share=share, like=like)
+            known[training, hash(tuple(made.graph.by_name))] = made
             return made.on_ranks(source)
 
         whole = program.on_ranks(source)
@@ -348,7 +357,7 @@ class ModuleProgram(Compiled):
         else:
             own = torch.device("cpu")
         rank_module = module_class(whole.submodules[""].kind)(
-            whole, source, own, inputs, seed, check_inputs, variant_of, agreement
+            whole, source, own, inputs, seed, check_inputs, kept_sizes, variant_of, agreement
         )
         tensors = self.traced.captured.tensors
         parameters = {name: x for name, x in tensors.items() if isinstance(x, nn.Parameter)}
@@ -386,8 +395,12 @@ class ModuleProgram(Compiled):
         return next(whole, DeviceMesh.of({"ranks": ranks}))
 
     def over(self, module: TracedModule, plan: Plan) -> ModuleProgram:
-        """The program of another trace of the module with a plan on the same cluster."""
-        return self.of_model(replace(self.model, module=module), plan)
+        """The program of another trace of the module with a plan on the same cluster, for ranks.
+
+        Its figures stay those of this program: ranks read none, and they take long to make.
+        """
+        model = replace(self.model, module=module)
+        return replace(self, model=model, graph=module.graph, plan=plan)
 
     @cached_property
     def stored(self) -> tuple[Stored, ...]:

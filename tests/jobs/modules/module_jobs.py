@@ -4,6 +4,7 @@ import os
 import signal
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from multiprocessing import Event, Semaphore
@@ -246,11 +247,27 @@ def other_batch_sizes(_: int) -> None:
         module(Gpt.batch(0)[0])
 
 
-def a_batch_that_the_cuts_do_not_fit(_: int) -> None:
-    module = program(Gpt, 2, parts=True).module()
-    message = r"^training on int64\[1,8\], int64\[1,8\]: the plan does not fit .*parts of 1,0"
-    with pytest.raises(BackendError, match=message):
-        module(*Gpt.batch(0, 1))
+def a_batch_of_fewer_samples_than_parts(_: int) -> None:
+    module, whole = program(Gpt, 2, parts=True).module(), seeded(Gpt)
+
+    def batch(step: int) -> Batch:
+        return Gpt.batch(step, [4, 1, 3, 1][step % 4])
+
+    losses = [train(one, batch) for one in (module, whole)]
+    torch.testing.assert_close(*map(torch.tensor, losses))
+    same(module, whole)
+
+
+def few_sizes_are_kept(_: int) -> None:
+    module, whole = program(Mlp, 2).module(kept_sizes=2), seeded(Mlp)
+    made: list[weakref.ref[Any]] = []
+    for samples in (4, 6, 10, 12, 14, 4, 16):
+        args = Mlp.batch(samples, samples)
+        torch.testing.assert_close(module(*args), whole(*args))
+        made.append(weakref.ref([*module._passes.values()][-1]))
+    assert len({id(one()) for one in made if one() is not None}) <= 3
+    with pytest.raises(BackendError, match="kept_sizes is 0; it must be at least 1"):
+        program(Mlp, 2).module(kept_sizes=0)
 
 
 def own_parts_are_the_whole_batch(rank: int) -> None:
@@ -833,9 +850,10 @@ JOBS = {
     "evaluation": Job(2, evaluates, programs(dropout=0.3)),
     "no_gradients": Job(2, without_gradients_the_statistics_move, [MLP]),
     "sizes": Job(2, other_batch_sizes, [MLP, GPT]),
-    "does_not_fit": Job(
-        2, a_batch_that_the_cuts_do_not_fit, [partial(program, Gpt, 2, parts=True)]
+    "few_samples": Job(
+        2, a_batch_of_fewer_samples_than_parts, [partial(program, Gpt, 2, parts=True)]
     ),
+    "kept_sizes": Job(2, few_sizes_are_kept, [MLP]),
     "rows": Job(2, rows_are_the_whole_batch, [MLP, GPT]),
     "other_part": Job(2, a_part_of_another_rank_is_not_loaded, [MLP]),
     "own_parts": Job(2, own_parts_are_the_whole_batch, [partial(program, Mlp, 2, parts=True)]),

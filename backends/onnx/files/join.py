@@ -24,11 +24,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.files.emit import Builder
 from partitioner.backends.onnx.files.load import captured_values
-from partitioner.backends.onnx.files.messages import (
-    DOMAIN,
-    attribute_graphs,
-    rename_outer,
-)
+from partitioner.backends.onnx.files.messages import DOMAIN, attribute_graphs, rename_outer
 from partitioner.backends.onnx.files.parts import Part, contents, stored, whole_infos
 from partitioner.backends.onnx.files.steps import Cut
 from partitioner.backends.onnx.files.weights import WeightFile, inline_tensor
@@ -176,27 +172,34 @@ class _Joining:
                 )
 
     def _value(self, part: Part, name: str) -> int | None:
-        """A local value; None if it is not there yet."""
-        rank = part.model.rank
-        if (rank, name) not in self.at:
-            for tensors, folder in (
-                (part.constants, part.folder),
-                (part.model.constants, part.model.folder),  # sent or delivered as it is
-            ):
-                if name in tensors:
-                    of = (part.model.header.constants or {}).get(name)
-                    wanted = name if of is None else of.whole
-                    self.at[rank, name] = self._constant(wanted, tensors[name], folder, rank)
-                    break
-        return self.at.get((rank, name))
+        """A value that a rank sends or delivers; None if it is not there yet."""
+        found, tensor = self._read(part, name), part.model.constants.get(name)
+        if found is None and tensor is not None:  # which no node of the part need read
+            return self._of_rank(part, tensor, part.model.folder)
+        return found
+
+    def _read(self, part: Part, name: str) -> int | None:
+        """A value that a node of a part reads; None if it is not there yet."""
+        at, tensor = (part.model.rank, name), part.constants.get(name)
+        if at not in self.at and tensor is not None:
+            self.at[at] = self._of_rank(part, tensor, part.folder)
+        return self.at.get(at)
+
+    def _of_rank(self, part: Part, tensor: TensorProto, folder: Path | None) -> int:
+        """A constant of a rank, under the name that it has in the model."""
+        of = (part.model.header.constants or {}).get(tensor.name)
+        wanted = tensor.name if of is None else of.whole
+        return self._constant(wanted, tensor, folder, part.model.rank)
 
     def _place(self, part: Part, node: NodeProto) -> bool:
         """Place a node, unless a value is not there yet; one that is there is not placed again."""
-        captured = dict.fromkeys(captured_values(node))
-        inputs = {name: self._value(part, name) for name in (*node.input, *captured) if name}
-        if None in inputs.values():
-            return False
-        values = {name: value for name, value in inputs.items() if value is not None}
+        names = dict.fromkeys((*filter(None, node.input), *captured_values(node)))
+        values: dict[str, int] = {}
+        for name in names:
+            value = self._read(part, name)
+            if value is None:
+                return False
+            values[name] = value
         found = self._placed(node, part.model.rank, values)
         self.at.update({(part.model.rank, name): value for name, value in found.items()})
         return True
@@ -334,9 +337,8 @@ class _Joining:
             dim = len(index)
             if dim < len(shape):
                 found = [joined(*index, i) for i in range(len(grid[dim]))]
-                return (
-                    found[0] if len(found) == 1 else self._local(rank, "Concat", *found, axis=dim)
-                )
+                concat = partial(self._local, rank, "Concat", axis=dim)
+                return found[0] if len(found) == 1 else concat(*found)
             found = cells.get(index, [])
             if not found or (len(found) > 1 and not reduction):
                 raise BackendError(
@@ -401,7 +403,8 @@ class _Joining:
 
 
 def _opsets(model: ModelProto) -> Iterator[tuple[str, int]]:
-    return ((entry.domain, entry.version) for entry in model.opset_import)
+    for entry in model.opset_import:
+        yield "" if entry.domain == "ai.onnx" else entry.domain, entry.version
 
 
 def _functions(model: ModelProto) -> Iterator[tuple[str, FunctionProto]]:

@@ -6,6 +6,7 @@ parts, so a tool may change all that is inside of one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -144,14 +145,18 @@ def read_part(model: RankModel, path: Path) -> Part:
             f"{path} has communications, so it is a rank file: change the files that "
             "partition export DIR --to parts writes"
         )
-    constants = {tensor.name for tensor in proto.graph.initializer}
-    inputs = {one.name: one for one in proto.graph.input if one.name not in constants}
+    made = Counter(name for node in proto.graph.node for name in node.output if name)
+    made.update(tensor.name for tensor in proto.graph.initializer)
+    inputs = {one.name: one for one in proto.graph.input}
     outputs = {one.name: one for one in proto.graph.output}
-    unknown = sorted(inputs.keys() - {one.name for one in own.input})
-    missing = sorted({one.name for one in own.output} - outputs.keys())
-    if unknown or missing:
-        what = f"input {unknown[0]!r} is none" if unknown else f"output {missing[0]!r} is missing"
-        raise BackendError(f"{path}: {what} of rank {model.rank}: names of inputs and outputs stay")
+    fed = {one.name for one in own.input}
+    wrong = [f"input {name!r} is new" for name in sorted(inputs.keys() - fed - made.keys())]
+    wrong += [f"input {name!r} is made inside" for name in sorted(fed & made.keys())]
+    wrong += [f"value {name!r} is made twice" for name, count in made.items() if count > 1]
+    missing = {one.name for one in own.output} - outputs.keys()
+    wrong += [f"output {name!r} is missing" for name in sorted(missing)]
+    if wrong:
+        raise BackendError(f"{path}: {wrong[0]}: rank {model.rank} keeps its inputs and outputs")
     for name, value in (*inputs.items(), *outputs.items()):
         if name in model.types and not _fits(value, model.types[name]):
             raise BackendError(f"{path}: {name!r} has another type than {model.types[name]}")

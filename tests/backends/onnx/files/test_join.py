@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,53 +137,80 @@ def test_parts_that_were_quantized_are_joined(tmp_path: Path) -> None:
         assert 0 < np.abs(outputs(model)[name] - array).max() < 0.05 * np.abs(array).max()
 
 
-def change(path: Path, how: str) -> None:
-    model = onnx.load(path, load_external_data=False)
-    graph = model.graph
-    if how == "input":
-        graph.input.add(name="more").type.tensor_type.elem_type = TensorProto.FLOAT
-    elif how == "output":
-        del graph.output[0]
-    elif how == "type":
-        graph.output[0].type.tensor_type.elem_type = TensorProto.DOUBLE
-    elif how == "size":
-        graph.output[0].type.tensor_type.shape.dim[0].dim_value = 5
-    elif how == "opset":
-        model.opset_import[0].version = 18
-    elif how == "function":
-        body = [helper.make_node("Neg", ["x"], ["y"])]
-        for version in (1, 2):
-            imports = [helper.make_opsetid("", 17)]
-            made = helper.make_function("own", "f", ["x"], ["y"], body * version, imports)
-            model.functions.append(made)
-    elif how == "missing":
-        graph.node[0].input[0] = "nothing"
-    elif how == "text":
-        path.write_text("no model")
-        return
-    path.write_bytes(model.SerializeToString())
+def new_input(model: onnx.ModelProto) -> None:
+    model.graph.input.extend(om.infos({"more": ("float32", (4, SIZE))}))
+
+
+def no_output(model: onnx.ModelProto) -> None:
+    del model.graph.output[0]
+
+
+def other_type(model: onnx.ModelProto) -> None:
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.DOUBLE
+
+
+def other_size(model: onnx.ModelProto) -> None:
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 5
+
+
+def other_opset(model: onnx.ModelProto) -> None:
+    model.opset_import[0].version = 18
+
+
+def two_functions(model: onnx.ModelProto) -> None:
+    body = [helper.make_node("Neg", ["x"], ["y"])]
+    for name in ("y", "x"):
+        imports = [helper.make_opsetid("", 17)]
+        model.functions.append(helper.make_function("own", "f", ["x"], [name], body, imports))
+
+
+def unknown_value(model: onnx.ModelProto) -> None:
+    model.graph.node[0].input[0] = "nothing"
+
+
+def made_inside(model: onnx.ModelProto) -> None:
+    del model.graph.input[:1]
+    model.graph.node.insert(0, helper.make_node("Neg", ["a"], ["x"]))
+
+
+def made_twice(model: onnx.ModelProto) -> None:
+    model.graph.node.append(model.graph.node[0])
 
 
 @pytest.mark.parametrize(
-    ("how", "why"),
+    ("change", "why"),
     [
-        ("input", "rank0.onnx: input 'more' is none of rank 0: names of inputs and outputs stay"),
-        ("output", "rank0.onnx: output 'stem' is missing of rank 0"),
-        ("type", "rank0.onnx: 'stem' has another type than float32"),
-        ("size", "rank0.onnx: 'stem' has another type than float32"),
-        ("opset", "rank 1 has another version of operator set '' than a rank before it"),
-        ("function", "rank 0 has another function 'own::f' than a rank before it"),
-        ("missing", "rank 0: node 'stem' .MatMul. reads what no rank makes"),
-        ("text", "rank0.onnx"),
+        (new_input, "rank0.onnx: input 'more' is new: rank 0 keeps its inputs and outputs"),
+        (no_output, "rank0.onnx: output 'stem' is missing: rank 0 keeps"),
+        (other_type, "rank0.onnx: 'stem' has another type than float32"),
+        (other_size, "rank0.onnx: 'stem' has another type than float32"),
+        (other_opset, "rank 1 has another version of operator set '' than a rank before it"),
+        (two_functions, "rank 0 has another function 'own::f' than a rank before it"),
+        (unknown_value, "rank 0: node 'stem' .MatMul. reads what no rank makes"),
+        (made_inside, "rank0.onnx: input 'x' is made inside: rank 0 keeps"),
+        (made_twice, "rank0.onnx: value 'stem' is made twice: rank 0 keeps"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(how: str, why: str, tmp_path: Path) -> None:
+def test_parts_that_do_not_fit_are_refused(
+    change: Callable[[onnx.ModelProto], None], why: str, tmp_path: Path
+) -> None:
     parts = written_parts(tmp_path)
-    change(parts / "rank0.onnx", how)
+    model = onnx.load(parts / "rank0.onnx", load_external_data=False)
+    change(model)
+    (parts / "rank0.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(BackendError, match=why) as error:
         joined(tmp_path, parts)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "joined.onnx").exists()
+
+
+@pytest.mark.parametrize("name", ["rank0.onnx", "rank0.weights"])
+def test_parts_that_cannot_be_read_are_refused(name: str, tmp_path: Path) -> None:
+    parts = written_parts(tmp_path)
+    (parts / name).write_text("nothing")
+    with pytest.raises(BackendError, match=r"parts(/rank0\.onnx)?: ") as error:
+        joined(tmp_path, parts)
+    assert "\n" not in str(error.value)
 
 
 def test_a_rank_file_is_no_part(tmp_path: Path) -> None:

@@ -56,9 +56,25 @@ _FULL_BYTES = 4  # of an element in which norms compute
 _UPDATE = "partitioner::update"
 #: Tensors of a parameter's size that an optimizer's step over all of them takes (PyTorch 2.13,
 #: `torch/optim`): the square roots of second moments and, of Adagrad, products of gradients.
-_STEP_TENSORS = {"adamw": 1, "adam": 1, "sgd": 0, "momentum": 0, "rmsprop": 1, "adagrad": 2}
+_STEP_TENSORS = {
+    "adamw": 1,
+    "adam": 1,
+    "sgd": 0,
+    "momentum": 0,
+    "rmsprop": 1,
+    "adagrad": 2,
+    "muon": 1,
+}
 #: The same of a step over one: the square roots and, of Adam, their quotients.
-_TENSORS_OF_ONE = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 0, "rmsprop": 1, "adagrad": 1}
+_TENSORS_OF_ONE = {
+    "adamw": 2,
+    "adam": 2,
+    "sgd": 0,
+    "momentum": 0,
+    "rmsprop": 1,
+    "adagrad": 1,
+    "muon": 3,
+}
 
 _Point = Mapping[str, int]
 

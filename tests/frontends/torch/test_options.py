@@ -65,7 +65,7 @@ def test_plans_keep_the_matrices_of_muon_whole(options: dict[str, Any]) -> None:
         # three products in each of five iterations, at a TFLOP/s
         assert seconds == pytest.approx(5e-12 * (36 * 8 * 32 + 17 * 4 * 32))
         spared = 4 * (8 * 32 + 4 * 32)  # one tensor of state less for each matrix
-        (had, _), (has, _) = (one.evaluation.needed_bytes.values() for one in (other, program))
+        had, has = (one.evaluation.executor_peak[0].resident_bytes for one in (other, program))
         assert had - has == spared
 
 

@@ -129,7 +129,7 @@ def run_command(command: str, folder: Path) -> str:
 
 @pytest.mark.slow
 def test_the_script_of_the_training_page(tmp_path: Path) -> None:
-    (script,) = blocks("how-to/training.md", "python")
+    script = blocks("how-to/training.md", "python")[0]
     (tmp_path / "train.py").write_text(script)
     printed = run_command(blocks("how-to/training.md", "console")[-1], tmp_path)
     assert re.search(r"1\.\d\d -> 0\.[01]\d, (1[5-9]|20) of 20 right", printed)

@@ -18,7 +18,7 @@ from partitioner.cost_model.cluster.topology import Cluster, parse_bytes
 from partitioner.cost_model.errors import ClusterOptionError
 from partitioner.foundations.files import read_text
 from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
-from partitioner.frontends.torch.options import ModuleOptions, Optimizer
+from partitioner.frontends.torch.options import OF_MATRICES, ModuleOptions, Optimizer
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError, meant_keyword
 from partitioner.ir.pipeline.generate import SCHEDULES, ScheduleName
@@ -98,6 +98,12 @@ def open_with(
     names = {*ModelOptions.__annotations__, "recompute", "plan_only"} - {"progress"}
     values = {name: value for name, value in options.items() if name in names}
     parallel, training = options.get("parallel"), options.get("training", False)
+    optimizer, cuts = options.get("optimizer"), {"tp", "zero1", "zero2", "zero3"}
+    if optimizer in OF_MATRICES and cuts & {*str(parallel).split("+")}:
+        raise OptionError(
+            f"optimizer {optimizer!r} looks at whole matrices, and parallel {parallel!r} stores "
+            "parts of them: dp, pp and cp keep them whole"
+        )
     stored = at_rest(parallel, training=training)
     loads = _constraints(options.get("constraints")).loads
     source = open_model(model, example_inputs, at_rest=stored, loads=loads, **values)

@@ -33,7 +33,13 @@ from partitioner.backends.torch.graphs.eager import direct
 from partitioner.backends.torch.graphs.notes import OPERATOR, noted_tasks
 from partitioner.backends.torch.graphs.phases import RankPhases, of_each
 from partitioner.backends.torch.measuring.clocks import Clock, clock_of
-from partitioner.backends.torch.measuring.timing import NAME, OPTIMIZERS, stored_part, watch_steps
+from partitioner.backends.torch.measuring.timing import (
+    NAME,
+    optimizers_of,
+    stays_whole,
+    stored_part,
+    watch_steps,
+)
 from partitioner.backends.torch.running.step_values import (
     Posts,
     Run,
@@ -119,13 +125,14 @@ class Training:
         self, optimizer: str, updates: Sequence[Update], values: Mapping[str, Tensor]
     ) -> None:
         self.updates = tuple(updates)
+        parts = [(values[one.stored], one.cut) for one in self.updates]
         self.parameters = [
-            nn.Parameter(stored_part(values[one.stored], is_cut=one.cut), requires_grad=True)
-            for one in self.updates
+            nn.Parameter(stored_part(part, is_cut=cut and not stays_whole(optimizer, part)))
+            for part, cut in parts
         ]
-        self.optimizer = OPTIMIZERS[optimizer](self.parameters) if self.parameters else None
-        if self.optimizer is not None:
-            watch_steps(self.optimizer, self.parameters)
+        self.optimizers = optimizers_of(optimizer, self.parameters)
+        for one in self.optimizers:
+            watch_steps(one, self.parameters)
 
     @property
     def span(self) -> Span:
@@ -135,8 +142,8 @@ class Training:
     @property
     def tensors(self) -> Iterator[Tensor]:
         """The local tensors of the parameters and of the optimizer's state."""
-        state = [] if self.optimizer is None else self.optimizer.state.values()
-        held = [value for one in state for value in one.values() if isinstance(value, Tensor)]
+        states = [state for one in self.optimizers for state in one.state.values()]
+        held = [value for one in states for value in one.values() if isinstance(value, Tensor)]
         yield from map(_local, (*self.parameters, *held))
 
     def values(self) -> Values:
@@ -146,15 +153,14 @@ class Training:
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
         """A step of the optimizer with gradients by local name."""
-        if self.optimizer is None:
-            return
         for one, parameter in zip(self.updates, self.parameters, strict=True):
             gradient = part_of(gradients[one.gradient], one.part)
             if isinstance(parameter, RankTensor):
                 gradient = parameter.like(gradient)
             parameter.grad = gradient
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def _local(tensor: Tensor) -> Tensor:

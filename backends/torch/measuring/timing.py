@@ -37,6 +37,7 @@ OPTIMIZERS: Mapping[str, Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = 
     "momentum": partial(torch.optim.SGD, lr=0.0, momentum=0.9),
     "rmsprop": partial(torch.optim.RMSprop, lr=0.0),
     "adagrad": partial(torch.optim.Adagrad, lr=0.0),
+    "muon": partial(torch.optim.Muon, lr=0.0),
 }
 
 
@@ -46,6 +47,19 @@ NAME = f"torch {torch.__version__}"
 _PARAMETERS, _ELEMENTS = {"cpu": 8, "cuda": 128}, {"cpu": 2**22, "cuda": 2**27}
 #: Most bytes of the operands that are copied for several calls in a run.
 _MOST_COPIED_BYTES = 2**26
+
+
+def optimizers_of(name: str, parameters: Sequence[Tensor]) -> list[torch.optim.Optimizer]:
+    """Make the optimizers of a name over parameters: Muon's are matrices, and AdamW's the rest."""
+    whole = [x for x in parameters if stays_whole(name, x)]
+    others = [x for x in parameters if not stays_whole(name, x)]
+    rest = "adamw" if name == "muon" else name
+    return [OPTIMIZERS[one](own) for one, own in ((name, whole), (rest, others)) if own]
+
+
+def stays_whole(name: str, parameter: Tensor) -> bool:
+    """Test whether an optimizer looks at all of a parameter, which no plan stores in parts then."""
+    return name == "muon" and parameter.ndim == 2
 
 
 def prepared(
@@ -152,13 +166,12 @@ def _attribute(module: nn.Module, path: object) -> Tensor:
 def _step(node: Node, local: Tensor) -> Prepared:
     where = local.device.type
     copies = max(1, min(_PARAMETERS[where], _ELEMENTS[where] // max(1, local.numel())))
-    parameters = [
-        nn.Parameter(stored_part(local.clone(), is_cut=bool(node.attrs["in_parts"])))
-        for _ in range(copies)
-    ]
+    name = str(node.attrs["optimizer"])
+    is_cut = bool(node.attrs["in_parts"]) and not stays_whole(name, local)
+    parameters = [nn.Parameter(stored_part(local.clone(), is_cut=is_cut)) for _ in range(copies)]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
-    optimizer = OPTIMIZERS[str(node.attrs["optimizer"])](parameters)
+    (optimizer,) = optimizers_of(name, parameters)
     watch_steps(optimizer, parameters)
     return Prepared(optimizer.step, copies=copies)
 

@@ -21,6 +21,7 @@ from partitioner.ir.exchange import Region, nested
 from partitioner.ir.ops.local import interval_attrs, other_node, same_node
 from partitioner.ir.ops.signature import pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
+from partitioner.ir.rule import Rule
 
 ALIAS, EITHER = "partitioner::alias", "partitioner::either"
 STATE, REST = "partitioner::state", "partitioner::rest"
@@ -57,6 +58,16 @@ def _where(view: OpView, region: Region) -> dict[str, tuple[int, ...]]:
     return {"pieces": pieces, **interval_attrs(itertools.chain(*region))}
 
 
+def _update(view: OpView) -> Rule:
+    """Keep the matrix of an optimizer that looks at all of it whole, with that one's iterations."""
+    iterations = view.int_attr("whole", 0)
+    if not iterations:
+        return pattern("d.., d.. -> d..")(view)
+    few, many = sorted(view.shape())  # x xt, its square, and the product of both sums with x
+    flops = iterations * (4.0 * few + 2.0 * few * few / many)
+    return pattern("m n, m n -> m n", whole="m n", flops=flops)(view)
+
+
 ROWS: Mapping[str, OpRow] = {
     ALIAS: OpRow(pattern("d.. -> d..", linear=[0]), view=True, again=True),
     **{
@@ -77,7 +88,7 @@ ROWS: Mapping[str, OpRow] = {
     },
     # The first operand is the gradient or next value, the second the stored one.
     UPDATE: OpRow(
-        pattern("d.., d.. -> d.."),
+        _update,
         view=True,
         moved=lambda ins, _: ins[0] + 2 * ins[1],  # and the state of an optimizer twice
         in_place=1,

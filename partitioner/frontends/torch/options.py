@@ -13,7 +13,7 @@ from partitioner.ir.nodes.loads import Loads
 AtRest = Literal["", "zero1", "zero2", "zero3"]
 
 #: Names of optimizers.
-Optimizer = Literal["adamw", "adam", "sgd", "momentum", "rmsprop", "adagrad"]
+Optimizer = Literal["adamw", "adam", "sgd", "momentum", "rmsprop", "adagrad", "muon"]
 
 #: Tensors that each optimizer keeps for a parameter, of its shape and element type.
 OPTIMIZERS: Mapping[str, int] = {  # a row for each name in `Optimizer`
@@ -23,7 +23,11 @@ OPTIMIZERS: Mapping[str, int] = {  # a row for each name in `Optimizer`
     "momentum": 1,
     "rmsprop": 1,
     "adagrad": 1,
+    "muon": 2,
 }
+#: Those that look at whole matrices, and keep other state of them: the tensors, and the iterations
+#: that make their steps orthogonal (`ns_steps`). Other parameters are AdamW's.
+OF_MATRICES: Mapping[str, tuple[int, int]] = {"muon": (1, 5)}
 
 
 @dataclass(frozen=True)

@@ -173,9 +173,13 @@ def test_the_rules_of_processors_are_not_those_of_gpus() -> None:
     assert peaks[0] == 0 < peaks[1]
 
 
+#: Those whose steps take what their parameters take; a step of Muon is counted from above.
+ELEMENTWISE = [name for name in OPTIMIZERS if name != "muon"]
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ELEMENTWISE)
 def test_an_optimizer_holds_and_takes_what_is_predicted(optimizer: str, dtype: torch.dtype) -> None:
     """A step over all parameters at once, as on a GPU, and the state between steps."""
     module, batch = Bowl().to(dtype), (torch.ones(1, 64, dtype=dtype),)
@@ -218,7 +222,8 @@ def test_a_step_on_a_processor_takes_what_is_predicted(
     step.step()
     gradients = sum(parameter.nbytes for parameter in parameters)
     taken_bytes = count_bytes(step.step)[1]
-    assert abs(peak.activation_bytes - gradients - taken_bytes) <= SLACK
+    over = peak.activation_bytes - gradients - taken_bytes
+    assert -SLACK <= over <= SLACK + (2 * gradients if optimizer == "muon" else 0)
 
 
 WIDTH, LAYERS = 240, 8

@@ -109,3 +109,38 @@ def trains_by_name(_: int) -> None:
     torch.testing.assert_close(module.full_state_dict(), plain.state_dict())
     module.eval()
     assert list(module(batch(4)[0])) == ["logits"]
+
+
+@cache
+def of_matrices(parallel: str) -> ModuleProgram:
+    """Muon's: it looks at whole matrices."""
+    x, y = batch(0)
+    return partitioner.compile(
+        *(seeded(Classifier), x, 2),
+        training=True,
+        loss=criterion(),
+        target=y,
+        optimizer="muon",
+        parallel=parallel,
+    )
+
+
+def trains_whole_matrices(parallel: str, _: int) -> None:
+    """Ten steps of Muon over matrices, and of AdamW over the rest, equal one process's."""
+    module, plain, loss = of_matrices(parallel).module(), seeded(Classifier), criterion()
+    updates = []
+    for one in (module, plain):
+        own = list(one.parameters())
+        matrices, rest = [x for x in own if x.ndim == 2], [x for x in own if x.ndim != 2]
+        updates.append((torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=0.01)))
+    for step in range(10):
+        x, y = batch(step)
+        losses = module(x, target=y), loss(plain(x), y)
+        for one, optimizers in zip(losses, updates, strict=True):
+            one.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    trained = module.full_state_dict()
+    torch.testing.assert_close(trained, plain.state_dict(), atol=2e-4, rtol=0)  # in bfloat16
+    assert (trained["up.weight"] - seeded(Classifier).up.weight).abs().max() > 0.01

@@ -884,6 +884,14 @@ JOBS = {
     "names": Job(2, names_that_are_taken, [counted]),
     "loss_outside": Job(2, losses_outside.trains_outside, [losses_outside.outside]),
     "loss_by_name": Job(2, losses_outside.trains_by_name, [losses_outside.named]),
+    **{
+        f"muon_{parallel}": Job(
+            2,
+            partial(losses_outside.trains_whole_matrices, parallel),
+            [partial(losses_outside.of_matrices, parallel)],
+        )
+        for parallel in ("dp", "pp")
+    },
     "frozen": Job(2, frozen_parameters, [GPT]),
     "unused": Job(2, side_modules.has_unused_parameters, [side_modules.program]),
     "heads": Job(2, side_modules.evaluates_what_is_not_trained, side_modules.HEADS),

@@ -31,7 +31,7 @@ from partitioner.frontends.torch.building.calls import (
     flat_outputs,
 )
 from partitioner.frontends.torch.element_types import dtype_name
-from partitioner.frontends.torch.options import OPTIMIZERS
+from partitioner.frontends.torch.options import OF_MATRICES, OPTIMIZERS
 from partitioner.frontends.torch.tracing.capture import Captured, Role, Slot
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
@@ -252,6 +252,8 @@ class _ModuleCalls(Calls):
         if written or trained_with or first in self.keep:
             trained = parameter and captured.training and tensor.requires_grad
             kept = OPTIMIZERS[self.optimizer] if trained else 0
+            if trained and tensor.ndim == 2 and self.optimizer in OF_MATRICES:
+                kept, _ = OF_MATRICES[self.optimizer]
             attrs = {"state_bytes": kept * tensor.element_size()}
             if trained and self.at_rest:
                 attrs["apart"] = 1
@@ -293,18 +295,24 @@ class _ModuleCalls(Calls):
             inputs, outputs = (self.values[node.name], self.stored[first]), (updates[first],)
             attrs: dict[str, Attr] = {"role": word}
             if role is Role.GRADIENT:
-                attrs["optimizer"] = self.optimizer
+                attrs.update(steps := self._steps(first))
             name = f"{path_of(first)}/{word}"
             if role is Role.GRADIENT and self.at_rest == "zero1" and first in self.rests:
                 kept = (self.values[node.name], self.rests[first])
                 self.add(name, KEEP, kept, made=outputs, attrs={"role": word})
                 parts = self._alias(updates[first], f"{name}/parts", "parts")
-                name, attrs = f"{path_of(first)}/step", {"optimizer": self.optimizer}
+                name, attrs = f"{path_of(first)}/step", steps
                 inputs, outputs = (parts, self.stored[first]), (self.copied(first, "step"),)
             self.add(name, UPDATE, inputs, made=outputs, attrs=attrs)
             if outputs[0] != updates[first]:
                 self.steps.add(self.nodes[-1].name)
         return updates
+
+    def _steps(self, first: str) -> dict[str, Attr]:
+        """Attributes of the node that takes a parameter's gradient to the optimizer."""
+        if self.optimizer in OF_MATRICES and self.captured.tensors[first].ndim == 2:
+            return {"optimizer": self.optimizer, "whole": OF_MATRICES[self.optimizer][1]}
+        return {"optimizer": self.optimizer}
 
     def _alias(self, value: str, name: str, suffix: str) -> str:
         """An alias of a value, so that copies of it last as long as the readers of the alias."""

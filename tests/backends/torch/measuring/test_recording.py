@@ -103,8 +103,8 @@ def test_a_recorded_step_of_an_optimizer_writes_to_the_values_that_it_was_given(
         Update("b step", "b", "db", False, (((1, 2),),)),
     ]
     training = Training("sgd", updates, values)
-    assert training.optimizer is not None
-    for group in training.optimizer.param_groups:
+    (optimizer,) = training.optimizers
+    for group in optimizer.param_groups:
         group["lr"] = 0.5  # for measurements it is 0
     assert (training.span.nodes, training.span.label) == (("w step", "b step"), "optimizer")
     gradients = {"dw": torch.full((4,), 10.0), "db": torch.tensor([5.0, 20.0, 30.0, 5.0])}
@@ -141,3 +141,12 @@ def test_a_pass_is_counted_again_until_all_that_is_freed_is_seen(
     monkeypatch.setattr(dist, "all_reduce", lambda unseen, *_, **__: agreed.append(unseen.item()))
     nbytes = recording._most_bytes(lambda: None, 1000, torch.device("cpu"))
     assert (nbytes, len(agreed)) == (1000 + most, passes)
+
+
+def test_muon_steps_over_matrices_and_adamw_over_the_rest() -> None:
+    values = {"w": torch.ones(4, 2), "b": torch.zeros(2)}
+    updates = [Update(f"{name} step", name, f"d{name}", cut=False) for name in values]
+    training = Training("muon", updates, values)
+    assert [type(one) for one in training.optimizers] == [torch.optim.Muon, torch.optim.AdamW]
+    training.step({"dw": torch.ones(4, 2), "db": torch.ones(2)})
+    assert len(list(training.tensors)) == 2 + 1 + 3  # momentum; two moments and a count

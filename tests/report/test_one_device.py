@@ -252,6 +252,7 @@ def test_a_bound_above_what_copies_cost_is_said_to_hold_for_partitions() -> None
         plan = lines({**result.summary, "bound": bound_s}, result.verdict())[1]
         assert plan.startswith("  plan ")
         assert plan.endswith(said) == is_said
+        assert result.verdict().bound_note(bound_s) == (said if is_said else "")
     plan = replace(result.plan, certificate=replace(result.plan.certificate, bound=copies_s * 1.01))
     assert headline(replace(result, plan=plan))["status"].endswith(said)
 

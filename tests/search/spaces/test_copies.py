@@ -53,6 +53,7 @@ def test_each_device_has_a_copy_and_rates_add_up(devices: int) -> None:
     alone = one_device(result.graph, result.cluster)
     assert result.plan.kind == "copies"
     assert copies_on(result.plan.groups) == tuple((device,) for device in range(devices))
+    assert result.evaluation.serving == pytest.approx(dict.fromkeys(range(devices), 1 / devices))
     assert result.evaluation.step_s == pytest.approx(alone.step_s / devices)
     assert result.evaluation.latency_s == alone.latency_s
     assert result.evaluation.needed_bytes == dict.fromkeys(range(devices), need())

@@ -27,6 +27,7 @@ aten = torch.ops.aten
 #: Elements, of a tensor and of the whole batch, that CUDA's kernel of the gradient counts in 32
 #: bits.
 _MOST_COUNTED = 2**31
+_CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}
 
 
 def _statistics_dtype(x: Tensor) -> torch.dtype:
@@ -116,10 +117,26 @@ def batch_norm_grad_sums(grad_out: Tensor, x: Tensor, mean: Tensor, invstd: Tens
     if x.numel() == 0:  # the kernel divides by the count
         return mean.new_zeros(2, mean.shape[0])
     # The kernel wants a weight, on which these two results do not depend.
+    data = _plain(grad_out), _plain(x)
     _, scale, shift = aten.native_batch_norm_backward(
-        grad_out, x, invstd, None, None, mean, invstd, True, 0.0, [False, True, True]
+        *data, invstd, None, None, mean, invstd, True, 0.0, [False, True, True]
     )
     return torch.stack((shift, scale))
+
+
+def _plain(x: Tensor) -> Tensor:
+    """The tensor, with the strides that its memory format gives to dims of one element.
+
+    These may be any: a sample that was taken alone has others. PyTorch's kernel (2.13) of batch
+    norm's gradient takes the order in memory of one operand from them, and reads the other wrong.
+    """
+    if 1 not in x.shape:
+        return x
+    for memory_format in (torch.contiguous_format, *_CHANNELS_LAST.get(x.dim(), ())):
+        if x.is_contiguous(memory_format=memory_format):
+            like = torch.empty(x.shape, device="meta").contiguous(memory_format=memory_format)
+            return x.as_strided(x.shape, like.stride())
+    return x.contiguous()
 
 
 @operator()

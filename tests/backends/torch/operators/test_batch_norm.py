@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -88,3 +89,25 @@ def test_on_a_processor(kind: str, shape: tuple[int, ...], weighs: str) -> None:
 def test_on_a_gpu(kind: str, shape: tuple[int, ...], weighs: str) -> None:
     for dtype in (*TYPES, torch.float16):
         check(kind, shape, dtype, "cuda", weighs=weighs)
+
+
+def test_dims_of_one_element_have_any_stride() -> None:
+    """A sample that was taken alone, of images whose channels lie last, has its own strides."""
+    torch.manual_seed(0)
+    rng = random.Random(0)
+
+    def laid_out(x: Tensor) -> Tensor:
+        strides, step = [0] * x.dim(), 1
+        for dim in rng.sample(range(x.dim()), x.dim()):
+            strides[dim] = step if x.shape[dim] > 1 else rng.choice((step, 1, 7, 100))
+            step *= x.shape[dim]
+        return torch.empty(4096, dtype=x.dtype).as_strided(x.shape, strides).copy_(x)
+
+    for _ in range(300):
+        shape = [rng.choice((1, 1, 2, 3)) for _ in range(rng.choice((2, 3, 4, 5)))]
+        x, grad = (torch.randn(shape, dtype=torch.float64) for _ in range(2))
+        running = [torch.rand(shape[1], dtype=torch.float64) for _ in range(2)]
+        plain = in_parts(x, grad, None, running)
+        odd = in_parts(laid_out(x), laid_out(grad), None, running)
+        for mine, theirs in zip(odd, plain, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9, equal_nan=True)

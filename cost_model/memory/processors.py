@@ -89,7 +89,8 @@ def _of_processors(
         made = scratch.get(device, 0) + _made(schedule, device)
         for at, more in joined:
             made[at] += more
-        begins = _most_of_phases(schedule, phases, by_run + leaving, lacking) - made
+        absent = lacking + ranks.wholes_begun(device, lives)
+        begins = _most_of_phases(schedule, phases, by_run + leaving, absent) - made
         is_first = np.diff([-1, *(task.phase for task in schedule.tasks)]) != 0
         curves[device] += np.maximum(most, np.where(is_first, begins, 0))
         curves[device] -= ranks.freed(device, lives)
@@ -178,6 +179,19 @@ class _Ranks:
             always=np.append(always, ~is_late),
             tensors=(*lives.tensors, *(lives.tensors[row] for row in rows)),
         )
+
+    def wholes_begun(self, device: int, lives: StepLives) -> Curve:
+        """Bytes of the results of all micro-batches at the position at which the first run begins.
+
+        They are there behind it.
+        """
+        begun = np.zeros(len(self.schedule.tasks), np.int64)
+        firsts = np.array([life.first for life in lives.tensors], np.int64)
+        is_whole = (lives.device == device) & (lives.first > firsts) & (lives.read == lives.made)
+        for row in np.flatnonzero(is_whole & ~lives.always).tolist():
+            if self.schedule.tasks[lives.first[row]].returns:
+                begun[lives.first[row]] += lives.nbytes[row]
+        return begun
 
     def freed(self, device: int, lives: StepLives) -> Curve:
         """Bytes of tensors of earlier phases that a phase has read for the last time."""

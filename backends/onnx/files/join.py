@@ -42,7 +42,7 @@ _OF_BOOLS = {"sum": "Or", "max": "Or", "min": "And", "prod": "And"}
 
 @dataclass(frozen=True)
 class Joined:
-    """One model of all ranks."""
+    """The model that all ranks make up."""
 
     proto: ModelProto  #: Without its constants.
     constants: Sequence[tuple[str, TensorProto, Path | None]]  #: Name, data, and their folder.
@@ -74,7 +74,7 @@ class Joined:
 
 
 def join(parts: Sequence[Part]) -> Joined:
-    """One model of the parts of all ranks; a BackendError if they do not fit together."""
+    """Make one model of the parts of all ranks; a BackendError if they do not fit together."""
     joining = _Joining(parts)
     joining.feed()
     joining.place()
@@ -125,7 +125,7 @@ class _Joining:
     def _same(
         self, what: str, of: Callable[[ModelProto], Iterable[tuple[str, Item]]]
     ) -> dict[str, Item]:
-        """What parts have by name, of which each has the same."""
+        """Collect what parts have by name; a BackendError where two differ in one."""
         found: dict[str, Item] = {}
         for part in self.parts:
             for name, own in of(part.proto):

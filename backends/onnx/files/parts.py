@@ -32,7 +32,7 @@ from partitioner.ir.types import TensorType, from_onnx_dtype, onnx_dtype
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank computes, without communications."""
+    """A rank's computation, without communications."""
 
     model: RankModel  #: The rank file.
     proto: ModelProto  #: A plain model: of the file's nodes, or of others that compute the same.
@@ -40,7 +40,7 @@ class Part:
 
     @cached_property
     def constants(self) -> Mapping[str, TensorProto]:
-        """Its constants by name."""
+        """The constants of the part, by name."""
         return {tensor.name: tensor for tensor in self.proto.graph.initializer}
 
     def write(self, path: Path) -> None:

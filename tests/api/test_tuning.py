@@ -121,12 +121,12 @@ def test_steps_of_training_are_run(local: Mapping[str, Any]) -> None:
 def test_every_optimizer_is_run_without_changing_the_weights() -> None:
     assert timing.OPTIMIZERS.keys() == OPTIMIZERS.keys()
     for make in timing.OPTIMIZERS.values():
-        weight = torch.ones(3)
+        weight = torch.ones(3, 2)
         optimizer = make([weight])
         for _ in range(2):
-            weight.grad = torch.ones(3)
+            weight.grad = torch.ones(3, 2)
             optimizer.step()
-        assert torch.equal(weight, torch.ones(3))
+        assert torch.equal(weight, torch.ones(3, 2))
 
 
 def test_the_certificate_proves_no_more_of_a_plan_that_was_kept(

@@ -79,7 +79,7 @@ def test_updates_are_steps_of_the_optimizer(
         stepped.append(list(parameters))
         return known[optimizer](parameters)
 
-    monkeypatch.setattr(torch_timing, "OPTIMIZERS", {optimizer: noted})
+    monkeypatch.setattr(torch_timing, "OPTIMIZERS", {**known, optimizer: noted})
     module, batch = factories.classifier(training=True), factories.batch(labels=True)
     ready = prepared(module, "partitioner::update", batch, training=True, optimizer=optimizer)
     assert stepped

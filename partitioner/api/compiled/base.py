@@ -279,7 +279,7 @@ class Compiled(Planned):
         key = tuple(sorted(wanted.items()))
         if key not in self._of_sizes:
             try:
-                made = self.of_model(*self.model.resized(wanted, self.plan))
+                made = self._of_model(*self.model.resized(wanted, self.plan))
             except PartitionerError as error:
                 other = (
                     f"{name!r} has shape {sizes}, not {planned[name]} as planned"
@@ -303,7 +303,7 @@ class Compiled(Planned):
         alike = all(len(given[name]) == type_.rank for name, type_ in types.items())
         return self.of_sizes(given) if alike else self
 
-    def of_model(self, model: Model, plan: Plan) -> Self:
+    def _of_model(self, model: Model, plan: Plan) -> Self:
         """The program of another form of the model with a plan on the same cluster."""
         figures = evaluate(model.graph, plan, self.cluster)
         about = self.summary, self.seconds, self.warnings

@@ -106,7 +106,7 @@ class ModuleModel(Model):
     def input_types(self) -> Mapping[str, TensorType]:
         """See `Model.input_types`: of the module's tensors."""
         signature = self.module.signature
-        return {name: signature.types[name] for name in signature.inputs if name}
+        return {name: signature.types[name] for name in signature.inputs if name in signature.types}
 
     def write_request(self, folder: Path, final: Path) -> None:
         """See `Model.write_request`."""

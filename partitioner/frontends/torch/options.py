@@ -52,6 +52,6 @@ class ModuleOptions:
         if self.optimizer not in OPTIMIZERS:
             known = ", ".join(OPTIMIZERS)
             raise OptionError(
-                f"optimizer {self.optimizer!r} is not one of {known}: optimizers that are not "
-                "elementwise cannot work on shards"
+                f"optimizer {self.optimizer!r} is not one of {known}: an optimizer that is not "
+                "elementwise has to be known, or it would step with parts of what it looks at"
             )

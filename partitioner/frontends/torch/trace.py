@@ -152,7 +152,8 @@ def trace_module(
     captured = capture(traceable, program, DECOMPOSITIONS, training=options.training)
     if options.training:
         constants = captured.ties.keys() - dict(module.state_dict(keep_vars=True)).keys()
-        check_registered(before, (captured.tensors[name] for name in sorted(constants)))
+        held = (captured.tensors[name] for name in sorted(constants))
+        check_registered(before, held, module.parameters())
     if options.at_rest == "zero3" and not options.training:
         names = {slot.target for slot in captured.inputs if slot.role is Role.PARAMETER}
         keep |= {captured.ties.get(name, name) for name in names}

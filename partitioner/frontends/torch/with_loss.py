@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from partitioner.backends.torch.guards.originals import refuse_old_weights
 from partitioner.frontends.errors import FrontendError
 from partitioner.ir.checks import is_a, is_whole
-from partitioner.ir.errors import OptionError, typed
+from partitioner.ir.errors import OptionError, hints_keywords, typed
 
 #: Keyword of a call that has a criterion's target.
 TARGET = "target"
@@ -34,6 +34,7 @@ def losses_needed(*, training: bool) -> Iterator[None]:
         _TRAINING.reset(token)
 
 
+@hints_keywords
 def with_loss(module: nn.Module, loss: Callable[..., Any] | str | int) -> nn.Module:
     """View a module as one that returns its loss first, as training needs it.
 

@@ -140,7 +140,7 @@ def test_a_kind_that_a_smaller_last_micro_batch_cannot_have_is_refused() -> None
 
 
 def test_a_last_micro_batch_of_another_graph_is_refused_by_compile() -> None:
-    match = r"^with the last micro-batch, which is smaller, the module is .* without '/relu_2"
+    match = r"^with the last micro-batch, which is smaller, the model is .* without '/relu_2"
     with pytest.raises(ResultError, match=match):
         partitioner.compile(
             Branching(), torch.randn(10, 16), devices=2, micro_batches=3, training=True

@@ -124,10 +124,16 @@ def settings_of(module: nn.Module, assigned: Collection[tuple[int, str]] = ()) -
     }
 
 
-def check_registered(settings: Settings, constants: Iterable[torch.Tensor]) -> None:
-    """Refuse constants, tensors that no module registers, that would have gradients."""
+def check_registered(
+    settings: Settings, constants: Iterable[torch.Tensor], own: Iterable[torch.Tensor]
+) -> None:
+    """Refuse constants, tensors that no module registers, that would have gradients.
+
+    The module's own parameters may be constants, too: under other names, where hooks rename them in
+    its state dict.
+    """
     real = (tensor for tensor in constants if not isinstance(tensor, FakeTensor))
-    places = {tensor.data_ptr() for tensor in real} - {0}
+    places = {tensor.data_ptr() for tensor in real} - {0, *(one.data_ptr() for one in own)}
     for path, known in settings.items():
         for name, value in known.items():
             tensor = value.tensor if isinstance(value, _Held) else None

@@ -36,15 +36,6 @@ class DeviceColumns:
         """
         return 1 / self.lanes if self.lanes > 1 and value in self._at_rest else 1.0
 
-    @property
-    def inputs_held(self) -> int:
-        """Micro-batches whose inputs a device holds throughout, as the referee counts them.
-
-        The caller of a step of inference hands over all of them. Of several stages, one alone has
-        them; in training, what a pass keeps for its backward pass is counted in their place.
-        """
-        return 1 if self.graph.backward or self.lanes > 1 else self.micro_batches
-
     @cached_property
     def _at_rest(self) -> frozenset[str]:
         """Stored values and gradients, which are views of others at most."""

@@ -238,12 +238,9 @@ class _Builder:
         """A graph input where a node wants it; a pending sum is the input and blocks of zeros."""
         plain = at.without_partial()
         nbytes = self._bytes(value, at)
-        held, count = self._bytes(value, plain), self.prices.inputs_held
         first = min(self.graph.order[node.name] for node in self.graph.consumers[value])
         last = self._last_uses[value]
-        if count > 1:
-            held, first, last = tuple(count * n for n in held), 0, len(self.graph.nodes) - 1
-        yield self._item(self._key(value, plain), held, first, last)
+        yield self._item(self._key(value, plain), self._bytes(value, plain), first, last)
         for hop in self.prices.resharder.hops(self.graph.types[value].dtype, plain, at):
             zeros = self._on(nbytes, hop.zeros)
             yield self._staying(self._key(value, plain, at), zeros, self.zeros)

@@ -177,10 +177,7 @@ def _explicit(
     if kept is not None and kept.blocks:  # the referee alone knows what is loaded in turn
         counted = cluster.with_memory(4 * sum(type_.nbytes for type_ in graph.types.values()))
     resharder = remembering(counted, graph)
-    # candidates of training are priced as steps of one micro-batch, and so is the problem
-    count = 1 if graph.backward or request.lanes > 1 else request.micro_batch_count or 1
-    prices = DeviceColumns(graph, resharder, count)
-    search = JointSearch(graph, cluster, request, rules, prices)
+    search = JointSearch(graph, cluster, request, rules, DeviceColumns(graph, resharder))
     meshes = axes_meshes(cluster, request)
     spaces: list[Space] = [
         JointSpace(replace(search, request=one), family)

@@ -34,8 +34,6 @@ def test_a_limit_of_all_devices_below_one_s_need_is_searched_with_offers_alone()
         Rung("mlp", 7, True, 4, 4),
         Rung("mlp", 4, True, 4, 8),
         Rung("mlp", 6, False, 4, 17),
-        Rung("mlp", 2, False, 4, 1),
-        Rung("gpt", 4, True, 4, 1),
         Rung("convnet", 3, True, 2, 6),
         Rung("convnet", 2, True, 1, 6),
         Rung("convnet", 6, True, 2, STEPS),

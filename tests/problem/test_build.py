@@ -1,7 +1,6 @@
 """Problems: the solver's referee and the cost model agree on every plan."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -136,23 +135,6 @@ def test_a_value_read_twice_by_a_node_has_an_edge_a_slot() -> None:
     graph = graph_of(nodes, dict.fromkeys("xhy", (4, 4)), ["x"], ["y"])
     built = problem(graph, (PAIR,), CLUSTERS["slow"])
     assert len(built.problem.edges) == 2
-
-
-@pytest.mark.parametrize(("lanes", "times"), [(1, 4), (2, 1)])
-def test_the_inputs_of_all_micro_batches_are_held_throughout(lanes: int, times: int) -> None:
-    """Of several stages, only the first one has them."""
-    nodes = [Node(f"n{i}", "Relu", (f"v{i}",), (f"v{i + 1}",)) for i in range(3)]
-    graph = graph_of(nodes, {f"v{i}": (4, 4) for i in range(4)}, ["v0"], ["v3"])
-    offered, prices = candidates(graph, (PAIR,)), DeviceColumns(graph, Resharder(CLUSTERS["slow"]))
-    held = []
-    for columns in (prices, replace(prices, micro_batches=4, lanes=lanes)):
-        built = build(graph, [PAIR], offered, columns)
-        of_value = zip(built.problem.items, built.values, strict=True)
-        held.append([item for item, value in of_value if value == "v0"])
-    assert held[0]
-    for before, after in zip(*held, strict=True):
-        assert after.bytes == tuple(times * nbytes for nbytes in before.bytes)
-        assert (after.first, after.last) == ((0, 2) if times > 1 else (before.first, before.last))
 
 
 class Layers(nn.Sequential):

@@ -32,7 +32,6 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.graphs.eager import add, add_product
 from partitioner.backends.torch.graphs.micro_batches import MicroBatches
 from partitioner.frontends.torch.trace import TracedModule
-from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.rewrites.staging import changing_nodes
@@ -222,13 +221,13 @@ def test_a_batch_of_fewer_micro_batches_is_refused() -> None:
         staged(seeded(Plain), Plain.batch(0, 5), [(0,), (1,)], "1f1b", 4)
 
 
-def test_a_last_micro_batch_that_the_cuts_do_not_fit_is_refused() -> None:
+def test_a_last_micro_batch_of_fewer_samples_than_parts_is_computed_whole() -> None:
     batch = Plain.batch(0, 7)
-    with pytest.raises(
-        PartitionerError,
-        match=r"does not fit the last micro-batch, .* give micro",
-    ):
-        _ = staged(seeded(Plain), batch, [(0, 1), (2, 3)], "1f1b", 4, parallel="dp").ranks
+    program = staged(seeded(Plain), batch, [(0, 1), (2, 3)], "1f1b", 4, parallel="dp")
+    assert program.model.module.micro is not None
+    assert program.model.module.micro.sizes == (2, 2, 2, 1)
+    check(program, Plain, batch, 4)
+    assert program.verify().equal
 
 
 def test_no_batch_is_refused() -> None:

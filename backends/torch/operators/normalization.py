@@ -117,9 +117,9 @@ def batch_norm_grad_sums(grad_out: Tensor, x: Tensor, mean: Tensor, invstd: Tens
     if x.numel() == 0:  # the kernel divides by the count
         return mean.new_zeros(2, mean.shape[0])
     # The kernel wants a weight, on which these two results do not depend.
-    data = _plain(grad_out), _plain(x)
+    grad_out, x, mean, invstd = _plain(grad_out), _plain(x), mean.contiguous(), invstd.contiguous()
     _, scale, shift = aten.native_batch_norm_backward(
-        *data, invstd, None, None, mean, invstd, True, 0.0, [False, True, True]
+        grad_out, x, invstd, None, None, mean, invstd, True, 0.0, [False, True, True]
     )
     return torch.stack((shift, scale))
 

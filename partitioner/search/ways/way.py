@@ -259,7 +259,8 @@ class Weighing:
         """The best plan, with a certificate over all ways that were weighed."""
         number = min(self.found, key=self._cost)
         self.found[number] = self.improved(self.found[number])
-        best = replace(self.found[number].noted(*self._others(number)), more=None)
+        best = self.found[number].noted(*self._others(number))
+        best = replace(best, notes=(*best.notes, *self._unproven()), more=None)
         best = self._above_nothing(best)
         unproven = (number for number, why in self.refused.items() if not why.proven)
         refused = [f"{self.ways[number].name} (no plan was found to fit)" for number in unproven]
@@ -306,6 +307,15 @@ class Weighing:
         if not 0 < least < math.inf:
             return outcome
         return outcome.certified(bound=min(outcome.certificate.cost, least))
+
+    def _unproven(self) -> list[str]:
+        """Say of ways without a plan, for which another stands in, that none is not proven."""
+        plain = [n for n, way in enumerate(self.ways) if not (way.rung or way.is_rival)]
+        if not self.found.keys().isdisjoint(plain):
+            return []
+        left = {n for n, why in self.refused.items() if not why.proven} | self.bounds.keys()
+        names = (self.ways[number].name for number in plain if number in left)
+        return [f"it is not proven that no plan of {name} fits" for name in names]
 
     def _others(self, best: int) -> list[str]:
         """Why the batch is not run in other ways, for who asks for whatever is fastest."""

@@ -520,6 +520,10 @@ def test_a_way_that_was_refused_without_a_proof_is_named_and_no_plan_is_optimal(
         assert certificate is not None
         assert certificate.status == status
         assert ("whole (no plan was found to fit)" in certificate.space) is not proven
+        said = "it is not proven that no plan of whole fits"
+        assert best.notes == (() if proven else (said,))
+        form = searches.way("form", outcome(2.0))  # the whole batch has a plan: nothing stands in
+        assert weighed(whole, form).notes == ()
 
 
 def test_the_bound_covers_ways_that_were_refused_without_a_proof() -> None:

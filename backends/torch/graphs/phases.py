@@ -145,6 +145,12 @@ def emit_all_phases(
                 {n for p, graph in one.graphs.items() for n in graph.results if one.is_once(p)},
                 one.summed,
                 {output.whole: output.value for output in one.outputs},
+                # run once, on sums: partial ones of all micro-batches, or of none
+                [
+                    [(node.name, node.op) for node in graph.module.graph.nodes]
+                    for phase, graph in one.graphs.items()
+                    if one.is_of_all(phase)
+                ],
             )
             for one in (phases[0], phases[-1])
         )

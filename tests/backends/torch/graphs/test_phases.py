@@ -46,6 +46,18 @@ LANES: dict[str, Devices] = {
 }
 
 
+class Normed(nn.Module):
+    """Gradients of its norm's weights are partial where its batch is cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        outputs = self.down(self.norm(self.up(x)))
+        return nn.functional.mse_loss(outputs, y)
+
+
 @cache
 def traced(
     kind: Model, size: int, micro_batches: int, parallel: str, devices: int
@@ -228,6 +240,13 @@ def test_a_last_micro_batch_of_fewer_samples_than_parts_is_computed_whole() -> N
     assert program.model.module.micro.sizes == (2, 2, 2, 1)
     check(program, Plain, batch, 4)
     assert program.verify().equal
+
+
+def test_a_smaller_last_micro_batch_whose_sums_are_whole_among_partial_ones_is_refused() -> None:
+    batch = torch.ones(7, 4), torch.ones(7, 4)
+    program = staged(Normed(), batch, [(0, 1), (2, 3)], "1f1b", 4, parallel="dp")
+    with pytest.raises(BackendError, match=r"the last micro-batch, .* keeps other values"):
+        program.verify()
 
 
 def test_no_batch_is_refused() -> None:

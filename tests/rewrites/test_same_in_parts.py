@@ -97,10 +97,8 @@ OTHER: dict[str, tuple[Forward, str]] = {
         "_tensor_constant0 depends on the size of the batch",
     ),
     "operands by size": (
-        lambda m, x, _: (
-            m.linear(x) * (m.norm.weight + 1 if len(x) == SAMPLES else m.norm.bias + 1)
-        ).mean(),
-        "/add depends on the size of the batch",
+        lambda m, x, _: (m.linear(x) - x if len(x) == SAMPLES else x - m.linear(x)).mean(),
+        "/sub depends on the size of the batch",
     ),
     "weighted classes": (
         lambda m, x, y: functional.cross_entropy(

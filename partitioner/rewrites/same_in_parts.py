@@ -101,6 +101,10 @@ class _Proof:
             shape = self.whole.types[name].shape
             cut = cut_along(self.mesh, shape, 0) if name in split else Sharding.replicate(shape)
             self.values[name] = _Value(cut)
+        for name in self.whole.constants:
+            if not is_same_constant(self.whole, self.part, name):
+                self.values[name] = None
+                self.reasons.setdefault("size", f"{name} depends on the size of the batch")
         for node in self.whole.nodes:
             if node.name not in self.whole.backward:
                 self.values.update(zip(node.outputs, self._results(node), strict=True))
@@ -137,6 +141,7 @@ class _Proof:
             or (
                 name in self.part.types
                 and result.sharding.local_shape(self.mesh, {AXIS: 0}) == self.part.types[name].shape
+                and _is_even(result.sharding)
             )
             for name, result in zip(node.outputs, results, strict=True)
         )
@@ -158,6 +163,8 @@ class _Proof:
         other = self.part.by_name.get(node.name)
         if other is None or other.op != node.op or other.attrs.keys() != node.attrs.keys():
             return False
+        if other.inputs != node.inputs or other.captures != node.captures:
+            return False
         free = _SIZES | ({"other"} if row_of(node).scales else set())
         return all(node.attrs[key] == v for key, v in other.attrs.items() if key not in free)
 
@@ -167,7 +174,7 @@ class _Proof:
         Arguments that repeat sizes of the operands are local then, as a group norm's are.
         """
         rule, other = rule_of(self.whole, node), self.part.by_name.get(node.name)
-        if not isinstance(rule, Rule) or other is None:
+        if not isinstance(rule, Rule) or other is None or other.inputs != node.inputs:
             return False
         operands = [self.values[value] if value else None for value in node.inputs]
         try:
@@ -293,3 +300,17 @@ def cut_along(mesh: DeviceMesh, shape: Sequence[int], dim: int) -> Sharding:
     dims = [DimLayout.whole(size) for size in shape]
     dims[dim] = DimLayout.even(shape[dim], (AXIS,), mesh)
     return Sharding(tuple(dims))
+
+
+def is_same_constant(one: Graph, other: Graph, name: str) -> bool:
+    """Tell whether both graphs have a constant of these contents; a weight is the module's own."""
+    mine, its = one.constants[name], other.constants.get(name)
+    if mine != its or mine.weight or mine.load is its.load:
+        return mine == its
+    return mine.load().tobytes() == its.load().tobytes()
+
+
+def _is_even(sharding: Sharding) -> bool:
+    """Tell whether all micro-batches have parts of one size; the first has all of `x[:1]`."""
+    segments = (segment for dim in sharding.dims for segment in dim.segments)
+    return all(len(set(segment)) == 1 for segment in segments)

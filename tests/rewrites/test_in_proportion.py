@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def test_a_guess_is_what_the_tracer_gives(known: int, wanted: int) -> None:
 class Turned(nn.Module):
     """A linear layer over a tensor that is contiguous if the batch is one sample."""
 
-    def __init__(self, factor: Callable[[int], float]) -> None:
+    def __init__(self, factor: Callable[[int], Any]) -> None:
         super().__init__()
         self.layer, self.factor = nn.Linear(8, 8), factor
 
@@ -64,11 +65,16 @@ class Turned(nn.Module):
 
 @pytest.mark.parametrize(
     ("factor", "same"),
-    [(lambda _: 2.0, True), (lambda size: 3.0 if size == 1 else 2.0, False)],
-    ids=["all sizes alike", "one sample otherwise"],
+    [
+        (lambda _: 2.0, True),
+        (lambda size: 3.0 if size == 1 else 2.0, False),
+        (lambda _: torch.tensor(2.0), True),
+        (lambda size: torch.tensor(3.0 if size == 1 else 2.0), False),
+    ],
+    ids=["all sizes alike", "one sample otherwise", "a constant", "one sample's constant"],
 )
 def test_one_sample_is_what_others_are_if_the_module_calls_the_same(
-    factor: Callable[[int], float], *, same: bool
+    factor: Callable[[int], Any], *, same: bool
 ) -> None:
     model = opened(Turned(factor), 8, 5, 8)
     part, sample = model.in_micro_batches(2), model.in_micro_batches(8)
@@ -88,6 +94,29 @@ def test_one_sample_each_is_proven_to_be_the_whole_batch(*, by_size: bool) -> No
     x = torch.randn(4, 5, 8)
     program = partitioner.compile(module, x, 1, training=True, micro_batches=4, recompute=False)
     assert ("not proven" in " ".join(program.summary["notes"])) == by_size
+
+
+class Swapped(nn.Module):
+    """A module whose results change names, or places, if the batch is of two samples."""
+
+    def __init__(self, *, named: bool) -> None:
+        super().__init__()
+        self.layer, self.named = nn.Linear(8, 8), named
+
+    def forward(self, x: torch.Tensor) -> Any:
+        one, other = self.layer(x).square().mean(), self.layer(x).mean()
+        names = ("loss", "aux") if len(x) > 2 or not self.named else ("aux", "loss")
+        results = (one, other) if len(x) > 2 or self.named else (other, one)
+        return dict(zip(names, results, strict=True))
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_results_in_other_places_are_not_proven_to_be_those_of_the_whole_batch(
+    *, named: bool
+) -> None:
+    x, module = torch.randn(4, 8), Swapped(named=named)
+    program = partitioner.compile(module, x, 1, training=True, micro_batches=2, recompute=False)
+    assert "not proven" in " ".join(program.summary["notes"])
 
 
 class Squared(nn.Module):

@@ -82,6 +82,24 @@ OTHER: dict[str, tuple[Forward, str]] = {
         lambda m, x, _: (m.linear(x) * torch.arange(len(x))[:, None]).mean(),
         "/arange depends on the size of the batch",
     ),
+    "first rows of all": (
+        lambda m, x, _: m.linear(x)[:1].square().mean(),
+        "/slice depends on the size of the batch",
+    ),
+    "first numbers of all": (
+        lambda m, x, _: m.linear(x).reshape(-1)[:8].square().mean(),
+        "/slice depends on the size of the batch",
+    ),
+    "a constant by size": (
+        lambda m, x, _: (
+            (m.linear(x) * torch.tensor(3.0 if len(x) == SAMPLES else 2.0)).square().mean()
+        ),
+        "_tensor_constant0 depends on the size of the batch",
+    ),
+    "operands by size": (
+        lambda m, x, _: (m.linear(x) - x if len(x) == SAMPLES else x - m.linear(x)).mean(),
+        "/sub depends on the size of the batch",
+    ),
     "weighted classes": (
         lambda m, x, y: functional.cross_entropy(
             m.linear(x), y[:, 0], m.linear.bias.detach().exp()

@@ -184,7 +184,9 @@ class ModuleGraphs:
         whole = self._whole_if_any
         if isinstance(whole, str):
             return Difference((f"the whole batch has no trace: {whole}",))
-        split, call = part.micro.split, whole.traced.call
+        split, call, own = part.micro.split, whole.traced.call, part.traced.call
+        if (own.results, own.out_spec) != (call.results, call.out_spec):
+            return Difference(("the results of a micro-batch are others than the whole batch's",))
         results = tuple(filter(None, call.results))
         found = difference(whole.graph, part.graph, split, results, count, call.seed)
         fewer = [number for number in self.even_counts() if 1 < number < count]

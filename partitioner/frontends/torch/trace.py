@@ -40,6 +40,7 @@ from partitioner.ir.errors import naming
 from partitioner.ir.graph import Graph
 from partitioner.ir.types import TensorType
 from partitioner.rewrites.in_proportion import in_proportion
+from partitioner.rewrites.same_in_parts import is_same_constant
 
 
 @dataclass(frozen=True)
@@ -313,4 +314,8 @@ def sample_graph(whole: TracedModule, part: TracedModule, sample: TracedModule) 
     if in_proportion(whole.calls, part.calls, known, batch) != sample.calls:
         return None
     traced = whole.traced.in_proportion(part.traced, known, batch)
-    return None if traced is None else traced.graph
+    if traced is None or not all(
+        is_same_constant(traced.graph, sample.graph, name) for name in traced.graph.constants
+    ):
+        return None
+    return traced.graph

@@ -117,14 +117,15 @@ def batch_norm_grad_sums(grad_out: Tensor, x: Tensor, mean: Tensor, invstd: Tens
     if x.numel() == 0:  # the kernel divides by the count
         return mean.new_zeros(2, mean.shape[0])
     # The kernel wants a weight, on which these two results do not depend.
-    grad_out, x, mean, invstd = _plain(grad_out), _plain(x), mean.contiguous(), invstd.contiguous()
+    grad_out, x = _with_usual_strides(grad_out), _with_usual_strides(x)
+    mean, invstd = mean.contiguous(), invstd.contiguous()
     _, scale, shift = aten.native_batch_norm_backward(
         grad_out, x, invstd, None, None, mean, invstd, True, 0.0, [False, True, True]
     )
     return torch.stack((shift, scale))
 
 
-def _plain(x: Tensor) -> Tensor:
+def _with_usual_strides(x: Tensor) -> Tensor:
     """The tensor, with the strides that its memory format gives to dims of one element.
 
     These may be any: a sample that was taken alone has others. PyTorch's kernel (2.13) of batch

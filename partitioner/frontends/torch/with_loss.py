@@ -137,7 +137,7 @@ def _first(outputs: Any, key: str | int, name: str) -> Any:
         return (others.pop(int(key)), *others)
     if not _TRAINING.get():
         return outputs
-    has = f"a {typed(outputs)}"
+    has = typed(outputs)
     if isinstance(outputs, Mapping):
         has = f"a {type(outputs).__name__} of {', '.join(map(repr, outputs)) or 'nothing'}"
     elif isinstance(outputs, tuple | list):

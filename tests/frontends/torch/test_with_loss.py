@@ -28,6 +28,11 @@ class Net(nn.Module):
         return logits if mask is None else logits * mask
 
 
+class Size(Net):
+    def forward(self, x: Tensor) -> int:  # type: ignore[override]
+        return len(super().forward(x))
+
+
 class Pair(Net):
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         logits = super().forward(x)
@@ -151,6 +156,7 @@ ELSEWHERE = Trained()
         (Net(), {"target": Y}, "target is for a loss"),
         (Net(), {"loss": "loss", "target": Y}, "which is none"),
         (Net(), {"loss": "mse"}, r"outputs of Net are a tensor of \[8, 4\]: give a key"),
+        (Size(), {"loss": "mse"}, "outputs of Size are an int: give a key"),
         (Net(), {"loss": Trained(), "target": Y}, "Trained trains head.weight"),
         (Net(), {"loss": ELSEWHERE.forward, "target": Y}, "reads a parameter of"),
         (Targeted(), {"loss": nn.MSELoss(), "target": Y}, "an argument 'target' of its own"),

@@ -55,7 +55,9 @@ def criterion() -> nn.CrossEntropyLoss:
 def outside() -> ModuleProgram:
     x, y = batch(0)
     return partitioner.compile(
-        *(seeded(Classifier), x, 2),
+        seeded(Classifier),
+        x,
+        2,
         training=True,
         loss=criterion(),
         target=y,
@@ -116,7 +118,9 @@ def of_matrices(parallel: str) -> ModuleProgram:
     """Muon's: it looks at whole matrices."""
     x, y = batch(0)
     return partitioner.compile(
-        *(seeded(Classifier), x, 2),
+        seeded(Classifier),
+        x,
+        2,
         training=True,
         loss=criterion(),
         target=y,
